@@ -68,6 +68,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "ngram_table_file",
             "ngram_scope",
         ),
+        "Streaming decoding": (
+            "wedlm_decoding",
+            "wedlm_window_size",
+            "wedlm_entropy_threshold",
+            "wedlm_pos_penalty_factor",
+            "wedlm_anchor",
+        ),
         "Logs and recording": ("log_format", "log_level", "log_prompts", "record", "record_bytes"),
     }
 )

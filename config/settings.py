@@ -241,6 +241,27 @@ class Settings:
         "process",
         "Which requests share drafts: process for all of them, api-key for those with the same API key.",
     )
+    wedlm_decoding: Literal["off", "streaming"] = setting(
+        "off",
+        "How a WeDLM model decodes requests that leave it out: with streaming it fills in several tokens at "
+        "once, and answers may differ from those of plain decoding.",
+    )
+    wedlm_window_size: int = setting(
+        16, "Tokens that streaming decoding looks ahead. A request may ask for fewer.", at_least=1
+    )
+    wedlm_entropy_threshold: float | None = setting(
+        0.3,
+        "Streaming decoding fills in all tokens of which the model is less uncertain than this, in nats, but "
+        "at least one. With none it fills in one at a time.",
+        at_least=0,
+    )
+    wedlm_pos_penalty_factor: float = setting(
+        0.01, "Uncertainty that streaming decoding adds for each position ahead.", at_least=0
+    )
+    wedlm_anchor: bool = setting(
+        False,
+        "Let every step of streaming decoding also fill in the next token, as plain decoding would.",
+    )
     log_format: Literal["text", "json"] = setting("text", "Format of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "Least severe level that is logged."
@@ -271,6 +292,8 @@ class Settings:
             )
         is_open_allowed = self.needs_key or self.insecure
         check_access(self.api_key, self.allowed_host, self.cors_origin, is_open_allowed)
+        if self.wedlm_decoding == "streaming" and self.exact:
+            raise SettingsError("wedlm_decoding is streaming, whose answers are not exact: do not set exact")
         if self.draft_type == "draft-model" and self.draft_model is None:
             raise SettingsError("draft_type is draft-model, which needs a draft model: set draft_model")
 

@@ -66,6 +66,23 @@ class DraftChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class Streaming:
+    """Streaming decoding of one request by a WeDLM model, which may answer differently than plain decoding.
+
+    mask_token: ModelInfo.mask_token_id. window_size: tokens and holes right of the settled text, >= 1.
+    entropy_threshold: a hole is filled whose entropy, in nats, is less; None to fill one at a time.
+    pos_penalty_factor: added to the entropy for each position after the first hole, >= 0.
+    has_anchor: whether the first hole is always filled, with the token that plain decoding would choose.
+    """
+
+    mask_token: int
+    window_size: int = 16
+    entropy_threshold: float | None = 0.3
+    pos_penalty_factor: float = 0.01
+    has_anchor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ThinkingBudget:
     """A limit for the reasoning of an answer: at num_tokens, the marker that ends it is forced.
 
@@ -124,6 +141,7 @@ class GenerationRequest:
     prompt_logprobs: whether to report the same for the prompt's tokens, in deltas before the answer's.
     reports_progress: whether to report how far the prompt is, in deltas before the answer's.
     reports_usage: whether each delta reports the counts and times so far.
+    streaming: how several tokens are filled in at once; None for plain decoding, with or without drafts.
     """
 
     id: str
@@ -140,6 +158,7 @@ class GenerationRequest:
     stop_tokens: tuple[int, ...] = ()
     reports_progress: bool = False
     reports_usage: bool = False
+    streaming: Streaming | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +167,7 @@ class DraftingReport:
 
     num_drafted, num_accepted: drafted tokens that the target model checked, and those it accepted.
     num_forwards: forward passes that decoding the answer took, without prefill.
+    num_fed: tokens fed in them.
     by_source: (drafter, drafted tokens, accepted tokens) for each drafter that drafted.
     by_position: (drafted, accepted) for the first token of all drafts, for the second, and so on.
     accepted_prediction, rejected_prediction: checked tokens from the client's prediction.
@@ -166,6 +186,7 @@ class DraftingReport:
     num_drafted: int = 0
     num_accepted: int = 0
     num_forwards: int = 0
+    num_fed: int = 0
     by_source: tuple[tuple[str, int, int], ...] = ()
     by_position: tuple[tuple[int, int], ...] = ()
     accepted_prediction: int = 0
@@ -189,7 +210,7 @@ class Usage:
     num_completion_tokens: tokens of the answer, an end-of-answer token included.
     queue_s: until admission. prefill_s: until prefill was complete. first_token_s: until the first token was
         committed. total_s: until the end. If the sequence ended before one of these, its end counts.
-    drafting: what drafting did.
+    drafting: what drafting did. streaming: how the answer was streamed; None for plain decoding.
     """
 
     num_prompt_tokens: int = 0
@@ -200,6 +221,7 @@ class Usage:
     first_token_s: float = 0.0
     total_s: float = 0.0
     drafting: DraftingReport = DraftingReport()
+    streaming: Streaming | None = None
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -376,6 +398,7 @@ class ModelInfo:
     batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
     sampling_defaults: what its makers recommend.
     mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
+    can_stream: whether it can decode by streaming.
     """
 
     name: str
@@ -396,6 +419,7 @@ class ModelInfo:
     exact: str = ""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     mask_token_id: int | None = None
+    can_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from engine.sampling.thinking_budget import make_matcher
 from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.reader import UnreadableTextError
 from engine.speculative.proposers import SequenceDrafts
+from engine.speculative.streaming_window import Window
 
 log = logging.getLogger("reprise.engine")
 
@@ -100,6 +101,7 @@ class Sequence:
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
     row_sampling: how its tokens are sampled, while it decodes.
     drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
+    window: what streaming decoding has filled in right of its tokens; None for plain decoding.
     sampling: what sampling its tokens takes; see sampling_class().
     num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
     num_bisections: how many bisections suspected it.
@@ -118,6 +120,7 @@ class Sequence:
     row_sampling: RowSampling | None = None
     drafts: SequenceDrafts | None = None
     matcher: Matcher | None = None
+    window: Window | None = None
     sampling: int = GREEDY
     num_prompt_sent: int = 0
     num_bisections: int = 0
@@ -138,6 +141,7 @@ class Sequence:
             tokenizer,
             tokens=list(request.prompt),
             matcher=matcher,
+            window=Window(request.streaming) if request.streaming else None,
             sampling=sampling_class(request),
         )
 
@@ -214,10 +218,11 @@ class Sequence:
     ) -> None:
         """Commit one step's tokens up to the end of the answer: detokenize, inform the drafters, emit.
 
+        tokens: at least one, unless the sequence streams.
         likelihoods: of each token, None if the request does not want log probabilities.
         draft, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
-        if not self.num_answered:
+        if tokens and not self.num_answered:
             self.timing.first_token_at = time.perf_counter()
             self.report_progress(len(self.request.prompt))
         num_before, text = len(self.tokens), ""
@@ -312,6 +317,7 @@ class Sequence:
             prefill_s=(timing.joined_at or now) - timing.submitted_at,
             first_token_s=(timing.first_token_at or now) - timing.submitted_at,
             total_s=now - timing.submitted_at,
+            streaming=self.request.streaming,
             drafting=self.drafts.report(has_origins=has_origins) if self.drafts else DraftingReport(),
         )
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from config.settings import Settings
+from config.groups import GROUPS
+from config.settings import SETTINGS, Settings
 from engine.batch import Batch
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.probes import kv_bits_fault
@@ -69,6 +70,7 @@ def make_worker(
     if settings.draft_type == MASKS and loaded.info.mask_token_id is None:
         raise ModelError(f"--draft-type {MASKS} is for WeDLM models; {loaded.info.name} is none")
     sharing = loaded.find_sharing(settings.kv_bits)
+    _prepare_streaming(loaded, settings, sharing)
     if make_sources and (fault := loaded.rollback_fault(settings.kv_bits, sharing)):
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
@@ -101,6 +103,28 @@ def make_worker(
     queue = _make_queue(loaded, settings, memory_budget)
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, calibrations, reading)
+
+
+def _prepare_streaming(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
+    """Find out whether the model can decode by streaming. Raises ModelError for settings it cannot use."""
+    info = loaded.info
+    if info.mask_token_id is None:
+        for name in GROUPS["Streaming decoding"]:
+            if getattr(settings, name) != SETTINGS[name].default:
+                raise ModelError(
+                    f"{SETTINGS[name].flag} is for WeDLM models; {info.name} is a {info.architecture}"
+                )
+        return
+    fault = "its rows share no forward pass" if not sharing else None
+    fault = fault or loaded.rollback_fault(settings.kv_bits, sharing)
+    if fault and settings.wedlm_decoding == "streaming":
+        raise ModelError(f"--wedlm-decoding streaming: {info.name} cannot do it: {fault}")
+    if (size := settings.wedlm_window_size) >= info.context_tokens:
+        raise ModelError(
+            f"--wedlm-window-size {size}: the context has {info.context_tokens} tokens, prompt and answer "
+            "together; choose a smaller window"
+        )
+    loaded.info = replace(info, can_stream=fault is None)
 
 
 def _make_calibrations(

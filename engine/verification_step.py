@@ -95,7 +95,7 @@ class VerificationStep:
         # A chunk in flight is waited for once this step is ready, so that their times can be told apart.
         outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted, self._wait_for_chunk)
         for row, outcome in enumerate(outcomes):
-            rows.roll_back(row, held[row] + len(outcome.tokens))
+            rows.roll_back(row, held[row] + outcome.num_final)
         return outcomes
 
     def _account(
@@ -103,14 +103,18 @@ class VerificationStep:
     ) -> None:
         """Teach the costs what the step took, and charge it to every row's slowdown budget."""
         lap_s, members = self._clock.lap(), self._batch.members
+        least_widths = [outcome.verified.width if outcome.window else 1 for outcome in outcomes]
+        if not any(outcome.window for outcome in outcomes):
+            least_widths = []
         self._planner.accounts.charge_verification(
-            [s.drafts.slowdown_budget if s.drafts else None for s in members],
+            [s.drafts.slowdown_budget if s.drafts and not s.window else None for s in members],
             self._planner.conditions(members),
             [outcome.verified.width for outcome in outcomes],
             [len(outcome.tokens) for outcome in outcomes],
             lap_s if lap_s is not None else time.perf_counter() - started_at,
             drafting_s,
             work,
+            least_widths,
         )
 
 

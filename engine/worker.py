@@ -24,7 +24,7 @@ from engine.request import Failed
 from engine.sampling.logprobs import Likelihood
 from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.request_queue import RequestQueue
-from engine.scheduler.speculation import Planner, without_drafts
+from engine.scheduler.speculation import Planner, streaming_input, without_drafts
 from engine.sequence import Sequence
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers
@@ -260,22 +260,31 @@ class Worker:
         """Return the rows' inputs for a verification step; empty if a plain step is better.
 
         A grammar must see a token before it can mask the next one, so with a grammar in the batch every step
-        is read before the next: a verification step, though it may have no drafts to verify.
+        is read before the next: a verification step, though it may have no drafts to verify. So is every step
+        of rows that stream.
         """
         if not self.members:
             return []
         start, inputs = time.perf_counter(), []
+        drafting = [s for s in self.members if not s.window]
         try:
-            inputs = self.planner.plan(self.members)
+            inputs = self.planner.plan(drafting) if drafting else []
         # No answer depends on drafts.
         except Exception as fault:
-            for sequence in self.members:
+            for sequence in drafting:
                 sequence.give_up_drafts(fault)
         self._planning_s += time.perf_counter() - start
         self.stats.num_plain_probes = self.planner.num_plain_probes
-        if not inputs and any(s.matcher for s in self.members):
-            return without_drafts(self.members)
-        return inputs
+        streams = len(drafting) < len(self.members)
+        if not inputs and (streams or any(s.matcher for s in drafting)):
+            inputs = without_drafts(drafting)
+        if not streams:
+            return inputs
+        rest, held = iter(inputs), self.rows.lengths
+        return [
+            streaming_input(s, num_held) if s.window else next(rest)
+            for s, num_held in zip(self.members, held, strict=True)
+        ]
 
     def _verify(self, inputs: list[RowInput]) -> None:
         """Run a verification step and commit its outcomes."""
@@ -284,7 +293,9 @@ class Worker:
         self._planning_s = 0.0
         with station("commit"):
             for sequence, outcome in outcomes:
-                row = outcome.verified
+                row, sequence.window = outcome.verified, outcome.window
+                if sequence.drafts:
+                    sequence.drafts.counts.num_fed += row.width
                 self._commit(sequence, outcome.tokens, outcome.likelihoods, row.source, len(row.draft))
 
     def _decode(self) -> None:
@@ -334,6 +345,8 @@ class Worker:
         )
         with station("commit"):
             for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
+                if sequence.drafts:
+                    sequence.drafts.counts.num_fed += 1
                 self._commit(sequence, [token], [likelihood])
 
     def _commit(
@@ -351,7 +364,8 @@ class Worker:
         try:
             sequence.commit(tokens, likelihoods, draft, num_verified)
             num_added, timing = sequence.num_answered - num_before, sequence.timing
-            timing.last_token_at = self.stats.add_tokens(num_added, timing.last_token_at)
+            if num_added:
+                timing.last_token_at = self.stats.add_tokens(num_added, timing.last_token_at)
             self.num_progressed += 1
         except Exception as fault:
             sequence.fail_with(fault)

@@ -41,6 +41,9 @@ from engine.kv_cache.sliding_window import (
     window_columns,
 )
 
+Ranks = Sequence[int]
+"""(tokens,) the rank of each token that a forward adds to a row: a permutation of the places."""
+
 
 class RowLengths:
     """The rows' lengths and the shape of the current forward, shared by the caches of all layers.
@@ -51,6 +54,8 @@ class RowLengths:
     offset: tokens before the current forward: an int if all rows have the same length, else (rows,).
     fed: (rows,) the widths on the device; None if no row is padded.
     padding: (rows, 1, width, 1) True where a row is padded; None if no row is.
+    ranks: (rows,) of each token that the current forward adds to a row, if it sees those of no higher rank
+        and not those before it, else None; empty if no row has ranks.
     """
 
     def __init__(self) -> None:
@@ -61,6 +66,7 @@ class RowLengths:
         self.offset: int | mx.array = 0
         self.fed: mx.array | None = None
         self.padding: mx.array | None = None
+        self.ranks: Sequence[Ranks | None] = ()
 
     def add(self) -> None:
         """Append an empty row."""
@@ -71,11 +77,15 @@ class RowLengths:
         self.lengths[row] = self.lengths[-1]
         self.lengths.pop()
 
-    def begin_forward(self, widths: Sequence[int], width: int = 0) -> None:
+    def begin_forward(
+        self, widths: Sequence[int], width: int = 0, ranks: Sequence[Ranks | None] = ()
+    ) -> None:
         """Compute what every layer of the next forward uses.
 
         widths: (rows,) tokens to add, each >= 1. width: of the forward, if it has other rows too.
+        ranks: (rows,) see the attribute.
         """
+        self.ranks = ranks if any(one is not None for one in ranks) else ()
         self.widths, self.width = widths, max(width, *widths)
         self.fed = self.padding = None
         if min(widths) < self.width:
@@ -87,7 +97,7 @@ class RowLengths:
     def follow(self, other: "RowLengths") -> None:
         """Take over what begin_forward computed for the same rows in the same order."""
         self.widths, self.width = other.widths, other.width
-        self.fed, self.padding = other.fed, other.padding
+        self.fed, self.padding, self.ranks = other.fed, other.padding, other.ranks
         self.are_equal, self.offset = other.are_equal, other.offset
 
     def end_forward(self) -> None:
@@ -279,19 +289,32 @@ class Columns:
     def _make_mask(self, num_fed: int, return_array: bool, window_size: int | None) -> mx.array | str | None:
         sizes = [size for size in (window_size, self.window) if size]
         window = min(sizes) if sizes else None
-        starts_at_zero = self.read_start == 0 and not any(self.bases)
-        if self.uniform and starts_at_zero and not return_array and (not window or self.read_end <= window):
+        starts_at_zero, ranks = self.read_start == 0 and not any(self.bases), self.shared.ranks
+        is_short = not window or self.read_end <= window
+        if self.uniform and starts_at_zero and not return_array and is_short and not ranks:
             return None if num_fed == 1 else "causal"
         # Rows with the same length and base need one mask.
-        num_masks = 1 if self.uniform else len(self.bases)
+        num_masks = 1 if self.uniform and not ranks else len(self.bases)
         reads = mx.arange(self.read_start, self.read_end) + mx.array(self.bases[:num_masks])[:, None, None]
         writes = mx.array(self.shared.lengths[:num_masks])[:, None, None] + mx.arange(num_fed)[:, None]
-        mask = reads <= writes
+        mask = _see_by_rank(ranks, reads - writes[:, :1], num_fed) if ranks else reads <= writes
         if window is not None:
             mask = mask & (
                 reads // window == writes // window if self.is_chunked else writes - reads < window
             )
         return (mask if starts_at_zero else mask & (reads >= 0))[:, None]
+
+
+def _see_by_rank(ranks: Sequence[Ranks | None], reads: mx.array, num_fed: int) -> mx.array:
+    """Return which tokens of a forward see which: (rows, num_fed, columns) booleans.
+
+    ranks: (rows,) those of RowLengths. A token of a row without any sees those before it.
+    reads: (rows, 1, columns) the place of each token among those fed; negative if it was in the cache before.
+    """
+    # Padding comes last, as it is seen by no token.
+    of_fed = mx.array([[*(one or ()), *range(len(one or ()), num_fed)] for one in ranks])[:, None]
+    of_reads = mx.take_along_axis(of_fed, mx.clip(reads, 0, num_fed - 1), axis=-1)
+    return mx.where(reads < num_fed, mx.where(reads < 0, -1, of_reads), num_fed) <= of_fed.swapaxes(1, 2)
 
 
 def round_block(num_columns: int) -> int:

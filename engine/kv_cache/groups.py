@@ -171,7 +171,8 @@ class Groups:
                 group.lengths.follow(self.shared)
             else:
                 widths = [self.shared.widths[row] for row in group.rows]
-                group.lengths.begin_forward(widths, self.shared.width)
+                ranks = [self.shared.ranks[row] for row in group.rows] if self.shared.ranks else ()
+                group.lengths.begin_forward(widths, self.shared.width, ranks)
             group.columns.begin_forward()
         if self.is_single:
             return

@@ -24,7 +24,7 @@ from engine.kv_cache.batched import (
     shrink_extent,
 )
 from engine.kv_cache.batched import cache_arrays as cache_arrays
-from engine.kv_cache.columns import Columns, RowLengths
+from engine.kv_cache.columns import Columns, Ranks, RowLengths
 from engine.kv_cache.groups import FIRST_LIMIT, Group, Groups, attention_by_group
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import FittedQuantizedKVCache, Snapshot, is_recurrent, leaves
@@ -90,11 +90,14 @@ class Rows(Protocol):
             back to after it. See roll_back().
         """
 
-    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
         """Feed row r the tokens fed[r], at least one; the widths may differ.
 
+        ranks: (rows,) if a row has any, each of its tokens sees what the row held before and, of those fed,
+            the ones of no higher rank, wherever they stand; without any, those before it. Empty for no row.
         Returns logits (rows, largest width, vocabulary), not yet evaluated. Row r's are valid at
             [0, len(fed[r])). The row then holds len(fed[r]) more tokens.
+        Raises ValueError if a row has ranks and rows do not share a forward pass.
         """
 
     def roll_back(self, row: int, length: int) -> int:
@@ -281,25 +284,29 @@ class BatchedRows:
     def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
         """Run one forward over all rows. If building it raises, every row keeps its length and its tokens."""
         self._settle()
-        logits = self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], nullcontext())
+        logits = self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], (), nullcontext())
         if self._history:
             self._history.follow(keeps_state)
         return logits
 
-    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
         """Run one forward over right-padded rows. Padding lands past a row's end, where it is masked."""
         width = max(map(len, fed))
         # Pad with the row's own last token, which is surely a valid id.
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
         self._settle()
         self._history = None
-        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], self._record())
+        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], ranks, self._record())
 
     def _forward(
-        self, tokens: mx.array, widths: Sequence[int], recording: AbstractContextManager[None]
+        self,
+        tokens: mx.array,
+        widths: Sequence[int],
+        ranks: Sequence[Ranks | None],
+        recording: AbstractContextManager[None],
     ) -> mx.array:
         self._outgrow(max(widths))
-        self.shared.begin_forward(widths)
+        self.shared.begin_forward(widths, ranks=ranks)
         self._groups.begin_forward()
         for columns in self._windows.values():
             if moves := columns.begin_forward():
@@ -438,8 +445,10 @@ class SeparateRows:
         self._lengths = [length + tokens.shape[1] for length in self._lengths]
         return mx.concatenate(logits, axis=0)
 
-    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
         """Run one forward per row, each of its own width."""
+        if any(one is not None for one in ranks):
+            raise ValueError("rows with a forward pass each have no ranks")
         width = max(map(len, fed))
         padded = []
         for row, tokens in enumerate(fed):

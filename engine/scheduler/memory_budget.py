@@ -525,6 +525,9 @@ def make_memory_budget(
     weight_bytes = loaded.info.weight_bytes
     footprint = _find_footprint(loaded, settings.kv_bits, bool(sharing))
     width = 1 + settings.num_draft_tokens * may_draft
+    if loaded.info.can_stream:
+        # A step may settle the whole window, and the next one feeds that and a new window.
+        width = max(width, 2 * settings.wedlm_window_size)
     models = [ModelMemory(footprint, sharing, width)]
     if draft_model:
         weight_bytes += draft_model.loaded.info.weight_bytes

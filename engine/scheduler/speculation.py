@@ -403,6 +403,15 @@ def without_drafts(members: SequenceOf[Sequence]) -> list[RowInput]:
     return [RowInput(s.tokens[-1], len(s.tokens)) for s in members]
 
 
+def streaming_input(s: Sequence, num_held: int) -> RowInput:
+    """Return the input of a row that streams. num_held: tokens in its cache, fewer than it has."""
+    assert s.window
+    # Under a grammar a hole can only be filled once all tokens before it are known.
+    size = 1 if s.matcher else s.window.settings.window_size
+    window, pending = s.window.widen(size), s.tokens[num_held:]
+    return RowInput(s.tokens[-1], len(s.tokens), window=window, pending=pending)
+
+
 def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:
     newest, position, draft = s.tokens[-1], len(s.tokens), estimate.draft
     if estimate.splits and s.drafts and s.drafts.masks:

@@ -17,6 +17,7 @@ PLAIN = "model"
 class DraftCounts:
     """Counts of a sequence's forwards, drafts and tokens.
 
+    num_fed: tokens fed in the forwards.
     by_source: drafter -> [drafted, accepted]. by_position: the same for each position in drafts.
     drafter_s: seconds that the drafters took during decoding; open_s: those before the first token.
     strategy, translation: the strategy that translates the draft model's drafts, and its counts, if the draft
@@ -24,6 +25,7 @@ class DraftCounts:
     """
 
     num_forwards: int = 0
+    num_fed: int = 0
     by_source: dict[str, list[int]] = field(default_factory=dict)
     by_position: list[list[int]] = field(default_factory=list)
     drafter_s: float = 0.0
@@ -76,6 +78,7 @@ class DraftCounts:
             num_drafted=sum(drafted for drafted, _ in self.by_source.values()),
             num_accepted=sum(accepted for _, accepted in self.by_source.values()),
             num_forwards=self.num_forwards,
+            num_fed=self.num_fed,
             by_source=tuple(
                 (name, drafted, accepted) for name, (drafted, accepted) in self.by_source.items()
             ),
