@@ -74,6 +74,17 @@ def describe_drafts(settings: Settings, can_draft: bool, strategy: str | None = 
     return f"{settings.draft_type}{model}, {costs}"
 
 
+def describe_decoding(settings: Settings) -> str:
+    """Describe how requests that leave it out are decoded, if not plainly; else empty."""
+    if settings.wedlm_decoding == "off":
+        return ""
+    threshold = settings.wedlm_entropy_threshold
+    how = "one by one" if threshold is None else f"entropy below {threshold:g}"
+    anchor = ", anchored" if settings.wedlm_anchor else ""
+    window = f"window of {settings.wedlm_window_size}"
+    return f"streaming ({window}, {how}{anchor}): answers may differ from those of plain decoding"
+
+
 def describe_sampling(settings: Settings, info: ModelInfo) -> str:
     """Describe the sampling of requests that leave it out."""
     known = info.sampling_defaults.known if settings.sampling_defaults == "model" else {}
@@ -89,12 +100,13 @@ def banner(
     has_chat_template: bool,
     needs_key: bool,
     sampling: str = "OpenAI's defaults",
+    decoding: str = "",
 ) -> str:
     """Return the text that says what is served and where, with a curl command to try it.
 
     drafts: as describe_drafts() returns it.
     needs_key: whether the curl command needs an API key, for which it has a placeholder.
-    sampling: as describe_sampling() returns it.
+    sampling: as describe_sampling() returns it. decoding: as describe_decoding() does.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
@@ -105,6 +117,7 @@ def banner(
         "context": f"{info.context_tokens} tokens",
         "batch": info.batching,
         "sampling": sampling,
+        "decoding": decoding,
         "drafts": drafts,
         "exact": info.exact,
         "loaded": f"in {info.loaded_s:.1f} s",

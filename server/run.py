@@ -18,7 +18,7 @@ from sse_starlette.sse import AppStatus
 from config.settings import Settings
 from engine.request import SharedTableError
 from server.app import create_app
-from server.banner import LoadingBar, banner, describe_drafts, describe_sampling
+from server.banner import LoadingBar, banner, describe_decoding, describe_drafts, describe_sampling
 from server.engine_protocol import EngineProtocol
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
@@ -169,7 +169,8 @@ def _announce(engine: EngineProtocol, settings: Settings, address: str) -> None:
         drafts = describe_drafts(settings, _can_draft(engine), engine.info.draft_strategy)
         has_template = engine.tokenizer.has_chat_template
         sampling = describe_sampling(settings, engine.info)
-        text = banner(engine.info, names, address, drafts, has_template, settings.needs_key, sampling)
+        decoding, needs_key = describe_decoding(settings), settings.needs_key
+        text = banner(engine.info, names, address, drafts, has_template, needs_key, sampling, decoding)
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 

@@ -8,6 +8,7 @@ from config.settings import Settings
 from engine.request import DraftType, GenerationRequest, Grammar, ModelInfo, Sampling
 from engine.stations import station
 from server.errors import BadRequestError
+from server.generation.streaming_decoding import choose_streaming
 from server.requests.generation_fields import GenerationFields
 
 GREEDY_BELOW = 1e-5
@@ -29,7 +30,8 @@ def make_engine_requests(
     """Make one engine request for each choice: all choices of the first prompt first, as OpenAI does.
 
     prediction, tenant, grammar: see GenerationRequest; the same for all choices.
-    Raises BadRequestError if the model or the settings forbid a token id, the length, n or the draft type.
+    Raises BadRequestError if the model or the settings forbid a token id, the length, n, the draft
+        type or how to decode.
     """
     if body.n > settings.max_n:
         raise BadRequestError(
@@ -48,6 +50,7 @@ def make_engine_requests(
         )
     _check_ids(body, info)
     _check_draft(body, settings, info)
+    streaming = choose_streaming(body, info, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
     samplings = [_sampling(body, choice_seed(seed, choice), info, defaults) for choice in range(body.n)]
@@ -73,6 +76,7 @@ def make_engine_requests(
                     stop_tokens=body.stop_token_ids,
                     reports_progress=body.stream and body.return_progress,
                     reports_usage=body.stream and body.timings_per_token,
+                    streaming=streaming,
                 )
             )
     return requests

@@ -23,6 +23,7 @@ from server.messages_api.thinking import Thinking, ThinkingOn
 from server.messages_api.tools import NamedChoice, ToolChoice, Tools
 from server.requests.drafts import DraftFields
 from server.requests.messages import MAX_MESSAGES
+from server.requests.streaming_decoding import StreamingDecodingFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
     INT32_MAX,
@@ -232,7 +233,7 @@ def _stop_sequences(given: list[str]) -> list[str]:
     return given
 
 
-class MessagesRequest(ConversationFields):
+class MessagesRequest(ConversationFields, StreamingDecodingFields):
     """The body of POST /v1/messages."""
 
     max_tokens: Count = Field(description="Maximum output tokens; the context may allow fewer.")

@@ -19,6 +19,7 @@ from server.messages_api.blocks import (
 from server.messages_api.schemas import ConversationFields, InputMessage, MessagesRequest
 from server.messages_api.thinking import ThinkingOn
 from server.requests.chat import ChatRequest
+from server.requests.streaming_decoding import StreamingDecodingFields
 from server.validation.field_errors import validate
 
 _FIELD_NAMES = (
@@ -47,6 +48,7 @@ def to_chat_request(body: MessagesRequest, *, drops_billing: bool = True) -> Cha
         **{name: getattr(body, name) for name in _SAMPLING if name in body.model_fields_set},
         "stream": body.stream,
         "draft": body.draft,
+        **{name: getattr(body, name) for name in StreamingDecodingFields.model_fields},
     }
     # Added unvalidated: OpenAI allows fewer stop strings than Anthropic, and they are validated already.
     return _chat(chat).model_copy(update={"stop": tuple(body.stop_sequences)})

@@ -68,6 +68,16 @@ class GateBlock(BaseModel):
     reason: str
 
 
+class StreamingBlock(BaseModel):
+    """How a WeDLM model decoded by streaming; see engine.request.Streaming. note: what that means."""
+
+    window_size: int
+    entropy_threshold: float | None
+    pos_penalty_factor: float
+    anchor: bool
+    note: str
+
+
 class Timings(BaseModel):
     """Times and counts over all choices. Not part of OpenAI's API.
 
@@ -76,8 +86,9 @@ class Timings(BaseModel):
     cache_n: prompt tokens taken from the prefix cache. prompt_n: prompt tokens computed.
     prompt_ms: from the end of the wait for a row to the first token.
     predicted_ms: from the start of the step that made the first token to the end.
-    forwards: forward passes of decoding. gate: the gate's decision for the first choice.
-    translation: sent if a draft model read the prompt.
+    forwards: forward passes of decoding. fed: tokens fed in them.
+    gate: the gate's decision for the first choice.
+    translation: sent if a draft model read the prompt. streaming: sent if the answer was streamed.
     """
 
     cache_n: int
@@ -90,9 +101,11 @@ class Timings(BaseModel):
     draft_n: int
     draft_n_accepted: int
     forwards: int
+    fed: int
     by_source: dict[str, DraftCounts]
     gate: GateBlock
     translation: TranslationBlock | None = None
+    streaming: StreamingBlock | None = None
 
 
 class PromptProgress(BaseModel):

@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from engine.request import GenerationRequest, Usage
+from engine.request import GenerationRequest, Streaming, Usage
 from server.logs import RequestRecord
 from server.output.openai_objects import (
     CompletionTokensDetails,
     DraftCounts,
     GateBlock,
     PromptTokensDetails,
+    StreamingBlock,
     Timings,
     TranslationBlock,
     UsageBlock,
@@ -59,7 +61,11 @@ def measure_timings(usages: Collection[Usage]) -> Timings:
     num_predicted = sum(usage.num_completion_tokens for usage in usages)
     prompt_s = max(usage.first_token_s for usage in usages) - min(usage.queue_s for usage in usages)
     predicted_s = max(usage.total_s for usage in usages) - min(usage.prefill_s for usage in usages)
-    translation = count_translation(usages)
+    # What is not set is not sent.
+    optional: dict[str, Any] = {
+        "translation": count_translation(usages),
+        "streaming": _describe_streaming(first.streaming) if first.streaming else None,
+    }
     return Timings(
         cache_n=sum(usage.num_cached_tokens for usage in usages),
         prompt_n=num_computed,
@@ -71,6 +77,7 @@ def measure_timings(usages: Collection[Usage]) -> Timings:
         draft_n=sum(usage.drafting.num_drafted for usage in usages),
         draft_n_accepted=sum(usage.drafting.num_accepted for usage in usages),
         forwards=sum(usage.drafting.num_forwards for usage in usages),
+        fed=sum(usage.drafting.num_fed for usage in usages),
         by_source={
             source: DraftCounts(draft_n=drafted, draft_n_accepted=accepted)
             for source, (drafted, accepted) in count_by_source(usages).items()
@@ -80,7 +87,17 @@ def measure_timings(usages: Collection[Usage]) -> Timings:
             decision=first.drafting.gate_decision,
             reason=first.drafting.gate_reason,
         ),
-        **({"translation": translation} if translation else {}),
+        **{name: block for name, block in optional.items() if block},
+    )
+
+
+def _describe_streaming(streaming: Streaming) -> StreamingBlock:
+    return StreamingBlock(
+        window_size=streaming.window_size,
+        entropy_threshold=streaming.entropy_threshold,
+        pos_penalty_factor=streaming.pos_penalty_factor,
+        anchor=streaming.has_anchor,
+        note="the answer may differ from that of plain decoding",
     )
 
 

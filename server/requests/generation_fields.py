@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from server.requests.drafts import DraftFields
+from server.requests.streaming_decoding import StreamingDecodingFields
 from server.requests.structured_output import StructuredFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
@@ -45,7 +46,7 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool = Field(False, description="Accepted; chunks are never padded.")
 
 
-class GenerationFields(StructuredFields):
+class GenerationFields(StructuredFields, StreamingDecodingFields):
     """The fields that chat and plain completions share.
 
     prompt_field: the name of the field with the prompt, for error messages.

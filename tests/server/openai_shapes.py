@@ -29,9 +29,11 @@ class Timings(BaseModel):
     draft_n: int
     draft_n_accepted: int
     forwards: int
+    fed: int
     by_source: dict[str, dict[str, int]]
     gate: dict[str, float | str | None]
     translation: dict[str, int | str] | None = None
+    streaming: dict[str, float | str | bool | None] | None = None
 
 
 def valid_timings(given: dict[str, Any]) -> Timings:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from config.settings import Settings
-from server.banner import LoadingBar, banner, describe_drafts
+from server.banner import LoadingBar, banner, describe_decoding, describe_drafts
 from tests.server.fake_engine import FakeEngine
 
 
@@ -61,6 +61,15 @@ def test_the_banner_says_how_drafts_are_translated():
     said = "auto with org/small (translated: context), step costs from ~/costs.json"
     assert describe_drafts(settings, True, "context") == said
     assert "translated" not in describe_drafts(settings, True, "none")
+
+
+def test_the_banner_says_that_streamed_answers_may_differ():
+    info, plain = FakeEngine().info, describe_decoding(Settings(wedlm_anchor=True))
+    assert "decoding  " not in banner(info, ("m",), "http://a", "auto", True, False, decoding=plain)
+    settings = Settings(wedlm_decoding="streaming", wedlm_entropy_threshold=None, wedlm_anchor=True)
+    said = banner(info, ("m",), "http://a", "auto", True, False, decoding=describe_decoding(settings))
+    differs = "answers may differ from those of plain decoding"
+    assert f"decoding streaming (window of 16, one by one, anchored): {differs}" in said
 
 
 def test_the_banner_says_what_was_found_by_trying():
