@@ -12,14 +12,18 @@ from config.settings import Settings
 from engine.engine import Engine
 from engine.kv_cache import rows
 from engine.model.loading import LoadedModel, ModelError
-from engine.request import Delta, DraftChoice, GenerationRequest, Grammar, Streaming
+from engine.request import Delta, DraftChoice, GenerationRequest, Grammar, Streaming, ThinkingBudget
 from engine.sampling.entropy import find_entropies
+from engine.speculative.accounts import StepAccounts
+from engine.speculative.costs.conditions import USUAL
+from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
 from engine.speculative.streaming_window import Filled, Window
-from tests.drafters.fakes import Liar, scored
+from tests.drafters.fakes import Coin, Liar, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven
+from tests.engine.foreseeing import foreseeing, no_lookups
 from tests.engine.streaming import (
     LAYERS,
     MASK,
@@ -86,25 +90,76 @@ def test_one_by_one_with_the_anchor_it_is_plain_decoding(
     assert run(engine, [asked]) == [oracle(make_streaming_model(family), plain)]
 
 
-def test_rows_of_all_kinds_share_a_batch_while_others_join_and_leave(start_engine: StartEngine) -> None:
-    loaded, plain = make_streaming_model(), {}
-
-    def make_sources(_: str) -> DraftSources:
-        return DraftSources({"suffix": Liar(VOCAB_SIZE)}, scored(1.0))
-
-    engine = start_streaming(start_engine, make_sources=make_sources, max_rows=4, max_stall_ms=0)
-    asked = []
-    for i in range(16):
-        one = request(prompt_of(5 + (i * 37) % 60, i), 8 + (i * 13) % 31, name=str(i), temperature=i % 2)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_rows_of_all_kinds_share_a_batch_while_others_join_and_leave(
+    temperature: float, start_engine: StartEngine
+) -> None:
+    loaded, asked, wanted = make_streaming_model(), [], {}
+    for i in range(18):
+        sampling = {"temperature": temperature, "seed": i}
+        one = request(prompt_of(5 + (i * 37) % 60, i), 8 + (i * 13) % 31, name=str(i), **sampling)
         if i % 2:
-            how = list(HOW.values())[i // 2 % len(HOW)]
+            how = sampling | list(HOW.values())[i // 2 % len(HOW)]
             asked.append(ask_for(one.prompt, one.max_tokens, name=one.id, **how))
+            wanted[one.prompt] = expected(asked[-1]).answer
         else:
-            plain[one.id] = oracle(loaded, one)
             kind = ("none", "wedlm", "suffix", "auto")[i // 2 % 4]
             asked.append(dataclasses.replace(one, draft=DraftChoice(kind)))
-    got = run(engine, asked)
-    assert got == [plain.get(one.id) or expected(one).answer for one in asked]
+            wanted[one.prompt] = oracle(loaded, one)
+    coin = Coin(wanted, 0.7, num_ids=VOCAB_SIZE, name="suffix")
+    sources = DraftSources({"suffix": coin}, scored(1.0))
+    engine = start_streaming(start_engine, make_sources=lambda _: sources, max_rows=4, max_stall_ms=0)
+    assert run(engine, asked) == list(wanted.values())
+    assert coin.num_accepted > 20
+    assert coin.num_open == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_whose_own_masks_draft_share_a_batch_with_rows_that_stream(
+    temperature: float, start_engine: StartEngine
+) -> None:
+    loaded = foreseeing()
+    engine = start_engine(load=lambda _: loaded, make_sources=no_lookups, draft_type="wedlm", max_rows=5)
+    sampling = {"temperature": temperature}
+    masked = [request(prompt_of(9 + 7 * i, i), 30 + i, name=f"masked {i}", **sampling) for i in range(4)]
+    streamed = [
+        ask_for(prompt_of(8 + 9 * i, i), 40, name=f"streamed {i}", entropy_threshold=2.0, **sampling)
+        for i in range(4)
+    ]
+    alone = [run(engine, [one])[0] for one in streamed]
+    answers = [ask(engine, one) for pair in zip(masked, streamed, strict=True) for one in pair]
+    finished = [answer.finished() for answer in answers]
+    assert [list(one.tokens) for one in finished[::2]] == [oracle(loaded, one) for one in masked]
+    assert [list(one.tokens) for one in finished[1::2]] == alone
+    assert all(one.usage.drafting.num_accepted for one in finished[::2])
+    assert not any(one.usage.drafting.num_drafted for one in finished[1::2])
+
+
+class Flaky:
+    """A model whose forward passes of a certain width fail now and then."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.num_wide = model, 0
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        self.num_wide += tokens.shape[0] > 1 and tokens.shape[1] > 16
+        if self.num_wide in (4, 9):
+            self.num_wide += 1
+            raise RuntimeError("a kernel failed")
+        logits: mx.array = self.model(tokens, cache=cache)
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def test_a_failed_step_changes_no_answer(start_engine: StartEngine) -> None:
+    loaded = make_streaming_model()
+    flaky = LoadedModel(Flaky(loaded.model), loaded.tokenizer, loaded.info)
+    engine = start_engine(load=lambda _: flaky, prefix_cache_bytes=0)
+    asked = [ask_for(prompt_of(20 + i, i), 30, name=str(i)) for i in range(3)]
+    assert run(engine, asked) == [expected(one).answer for one in asked]
+    assert engine.counts().num_failed_steps == 2
 
 
 def test_rows_that_outgrow_their_groups_do_not_change(
@@ -157,12 +212,7 @@ def test_the_end_of_the_context_changes_nothing(start_engine: StartEngine) -> No
 @pytest.mark.parametrize("slope", [0.001, 1.0, 50.0])
 def test_measured_costs_change_nothing(slope: float, start_engine: StartEngine) -> None:
     costs = StepCosts({(1, width): 0.01 * (1 + slope * (width - 1)) for width in (1, 2, 4, 8, 16, 32)})
-    engine = start_streaming(
-        start_engine,
-        costs=costs,
-        draft_overhead=0.0,
-        make_sources=lambda _: DraftSources({"suffix": Liar(VOCAB_SIZE)}, scored(1.0)),
-    )
+    engine = start_streaming(start_engine, costs=costs, draft_overhead=0.0, make_sources=no_lookups)
     asked = ask_for(prompt_of(21), 30)
     assert run(engine, [asked]) == [expected(asked).answer]
 
@@ -314,6 +364,46 @@ def test_the_mask_token_is_never_filled_in(temperature: float, start_engine: Sta
     assert MASK not in answer
 
 
+def test_a_thinking_budget_holds_and_then_the_window_opens(start_engine: StartEngine) -> None:
+    engine = start_streaming(start_engine)
+    budget = ThinkingBudget(6, start=(9, 8), end=(11, 12), is_open=True)
+    grammar = Grammar("any", "", thinking=budget)
+    asked = dataclasses.replace(ask_for(prompt_of(21), 40, logit_bias=NEVER_END), grammar=grammar)
+    finished = ask(engine, asked).finished()
+    assert finished.tokens[4:6] == (11, 12)
+    assert 6 < finished.usage.drafting.num_forwards < 40
+    others = [ask_for(prompt_of(9 + i, i), 30, name=str(i)) for i in range(3)]
+    assert run(engine, [*others, asked])[-1] == list(finished.tokens)
+
+
+def test_a_draft_model_drafts_for_the_others_and_not_for_rows_that_stream(start_engine: StartEngine) -> None:
+    loaded = make_streaming_model()
+    of_model = {"load_draft": lambda _: loaded, "draft_type": "draft-model", "draft_model": "itself"}
+    engine = start_streaming(start_engine, make_sources=no_lookups, **of_model)
+    plain = [request(prompt_of(9 + 7 * i, i), 30, name=f"plain {i}", temperature=0.8) for i in range(2)]
+    streamed = [ask_for(prompt_of(8 + 9 * i, i), 30, name=f"streamed {i}", temperature=0.8) for i in range(2)]
+    answers = [ask(engine, one) for one in (*plain, *streamed)]
+    finished = [answer.finished() for answer in answers]
+    assert [list(one.tokens) for one in finished[:2]] == [oracle(loaded, one) for one in plain]
+    assert [list(one.tokens) for one in finished[2:]] == [expected(one).answer for one in streamed]
+    assert [bool(one.usage.drafting.num_accepted) for one in finished] == [True, True, False, False]
+
+
+def test_steps_of_wide_windows_take_no_more_memory_than_was_estimated() -> None:
+    loaded, own = make_streaming_model(), {"wedlm_window_size": 64, "prefix_cache_bytes": 0}
+    room = Driven(loaded, **own).worker.queue.memory_budget.bytes_alone(300)
+    needed = loaded.info.weight_bytes + 2 * room
+    before = mx.get_active_memory() - loaded.info.weight_bytes
+    driven = Driven(loaded, memory_bytes=needed, **own)
+    mx.reset_peak_memory()
+    for i in range(5):
+        asked = ask_for(prompt_of(60 + i, i), 90, name=str(i), window_size=64, logit_bias=NEVER_END)
+        driven.ask(asked)
+    driven.finish()
+    assert all(len(answer.finished().tokens) == 90 for answer in driven.answers.values())
+    assert mx.get_peak_memory() - before <= needed
+
+
 def test_a_cancelled_request_leaves_in_mid_window() -> None:
     driven = Driven(make_streaming_model())
     other = ask_for(prompt_of(30, 2), 30, name="other")
@@ -329,9 +419,10 @@ def test_a_cancelled_request_leaves_in_mid_window() -> None:
 
 
 def test_a_row_that_streams_costs_its_neighbors_none_of_their_slowdown_budget() -> None:
-    sources = DraftSources({"suffix": Liar(VOCAB_SIZE)}, scored(1.0))
-    driven = Driven(make_streaming_model(), lambda _: sources)
-    driven.ask(request(prompt_of(9), 20, name="plain", logit_bias=NEVER_END))
+    asked = request(prompt_of(9), 20, name="plain", logit_bias=NEVER_END)
+    liar = Liar({asked.prompt: oracle(make_streaming_model(), asked)}, VOCAB_SIZE, "suffix")
+    driven = Driven(make_streaming_model(), lambda _: DraftSources({"suffix": liar}, scored(1.0)))
+    driven.ask(dataclasses.replace(asked, draft=DraftChoice("suffix")))
     driven.ask(ask_for(prompt_of(21), 200, name="streaming", logit_bias=NEVER_END))
     driven.step_until(lambda: len(driven.worker.members) == 2)
     plain = next(one for one in driven.worker.members if not one.window)
@@ -341,6 +432,18 @@ def test_a_row_that_streams_costs_its_neighbors_none_of_their_slowdown_budget() 
     driven.step_until(lambda: plain.ended)
     assert budget.plain_s > plain_s
     assert budget.spent_s - spent_s <= budget.plain_s - plain_s + 1e-9
+
+
+@pytest.mark.parametrize(("drafted", "spent_s"), [(1, 4.0), (17, 4.0), (32, 8.0)])
+def test_neighbors_of_a_row_that_streams_are_charged_for_their_own_drafts_alone(
+    drafted: int, spent_s: float
+) -> None:
+    costs = StepCosts({(1, 1): 1.0, (1, 17): 4.0, (1, 32): 8.0}, is_learned=False)
+    costs.batched = True
+    budget = SlowdownBudget(0.02)
+    accounts = StepAccounts(costs)
+    accounts.charge_verification([budget, None], USUAL, [drafted, 17], [1, 3], 9.9, least_widths=[1, 17])
+    assert (budget.spent_s, budget.plain_s) == pytest.approx((spent_s, 4.0))
 
 
 @pytest.mark.parametrize(
@@ -393,7 +496,7 @@ def test_the_least_uncertain_hole_is_filled_if_none_is_certain_enough() -> None:
 
 def test_entropies_of_impossible_tokens_are_numbers() -> None:
     logits = mx.array([[0.0, 0.0, -mx.inf], [5.0, -mx.inf, -mx.inf]])
-    assert find_entropies(logits, [0, 1]).tolist() == pytest.approx([0.6931472, 0.0])
+    assert find_entropies(logits, [0, 1], []).tolist() == pytest.approx([0.6931472, 0.0])
 
 
 def test_settings_refuse_streaming_that_is_exact() -> None:

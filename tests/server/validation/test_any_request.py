@@ -1,5 +1,7 @@
 """No request, whether it fits the OpenAPI document or not, causes a server error."""
 
+from dataclasses import replace
+
 import pytest
 
 from config.settings import Settings
@@ -11,13 +13,19 @@ from tests.server.validation.any_request import GOOD, OPERATIONS, send_many
 
 @pytest.fixture(scope="module")
 def any_engine():
-    return FakeEngine()
+    engine = FakeEngine()
+    # Other models refuse the fields of streaming decoding.
+    engine.info = replace(engine.info, mask_token_id=7, can_stream=True)
+    return engine
 
 
 @pytest.fixture(scope="module")
 def any_url(any_engine):
     """A real server with an engine that echoes prompts, shared by all tests of this module."""
-    with served(create_app(any_engine, Settings(served_model_name=("reprise-demo",)))) as address:
+    settings = Settings(
+        served_model_name=("reprise-demo",), wedlm_decoding="streaming", wedlm_window_size=2**31 - 1
+    )
+    with served(create_app(any_engine, settings)) as address:
         yield address
     assert any_engine.num_live == 0
 
