@@ -141,7 +141,7 @@ def test_under_a_schema_plain_runs_with_and_without_it_are_told_apart() -> None:
 
 def test_the_counts_of_all_streams_are_added_up() -> None:
     report = DraftingReport(
-        4, 3, 5, (("suffix", 4, 3),), ((2, 2), (2, 1)), drafter_s=1e-4, translation={"skipped": 1}
+        4, 3, 5, 9, (("suffix", 4, 3),), ((2, 2), (2, 1)), drafter_s=1e-4, translation={"skipped": 1}
     )
     usage = Usage(600, 10, 0, queue_s=0.05, prefill_s=0.3, first_token_s=0.3, total_s=1.3, drafting=report)
     end = Finished("stop", usage, tuple(range(10)))
