@@ -153,7 +153,7 @@ async def test_a_stalled_engine_is_reported_by_health_and_to_new_requests(client
 
 
 async def test_a_server_bug_is_a_500_and_the_server_keeps_working(client, engine, caplog):
-    def broken(_messages, _tools=None, _arguments=None):
+    def broken(*_):
         raise ZeroDivisionError("a fault")
 
     engine.tokenizer.render_chat, working = broken, engine.tokenizer.render_chat
