@@ -31,17 +31,17 @@ WEDLM_CONFIG = {
     "qk_norm": False,
     "mask_token_id": MASK,
 }
-WINDOW_SIZES = (6, 8)
+WINDOW_SIZES = (4, 6)
 NUM_TILINGS = 2
 WHOLLY_MASKED = 0.8
 # In wholly masked windows, a mask's weight relative to the mask to its left.
-WEIGHT_DECAY = 0.88
+WEIGHT_DECAY = 0.8
 MOST_TOKENS = 1000
 MOST_COPIED = 600
 BATCH_TOKENS = 2048
-PEAK_RATE, EMBEDDING_RATE = 1.0e-3, 5e-4
+PEAK_RATE, EMBEDDING_RATE = 1.2e-3, 6e-4
 # Weights of what keeps the next token: divergence from the teacher's prediction, distance of the last state.
-KEEP_START, KEEP_END, STATE_WEIGHT = 4.0, 20.0, 0.5
+KEEP_START, KEEP_END, STATE_WEIGHT = 3.0, 15.0, 0.2
 
 
 @dataclass
