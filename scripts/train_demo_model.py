@@ -4,6 +4,7 @@
     python scripts/train_demo_model.py --evaluate                       # exact match on held-out samples
     python scripts/train_demo_model.py --size draft --minutes 15        # smaller model, same vocabulary
     python scripts/train_demo_model.py --size polish --minutes 20       # smaller model, other vocabulary
+    python scripts/train_demo_model.py --size wedlm --minutes 30        # predicts masks too (demo_wedlm.py)
 
 Needs torch, tokenizers, numpy and safetensors (the `train` extra); the server needs none of this.
 """
@@ -16,6 +17,7 @@ import shutil
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import accumulate, islice
 from pathlib import Path
 
@@ -128,6 +130,9 @@ def train_polish_tokenizer() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(written))
 
 
+Past = dict["Block", tuple[Tensor, Tensor]]
+
+
 class Block(nn.Module):
     """One Llama layer: attention with rotary positions, then a gated MLP."""
 
@@ -145,15 +150,26 @@ class Block(nn.Module):
             }
         )
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Apply the layer. x: (batch, length, hidden); cos, sin: (batch, 1, length, head_dim / 2)."""
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor | None = None, past: Past | None = None
+    ) -> Tensor:
+        """Apply the layer. x: (batch, length, hidden); cos, sin: (batch, 1, length, head_dim / 2).
+
+        seen: (batch, 1, length, keys) bool, the keys that each query sees; None means causal. past: the keys
+        and values of earlier tokens by layer, to which this adds those of x.
+        """
         batch, length, _ = x.shape
         h = self.input_layernorm(x)
         q, k, v = (
             self.self_attn[f"{n}_proj"](h).view(batch, length, -1, CONFIG["head_dim"]).transpose(1, 2)
             for n in "qkv"
         )
-        mixed = F.scaled_dot_product_attention(_rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        if past is not None:
+            if self in past:
+                k, v = (torch.cat(pair, dim=2) for pair in zip(past[self], (k, v), strict=True))
+            past[self] = k, v
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
         x = x + self.self_attn["o_proj"](mixed.transpose(1, 2).reshape(batch, length, -1))
         h = self.post_attention_layernorm(x)
         return x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](h)) * self.mlp["up_proj"](h))
@@ -227,29 +243,37 @@ class Model(nn.Module):
         """Return the logits of states after the last layer."""
         return self.norm(x) @ self.embed_tokens.weight.T
 
-    def states(self, tokens: Tensor, positions: Tensor) -> list[Tensor]:
-        """Return the states (batch, length, hidden) after each layer."""
+    def states(
+        self, tokens: Tensor, positions: Tensor, seen: Tensor | None = None, past: Past | None = None
+    ) -> list[Tensor]:
+        """Return the states (batch, length, hidden) after each layer. seen, past: see Block.forward."""
         angles = (positions[..., None].float() * self.inverse)[:, None]
         cos, sin = angles.cos(), angles.sin()
         x = self.embed_tokens(tokens)
         states = []
         for layer in self.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, seen, past)
             states.append(x)
         return states
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with updates made orthogonal by Newton-Schulz steps (Jordan et al. 2024), in float32.
+    """Momentum with updates made orthogonal by Newton-Schulz steps (Jordan et al. 2024).
 
-    torch's own Muon works in bfloat16, which this CPU only emulates. Updates are scaled to the usual size of
-    AdamW's.
+    The steps use dtype: float32, or bfloat16, as in torch's own Muon, where the CPU does not only emulate it.
+    Updates are scaled to the usual size of AdamW's.
     """
 
     def __init__(
-        self, matrices: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.05
+        self,
+        matrices: list[nn.Parameter],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.05,
+        dtype: torch.dtype = torch.float32,
     ):
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # noqa: ARG002
@@ -265,7 +289,8 @@ class Muon(torch.optim.Optimizer):
                     average.lerp_(p.grad, 1 - group["momentum"])
                     updates.append(p.grad.lerp(average, group["momentum"]))
                 scale = 0.2 * max(shape) ** 0.5 * group["lr"]
-                for p, update in zip(parameters, orthogonal(torch.stack(updates)), strict=True):
+                made = orthogonal(torch.stack(updates).to(self.dtype)).float()
+                for p, update in zip(parameters, made, strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=scale)
 
 
@@ -620,7 +645,7 @@ def main() -> None:
     parser.add_argument(
         "--port", type=int, default=29511, help="port that connects the processes, loopback only"
     )
-    parser.add_argument("--size", choices=("demo", "draft", "polish"), default="demo")
+    parser.add_argument("--size", choices=("demo", "draft", "polish", "wedlm"), default="demo")
     parser.add_argument("--work", type=Path, help="tokenizer and checkpoint; default .training/SIZE")
     parser.add_argument(
         "--start-from", type=Path, help="exported model to continue from, without a checkpoint"
@@ -633,8 +658,11 @@ def main() -> None:
     arguments = parser.parse_args()
     demo = ROOT / "demo_model"
     arguments.work = arguments.work or ROOT / ".training" / arguments.size
-    folders = {"demo": demo, "draft": demo / "draft", "polish": demo / "draft_polish"}
-    arguments.out = arguments.out or folders[arguments.size]
+    folders = {"demo": "", "draft": "draft", "polish": "draft_polish", "wedlm": "wedlm"}
+    arguments.out = arguments.out or demo / folders[arguments.size]
+    if arguments.size == "wedlm":
+        import_module("demo_wedlm").run(arguments)
+        return
     choose_size(arguments)
     if arguments.evaluate:
         print("| family | exact match | tokens per sample |\n|---|---|---|")

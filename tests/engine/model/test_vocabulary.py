@@ -109,7 +109,7 @@ def test_bytes_are_those_that_grammars_use(kind: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("folder", ["", "draft_polish"])
+@pytest.mark.parametrize("folder", ["", "draft_polish", "wedlm"])
 @settings(max_examples=15, deadline=None)
 @given(text=TEXTS)
 def test_bundled_vocabularies_give_text_back(folder: str, text: str) -> None:
