@@ -105,6 +105,12 @@ def test_masks_change_nothing_however_tokens_are_sampled(
     assert not any(MASK in tokens for tokens in plain)
 
 
+def test_masks_change_nothing_with_quantized_keys_and_values(start_engine: StartEngine) -> None:
+    engine = start_engine(load=lambda _: foreseeing(), make_sources=no_lookups, kv_bits=8)
+    assert run(engine, requests(0.8)) == run(engine, requests(0.8, "none"))
+    assert ask(engine, requests(0.8)[3]).finished().usage.drafting.num_accepted > 0
+
+
 def test_log_probabilities_are_those_of_plain_decoding(start_engine: StartEngine) -> None:
     engine = start_engine(load=lambda _: foreseeing(), make_sources=no_lookups)
     found = {}
