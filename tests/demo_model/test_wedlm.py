@@ -6,9 +6,14 @@ import mlx.core as mx
 import mlx_lm
 from mlx_lm.utils import load_tokenizer
 
-from config.settings import BUNDLED_MODEL
+from bench.local_engine import LocalEngine
+from bench.workloads import make_chats
+from config.settings import BUNDLED_MODEL, Settings
+from engine.request import DraftChoice, DraftType
+from engine.speculative.costs.step_costs import StepCosts
 
 WEDLM = BUNDLED_MODEL / "wedlm"
+KINDS: tuple[DraftType, DraftType] = ("none", "wedlm")
 
 
 def test_mlx_lm_loads_it_without_remote_code() -> None:
@@ -42,3 +47,18 @@ def test_its_tokenizer_adds_only_the_mask() -> None:
 def test_it_uses_the_demo_models_template() -> None:
     name = "chat_template.jinja"
     assert (WEDLM / name).read_text() == (BUNDLED_MODEL / name).read_text()
+
+
+def test_its_masks_draft_and_change_no_answer() -> None:
+    settings = Settings(model=str(WEDLM), prefix_cache_bytes=0, draft_type="wedlm")
+    with LocalEngine(settings, StepCosts({(1, 1): 1.0}, is_learned=False)) as local:
+        chats = [
+            chat
+            for name in ("edits", "records", "quotes")
+            for chat in make_chats(name, 2, 1, local.count_tokens)
+        ]
+        turns = [chat.turns[0] for chat in chats]
+        plain, drafted = (local.answer(local.requests(turns, DraftChoice(kind), 128, 1)) for kind in KINDS)
+    assert [end.tokens for end in drafted] == [end.tokens for end in plain]
+    num_tokens = sum(len(end.tokens) for end in drafted)
+    assert num_tokens > 1.3 * sum(end.usage.drafting.num_forwards for end in drafted)
