@@ -15,7 +15,7 @@ FOLDERS = (".", "docs", "demo_model", "drafters", "engine")
 PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 README = ROOT / "README.md"
 MAX_README_LINES = 160
-OTHER_FLAGS = {"--cuda", "--slow", "--version"}
+OTHER_FLAGS = {"--basetemp", "--cuda", "--slow", "--version"}
 """Flags of the scripts, and of `reprise` itself."""
 PAGES_WITH_FLAGS = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
 FLAG = r"(?<![\w-])--[a-z][a-z-]+"
