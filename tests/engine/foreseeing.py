@@ -12,7 +12,7 @@ from tests.drafters.fakes import scored
 from tests.engine.support import VOCAB_SIZE, make_loaded
 
 MASK = 4000
-PEAK = 6.0
+PEAK = 12.0
 
 
 class Foreseeing:
