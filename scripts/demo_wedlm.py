@@ -31,7 +31,7 @@ WEDLM_CONFIG = {
     "qk_norm": False,
     "mask_token_id": MASK,
 }
-WINDOW_SIZES = (4, 6)
+WINDOW_SIZES = (4, 6, 8)
 NUM_TILINGS = 2
 WHOLLY_MASKED = 0.8
 # In wholly masked windows, a mask's weight relative to the mask to its left.
