@@ -160,6 +160,7 @@ _STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-l
 _ONE, _FEW = "--cases 1 --repeats 1 --max-tokens 32", "--chats 1 --rounds 1 --max-tokens 24"
 _QUICK_FITS, _QUICK_LEVELS = "--chats 1 --max-tokens 24 --num-draft-tokens 2", "--max-tokens 16 --rounds 1"
 _QUICK_STREAMS = "--rounds 1 --max-tokens 16"
+_WEDLM = "wedlm --windows 8,16 --thresholds 0.3,0.6 --penalties 0.01"
 _QUICK_WEDLM = "--cases 1 --max-tokens 24 --windows 8 --thresholds 0.3 --penalties 0.01"
 _DECODE, _PEERS, _SERVE = _of("decode"), _of("peers"), _of("serve", "levels")
 
@@ -210,8 +211,8 @@ FIGURES = [
         "warm", "sweep --parts warm --workloads edits_short --chats 1", "--max-tokens 32 --repeats 0", 60,
         _warm, _WARM,
     ),
-    Figure("wedlm", "wedlm", _QUICK_WEDLM, 300, _wedlm(False), run_wedlm.COLUMNS),
-    Figure("wedlm-streaming", "wedlm", _QUICK_WEDLM, 0, _wedlm(True), run_wedlm.COLUMNS),
+    Figure("wedlm", _WEDLM, _QUICK_WEDLM, 400, _wedlm(False), run_wedlm.COLUMNS),
+    Figure("wedlm-streaming", _WEDLM, _QUICK_WEDLM, 0, _wedlm(True), run_wedlm.COLUMNS),
     Figure(
         "sampling", "sampling", "--settings greedy --vocabularies 300,400 --rows 1,8,32", 40,
         lambda found: sampling.by_size(found["sampling"]["rows"]), _SAMPLING,
