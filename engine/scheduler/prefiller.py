@@ -107,39 +107,47 @@ class Prefiller:
         return costs.seconds(min(num_tokens, num_left), sequence.prefill.num_computed)
 
     def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts, dispatch: Dispatch) -> None:
+        """Feed the next tokens of a prompt, in parts if state is to be kept of a length between them."""
         prefill = sequence.prefill
-        num_before = prefill.num_computed
-        end = len(sequence.tokens) - 1
         if sequence.needs_prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
-        ahead = sorted(length for length in prefill.keep_at if length > num_before)
-        if ahead and not self._prefix_lookup.can_look_back:
-            chunk = min(chunk, ahead[0] - num_before)
-        if part := sequence.tokens[num_before : min(num_before + chunk, end)]:
-            logits = self._model(mx.array(part)[None], cache=prefill.caches)
-            measured = _likelihoods(sequence, logits[0]) if sequence.needs_prompt_logprobs else None
-            arrays = [*cache_arrays(prefill.caches), *(measured.arrays if measured else ())]
-            # Not `prefill`: it would keep the caches from the rows that take them over.
-            num_fed, drafts = len(part), sequence.drafts
+        end = min(prefill.num_computed + chunk, len(sequence.tokens) - 1)
+        within = (length for length in prefill.keep_at if prefill.num_computed < length < end)
+        cuts = [] if self._prefix_lookup.can_look_back else sorted(within)
+        for stop in (*cuts, end):
+            if stop > prefill.num_computed and not sequence.ended:
+                self._feed_part(sequence, stop, costs, dispatch)
 
-            def done(seconds: float | None) -> None:
-                costs.observe(num_fed, num_before, seconds)
-                if drafts and seconds:
-                    drafts.slowdown_budget.prefill_s += seconds
-                if measured and not sequence.ended:
-                    with station("prefill"):
-                        sequence.emit_prompt_logprobs(num_before + 1, measured.read())
-                sequence.report_progress(num_before + num_fed)
+    def _feed_part(self, sequence: Sequence, stop: int, costs: PrefillCosts, dispatch: Dispatch) -> None:
+        """Feed the tokens of a prompt up to a length, then keep the state of the lengths that are wanted."""
+        prefill = sequence.prefill
+        num_before = prefill.num_computed
+        part = sequence.tokens[num_before:stop]
+        logits = self._model(mx.array(part)[None], cache=prefill.caches)
+        measured = _likelihoods(sequence, logits[0]) if sequence.needs_prompt_logprobs else None
+        arrays = [*cache_arrays(prefill.caches), *(measured.arrays if measured else ())]
+        # Not `prefill`: it would keep the caches from the rows that take them over.
+        num_fed, drafts = len(part), sequence.drafts
 
-            dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
-            prefill.num_computed += len(part)
-            prefill.widest_chunk = max(prefill.widest_chunk, len(part))
-            if passed := [length for length in ahead if length <= prefill.num_computed]:
-                # A copy waits for the chunk, whose time would be lost.
-                self.clock.settle()
-                for length in passed:
+        def done(seconds: float | None) -> None:
+            costs.observe(num_fed, num_before, seconds)
+            if drafts and seconds:
+                drafts.slowdown_budget.prefill_s += seconds
+            if measured and not sequence.ended:
+                with station("prefill"):
+                    sequence.emit_prompt_logprobs(num_before + 1, measured.read())
+            sequence.report_progress(num_before + num_fed)
+
+        dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
+        prefill.num_computed = stop
+        prefill.widest_chunk = max(prefill.widest_chunk, num_fed)
+        if passed := sorted(length for length in prefill.keep_at if num_before < length <= stop):
+            # A copy waits for the chunk, whose time would be lost.
+            self.clock.settle()
+            for length in passed:
+                if not sequence.ended:
                     self._prefix_lookup.keep_prefilled(sequence, length)
-                self.clock.reset()
+            self.clock.reset()
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
         """Handle a chunk whose computation failed. Raises StepError if its sequence has joined the rows."""

@@ -272,6 +272,13 @@ def test_a_prompt_is_cut_at_the_answers_opening_only_if_state_cannot_look_back(
     assert list(answer.finished().tokens) == oracle(driven.loaded, request(prompt, 8))
 
 
+def test_the_rest_of_a_prompt_that_is_cut_is_fed_in_the_same_step() -> None:
+    driven = Driven(make_loaded("lfm2"), prefix_cache_bytes=2**24)
+    driven.ask(request([*prompt_of(40), *driven.loaded.tokenizer.answer_opening, *prompt_of(5, 3)], 8))
+    driven.worker.step()
+    assert driven.worker.members and not driven.worker.prefilling
+
+
 @pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
 def test_a_prefix_that_two_prompts_share_serves_a_third(name: str, start_engine: StartEngine) -> None:
     """Send three prompts: with state, the second one shows at which length the state is worth keeping."""
