@@ -214,6 +214,22 @@ class Columns:
             self._indices = mx.arange(len(ends))[:, None], written
         return moves
 
+    def columns_after(self, joining: Sequence[int], width: int) -> int:
+        """Return the columns that a window's buffers have at most after the next forward.
+
+        joining: lengths of the rows that are added before it. width: maximum tokens that it feeds a row.
+        """
+        assert self.window is not None
+        seen = self.window + BLOCK_TOKENS
+        live = max((min(length, seen) for length in joining), default=0)
+        reserved = max(self.num_reserved, round_block(live + SLACK_TOKENS) if joining else 0)
+        # A forward also erases what the last one left behind a row's end.
+        if max([live, *self.dirty_ends]) + 2 * width <= reserved:
+            return reserved
+        longest = max([*joining, *self.shared.lengths], default=0)
+        held = round_block(min(longest, seen + ROLLBACK_TOKENS))
+        return max(reserved, round_block(held + width + SLACK_TOKENS))
+
     def shrink(self) -> list[Move]:
         """Return a move for each row if a window's buffers have more columns than these rows may take."""
         longest = max(self.shared.lengths) + SLACK_TOKENS

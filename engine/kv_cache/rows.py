@@ -19,6 +19,7 @@ from engine.kv_cache.batched import (
     GroupedKVCache,
     RaggedChunkedKVCache,
     RaggedKVCache,
+    grow_slots,
     max_slots,
     round_columns,
     shrink_extent,
@@ -250,6 +251,18 @@ class BatchedRows:
     def extents(self) -> list[Extent]:
         """The slots and columns of the buffers of full attention, of each group."""
         return [self._extent(group) for group in self._groups]
+
+    def window_cells(self, window: int, joining: Sequence[int], width: int) -> int:
+        """Return the most slots times columns that buffers of this window have after the next forward.
+
+        joining, width: see Columns.columns_after().
+        """
+        of_window = (one for one in self._windows.values() if one.window == window)
+        columns = next(of_window, None) or Columns(self.shared, window)
+        num_slots = next((cache.extent[0] for cache in self._in_window(columns)), 0)
+        for row in range(len(joining)):
+            num_slots = grow_slots(num_slots, len(self.lengths) + row + 1)
+        return num_slots * columns.columns_after(joining, width)
 
     def limit_growth(self, max_cells: int) -> None:
         """Keep the buffers of full attention within max_cells slots times columns, unless rows need more."""

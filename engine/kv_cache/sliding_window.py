@@ -83,6 +83,13 @@ class WindowKVCache:
         self.keys, self.values, self.offset = keys, values, offset
         self._base = self._read_start = self._first_needed(offset)
 
+    def columns_after(self, width: int) -> int:
+        """Return the columns that the buffer has at most once width more tokens were fed."""
+        columns, held = 0 if self.keys is None else self.keys.shape[2], self.offset - self._base
+        if held + width <= columns:
+            return columns
+        return max(columns, self.offset - self._first_kept() + width + SLACK_TOKENS)
+
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
@@ -138,14 +145,17 @@ class WindowKVCache:
     def _first_needed(self, position: int) -> int:
         return first_needed(position, self.window)
 
+    def _first_kept(self) -> int:
+        """Return the first position that a new buffer keeps."""
+        # After a restore() the buffer may start later than what rolling back needs.
+        return max(self._base, self._first_needed(max(0, self.offset - ROLLBACK_TOKENS)))
+
     def _reserve(self, width: int, keys: mx.array, values: mx.array) -> None:
         held = self.offset - self._base
         if self.keys is not None and held + width <= self.keys.shape[2]:
             return
-        needed = min(self._read_start, self._first_needed(max(0, self.offset - ROLLBACK_TOKENS)))
-        # After a restore() the buffer may start later than that.
-        needed = max(needed, self._base)
-        dropped, self._base = needed - self._base, needed
+        kept = self._first_kept()
+        dropped, self._base = kept - self._base, kept
         self.keys = _copy_with_room(self.keys, dropped, held, width, keys)
         self.values = _copy_with_room(self.values, dropped, held, width, values)
 

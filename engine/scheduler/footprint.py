@@ -5,7 +5,7 @@ is a matter of timing. So forward passes are measured under a memory limit of 0,
 every operation: that is what they need. memory_budget.py limits how far MLX may run ahead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -28,6 +28,9 @@ RECURRENT_TOKENS = 256
 
 MASK_BYTES = 2
 """Of a mask, per token fed and token in the caches. The probes need none, rows of different lengths do."""
+
+Cells = Callable[[int], int]
+"""Returns the slots times columns of the buffers of a sliding window of this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +67,20 @@ class Footprint:
 
     def row_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
         """Return the bytes of a row's caches for num_tokens, when fed up to chunk_tokens at a time."""
-        windows = self.window_bytes(num_tokens, chunk_tokens)
+        windows = self.window_bytes(lambda window: window_columns(num_tokens, window, chunk_tokens))
         return self.fixed_bytes + self.token_bytes * num_tokens + windows
 
-    def window_bytes(self, num_tokens: int, max_width: int) -> int:
-        """Return the part of row_bytes() for sliding windows."""
-        return sum(each * window_columns(num_tokens, window, max_width) for each, window in self.windows)
+    def window_bytes(self, cells: Cells) -> int:
+        """Return the bytes of the buffers of sliding windows."""
+        return sum(each * cells(window) for each, window in self.windows)
 
-    def growth_bytes(self, num_rows: int, num_cells: int, num_tokens: int, max_width: int) -> int:
-        """Return what the growth of num_rows rows takes besides the caches that have grown.
+    def growth_bytes(self, num_cells: int, window_cells: Cells) -> int:
+        """Return what the growth of buffers takes besides those that have grown.
 
         Layers grow one after the other, and each has its old and its new buffer for a moment.
-        num_cells: slots times columns of the buffers that keep all tokens. num_tokens: of the longest row.
+        num_cells: slots times columns of the buffers that keep all tokens.
         """
-        cells = [num_rows * window_columns(num_tokens, window, max_width) for _, window in self.windows]
+        cells = [window_cells(window) for _, window in self.windows]
         if self.token_bytes:
             cells.append(num_cells)
         return self.layer_bytes * max(cells, default=0)

@@ -12,8 +12,9 @@ Above the limit MLX waits for the device before it dispatches the next operation
 """
 
 import logging
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary, ref
 
@@ -22,14 +23,15 @@ import mlx.core as mx
 from config.settings import Settings
 from engine.kv_cache.batched import GROWTH_TOKENS, max_slots, round_columns
 from engine.kv_cache.groups import count_cells
+from engine.kv_cache.per_row import Caches, leaves
 from engine.kv_cache.recurrent import MAX_LATER_STATES
 from engine.kv_cache.rows import BatchedRows, Rows, Sharing
-from engine.kv_cache.sliding_window import SLACK_TOKENS
+from engine.kv_cache.sliding_window import SLACK_TOKENS, WindowKVCache, window_columns
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import MemoryLimit
 from engine.sampling.pieces import ALL_NEEDS, LIKELIHOOD_ARRAYS, Needs, find_needs, sampling_bytes
-from engine.scheduler.footprint import Footprint, measure
+from engine.scheduler.footprint import Cells, Footprint, measure
 from engine.scheduler.machine_memory import usable_bytes, wire_weights
 from engine.scheduler.prefill_budget import count_fitting, share_tokens
 from engine.sequence import Sequence
@@ -113,8 +115,21 @@ class SamplingMemory:
         return cls(row_bytes, num_arrays, prompt_logprobs)
 
 
-Demand = tuple[int, SamplingMemory]
-"""What one sequence asks of memory: its length, and its sampling."""
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one sequence asks of memory.
+
+    num_tokens: its length. sampling: of its tokens.
+    windows: columns of its own buffers of sliding windows after the step, if they are known, by window.
+    """
+
+    num_tokens: int
+    sampling: SamplingMemory
+    windows: Mapping[int, int] = field(default_factory=dict)
+
+    def window_columns(self, num_columns: int, widest_chunk: int) -> Cells:
+        """Return the columns of its own buffers; if not known, for num_columns fed in chunks."""
+        return lambda window: self.windows.get(window) or window_columns(num_columns, window, widest_chunk)
 
 
 @dataclass(frozen=True)
@@ -125,6 +140,7 @@ class StepDemands:
         that have caches of their own, with the tokens that these hold after the step.
     chunk_tokens: maximum tokens of a chunk. widest_chunk: the same of all chunks so far; buffers of sliding
         windows have room for it.
+    members: the target model's rows as they are, if this is its next step.
     """
 
     rows: SequenceOf[Demand]
@@ -132,6 +148,7 @@ class StepDemands:
     others: SequenceOf[Demand]
     chunk_tokens: int
     widest_chunk: int
+    members: BatchedRows | None = None
 
     @cached_property
     def joined(self) -> list[Demand]:
@@ -151,12 +168,12 @@ class StepDemands:
     @cached_property
     def longest(self) -> int:
         """The length of the longest row."""
-        return max((length for length, _ in self.joined), default=0)
+        return max((one.num_tokens for one in self.joined), default=0)
 
     @cached_property
     def has_prompt_logprobs(self) -> bool:
         """Whether log probabilities of any prompt are wanted."""
-        return any(sampling.prompt_logprobs for _, sampling in self.prompts)
+        return any(one.sampling.prompt_logprobs for one in self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +253,7 @@ class MemoryBudget:
 
     def bytes_alone(self, num_tokens: int) -> int:
         """Return what a sequence of that length needs with no other sequence running."""
-        alone = [(num_tokens, self._most_sampling)]
+        alone = [Demand(num_tokens, self._most_sampling)]
         return max(self._estimate_full(alone, []).total, self._estimate_full([], alone).total)
 
     def may_begin(
@@ -270,13 +287,20 @@ class MemoryBudget:
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
         reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
         """
-        estimate = self._estimate_step(members, prefilling, self.chunk_tokens)
+        shared = rows[0] if isinstance(rows[0], BatchedRows) else None
+        has_windows = bool(self._models[0].footprint.windows)
+        own = {s: _windows_of(s.prefill.caches) for s in prefilling if has_windows}
+
+        def estimate_step(num_tokens: int) -> Estimate:
+            return self._estimate_step(members, prefilling, num_tokens, shared, own)
+
+        estimate = estimate_step(self.chunk_tokens)
         read = sum(self._reading_bytes(len(s.tokens)) for s in reading)
         self._shrink_prefixes(self.room_bytes - estimate.total - read)
         spare = self.room_bytes - estimate.total - read - sum(cache.num_bytes for cache in self.prefixes)
         if prefilling and spare > 0:
             # Of half at most: buffers may grow ahead of need into the rest.
-            larger = self._feed_more(members, prefilling, estimate.total + spare // 2)
+            larger = self._feed_more(estimate_step, estimate.total + spare // 2)
             spare -= larger.total - estimate.total
             estimate = larger
         self._limit_mlx(estimate.operation)
@@ -295,36 +319,42 @@ class MemoryBudget:
                 self._used_bytes += max(0, held - num_cells) * cell_bytes
         return True
 
-    def _feed_more(
-        self, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence], max_bytes: int
-    ) -> Estimate:
+    def _feed_more(self, estimate_step: Callable[[int], Estimate], max_bytes: int) -> Estimate:
         """Let the step feed as many tokens of prompts as fit into max_bytes; return its estimate."""
         num_steps = -(-(self._largest_chunk_tokens - self.chunk_tokens) // CHUNK_STEP)
 
         def estimate(steps: int) -> Estimate:
-            num_tokens = min(self.chunk_tokens + steps * CHUNK_STEP, self._largest_chunk_tokens)
-            return self._estimate_step(members, prefilling, num_tokens)
+            return estimate_step(min(self.chunk_tokens + steps * CHUNK_STEP, self._largest_chunk_tokens))
 
         if (largest := estimate(num_steps)).total <= max_bytes:
             return largest
         return estimate(count_fitting(lambda steps: estimate(steps).total, num_steps, max_bytes))
 
     def _estimate_step(
-        self, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence], num_tokens: int
+        self,
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
+        num_tokens: int,
+        rows: BatchedRows | None,
+        windows: Mapping[Sequence, SequenceOf[WindowKVCache]],
     ) -> Estimate:
-        """Let the next step feed num_tokens of prompts, and estimate it."""
+        """Let the next step feed num_tokens of prompts, and estimate it.
+
+        rows: of the target model, if they share buffers. windows: each prompt's own caches, one per window.
+        """
         complete, others = [], []
         chunks = share_tokens([s.num_to_prefill for s in prefilling], num_tokens)
         for sequence, chunk in zip(prefilling, chunks, strict=True):
             sequence.prefill.max_chunk_tokens = chunk
+            columns = {one.window: one.columns_after(chunk) for one in windows.get(sequence, ())}
             if chunk == sequence.num_to_prefill:
-                complete.append(self._demand(sequence, len(sequence.tokens)))
+                complete.append(self._demand(sequence, len(sequence.tokens), columns))
             else:
-                others.append(self._demand(sequence, sequence.prefill.num_computed + chunk))
-        rows = [self._demand(s, len(s.tokens)) for s in members]
+                others.append(self._demand(sequence, sequence.prefill.num_computed + chunk, columns))
+        decoding = [self._demand(s, len(s.tokens)) for s in members]
         widest = max((s.prefill.widest_chunk for s in prefilling), default=0)
         most = max(chunks, default=0)
-        return self._estimate(StepDemands(rows, complete, others, most, max(most, widest)))
+        return self._estimate(StepDemands(decoding, complete, others, most, max(most, widest), rows))
 
     def _limit_mlx(self, operation: int) -> None:
         """Make MLX wait for the device while there is no room for one more operation of that many bytes."""
@@ -333,7 +363,7 @@ class MemoryBudget:
     def may_measure(self, lengths: SequenceOf[int]) -> bool:
         """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
         held = sum(cache.num_bytes for cache in self.prefixes)
-        rows = [(length, self._most_sampling) for length in lengths]
+        rows = [Demand(length, self._most_sampling) for length in lengths]
         return self._estimate_full(rows, []).total + held <= self.room_bytes
 
     def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1) -> bool:
@@ -381,7 +411,9 @@ class MemoryBudget:
         target, *draft = [m.footprint.row_bytes(SHARED_TOKENS, self.chunk_tokens) for m in self._models]
         return num_bytes * sum(draft) // (target + sum(draft))
 
-    def _demand(self, sequence: Sequence, num_tokens: int) -> Demand:
+    def _demand(
+        self, sequence: Sequence, num_tokens: int, windows: Mapping[int, int] | None = None
+    ) -> Demand:
         if (sampling := self._sampling.get(sequence)) is None:
             request = sequence.request
             needs = find_needs(request.sampling, self._vocab_size, request.grammar is not None)
@@ -391,13 +423,13 @@ class MemoryBudget:
                 request.top_logprobs is not None or self._has_masks,
                 request.prompt_logprobs,
             )
-        return num_tokens, sampling
+        return Demand(num_tokens, sampling, windows or {})
 
     def _estimate(self, step: StepDemands) -> Estimate:
         """Estimate what a step needs while it runs, and while prompts join the rows."""
         if not step.everyone:
             return Estimate()
-        kept = sum(sampling.row_bytes for _, sampling in step.everyone)
+        kept = sum(one.sampling.row_bytes for one in step.everyone)
         growth = forward = logits = 0
         for model in self._models:
             kept += self._kept_bytes(model, step)
@@ -418,41 +450,45 @@ class MemoryBudget:
     def _kept_bytes(self, model: ModelMemory, step: StepDemands) -> int:
         """Return the bytes of a model's caches."""
         footprint, rows, joined = model.footprint, step.rows, step.joined
-        records = footprint.record_bytes + model.width * footprint.record_token_bytes
-        kept = len(rows) * records + sum(
-            footprint.row_bytes(each, step.widest_chunk) for each in self._columns_apart(model, step)
-        )
+        kept = len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
+        for num_columns, window_cells in self._apart(model, step):
+            kept += footprint.token_bytes * num_columns + footprint.fixed_bytes
+            kept += footprint.window_bytes(window_cells)
         if not model.sharing or not joined:
             return kept
         kept += footprint.token_bytes * self._num_cells(model, rows, step.complete)
         kept += len(joined) * footprint.fixed_bytes
         most = self._most_columns(model, step)
-        windows = footprint.window_bytes(most, model.width)
         # Until a prompt joins, it has windows for its chunks.
+        own = [footprint.window_bytes(one.window_columns(most, step.widest_chunk)) for one in step.complete]
         return kept + max(
-            max_slots(len(joined)) * windows,
-            max_slots(len(rows)) * windows
-            + len(step.complete) * footprint.window_bytes(most, step.widest_chunk),
+            footprint.window_bytes(self._window_cells(model, step, step.complete)),
+            footprint.window_bytes(self._window_cells(model, step, ())) + sum(own),
         )
 
     def _growth_bytes(self, model: ModelMemory, step: StepDemands) -> int:
         """Return what the growth of one layer takes. Prompts grow one after the other, and so do models."""
-        footprint, chunk = model.footprint, step.widest_chunk
-        apart = [footprint.growth_bytes(1, each, each, chunk) for each in self._columns_apart(model, step)]
+        apart = [model.footprint.growth_bytes(*each) for each in self._apart(model, step)]
         if not model.sharing:
             return sum(apart)
         num_cells = self._num_cells(model, step.rows, step.complete)
-        most = self._most_columns(model, step)
-        return max(
-            [footprint.growth_bytes(max_slots(len(step.joined)), num_cells, most, model.width), *apart]
-        )
+        window_cells = self._window_cells(model, step, step.complete)
+        return max([model.footprint.growth_bytes(num_cells, window_cells), *apart])
+
+    def _window_cells(self, model: ModelMemory, step: StepDemands, joining: SequenceOf[Demand]) -> Cells:
+        """Return the slots times columns of the windows that rows share, once these prompts joined them."""
+        if model is self._models[0] and (rows := step.members):
+            lengths = [one.num_tokens for one in joining]
+            return lambda window: rows.window_cells(window, lengths, model.width)
+        num_slots, most = max_slots(len(step.rows) + len(joining)), self._most_columns(model, step)
+        return lambda window: num_slots * window_columns(most, window, model.width)
 
     def _forward_bytes(self, model: ModelMemory, step: StepDemands) -> int:
         """Return what the largest forward pass of a step takes, of its rows or of a chunk."""
         num_rows, width = len(step.rows), model.width
         seen = width * self._num_cells(model, step.rows)
         if model is self._models[0]:
-            read, chunk = max((length for length, _ in step.prompts), default=0), step.chunk_tokens
+            read, chunk = max((one.num_tokens for one in step.prompts), default=0), step.chunk_tokens
         else:
             # The draft model reads the text of rows.
             read, chunk = model.num_ids(step.longest), self.chunk_tokens
@@ -465,29 +501,32 @@ class MemoryBudget:
     def _most_columns(self, model: ModelMemory, step: StepDemands) -> int:
         return model.num_ids(step.longest) + self._ahead_tokens + SLACK_TOKENS
 
-    def _columns_apart(self, model: ModelMemory, step: StepDemands) -> list[int]:
-        """Return the columns of the caches that share no buffers."""
-        rows = [] if model.sharing else [self._row_columns(model, length) for length, _ in step.rows]
-        prompts = [] if model.sharing else step.complete
-        # The draft model has not begun to read them; what it reads is counted by _reading_bytes().
-        others = step.others if model is self._models[0] else []
-        return [*rows, *(self._prompt_columns(model, length) for length, _ in (*prompts, *others))]
+    def _apart(self, model: ModelMemory, step: StepDemands) -> list[tuple[int, Cells]]:
+        """Return the columns of the caches that share no buffers, of full attention and of windows."""
+        prompts = [] if model.sharing else list(step.complete)
+        if model is self._models[0]:
+            # The draft model has not begun to read them; what it reads is counted by _reading_bytes().
+            prompts += step.others
+        apart = [(one, self._prompt_columns(model, one.num_tokens)) for one in prompts]
+        if not model.sharing:
+            apart += [(one, self._row_columns(model, one.num_tokens)) for one in step.rows]
+        return [(columns, one.window_columns(columns, step.widest_chunk)) for one, columns in apart]
 
     def _sampling_bytes(self, step: StepDemands) -> int:
         """Return what sampling takes at most, and prompts' log probabilities."""
         num_draws, num_arrays = len(step.rows) * self._models[0].width, 0.0
         if step.has_prompt_logprobs:
             num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
-        num_arrays = max([num_arrays, *(sampling.num_arrays for _, sampling in step.rows)])
+        num_arrays = max([num_arrays, *(one.sampling.num_arrays for one in step.rows)])
         return sampling_bytes(num_draws, num_arrays, self._vocab_size) if num_draws else 0
 
     def _num_cells(
         self, model: ModelMemory, rows: SequenceOf[Demand], complete: SequenceOf[Demand] = ()
     ) -> int:
         """Return the most cells that rows take that share buffers, and prompts that join them."""
-        lengths = [length for length, _ in (*rows, *complete)]
-        columns = [self._row_columns(model, length) for length, _ in rows]
-        columns += [self._prompt_columns(model, length) for length, _ in complete]
+        lengths = [one.num_tokens for one in (*rows, *complete)]
+        columns = [self._row_columns(model, one.num_tokens) for one in rows]
+        columns += [self._prompt_columns(model, one.num_tokens) for one in complete]
         # How many ids a text has less than it may have is not known if it is translated.
         is_known = model.ids_per_token == 1
         spans = [
@@ -603,6 +642,12 @@ def _limit_context(
     second = memory_budget.bytes_alone(max_tokens + GROWTH_TOKENS)
     limit = MemoryLimit(memory_budget.room_bytes, max_tokens, first, (second - first) / GROWTH_TOKENS)
     loaded.info = replace(info, context_tokens=max_tokens, memory_limit=limit)
+
+
+def _windows_of(caches: Caches) -> list[WindowKVCache]:
+    """Return a sequence's cache of each window; those of all layers are alike."""
+    by_window = {one.window: one for one in leaves(caches) if isinstance(one, WindowKVCache)}
+    return list(by_window.values())
 
 
 def _length_to_admit(sequence: Sequence) -> int:

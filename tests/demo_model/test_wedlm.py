@@ -55,10 +55,10 @@ def test_its_masks_draft_and_change_no_answer() -> None:
         chats = [
             chat
             for name in ("edits", "records", "quotes")
-            for chat in make_chats(name, 2, 1, local.count_tokens)
+            for chat in make_chats(name, 1, 1, local.count_tokens)
         ]
         turns = [chat.turns[0] for chat in chats]
-        plain, drafted = (local.answer(local.requests(turns, DraftChoice(kind), 128, 1)) for kind in KINDS)
+        plain, drafted = (local.answer(local.requests(turns, DraftChoice(kind), 96, 1)) for kind in KINDS)
     assert [end.tokens for end in drafted] == [end.tokens for end in plain]
     num_tokens = sum(len(end.tokens) for end in drafted)
     assert num_tokens > 1.3 * sum(end.usage.drafting.num_forwards for end in drafted)

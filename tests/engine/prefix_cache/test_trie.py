@@ -276,7 +276,8 @@ def test_the_rest_of_a_prompt_that_is_cut_is_fed_in_the_same_step() -> None:
     driven = Driven(make_loaded("lfm2"), prefix_cache_bytes=2**24)
     driven.ask(request([*prompt_of(40), *driven.loaded.tokenizer.answer_opening, *prompt_of(5, 3)], 8))
     driven.worker.step()
-    assert driven.worker.members and not driven.worker.prefilling
+    assert driven.worker.members
+    assert not driven.worker.prefilling
 
 
 @pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
