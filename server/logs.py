@@ -35,6 +35,8 @@ class RequestRecord:
     num_cached_tokens: None if the client left and the engine had yet to notice.
     first_token_ms, tokens_per_s: None if no token was generated.
     num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
+    wedlm_decoding: "streaming" if a WeDLM model filled in several tokens at once: the answer may differ from
+        that of plain decoding.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
     ignored: what of the request had no effect, such as fields of other servers.
     relaxed: what of its schemas is not enforced.
@@ -51,6 +53,7 @@ class RequestRecord:
     tokens_per_s: float | None = None
     num_forwards: int = 0
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    wedlm_decoding: Literal["off", "streaming"] = "off"
     translation: dict[str, str | int] | None = None
     total_ms: float = 0.0
     finish_reason: str | None = None
@@ -88,6 +91,10 @@ class RequestRecord:
             parts.append(f"drafts {' + '.join(counts)} accepted")
             if self.translation:
                 parts[-1] += f" ({_translation_text(self.translation)})"
+        is_streaming = self.wedlm_decoding == "streaming"
+        if is_streaming:
+            parts.append("wedlm_decoding streaming")
+        if self.drafts or is_streaming:
             parts.append(f"{self.num_completion_tokens / max(1, self.num_forwards):.1f} tokens/forward")
         return ", ".join([*parts, f"total {self.total_ms:.0f} ms"])
 

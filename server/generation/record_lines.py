@@ -9,6 +9,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -64,6 +65,8 @@ def _lines(
         line = {"time": now, "id": engine_request.id, "model": service.engine.info.name} | fields
         line |= _text(service, engine_request, end)
         line["draft_type"] = engine_request.draft.type or service.settings.draft_type
+        if engine_request.streaming:
+            line["streaming"] = asdict(engine_request.streaming)
         yield json.dumps(line | _counts(end)).encode() + b"\n"
 
 

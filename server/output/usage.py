@@ -136,6 +136,8 @@ def fill_record(
     record.num_cached_tokens = counts.prompt_tokens_details.cached_tokens if is_known else None
     record.num_forwards = sum(usage.drafting.num_forwards for usage in ended.values())
     record.drafts = count_by_source(ended.values())
+    if any(request.streaming for request in engine_requests):
+        record.wedlm_decoding = "streaming"
     if translation := count_translation(ended.values()):
         record.translation = translation.model_dump(exclude={"drafted", "accepted"})
     started = [usage for usage in ended.values() if usage.num_completion_tokens]

@@ -1,6 +1,7 @@
 import io
 import json
 import logging
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -59,6 +60,7 @@ async def test_a_request_is_one_line_of_json_with_all_its_figures(client, log, s
         "num_completion_tokens": num_tokens,
         "num_forwards": 0,
         "drafts": {},
+        "wedlm_decoding": "off",
         "translation": None,
         "first_token_ms": 250.0,
         "tokens_per_s": pytest.approx(10.0),
@@ -91,6 +93,14 @@ async def test_a_line_says_what_drafts_did(client, engine, log):
     line = json.loads(_only_line(written))
     assert line["drafts"] == {"suffix": [10, 9], "prediction": [4, 2]}
     assert line["num_forwards"] == 5
+
+
+async def test_a_line_says_that_the_answer_may_differ(client, engine, log):
+    engine.info = replace(engine.info, mask_token_id=7, can_stream=True)
+    engine.drafting = DraftingReport(num_forwards=8)
+    written = log("text")
+    await client.post(CHAT, json=BODY | {"wedlm_decoding": "streaming"})
+    assert "wedlm_decoding streaming, 2.0 tokens/forward, " in _only_line(written)
 
 
 async def test_a_line_says_how_drafts_were_translated(client, engine, log):

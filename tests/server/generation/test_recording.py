@@ -7,6 +7,7 @@ import shutil
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,18 @@ async def test_a_line_has_the_request_and_the_output(
     assert line["model"] == engine.info.name
     assert line["completion_tokens"] == len("good morning")
     assert line["finish_reason"] == "stop"
+
+
+async def test_a_line_says_how_an_answer_was_streamed(
+    recording: Recording, engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.info = replace(engine.info, mask_token_id=7, can_stream=True)
+    async with recording(wedlm_decoding="streaming", wedlm_window_size=4) as client:
+        assert (await client.post(CHAT, json=HELLO)).status_code == 200
+        assert (await client.post(CHAT, json=HELLO | {"wedlm_decoding": "off"})).status_code == 200
+    streamed, plain = lines_of(tmp_path)
+    assert streamed["streaming"]["window_size"] == 4
+    assert "streaming" not in plain
 
 
 async def test_every_choice_of_every_endpoint_has_its_line(
