@@ -19,14 +19,20 @@ def options(*given: str) -> argparse.Namespace:
     return parser.parse_args(list(given))
 
 
-@pytest.mark.parametrize("mode", [pytest.param([], marks=pytest.mark.slow), ["--exact"]])
+@pytest.mark.parametrize(
+    ("mode", "num_drafted"), [pytest.param([], 7, marks=pytest.mark.slow), (["--exact"], 3)]
+)
 def test_drafting_on_the_bundled_model_is_certified(
-    mode: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    mode: list[str],
+    num_drafted: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    given = ["--prompt-tokens", "60", "--max-tokens", "12", "--num-draft-tokens", "7"]
+    given = ["--prompt-tokens", "60", "--max-tokens", "12", "--num-draft-tokens", f"{num_drafted}"]
     given += [*mode, "--json", str(tmp_path / "verify.json")]
     # A context of 8,300 tokens takes minutes here.
-    monkeypatch.setattr(exact_widths, "LONG_LENGTHS", (1100,))
+    monkeypatch.setattr(exact_widths, "LONG_LENGTHS", (400,))
     assert main(["verify", *given]) == 0
     printed = capsys.readouterr().out
     assert printed.count("PASS") == 3
@@ -34,7 +40,8 @@ def test_drafting_on_the_bundled_model_is_certified(
     found = json.loads((tmp_path / "verify.json").read_text())["verify"]
     assert [row["parity"] for row in found["rows"]] == ["PASS"] * 3
     assert any(row["drafted_tokens"] for row in found["rows"])
-    exact = [line.split("all up to 8")[0].split() for line in printed.splitlines() if "all up to 8" in line]
+    all_widths = f"all up to {num_drafted + 1}"
+    exact = [line.split(all_widths)[0].split() for line in printed.splitlines() if all_widths in line]
     several = [
         [str(rows), *what.split()]
         for rows in (2, 4)
