@@ -26,7 +26,7 @@ def economics(document: Document) -> Built:
     if buckets:
         parts.append(_buckets(buckets))
     if predicted:
-        parts.append(_predicted(predicted))
+        parts += [_predicted(predicted), table("Errors as a table", rows_of(document, "economics", "errors"))]
     energy = section.get("energy") or {}
     if rows := rows_of(section, "energy"):
         parts.append(table(f"Energy of {energy.get('measured')}, in joules per token", rows))
