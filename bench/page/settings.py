@@ -71,7 +71,7 @@ def _measured(rows: Rows) -> list[Part]:
     return [
         chart(
             "Measured on the engine", "dots", rows, "value", "workload", "setting", measures=known(rows),
-            about=["parity"], note="The default and the best configuration of each draft type.",
+            about=["replayed_speedup", "parity"], note="The default and the best of each draft type.",
         )
     ]  # fmt: skip
 

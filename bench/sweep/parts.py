@@ -80,10 +80,11 @@ def overall(rows: Sequence[Row], by: Sequence[str] = POINT) -> list[Row]:
     return means.agg(mean=speedup.log().mean().exp(), lowest=speedup.min()).to_dicts()
 
 
-def best_of(rows: Sequence[Row], draft_type: str) -> Row:
-    """Return the point of a draft type with the highest mean; shorter drafts win ties."""
-    means = [one for one in overall(rows) if one["draft_type"] == draft_type]
-    return max(means, key=lambda one: (round(one["mean"], 3), -one["num_draft_tokens"]))
+def best_of(rows: Sequence[Row], by: Sequence[str] = POINT) -> Row:
+    """Return the point with the highest mean; shorter drafts win ties."""
+    return max(
+        overall(rows, by), key=lambda one: (round(one["mean"], 3), -(one.get("num_draft_tokens") or 0))
+    )
 
 
 def text_of(point: Row) -> str:
@@ -98,7 +99,8 @@ def measure_best(
     """Measure the server's default and the best point of each draft type on the engine, by workload."""
     types = list(dict.fromkeys(row["draft_type"] for row in rows))
     points = [default_point(settings.draft_type, settings)] if settings.draft_type in types else []
-    points += [{name: best_of(rows, draft_type)[name] for name in POINT} for draft_type in types]
+    best = [best_of([row for row in rows if row["draft_type"] == draft_type]) for draft_type in types]
+    points += [{name: one[name] for name in POINT} for one in best]
     named = {text_of(point): point for point in points}
 
     def arm(point: Row) -> Arm:
@@ -109,12 +111,13 @@ def measure_best(
         return Arm(point["draft_type"], point["num_draft_tokens"], prepare=prepare)
 
     arms = {name: arm(point) for name, point in named.items()}
-    rows = measure(answering, some, arms, repeats, f"{len(named)} configurations")
+    replayed = {(text_of(row), row["workload"]): row["speedup"] for row in rows}
+    measured = measure(answering, some, arms, repeats, f"{len(named)} configurations")
     names = ("workload", "tokens", "speedup", "tokens_per_forward", "acceptance", "parity")
     return [
-        point | {name: row[name] for name in names}
+        point | {name: row[name] for name in names} | {"replayed_speedup": replayed[text, row["workload"]]}
         for text, point in named.items()
-        for row in rows
+        for row in measured
         if (row["turn"], row["arm"]) == (None, text)
     ]
 
@@ -124,19 +127,17 @@ def gate(setup: Setup, thresholds: Sequence[float], pairs: Sequence[TokenPair], 
 
     repetitive: the share of prompts at or above the threshold.
     """
-    scores: dict[str, list[float]] = {}
-    for pair in pairs:
-        if pair.is_measured:
-            scores.setdefault(pair.workload, []).append(repetition_score(pair.prompt))
     points = [
         {"draft_type": "auto", "threshold": threshold, "gate": mode}
         for threshold in sorted(thresholds)
         for mode in MODES
     ]
-    return [
-        row | {"repetitive": mean(score >= row["threshold"] for score in scores[row["workload"]])}
-        for row in replays(setup, points, pairs, work)
-    ]
+    scores = [(pair.workload, repetition_score(pair.prompt)) for pair in pairs if pair.is_measured]
+
+    def repetitive(row: Row) -> float:
+        return mean(float(score >= row["threshold"]) for name, score in scores if name == row["workload"])
+
+    return [row | {"repetitive": repetitive(row)} for row in replays(setup, points, pairs, work)]
 
 
 @dataclass(frozen=True, slots=True)

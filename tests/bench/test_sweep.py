@@ -143,7 +143,7 @@ def test_of_equal_points_the_one_with_short_drafts_is_best() -> None:
     rows = [row(31, "a", 4.0), row(31, "b", 1.0), row(8, "a", 2.0), row(8, "b", 2.0), row(4, "a", 1.0)]
     means = point("auto", 31, 16) | {"mean": pytest.approx(2.0), "lowest": 1.0}
     assert means in parts.overall(rows)
-    assert parts.best_of(rows, "auto")["num_draft_tokens"] == 8
+    assert parts.best_of(rows)["num_draft_tokens"] == 8
 
 
 def copies(count: int) -> list[TokenPair]:
