@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 
-from bench.cost_curves import FLAT, Curve
+from bench.cost_curves import Curve
 from bench.errors import BenchError
 from bench.replay.pairs import TokenPair
-from bench.replay.policies import Outcome, ServerPlayer
+from bench.replay.policies import Outcome, ServerPlayer, total
 from bench.replay.rules import RULES, Setup
 from bench.tables import Column, print_rows
 from drafters.base import Draft, DraftQuery
@@ -27,8 +27,8 @@ MIN_PARALLEL_TOKENS = 400_000
 Results = dict[tuple[str, str, str], Outcome]
 """By the names of rule, workload and curve."""
 
-Task = tuple[str, Curve | None]
-"""A rule and a curve; None if one replay serves all curves."""
+Task = tuple[str, tuple[Curve, ...]]
+"""A rule and the curves that one replay by it serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +47,18 @@ def run_job(job: Job, num_processes: int, progress: Callable[[float], None]) -> 
     num_processes: the maximum; a small job runs in this process alone.
     progress: called with the share of each finished task. Raises BenchError if a process is lost.
     """
-    tasks: list[Task] = [
-        (name, curve)
-        for name in job.rules
-        for curve in (job.curves if RULES[name].depends_on_costs else (None,))
-    ]
+    tasks: list[Task] = []
+    for name in job.rules:
+        alone = [(name, (curve,)) for curve in job.curves]
+        tasks += alone if RULES[name].depends_on_costs else [(name, job.curves)]
+    num_workers = min(num_processes, len(tasks))
+    if len(tasks) * sum(len(pair.answer) for pair in job.pairs) < MIN_PARALLEL_TOKENS:
+        num_workers = 1
     results: Results = {}
-    num_tokens = len(tasks) * sum(len(pair.answer) for pair in job.pairs)
-    if min(num_processes, len(tasks)) == 1 or num_tokens < MIN_PARALLEL_TOKENS:
-        for task in tasks:
-            results |= run_task(job, task)
-            progress(1 / len(tasks))
-        return results
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(num_processes, len(tasks)), context, _begin_worker, (job,))
+    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn"))
+    run = map if num_workers == 1 else pool.map
     try:
-        for found in pool.map(_run_in_worker, tasks):
+        for found in run(partial(run_task, job), tasks):
             results |= found
             progress(1 / len(tasks))
     except BrokenProcessPool:
@@ -77,37 +73,15 @@ def run_job(job: Job, num_processes: int, progress: Callable[[float], None]) -> 
 
 def run_task(job: Job, task: Task) -> Results:
     """Replay all pairs by one rule."""
-    name, curve = task
-    rule, player = RULES[name], RULES[name].player(job.setup, curve or FLAT)
+    name, curves = task
     results: Results = {}
-    chat = ""
-    for pair in job.pairs:
-        if not rule.is_warm and (not pair.chat or pair.chat != chat):
-            player.forget()
-        chat = pair.chat
-        before = player.spent_ns()
-        outcome = player.play(pair)
-        spent = [after - earlier for after, earlier in zip(player.spent_ns(), before, strict=True)]
-        for one in ([curve] if curve else job.curves) if pair.is_measured else ():
-            cost = outcome.cost_on(one)
-            of_pair = replace(
-                outcome, cost=cost, slowest=outcome.num_tokens / cost, num_pairs=1,
-                num_prompt_tokens=len(pair.prompt), drafter_ns=spent[0], open_ns=spent[1],
-            )  # fmt: skip
-            results.setdefault((name, pair.workload, one.name), Outcome()).add(of_pair)
+    player = RULES[name].player(job.setup, curves[0])
+    for pair, outcome in player.play_all(job.pairs, is_cold=not RULES[name].is_warm):
+        for curve in curves:
+            cost = outcome.cost_on(curve)
+            priced = replace(outcome, cost=cost, slowest=outcome.num_tokens / cost)
+            results.setdefault((name, pair.workload, curve.name), Outcome()).add(priced)
     return results
-
-
-_jobs: list[Job] = []
-"""In a worker process: its job."""
-
-
-def _begin_worker(job: Job) -> None:
-    _jobs.append(job)
-
-
-def _run_in_worker(task: Task) -> Results:
-    return run_task(_jobs[0], task)
 
 
 Row = dict[str, Any]
@@ -133,14 +107,15 @@ def rows_of(results: Results, rules: Sequence[str], curves: Sequence[Curve]) -> 
     groups: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in workloads]
     if len(workloads) > 1:
         groups.append(("all", workloads))
-    rows = []
-    for workload, parts in groups:
-        for rule in rules:
-            of_curves = {curve.name: Outcome() for curve in curves}
-            for name, part in product(of_curves, parts):
-                of_curves[name].add(results[rule, part, name])
-            rows.append(_row(rule, workload, of_curves))
-    return rows
+
+    def summed(rule: str, curve: Curve, parts: Sequence[str]) -> Outcome:
+        return total(results[rule, part, curve.name] for part in parts)
+
+    return [
+        _row(rule, workload, {curve.name: summed(rule, curve, parts) for curve in curves})
+        for workload, parts in groups
+        for rule in rules
+    ]
 
 
 def flat(rows: Iterable[Row]) -> list[Row]:
@@ -202,13 +177,14 @@ def _at(position: int) -> Callable[[Mapping[str, Any]], Any]:
 def _row(name: str, workload: str, of_curves: Mapping[str, Outcome]) -> Row:
     rule, first = RULES[name], next(iter(of_curves.values()))
     by_curve = {curve: _figures(outcome) for curve, outcome in of_curves.items()}
+    speeds = {
+        speed: {curve: figures[speed] for curve, figures in by_curve.items()}
+        for speed in ("speedup", "slowest")
+    }
     return {
         "drafter": name, "rule": rule.title, "used_by": rule.used_by, "is_hindsight": rule.is_hindsight,
         "memory": "warm" if rule.is_warm else "cold", "workload": workload, "pairs": first.num_pairs,
-        "tokens": first.num_tokens, "prompt_tokens": first.num_prompt_tokens,
-        **next(iter(by_curve.values())),
-        "speedup": {curve: figures["speedup"] for curve, figures in by_curve.items()},
-        "slowest": {curve: figures["slowest"] for curve, figures in by_curve.items()}, "by_curve": by_curve,
+        "prompt_tokens": first.num_prompt_tokens, **_figures(first), **speeds, "by_curve": by_curve,
     }  # fmt: skip
 
 

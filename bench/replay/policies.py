@@ -4,7 +4,7 @@ Players play pairs one after the other, with drafters and what they keep between
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import thread_time_ns
 from typing import Any, Protocol
@@ -40,69 +40,82 @@ class Costs(Protocol):
 class Outcome:
     """The counts of a replay of one answer or several.
 
-    cost: in plain steps. num_drafting: forward passes that verified a draft.
-    num_drafted: drafted tokens that were verified. num_accepted: those of them that were accepted.
-    widths: number of forward passes by width.
-    by_position: for each position in a draft, [times verified, times accepted].
+    cost: in plain steps. steps: number of forward passes by their (verified, accepted) draft tokens.
     slowest: the lowest speedup of an answer. drafter_ns, open_ns: processor time of the drafters, for answers
     and for prompts.
     """
 
     num_tokens: int = 0
-    num_forwards: int = 0
     cost: float = 0.0
-    num_drafting: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
+    steps: Counter[tuple[int, int]] = field(default_factory=Counter)
     num_pairs: int = 0
     num_prompt_tokens: int = 0
     drafter_ns: int = 0
     open_ns: int = 0
     slowest: float = float("inf")
-    widths: Counter[int] = field(default_factory=Counter)
-    by_position: list[list[int]] = field(default_factory=list)
+
+    @property
+    def num_forwards(self) -> int:
+        """The number of forward passes."""
+        return self.steps.total()
+
+    @property
+    def num_drafting(self) -> int:
+        """The number of forward passes that verified a draft."""
+        return sum(count for (verified, _), count in self.steps.items() if verified)
+
+    @property
+    def num_drafted(self) -> int:
+        """The number of drafted tokens that were verified."""
+        return sum(verified * count for (verified, _), count in self.steps.items())
+
+    @property
+    def num_accepted(self) -> int:
+        """The number of drafted tokens that were accepted."""
+        return sum(accepted * count for (_, accepted), count in self.steps.items())
+
+    @property
+    def by_position(self) -> list[list[int]]:
+        """For each position in a draft, [times verified, times accepted]."""
+        longest = max((verified for verified, _ in self.steps), default=0)
+        return [
+            [sum(count for step, count in self.steps.items() if step[which] > at) for which in (0, 1)]
+            for at in range(longest)
+        ]
 
     def add_step(self, num_verified: int, num_accepted: int, num_committed: int, cost: float) -> None:
         """Count one forward pass."""
         self.num_tokens += num_committed
-        self.num_forwards += 1
         self.cost += cost
-        self.widths[1 + num_verified] += 1
-        if num_verified:
-            self.num_drafting += 1
-            self.num_drafted += num_verified
-            self.num_accepted += num_accepted
-        self.by_position += [[0, 0] for _ in range(num_verified - len(self.by_position))]
-        for at in range(num_verified):
-            self.by_position[at][0] += 1
-            self.by_position[at][1] += at < num_accepted
+        self.steps[num_verified, num_accepted] += 1
 
     def add(self, other: "Outcome") -> None:
         """Add the counts of another answer."""
-        for name, count in vars(other).items():
-            if isinstance(count, int | float) and name != "slowest":
-                setattr(self, name, getattr(self, name) + count)
         self.slowest = min(self.slowest, other.slowest)
-        self.widths.update(other.widths)
-        self.by_position += [[0, 0] for _ in range(len(other.by_position) - len(self.by_position))]
-        for mine, theirs in zip(self.by_position, other.by_position, strict=False):
-            mine[:] = [mine[0] + theirs[0], mine[1] + theirs[1]]
+        for name in vars(other).keys() - {"slowest"}:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def figures(self) -> dict[str, Any]:
         """Return the figures that rows of replays and sweeps have. speedup: according to the cost curve."""
         return {
             "tokens": self.num_tokens, "speedup": ratio(self.num_tokens, self.cost),
             "tokens_per_forward": ratio(self.num_tokens, self.num_forwards),
-            "acceptance": self.num_accepted / self.num_drafted if self.num_drafted else None,
-            "drafted_share": self.num_accepted / self.num_tokens if self.num_tokens else None,
-            "acceptance_by_position": [
-                right / drafted if drafted else None for drafted, right in self.by_position
-            ],
+            "acceptance": ratio(self.num_accepted, self.num_drafted),
+            "drafted_share": ratio(self.num_accepted, self.num_tokens),
+            "acceptance_by_position": [ratio(right, drafted) for drafted, right in self.by_position],
         }  # fmt: skip
 
     def cost_on(self, costs: Costs) -> float:
         """Return what these forward passes would cost with other step costs."""
-        return sum(count * costs.cost(width) for width, count in self.widths.items())
+        return sum(count * costs.cost(1 + verified) for (verified, _), count in self.steps.items())
+
+
+def total(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the counts of several outcomes together."""
+    found = Outcome()
+    for outcome in outcomes:
+        found.add(outcome)
+    return found
 
 
 Choose = Callable[[Draft, Callable[[int], float], Sequence[int]], int]
@@ -227,16 +240,36 @@ class Player:
         self.drafters = [TimedDrafter(drafter) for drafter in drafters]
 
     def play(self, pair: TokenPair) -> Outcome:
-        """Replay one answer."""
+        """Replay one answer, without what only play_all() counts."""
         raise NotImplementedError
 
-    def forget(self) -> None:
-        """Make the drafters forget earlier pairs."""
+    def play_all(
+        self, pairs: Iterable[TokenPair], is_cold: bool = True
+    ) -> Iterator[tuple[TokenPair, Outcome]]:
+        """Replay all answers, and yield those that are measured, with their counts.
+
+        is_cold: drafters forget earlier chats; what the gate learned is kept, as on a server.
+        """
+        chat = ""
+        for pair in pairs:
+            if is_cold and (not pair.chat or pair.chat != chat):
+                self._forget()
+            chat = pair.chat
+            before = self._spent_ns()
+            outcome = self.play(pair)
+            outcome.num_pairs, outcome.num_prompt_tokens = 1, len(pair.prompt)
+            outcome.slowest = outcome.num_tokens / outcome.cost
+            spent = zip(self._spent_ns(), before, strict=True)
+            outcome.drafter_ns, outcome.open_ns = (after - earlier for after, earlier in spent)
+            if pair.is_measured:
+                yield pair, outcome
+
+    def _forget(self) -> None:
         for timed in self.drafters:
             if (reset := getattr(timed.drafter, "reset", None)) is not None:
                 reset()
 
-    def spent_ns(self) -> tuple[int, int]:
+    def _spent_ns(self) -> tuple[int, int]:
         """Return the drafters' processor time so far, for answers and for prompts."""
         return sum(one.drafter_ns for one in self.drafters), sum(one.open_ns for one in self.drafters)
 

@@ -67,18 +67,9 @@ def settings_of(point: Row, base: Settings) -> Settings:
 
 
 def play(player: ServerPlayer, pairs: Iterable[TokenPair], is_cold: bool = True) -> Iterator[Play]:
-    """Replay all answers, and yield the workload, the turn and the outcome of those that are measured.
-
-    is_cold: drafter tables are cleared before each chat. What the gate learned is kept, as on a server.
-    """
-    chat: str | None = None
-    for pair in pairs:
-        if is_cold and pair.chat != chat:
-            player.forget()
-            chat = pair.chat
-        outcome = player.play(pair)
-        if pair.is_measured:
-            yield {"workload": pair.workload, "turn": pair.turn or 0}, outcome
+    """Replay all answers, and yield the workload, the turn and the outcome of those that are measured."""
+    for pair, outcome in player.play_all(pairs, is_cold):
+        yield {"workload": pair.workload, "turn": pair.turn or 0}, outcome
 
 
 def summed(plays: Iterable[Play], by: Sequence[str], **about: object) -> Iterator[Row]:

@@ -78,7 +78,6 @@ def test_a_replay_says_the_whole_answer_whatever_the_rule(rule: str, edits: list
         assert outcome.num_tokens == len(pair.answer)
         # Every forward commits one token beside the accepted ones, except a last one that ends the answer.
         assert outcome.num_forwards + outcome.num_accepted - outcome.num_tokens in (0, 1)
-        assert sum(outcome.widths.values()) == outcome.num_forwards
         assert outcome.cost_on(M4_PRO) == pytest.approx(outcome.cost)
 
 
@@ -109,7 +108,7 @@ def test_an_oracle_is_checked_as_widely_as_pays() -> None:
     answers = {pair.prompt: pair.answer}
     step = Curve("step", ((1, 1.0), (4, 1.0), (5, 9.0), (32, 90.0)))
     outcome = replay([Oracle(answers)], in_hindsight, 31, step, SequenceStart(0, pair.prompt), pair.answer)
-    assert outcome.widths == {4: 25}
+    assert outcome.steps == {(3, 3): 25}
     assert outcome.cost == 25
 
 
@@ -209,7 +208,7 @@ def test_other_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     together = run_job(whole, 2, shares.append)
     assert alone.keys() == together.keys()
     for key, outcome in alone.items():
-        assert (together[key].widths, together[key].cost) == (outcome.widths, outcome.cost)
+        assert (together[key].steps, together[key].cost) == (outcome.steps, outcome.cost)
     assert sum(shares) == pytest.approx(1)
 
 
