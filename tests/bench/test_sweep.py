@@ -55,20 +55,20 @@ def test_a_watched_table_equals_the_servers_and_knows_the_owner_of_each_slot(
             overwritten += owners.get(slot, ngram) != ngram
             owners[slot] = ngram
     assert [held.tolist() for held in watched.contents()] == [held.tolist() for held in plain.contents()]
-    assert watched.collisions["overwritten"] == overwritten
-    assert watched.collisions["written"] == plain.counts.inserts
+    assert watched.owners.counts.overwrites == overwritten
+    assert watched.owners.counts.inserts == plain.counts.inserts
 
 
 def test_tokens_that_other_ngrams_left_are_counted_where_they_are_drafted() -> None:
     table = WatchedTable(2, 1)
     table.learn([1, 2, 3])
     assert table.continuation([1, 2], table.hash([1, 2]), 1) == [3]
-    assert (table.collisions["drafted"], table.collisions["foreign"]) == (1, 0)
+    assert (table.drafted, table.foreign) == (1, 0)
     assert table.continuation([8, 9], table.hash([8, 9]), 3) == [3, 3, 3]
-    assert (table.collisions["drafted"], table.collisions["foreign"]) == (4, 3)
-    assert table.look_up([8, 9, 3, 4]) == {"count": 2, "right": 0}, "what another n-gram wrote is not known"
+    assert (table.drafted, table.foreign) == (4, 3)
+    assert table.look_up([8, 9, 3, 4]) == [False, False], "what another n-gram wrote is not known"
     table.learn([8, 9, 3])
-    assert table.look_up([8, 9, 3, 4]) == {"count": 2, "right": 1}
+    assert table.look_up([8, 9, 3, 4]) == [True, False]
 
 
 def test_a_short_traffic_is_the_beginning_of_a_long_one(traffic) -> None:
