@@ -7,14 +7,13 @@ Python files of the packages installed here; their order and edits depend on a s
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, cycle
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.experiment import Row
 from bench.outputs import Work
@@ -26,8 +25,6 @@ from bench.sweep.replaying import Setup
 from drafters.ngram_mod import NAME, NgramModDrafter
 from drafters.ngram_mod_table import Hashes, NgramModCounts, NgramModTable, Tokens
 from drafters.ngram_mod_tables import NgramModTables
-
-Ids = npt.NDArray[np.int32]
 
 EDIT, AGAIN, NEW = "edit", "again", "new"
 
@@ -41,19 +38,6 @@ QUICK_KINDS = ("values", "docstrings", "delete", "lines")
 """The kinds of edits in bench/replay/edits.py that are fast to generate."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficRequest:
-    """A request and its answer.
-
-    prompt, answer: token ids. kind: a key of SHARES. age: requests since its text last occurred; None if new.
-    """
-
-    kind: str
-    prompt: Ids
-    answer: Ids
-    age: int | None = None
-
-
 def source_files(roots: Sequence[Path], seed: int) -> list[Path]:
     """Return the Python files that are not too small, in an order that depends on the seed."""
     paths = sorted(
@@ -65,8 +49,8 @@ def source_files(roots: Sequence[Path], seed: int) -> list[Path]:
 
 def make_traffic(
     paths: Sequence[Path], encode: Callable[[str], list[int]], count: int, seed: int
-) -> Iterator[TrafficRequest]:
-    """Yield count requests; shorter traffic with the same seed is a prefix of longer traffic.
+) -> Iterator[TokenPair]:
+    """Yield count requests with their kind as workload; shorter traffic with a seed begins longer traffic.
 
     The age of a repeated text is drawn evenly over its logarithm: some are recent, some from the very start.
     Files are reused once all have been used.
@@ -74,27 +58,26 @@ def make_traffic(
     rng, files = random.Random(f"traffic {seed}"), map(_beginning, cycle(paths))
     # By lines, so that an edited file costs little more than its changed lines.
     known = lru_cache(1 << 18)(encode)
-    used: list[tuple[int, str]] = []
+    used: list[str] = []
 
-    def ids(text: str) -> Ids:
-        return np.array([token for line in text.splitlines(keepends=True) for token in known(line)], np.int32)
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(token for line in text.splitlines(keepends=True) for token in known(line))
 
-    for number in range(count):
+    for _ in range(count):
         kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
-        past = None
+        text = None
         if used:
             back = round(math.exp(math.log(len(used)) * rng.random()))
-            past = used[-max(1, min(back, len(used)))]
-        if past is None or kind == NEW or (kind == EDIT and rng.random() >= RETURNS):
-            past, kind = None, EDIT if kind == EDIT else NEW
-        age, text = (None, next(files)) if past is None else (number - past[0], past[1])
+            text = used[-max(1, min(back, len(used)))]
+        if text is None or kind == NEW or (kind == EDIT and rng.random() >= RETURNS):
+            text, kind = next(files), EDIT if kind == EDIT else NEW
         prompt, answer = ("Write it again.\n" if kind == AGAIN else "Write a file.\n"), text
         if kind == EDIT:
             edited, instruction = edit(text, rng.choice(QUICK_KINDS), rng)
             prompt = f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n"
             text, answer = edited, f"```python\n{edited}```\n"
-        used.append((number, text))
-        yield TrafficRequest(kind, ids(prompt), ids(answer), age)
+        used.append(text)
+        yield TokenPair(ids(prompt), ids(answer), kind)
 
 
 def _beginning(path: Path) -> str:
@@ -189,7 +172,7 @@ def measured_numbers(num_requests: int, max_measured: int) -> list[int]:
 def sweep(
     setup: Setup,
     points: Sequence[tuple[int, int]],
-    traffic: Sequence[TrafficRequest],
+    traffic: Sequence[TokenPair],
     max_measured: int,
     work: Work,
 ) -> Iterator[Row]:
@@ -205,7 +188,7 @@ def sweep(
         work.advance()
 
 
-def _row(setup: Setup, entries: int, n: int, traffic: Sequence[TrafficRequest], measured: set[int]) -> Row:
+def _row(setup: Setup, entries: int, n: int, traffic: Sequence[TokenPair], measured: set[int]) -> Row:
     watched = WatchedTables(setup.vocabulary, n, entries)
     table, settings = watched.watched, replace(setup.settings, ngram_mod_size=n)
     player = replace(setup, settings=settings).player({"draft_type": NAME}, [NgramModDrafter(watched)])
@@ -216,16 +199,15 @@ def _row(setup: Setup, entries: int, n: int, traffic: Sequence[TrafficRequest], 
     for number, request in enumerate(traffic):
         # A replay writes the prompt twice, so it does not count.
         table.owners.counts = aside if number in measured else written
-        prompt, answer = request.prompt.tolist(), request.answer.tolist()
-        table.learn(prompt)
-        follows = [*prompt[-n:], *answer]
+        table.learn(request.prompt)
+        follows = (*request.prompt[-n:], *request.answer)
         if number not in measured:
             table.learn(follows)
             continue
         found = table.look_up(follows)
         known += found
-        again += found if request.kind == AGAIN else []
-        outcome.add(player.play(TokenPair(tuple(prompt), tuple(answer))))
+        again += found if request.workload == AGAIN else []
+        outcome.add(player.play(request))
     return {
         "workload": f"{len(traffic):,} requests", "entries": entries, "ngram_size": n,
         "bytes": table.num_bytes, "requests": len(traffic),
