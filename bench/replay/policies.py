@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import thread_time_ns
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol, cast
 
 from bench.cost_curves import Curve
 from bench.replay.pairs import TokenPair
@@ -20,9 +21,10 @@ from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.request import GenerationRequest, Sampling
+from engine.scheduler.speculation import Planner
+from engine.sequence import Sequence as Row
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
 from engine.speculative.proposers import DraftSources, Proposers
 
 LIMIT = 31
@@ -141,41 +143,6 @@ def in_hindsight(draft: Draft, cost: Callable[[int], float], follows: Sequence[i
     return max(range(right + 1), key=lambda k: (k + 1) / cost(k + 1))
 
 
-def replay(
-    drafters: Sequence[Drafter],
-    choose: Choose,
-    limit: int,
-    curve: Costs,
-    start: SequenceStart,
-    answer: Sequence[int],
-) -> Outcome:
-    """Replay a known answer step by step, as the engine would: propose, verify, observe, record_verified.
-
-    limit: maximum draft length; 0 replays plain decoding.
-    """
-    outcome = Outcome()
-    costs = [curve.cost(width) for width in range(limit + 2)]
-    for drafter in drafters:
-        finish(drafter.open(start))
-    at = 0
-    while at < len(answer):
-        drafts = (drafter.propose(DraftQuery(start.seq, limit)) for drafter in drafters if limit)
-        draft = next((one for one in drafts if one.tokens), Draft())
-        follows = answer[at : at + limit]
-        num_verified = choose(draft, costs.__getitem__, follows)
-        num_accepted = count_accepted(draft.tokens[:num_verified], follows)
-        committed = answer[at : at + num_accepted + 1]
-        outcome.add_step(num_verified, num_accepted, len(committed), costs[1 + num_verified])
-        at += len(committed)
-        for drafter in drafters:
-            drafter.observe(start.seq, committed)
-            if num_verified and drafter.name == draft.source:
-                drafter.record_verified(start.seq, num_verified, num_accepted)
-    for drafter in drafters:
-        finish(drafter.close(start.seq))
-    return outcome
-
-
 def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:
     """Return an engine's step costs for one row as they are now, relative to a plain step."""
     plain_s = costs.seconds(1, 1)
@@ -183,26 +150,7 @@ def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:
     return Curve(name, points, source="measured when the model was loaded")
 
 
-def speedups(
-    costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int
-) -> tuple[float, float]:
-    """Return the speedups of an answer if all steps used the best single width, and if each used its best."""
-    made: dict[str, Callable[[], Drafter]] = {
-        "ngram-simple": NgramSimpleDrafter,
-        "ngram-mod": lambda: NgramModDrafter(NgramModTables("hindsight")),
-    }
-    curve = measured_curve(costs)
-
-    def speedup(choose: Choose, limit: int) -> float:
-        drafters = [made.get(draft_type, SuffixDrafter)()]
-        outcome = replay(drafters, choose, limit, curve, SequenceStart(0, prompt), answer)
-        return outcome.num_tokens / outcome.cost
-
-    widths = {width for width in costs.widths if width < widest} | {widest}
-    return max(speedup(everything, width - 1) for width in widths), speedup(in_hindsight, widest - 1)
-
-
-WIDTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Widths that the gate considers, besides the draft's own stops: those that a server measures, and 10."""
 
 
@@ -275,23 +223,40 @@ class Player:
 
 
 class FixedPlayer(Player):
-    """One drafter with drafts of a fixed length or a fixed rule for it, without the server's gate."""
+    """One drafter with drafts of a fixed length or a fixed rule for it, without the server's gate.
+
+    limit: maximum draft length; 0 replays plain decoding.
+    """
 
     def __init__(self, drafter: Drafter, choose: Choose, limit: int, costs: Costs) -> None:
         super().__init__([drafter])
-        self._how = choose, limit, costs
+        self.choose, self.limit = choose, limit
+        self.costs = [costs.cost(width) for width in range(limit + 2)]
 
     def play(self, pair: TokenPair) -> Outcome:
-        """Replay one answer."""
-        return replay(self.drafters, *self._how, SequenceStart(0, pair.prompt), pair.answer)
+        """Replay one answer, as the engine would: propose, verify, observe, record_verified."""
+        (drafter,), outcome, at = self.drafters, Outcome(), 0
+        drafter.open(SequenceStart(0, pair.prompt))
+        while at < len(pair.answer):
+            draft = drafter.propose(DraftQuery(0, self.limit)) if self.limit else NO_DRAFT
+            follows = pair.answer[at : at + self.limit]
+            num_verified = self.choose(draft, self.costs.__getitem__, follows)
+            num_accepted = count_accepted(draft.tokens[:num_verified], follows)
+            committed = pair.answer[at : at + num_accepted + 1]
+            outcome.add_step(num_verified, num_accepted, len(committed), self.costs[1 + num_verified])
+            at += len(committed)
+            drafter.observe(0, committed)
+            if num_verified:
+                drafter.record_verified(0, num_verified, num_accepted)
+        finish(drafter.close(0))
+        return outcome
 
 
 class ServerPlayer(Player):
     """Drafters with the server's gate and slowdown budget.
 
-    It does what engine/speculative/proposers.py and engine/scheduler/speculation.py do for a single row whose
-    tokens are all in the cache. As in a server, the acceptance rates learned from all requests are never
-    forgotten.
+    The server's own planner decides, for a single row whose tokens are all in the cache. As in a server, the
+    acceptance rates learned from all requests are never forgotten.
     """
 
     def __init__(
@@ -302,49 +267,56 @@ class ServerPlayer(Player):
         self.proposers = Proposers(sources, settings, line_ends=line_ends)
         self.limit = settings.num_draft_tokens
         self.costs = [costs.cost(max(1, width)) for width in range(self.limit + 2)]
-        self.widths = sorted({w for w in WIDTHS if w <= self.limit} | {self.limit + 1})
-        self.min_tokens = MIN_GAIN * min(self.costs[width] for width in self.widths) / self.costs[1]
+        widths = {width for width in WIDTHS if width <= self.limit} | {self.limit + 1}
+        table = {(1, width): self.costs[width] for width in widths}
+        self.planner = Planner(StepCosts(table, is_learned=False))
 
     def play(self, pair: TokenPair) -> Outcome:
         """Replay one answer."""
-        answer, costs, outcome = pair.answer, self.costs, Outcome()
-        plain = costs[1]
+        outcome, answer, was_plain = Outcome(), pair.answer, False
         # Leave room for a draft beyond the answer: a server does not know where the answer ends.
         max_tokens = len(answer) + self.limit + 1
-        drafts = self.proposers.begin(GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0)))
+        request = GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0))
+        drafts = self.proposers.begin(request)
         self.proposers.work.finish()
-        slowdown_budget = drafts.slowdown_budget
-        at, was_plain = 0, False
-        while at < len(answer):
-            draft, num_verified = NO_DRAFT, 0
-            if not slowdown_budget.wants_plain(plain):
-                estimate = drafts.propose(self.limit, self.min_tokens, self._is_worth)
-                if estimate.is_worth:
-                    num_verified = (
-                        self._choose(estimate, lambda w: costs[w] <= slowdown_budget.left_s(plain)) - 1
-                    )
-                    draft = estimate.draft if num_verified else NO_DRAFT
-            follows = answer[at : at + num_verified + 1]
-            num_accepted = count_accepted(draft.tokens[:num_verified], follows)
+        row = SimpleNamespace(
+            request=request, tokens=list(pair.prompt), num_answered=0, sampling=0, drafts=drafts
+        )
+        while row.num_answered < len(answer):
+            (feed,) = self.planner.plan([cast(Row, row)]) or (None,)
+            drafted = feed.draft if feed else ()
+            follows = answer[row.num_answered : row.num_answered + len(drafted) + 1]
+            num_accepted = count_accepted(drafted, follows)
             committed = follows[: num_accepted + 1]
-            cost = costs[1 + num_verified]
-            outcome.add_step(num_verified, num_accepted, len(committed), cost)
-            slowdown_budget.charge(cost, plain, len(committed))
-            drafts.observe(committed, draft, num_verified)
+            cost = self.costs[1 + len(drafted)]
+            outcome.add_step(len(drafted), num_accepted, len(committed), cost)
+            drafts.slowdown_budget.charge(cost, self.costs[1], len(committed))
+            drafts.observe(committed, feed.source if feed else NO_DRAFT, len(drafted))
             # Only the second of two plain steps shows what plain steps cost: see StepAccounts.
-            if num_verified == 0 and was_plain:
-                slowdown_budget.num_unseen = 0
-            was_plain = num_verified == 0
-            at += len(committed)
+            if not drafted and was_plain:
+                drafts.slowdown_budget.num_unseen = 0
+            was_plain = not drafted
+            row.tokens += committed
+            row.num_answered += len(committed)
         drafts.close()
         self.proposers.work.finish()
         return outcome
 
-    def _is_worth(self, estimate: DraftEstimate) -> bool:
-        return self._choose(estimate, lambda _: True) > 1
 
-    def _choose(self, estimate: DraftEstimate, is_allowed: Callable[[int], bool]) -> int:
-        widest = 1 + estimate.num_tokens
-        stops = {1 + stop for stop in estimate.stops}
-        widths = sorted({w for w in (*self.widths, *stops) if 1 < w < widest} | {widest} - {1})
-        return choose_width([estimate], widths, self.costs.__getitem__, is_allowed)
+def speedups(
+    costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int
+) -> tuple[float, float]:
+    """Return the speedups of an answer if all steps used the best single width, and if each used its best."""
+    made: dict[str, Callable[[], Drafter]] = {
+        "ngram-simple": NgramSimpleDrafter,
+        "ngram-mod": lambda: NgramModDrafter(NgramModTables("hindsight")),
+    }
+    curve = measured_curve(costs)
+
+    def speedup(choose: Choose, limit: int) -> float:
+        player = FixedPlayer(made.get(draft_type, SuffixDrafter)(), choose, limit, curve)
+        outcome = player.play(TokenPair(tuple(prompt), tuple(answer)))
+        return outcome.num_tokens / outcome.cost
+
+    widths = {width for width in costs.widths if width < widest} | {widest}
+    return max(speedup(everything, width - 1) for width in widths), speedup(in_hindsight, widest - 1)

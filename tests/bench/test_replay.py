@@ -15,17 +15,12 @@ from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
 from bench.replay.edits import KINDS, edit, edit_cases, trap_cases
 from bench.replay.job import Job, calibrate, rows_of, run_job
 from bench.replay.pairs import Pair, TokenPair, write_pairs
-from bench.replay.policies import Outcome, ServerPlayer, everything, in_hindsight, replay
+from bench.replay.policies import FixedPlayer, Outcome, everything, in_hindsight
 from bench.replay.rules import COMPARED, RULES, Setup
 from cli.main import main as run_reprise
 from config.settings import Settings
-from drafters.base import NO_DRAFT, SequenceStart
-from drafters.repetition import score_in_slices
-from engine.request import GenerationRequest, Sampling
-from engine.scheduler.speculation import Planner
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.proposers import DraftSources, Proposers
-from tests.drafters.fakes import Coin, Oracle
+from drafters.base import NO_DRAFT
+from tests.drafters.fakes import Oracle
 
 
 def main(given: list[str]) -> int:
@@ -96,7 +91,8 @@ def test_counts_are_those_of_a_drafter_whose_mistakes_are_known() -> None:
         ],
         source="made",
     )
-    outcome = replay([wrong_at_every_third], everything, 5, FLAT, SequenceStart(0, (1,)), answer)
+    player = FixedPlayer(wrong_at_every_third, everything, 5, FLAT)
+    outcome = player.play(TokenPair((1,), answer))
     # Thirteen steps accept two tokens, reject the third, and commit the target's own; one token is left.
     assert outcome.num_forwards == 14
     assert outcome.num_accepted == 27
@@ -107,55 +103,9 @@ def test_an_oracle_is_checked_as_widely_as_pays() -> None:
     pair = TokenPair((1, 2, 3), tuple(range(10, 110)))
     answers = {pair.prompt: pair.answer}
     step = Curve("step", ((1, 1.0), (4, 1.0), (5, 9.0), (32, 90.0)))
-    outcome = replay([Oracle(answers)], in_hindsight, 31, step, SequenceStart(0, pair.prompt), pair.answer)
+    outcome = FixedPlayer(Oracle(answers), in_hindsight, 31, step).play(pair)
     assert outcome.steps == {(3, 3): 25}
     assert outcome.cost == 25
-
-
-@pytest.mark.parametrize("curve", [M4_PRO, CPU_BF16], ids=lambda curve: curve.name)
-@pytest.mark.parametrize("chance", [0.3, 0.8, 0.97])
-def test_the_player_takes_the_widths_that_the_engine_plans(curve: Curve, chance: float) -> None:
-    rng = random.Random(1)
-    pair = TokenPair(tuple(rng.choices(range(40), k=60)), tuple(rng.choices(range(40), k=300)))
-    answers, line_ends = {pair.prompt: pair.answer}, frozenset({3, 4})
-
-    def coin() -> Coin:
-        return Coin(answers, chance, num_ids=40, name="suffix")
-
-    settings = Settings(num_draft_tokens=31, draft_type="suffix")
-    player = ServerPlayer([coin()], settings, curve, line_ends)
-    played = player.play(pair)
-
-    grid = {(1, width): curve.cost(width) for width in (1, *player.widths)}
-    planner = Planner(StepCosts(grid, is_learned=False))
-    drafting = Proposers(DraftSources({"suffix": coin()}, score_in_slices), settings, line_ends=line_ends)
-    request = GenerationRequest("plan", pair.prompt, len(pair.answer) + 32, Sampling(0))
-    row = SimpleNamespace(
-        tokens=list(pair.prompt),
-        num_answered=0,
-        request=request,
-        sampling=0,
-        drafts=drafting.begin(request),
-    )
-    planned, was_plain = Outcome(), False
-    while row.num_answered < len(pair.answer):
-        feeds = planner.plan([row])
-        draft = list(feeds[0].draft) if feeds else []
-        follows = pair.answer[row.num_answered : row.num_answered + len(draft) + 1]
-        right = 0
-        while right < min(len(draft), len(follows)) and draft[right] == follows[right]:
-            right += 1
-        said = follows[: right + 1]
-        cost = curve.cost(1 + len(draft))
-        planned.add_step(len(draft), right, len(said), cost)
-        row.drafts.slowdown_budget.charge(cost, 1.0, len(said))
-        if not draft and was_plain:
-            row.drafts.slowdown_budget.num_unseen = 0
-        was_plain = not draft
-        row.drafts.observe(said, feeds[0].source if draft else NO_DRAFT, len(draft))
-        row.tokens += said
-        row.num_answered += len(said)
-    assert played == planned
 
 
 def test_the_gate_gets_nearly_what_hindsight_gets(edits: list[TokenPair]) -> None:
