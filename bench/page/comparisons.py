@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
 from bench.page.charts import chart, known
 from bench.page.parts import (
@@ -99,9 +100,9 @@ def replay(document: Document) -> Built:
     speeds = ("speedup", "slowest", "by_curve")
     flat = [
         {name: value for name, value in row.items() if name not in speeds}
-        | {"curve": curve, "speedup": speedup, "speedup_best": _by_curve(row.get("slowest")).get(curve)}
+        | {"curve": curve, "speedup": speedup, "speedup_best": _by_curve(row, "slowest").get(curve)}
         for row in rows
-        for curve, speedup in _by_curve(row.get("speedup")).items()
+        for curve, speedup in _by_curve(row, "speedup").items()
     ]
     rules = [row for row in flat if not row.get("is_hindsight") and row["workload"] == flat[0]["workload"]]
     lead = (
@@ -115,7 +116,8 @@ def replay(document: Document) -> Built:
             menus={"workload": "Workload", "curve": "Cost curve"},
             note="The ticks are the requests with the lowest speedup.",
         ))  # fmt: skip
-    if points := positions(rows, "workload", "drafter"):
+    on_first = [row for row in rows if row.get("curve") in (None, flat[0]["curve"])]
+    if points := positions(on_first, "workload", "drafter"):
         parts.append(chart(
             "Acceptance by position, by rule", "lines", points, "position", "accepted", "drafter",
             titles=("position in the draft", "accepted"), menus={"workload": "Workload"},
@@ -128,6 +130,7 @@ def replay(document: Document) -> Built:
     return lead, [*parts, table("Replays as a table", flat), *notes]
 
 
-def _by_curve(speedups: object) -> Mapping[str, object]:
-    """Return figures by the names of curves; early documents have a single one."""
-    return speedups if isinstance(speedups, Mapping) else {"cost curve": speedups}
+def _by_curve(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a figure by the names of cost curves; rows of earlier documents are for several curves."""
+    value = row.get(name)
+    return value if isinstance(value, Mapping) else {row.get("curve", "cost curve"): value}

@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from bench.cost_curves import Curve
 from bench.errors import BenchError
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Outcome, ServerPlayer, total
-from bench.replay.rules import RULES, Setup
+from bench.replay.rules import RULES, Rule, Setup
 from bench.tables import Column, print_rows
 from drafters.base import Draft, DraftQuery
 from drafters.suffix import NUM_CLASSES, SuffixDrafter
@@ -98,33 +98,14 @@ open: the same per token of the prompt."""
 
 
 def rows_of(results: Results, rules: Sequence[str], curves: Sequence[Curve]) -> list[Row]:
-    """Return one row per rule and workload, and one per rule for all workloads if there are several.
-
-    Figures that differ by curve are under "by_curve"; the same fields at top level are those of the first
-    curve.
-    """
+    """Return a row for each workload, rule and curve, and for all workloads together if there are several."""
     workloads = list(dict.fromkeys(workload for _, workload, _ in results))
-    groups: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in workloads]
-    if len(workloads) > 1:
-        groups.append(("all", workloads))
-
-    def summed(rule: str, curve: Curve, parts: Sequence[str]) -> Outcome:
-        return total(results[rule, part, curve.name] for part in parts)
-
+    groups = {name: [name] for name in workloads} | ({"all": workloads} if len(workloads) > 1 else {})
     return [
-        _row(rule, workload, {curve.name: summed(rule, curve, parts) for curve in curves})
-        for workload, parts in groups
+        _row(RULES[rule], workload, curve.name, total(results[rule, part, curve.name] for part in parts))
+        for workload, parts in groups.items()
         for rule in rules
-    ]
-
-
-def flat(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows for CSV: one per rule, workload and curve."""
-    shared = ("workload", "drafter", "rule", "used_by", "pairs", "tokens")
-    return [
-        {key: row[key] for key in shared} | {"curve": curve} | figures
-        for row in rows
-        for curve, figures in row["by_curve"].items()
+        for curve in curves
     ]
 
 
@@ -135,27 +116,31 @@ def count_text(count: int, noun: str) -> str:
 
 def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve]) -> None:
     """Print a table per workload, acceptance by position, and what the names mean."""
+    found = {(row["workload"], row["drafter"], row["curve"]): row for row in rows}
+
+    def on(curve: Curve, name: str) -> Callable[[Mapping[str, Any]], Any]:
+        return lambda row: found[row["workload"], row["drafter"], curve.name][name]
+
     columns = [Column("drafter", "drafter", is_key=True)]
-    for curve in curves:
-        of_curve = {"tokens_per_forward": "TPF", "speedup": "speed", "slowest": "least"}
-        columns += [
-            Column(_of_curve(curve.name, name), f"{curve.name}\n{heading}", "2")
-            for name, heading in of_curve.items()
-        ]
+    columns += [
+        Column(on(curve, name), f"{curve.name}\n{heading}", "2")
+        for curve in curves
+        for name, heading in (("tokens_per_forward", "TPF"), ("speedup", "speed"), ("slowest", "least"))
+    ]
     shares = {"acceptance": "accepted", "coverage": "copied", "coverage_of_steps": "steps"}
     columns += [Column(name, heading, "%") for name, heading in shares.items()]
     columns += [
         Column("drafter_us_per_token", "us/token", "1"),
         Column("open_us_per_prompt_token", "open", "1"),
     ]
-    for workload in dict.fromkeys(row["workload"] for row in rows):
-        own = [row for row in rows if row["workload"] == workload]
+    firsts = [row for row in rows if row["curve"] == curves[0].name]
+    for workload in dict.fromkeys(row["workload"] for row in firsts):
+        own = [row for row in firsts if row["workload"] == workload]
         pairs, tokens_in, tokens_out = (own[0][name] for name in ("pairs", "prompt_tokens", "tokens"))
         sizes = f"{tokens_in // pairs:,} tokens in and {tokens_out // pairs:,} out on average"
         print_rows(console, own, columns, f"{workload or 'pairs'}: {count_text(pairs, 'pair')}, {sizes}")
-    last = [row for row in rows if row["workload"] == rows[-1]["workload"]]
     at = [Column(_at(one), str(one), "%") for one in POSITIONS]
-    print_rows(console, last, [columns[0], *at], f"Acceptance by position in the draft, {curves[0].name}")
+    print_rows(console, own, [columns[0], *at], f"Acceptance by position in the draft, {curves[0].name}")
     for name in dict.fromkeys(row["drafter"] for row in rows):
         rule = RULES[name]
         used = f" ({rule.used_by})" if rule.used_by else ""
@@ -166,32 +151,17 @@ def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve])
     console.print(NOTES, style="dim", highlight=False)
 
 
-def _of_curve(curve: str, name: str) -> Callable[[Mapping[str, Any]], Any]:
-    return lambda row: row["by_curve"][curve][name]
-
-
 def _at(position: int) -> Callable[[Mapping[str, Any]], Any]:
     return lambda row: next(iter(row["acceptance_by_position"][position - 1 : position]), None)
 
 
-def _row(name: str, workload: str, of_curves: Mapping[str, Outcome]) -> Row:
-    rule, first = RULES[name], next(iter(of_curves.values()))
-    by_curve = {curve: _figures(outcome) for curve, outcome in of_curves.items()}
-    speeds = {
-        speed: {curve: figures[speed] for curve, figures in by_curve.items()}
-        for speed in ("speedup", "slowest")
-    }
-    return {
-        "drafter": name, "rule": rule.title, "used_by": rule.used_by, "is_hindsight": rule.is_hindsight,
-        "memory": "warm" if rule.is_warm else "cold", "workload": workload, "pairs": first.num_pairs,
-        "prompt_tokens": first.num_prompt_tokens, **_figures(first), **speeds, "by_curve": by_curve,
-    }  # fmt: skip
-
-
-def _figures(outcome: Outcome) -> Row:
+def _row(rule: Rule, workload: str, curve: str, outcome: Outcome) -> Row:
     figures = outcome.figures()
-    return figures | {
-        "slowest": outcome.slowest, "coverage": figures.pop("drafted_share"),
+    return {
+        "drafter": rule.name, "rule": rule.title, "used_by": rule.used_by, "curve": curve,
+        "is_hindsight": rule.is_hindsight, "memory": "warm" if rule.is_warm else "cold", "workload": workload,
+        "pairs": outcome.num_pairs, "prompt_tokens": outcome.num_prompt_tokens,
+        "slowest": outcome.slowest, "coverage": figures.pop("drafted_share"), **figures,
         "coverage_of_steps": outcome.num_drafting / outcome.num_forwards,
         "drafter_us_per_token": outcome.drafter_ns / outcome.num_tokens / 1e3,
         "open_us_per_prompt_token": outcome.open_ns / outcome.num_prompt_tokens / 1e3,

@@ -22,7 +22,6 @@ from bench.replay.job import (
     Job,
     calibrate,
     count_text,
-    flat,
     print_calibration,
     print_report,
     rows_of,
@@ -103,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = rows_of(results, rules, curves)
     print_report(console, rows, curves)
     section = {"rows": rows, "curves": describe(curves), "sources": sources}
-    outputs.finish(console, arguments, document.new_document(arguments, replay=section), flat(rows))
+    outputs.finish(console, arguments, document.new_document(arguments, replay=section), rows)
     return 0
 
 
