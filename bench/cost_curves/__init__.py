@@ -130,6 +130,11 @@ def built_in() -> dict[str, Curve]:
     return {path.stem: read_curve(path) for path in sorted(Path(__file__).parent.glob("*.json"))}
 
 
+def find_curve(name: str) -> Curve:
+    """Return a built-in curve by its name, or read a file. Raises CurveError."""
+    return built_in().get(name) or read_curve(Path(name))
+
+
 M4_PRO, CPU_BF16 = (
     read_curve(Path(__file__).with_name(name)) for name in ("apple-m4-pro-4bit.json", "cpu-bf16.json")
 )

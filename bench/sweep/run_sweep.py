@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import document, options, outputs
-from bench.cost_curves import Curve, CurveError, built_in, describe, read_curve
+from bench.cost_curves import Curve, CurveError, built_in, describe, find_curve
 from bench.decode.answering import Answering, chats_of, settings_of
 from bench.errors import ArgumentsError, BenchError
 from bench.experiment import Row
@@ -231,7 +231,6 @@ def _shares(text: str) -> tuple[float, ...]:
 
 def _curve(text: str) -> Curve:
     try:
-        return built_in().get(text) or read_curve(Path(text))
+        return find_curve(text)
     except CurveError as fault:
-        known = ", ".join(built_in())
-        raise argparse.ArgumentTypeError(f"{fault}; built-in curves: {known}") from None
+        raise argparse.ArgumentTypeError(f"{fault}; built-in curves: {', '.join(built_in())}") from None

@@ -223,11 +223,11 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (["--drafters", "guess"], "guess: no such rule"),
+        (["--drafters", "guess"], "--drafters: guess is not one of auto"),
         (["--pairs", "/nowhere.jsonl"], "cannot read /nowhere.jsonl"),
         (["--cost-curve", "/nowhere.json"], "/nowhere.json cannot be read"),
         (["--tokenizer", "/nowhere"], "/nowhere is not a model folder"),
-        (["--workloads", "guess"], "guess: no such workload"),
+        (["--workloads", "guess"], "--workloads: guess is not one of records"),
         (["--edits", "0", "--prose", "0", "--traps", "0"], "there is no pair to replay"),
     ],
 )
