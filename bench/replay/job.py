@@ -14,8 +14,8 @@ from rich.console import Console
 from bench.cost_curves import Curve
 from bench.errors import BenchError
 from bench.replay.pairs import TokenPair
-from bench.replay.policies import Outcome, ServerPlayer, total
-from bench.replay.rules import RULES, Rule, Setup
+from bench.replay.policies import Outcome, Setup, total
+from bench.replay.rules import RULES, Rule
 from bench.tables import Column, print_rows
 from drafters.base import Draft, DraftQuery
 from drafters.suffix import NUM_CLASSES, SuffixDrafter
@@ -202,7 +202,7 @@ class WatchedSuffix(SuffixDrafter):
 def calibrate(pairs: Sequence[TokenPair], setup: Setup, curve: Curve) -> WatchedSuffix:
     """Replay the pairs in order with the server's gate, keeping finished requests in the history."""
     drafter = WatchedSuffix()
-    player = ServerPlayer([drafter], setup.settings, curve, setup.line_ends)
+    player = replace(setup, curve=curve).server(setup.settings, [drafter])
     for pair in pairs:
         drafter.rest = pair.answer
         player.play(pair)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import thread_time_ns
 from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from bench.cost_curves import Curve
+from bench.cost_curves import FLAT, Curve
 from bench.replay.pairs import TokenPair
 from bench.statistics import ratio
 from config.settings import Settings
+from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
 from drafters.ngram_mod import NgramModDrafter
 from drafters.ngram_mod_tables import NgramModTables
@@ -25,17 +26,11 @@ from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence as Row
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.gate import LOOKUPS
 from engine.speculative.proposers import DraftSources, Proposers
 
 LIMIT = 31
 """Maximum draft length in tokens: with the token before it, a full tile of 32."""
-
-
-class Costs(Protocol):
-    """The cost of a step by its width."""
-
-    def cost(self, width: int) -> float:
-        """Return the cost of a step of this width, in plain steps or any other unit."""
 
 
 @dataclass
@@ -107,7 +102,7 @@ class Outcome:
             "acceptance_by_position": [ratio(right, drafted) for drafted, right in self.by_position],
         }  # fmt: skip
 
-    def cost_on(self, costs: Costs) -> float:
+    def cost_on(self, costs: Curve) -> float:
         """Return what these forward passes would cost with other step costs."""
         return sum(count * costs.cost(1 + verified) for (verified, _), count in self.steps.items())
 
@@ -228,7 +223,7 @@ class FixedPlayer(Player):
     limit: maximum draft length; 0 replays plain decoding.
     """
 
-    def __init__(self, drafter: Drafter, choose: Choose, limit: int, costs: Costs) -> None:
+    def __init__(self, drafter: Drafter, choose: Choose, limit: int, costs: Curve) -> None:
         super().__init__([drafter])
         self.choose, self.limit = choose, limit
         self.costs = [costs.cost(width) for width in range(limit + 2)]
@@ -260,7 +255,7 @@ class ServerPlayer(Player):
     """
 
     def __init__(
-        self, drafters: Sequence[Drafter], settings: Settings, costs: Costs, line_ends: frozenset[int]
+        self, drafters: Sequence[Drafter], settings: Settings, costs: Curve, line_ends: frozenset[int]
     ) -> None:
         super().__init__(drafters)
         sources = DraftSources({timed.name: timed for timed in self.drafters}, score_in_slices)
@@ -301,6 +296,26 @@ class ServerPlayer(Player):
         drafts.close()
         self.proposers.work.finish()
         return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the replays of one run share.
+
+    settings: of the server. curve: step costs. vocabulary: its fingerprint. line_ends: tokens that end lines.
+    """
+
+    settings: Settings
+    curve: Curve = FLAT
+    vocabulary: str = "replay"
+    line_ends: frozenset[int] = frozenset()
+
+    def server(self, settings: Settings, drafters: Sequence[Drafter] = ()) -> ServerPlayer:
+        """Return a server that has learned nothing yet. drafters: used instead of its draft type's."""
+        # Only those that the type uses, so that only their time is measured.
+        available = make_drafters(settings, self.vocabulary)
+        chosen = drafters or [available[name] for name in LOOKUPS[settings.draft_type]]
+        return ServerPlayer(chosen, settings, self.curve, self.line_ends)
 
 
 def speedups(

@@ -9,18 +9,15 @@ from bench.replay.policies import (
     Choose,
     FixedPlayer,
     Player,
-    ServerPlayer,
+    Setup,
     everything,
     in_hindsight,
     two_widths,
 )
-from config.settings import Settings
-from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from drafters.ngram_mod_table import NgramModTable
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftType
-from engine.speculative.gate import LOOKUPS
 
 PRIOR = 0.5
 """These rules have no priors of their own, and are replayed without the gate."""
@@ -148,14 +145,6 @@ class WipedTableLookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """The setup that all rules of one run share. line_ends: tokens that end a line."""
-
-    settings: Settings
-    line_ends: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class Rule:
     """A rule for drafting.
 
@@ -190,10 +179,8 @@ class Rule:
             assert self.drafter is not None, "a rule without a draft type has a drafter"
             return FixedPlayer(self.drafter(), self.choose, self.limit, curve)
         settings = replace(setup.settings, draft_type=self.draft_type)
-        # Only those that the type uses, so that only their time is measured.
-        made = make_drafters(settings, "replay")
-        drafters = [self.drafter()] if self.drafter else [made[one] for one in LOOKUPS[self.draft_type]]
-        return ServerPlayer(drafters, settings, curve, setup.line_ends)
+        own = [self.drafter()] if self.drafter else ()
+        return replace(setup, curve=curve).server(settings, own)
 
 
 _ALL = (

@@ -28,7 +28,8 @@ from bench.replay.job import (
     run_job,
 )
 from bench.replay.pairs import TokenPair, read_pairs, tokenized
-from bench.replay.rules import COMPARED, RULES, Setup
+from bench.replay.policies import Setup
+from bench.replay.rules import COMPARED, RULES
 from bench.workloads import WORKLOADS, lengths_of, make_chats
 from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL, Settings
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"{name}: {count_text(len(found), 'pair')}{left_out}", highlight=False)
     if not pairs:
         raise ArgumentsError("there is no pair to replay")
-    setup = Setup(Settings(num_draft_tokens=arguments.num_draft_tokens), tokenizer.line_ends)
+    setup = Setup(Settings(num_draft_tokens=arguments.num_draft_tokens), line_ends=tokenizer.line_ends)
     if arguments.calibrate:
         for name in dict.fromkeys(pair.workload for pair in pairs):
             of_workload = [pair for pair in pairs if pair.workload == name]

@@ -13,7 +13,17 @@ from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.replay.pairs import TokenPair
-from bench.sweep.replaying import TABLE_ENTRIES, AnsweredChat, Play, Setup, measure, play, settings_of, summed
+from bench.replay.policies import Setup
+from bench.sweep.replaying import (
+    TABLE_ENTRIES,
+    AnsweredChat,
+    Play,
+    measure,
+    play,
+    player_at,
+    settings_of,
+    summed,
+)
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
@@ -66,7 +76,7 @@ def default_point(draft_type: DraftType, settings: Settings) -> Row:
 def replays(setup: Setup, points: Sequence[Row], pairs: Sequence[TokenPair], work: Work) -> Iterator[Row]:
     """Yield a row for each point and workload."""
     for point in points:
-        yield from summed(play(setup.player(point), pairs), ("workload",), **point)
+        yield from summed(play(player_at(setup, point), pairs), ("workload",), **point)
         work.advance()
 
 
@@ -170,7 +180,7 @@ def warm(first: Model, user: Model, folder: Path, work: Work, measured: Sequence
         for draft_type, (memory, file) in product(WARM_TYPES, files.items()):
             of_table = NgramModDrafter(table_in(user.setup, file))
             drafters: list[Drafter] = [of_table] if draft_type == NAME else [SuffixDrafter(), of_table]
-            player = user.setup.player({"draft_type": draft_type}, drafters)
+            player = player_at(user.setup, {"draft_type": draft_type}, drafters)
             for row, outcome in play(player, one.pairs, is_cold=False):
                 about = row | {"draft_type": draft_type, "memory": memory}
                 plays += [(about, outcome), (about | {"turn": None}, outcome)]
@@ -197,7 +207,7 @@ def save(model: Model, file: Path, without: int | None = None) -> None:
     """Write the table that a server has after a model's answers to these chats. Raises TableFileError."""
     tables = table_in(model.setup, None)
     tables.file = file
-    player = model.setup.player({"draft_type": NAME}, [NgramModDrafter(tables)])
+    player = player_at(model.setup, {"draft_type": NAME}, [NgramModDrafter(tables)])
     for pair in pairs_of(model.answered, without):
         player.play(pair)
     tables.save()

@@ -21,10 +21,10 @@ from bench.decode.answering import Answering, chats_of, settings_of
 from bench.errors import ArgumentsError, BenchError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
-from bench.replay.policies import measured_curve
+from bench.replay.policies import Setup, measured_curve
 from bench.sweep import parts, tables
 from bench.sweep.parts import Model, pairs_of
-from bench.sweep.replaying import AnsweredChat, Setup, answer_plainly
+from bench.sweep.replaying import AnsweredChat, answer_plainly
 from bench.sweep.report import print_report
 from bench.sweep.tables import make_traffic, source_files
 from bench.workloads import VERSION, WORKLOADS, read_prompts

@@ -19,9 +19,9 @@ from bench.experiment import Row
 from bench.outputs import Work
 from bench.replay.edits import LARGEST_FILE, SMALLEST_FILE, edit
 from bench.replay.pairs import TokenPair
-from bench.replay.policies import Outcome
+from bench.replay.policies import Outcome, Setup
 from bench.statistics import ratio
-from bench.sweep.replaying import Setup
+from bench.sweep.replaying import player_at
 from drafters.ngram_mod import NAME, NgramModDrafter
 from drafters.ngram_mod_table import Hashes, NgramModCounts, NgramModTable, Tokens
 from drafters.ngram_mod_tables import NgramModTables
@@ -191,7 +191,8 @@ def sweep(
 def _row(setup: Setup, entries: int, n: int, traffic: Sequence[TokenPair], measured: set[int]) -> Row:
     watched = WatchedTables(setup.vocabulary, n, entries)
     table, settings = watched.watched, replace(setup.settings, ngram_mod_size=n)
-    player = replace(setup, settings=settings).player({"draft_type": NAME}, [NgramModDrafter(watched)])
+    at = replace(setup, settings=settings)
+    player = player_at(at, {"draft_type": NAME}, [NgramModDrafter(watched)])
     outcome = Outcome()
     known: list[bool] = []
     again: list[bool] = []

@@ -15,8 +15,8 @@ from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
 from bench.replay.edits import KINDS, edit, edit_cases, trap_cases
 from bench.replay.job import Job, calibrate, rows_of, run_job
 from bench.replay.pairs import Pair, TokenPair, write_pairs
-from bench.replay.policies import FixedPlayer, Outcome, everything, in_hindsight
-from bench.replay.rules import COMPARED, RULES, Setup
+from bench.replay.policies import FixedPlayer, Outcome, Setup, everything, in_hindsight
+from bench.replay.rules import COMPARED, RULES
 from cli.main import main as run_reprise
 from config.settings import Settings
 from drafters.base import NO_DRAFT

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from bench.cost_curves import FLAT, M4_PRO
 from bench.outputs import Work
 from bench.replay.pairs import TokenPair
+from bench.replay.policies import Setup
 from bench.sweep import parts, tables
 from bench.sweep.parts import Model
-from bench.sweep.replaying import AnsweredChat, Setup, settings_of
+from bench.sweep.replaying import AnsweredChat, settings_of
 from bench.sweep.tables import AGAIN, EDIT, NEW, WatchedTable, make_traffic, source_files
 from bench.workloads import Chat
 from cli.main import main
