@@ -40,12 +40,9 @@ class CurveError(ArgumentsError):
 
 def _as_pairs(value: object) -> object:
     """Return points as pairs; documents have them as objects."""
-    names = ("seconds", "cost")
-    return [
-        [one.get("width"), next((one[name] for name in names if name in one), None)]
-        if isinstance(one, dict) else one
-        for one in value
-    ] if isinstance(value, list) else value  # fmt: skip
+    if not isinstance(value, list):
+        return value
+    return [(p.get("width"), p.get("seconds", p.get("cost"))) if isinstance(p, dict) else p for p in value]
 
 
 def _in_plain_steps(points: tuple[Point, ...]) -> tuple[Point, ...]:
