@@ -170,7 +170,7 @@ def _lines(axes: Spec, series: str, tooltip: Sequence[Spec], has_lines: bool = T
     encoding = axes | _by_series(series) | {"tooltip": tooltip}
     if not has_lines:
         mark = {"type": "point", "filled": True}
-        encoding["shape"] = {"field": series, "type": "nominal", "legend": None}
+        encoding["shape"] = {"field": series, "type": "nominal"}
     return {"height": 220, "layer": [{"params": [_switch(series)], "mark": mark, "encoding": encoding}]}
 
 
