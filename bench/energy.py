@@ -217,27 +217,22 @@ class EnergyMeter:
 
 def _machine_counters(faults: list[str]) -> list[EnergyCounter]:
     """Return every counter that can be read here, and add to faults those that cannot."""
+    makers: dict[str, list[Callable[[], EnergyCounter]]] = {}
     if sys.platform == "darwin":
-        return _open_counters([PowerMetrics], "powermetrics", faults)
-    zones = rapl_zones()
-    found = _open_counters([partial(RaplZone, zone) for zone in zones], "RAPL", faults)
-    if not zones and sys.platform == "linux":
-        faults.append("no RAPL counters under /sys/class/powercap")
-    if len(found) < len(zones):
-        found = []
+        makers["powermetrics"] = [PowerMetrics]
+    elif sys.platform == "linux":
+        makers["RAPL"] = [partial(RaplZone, zone) for zone in rapl_zones()]
+        if not makers["RAPL"]:
+            faults.append("no RAPL counters under /sys/class/powercap")
     if NVIDIA_DRIVER.exists():
-        found += _open_counters([NvmlCounter], "NVML", faults)
-    return found
-
-
-def _open_counters(
-    makers: Sequence[Callable[[], EnergyCounter]], what: str, faults: list[str]
-) -> list[EnergyCounter]:
+        makers["NVML"] = [NvmlCounter]
     found: list[EnergyCounter] = []
-    try:
-        found.extend(make() for make in makers)
-    except PermissionError:
-        faults.append(f"no permission to read {what}" + ("" if os.geteuid() == 0 else " (needs root)"))
-    except (OSError, ValueError) as fault:
-        faults.append(f"{what}: {fault}")
+    for what, group in makers.items():
+        try:
+            # All or none: a sum without one of the processors would be a wrong figure.
+            found += [make() for make in group]
+        except PermissionError:
+            faults.append(f"no permission to read {what}" + ("" if os.geteuid() == 0 else " (needs root)"))
+        except (OSError, ValueError) as fault:
+            faults.append(f"{what}: {fault}")
     return found

@@ -40,12 +40,9 @@ class CurveError(ArgumentsError):
 
 def _as_pairs(value: object) -> object:
     """Return points as pairs; documents have them as objects."""
-    names = ("seconds", "cost")
-    return [
-        [one.get("width"), next((one[name] for name in names if name in one), None)]
-        if isinstance(one, dict) else one
-        for one in value
-    ] if isinstance(value, list) else value  # fmt: skip
+    if not isinstance(value, list):
+        return value
+    return [(p.get("width"), p.get("seconds", p.get("cost"))) if isinstance(p, dict) else p for p in value]
 
 
 def _in_plain_steps(points: tuple[Point, ...]) -> tuple[Point, ...]:
@@ -128,6 +125,11 @@ def _of_document(content: dict[str, Any], path: Path) -> dict[str, Any]:
 def built_in() -> dict[str, Curve]:
     """Return the curves that come with Reprise, by the names of their files."""
     return {path.stem: read_curve(path) for path in sorted(Path(__file__).parent.glob("*.json"))}
+
+
+def find_curve(name: str) -> Curve:
+    """Return a built-in curve by its name, or read a file. Raises CurveError."""
+    return built_in().get(name) or read_curve(Path(name))
 
 
 M4_PRO, CPU_BF16 = (

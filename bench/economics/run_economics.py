@@ -9,7 +9,7 @@ itself.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain, product, zip_longest
 from typing import Any
 
@@ -43,18 +43,33 @@ LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FORCED = "every draft verified, "
 _WIDTH = 120
 
-FITS = [
-    Column("num_draft_tokens", "draft tokens"), Column("n", "runs"), Column("a", "a", "1"),
-    Column("b", "b", "1"), Column("r_squared", "r²", "2"),
-    Column("step_cost", "step cost,\nplain steps", "2"), Column("break_even", "break-even", "3"),
-    Column(lambda row: interval(row, digits=3), "95 %"),
-]  # fmt: skip
-CHOICES = [
-    Column("workload", "workload"),
-    Column(lambda row: row["draft_type"] + (", gated" if row["is_gated"] else ""), "drafts"),
-    Column("num_draft_tokens", "max draft"), Column("n", "chats"), Column("acceptance", "accepted", "%"),
-    Column("share_drafted", "of answer", "%"), Column("speedup", "speedup", "2"), Column(interval, "95 %"),
-]  # fmt: skip
+_LENGTH, _RUNS = Column("num_draft_tokens", "draft tokens"), Column("n", "runs")
+_DRAFTS = Column(lambda row: row["draft_type"] + (", gated" if row.get("is_gated") else ""), "drafts")
+_SHARES = Column(lambda row: interval(row, digits=3), "95 %")
+TABLES: dict[str, tuple[str, Sequence[Column]]] = {
+    "fits": ("Tokens/s = a + b * acceptance, for drafts that are free to make", (
+        _LENGTH, _RUNS, Column("a", "a", "1"), Column("b", "b", "1"), Column("r_squared", "r²", "2"),
+        Column("step_cost", "step cost,\nplain steps", "2"), Column("break_even", "break-even", "3"), _SHARES,
+    )),
+    "draft_model": ("Break-even of the draft model, its own time included", (
+        _LENGTH, Column("break_even", "break-even", "3"), _SHARES,
+    )),
+    "choices": ("Draft types and lengths, compared with plain decoding of the same chats", (
+        Column("workload", "workload"), _DRAFTS, Column("num_draft_tokens", "max draft"),
+        Column("n", "chats"), Column("acceptance", "accepted", "%"),
+        Column("share_drafted", "of answer", "%"), Column("speedup", "speedup", "2"),
+        Column(interval, "95 %"),
+    )),
+    "errors": ("Errors of predicted speedups", (
+        Column("by", "predicted by"), _DRAFTS, _RUNS, Column("median_error", "median", "%"),
+        Column("mean_error", "mean", "%"),
+    )),
+    "energy": ("Joules per token, including prefill and everything else that ran", (
+        Column("workload", "workload"), _DRAFTS, _LENGTH, Column("energy_j_per_token", "drafted", "3"),
+        Column("plain_j_per_token", "plain", "3"), Column("ratio", "ratio", "2"),
+    )),
+}  # fmt: skip
+"""Title and columns of each table, by the part of the section that has its rows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,11 +161,11 @@ def _mixed(cases: Mapping[str, Case], count: int) -> dict[str, Case]:
 
 def _print(console: Console, found: Mapping[str, Any]) -> None:
     """Print the tables and then the advice."""
-    plain = f"{found['plain_tps']:.1f} tokens/s"
-    title = f"Tokens/s = a + b * acceptance, for drafts that are free to make; plain decoding: {plain}"
-    print_rows(console, found["fits"], FITS, title)
-    title = "Draft types and lengths, compared with plain decoding of the same chats"
-    print_rows(console, found["choices"], CHOICES, title)
+    console.print(f"Plain decoding: {found['plain_tps']:.1f} tokens/s", highlight=False)
+    energy = found["energy"]
+    for name, (title, columns) in TABLES.items():
+        if rows := found[name] if name != "energy" else energy["rows"]:
+            print_rows(console, rows, columns, title)
     buckets = sorted(found["buckets"], key=lambda row: row["num_draft_tokens"])
     table, columns = pivoted(
         buckets, [Column("label", "acceptance")], "num_draft_tokens",
@@ -166,5 +181,7 @@ def _print(console: Console, found: Mapping[str, Any]) -> None:
         else f"All {count} drafted answers equal the plain ones, token by token."
     )
     console.print(INTERVALS, style="dim")
+    reason = "" if energy["rows"] else f" ({energy['reason'] or 'no answer was measured'})"
+    console.print(f"Energy: {energy['measured']}{reason}.", style="dim", highlight=False)
     for sentence in found["advice"]:
         console.print(f"- {sentence}", highlight=False, markup=False)

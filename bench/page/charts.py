@@ -170,7 +170,7 @@ def _lines(axes: Spec, series: str, tooltip: Sequence[Spec], has_lines: bool = T
     encoding = axes | _by_series(series) | {"tooltip": tooltip}
     if not has_lines:
         mark = {"type": "point", "filled": True}
-        encoding["shape"] = {"field": series, "type": "nominal", "legend": None}
+        encoding["shape"] = {"field": series, "type": "nominal"}
     return {"height": 220, "layer": [{"params": [_switch(series)], "mark": mark, "encoding": encoding}]}
 
 
@@ -208,16 +208,9 @@ def rule(axis: str, value: float) -> Spec:
     }
 
 
-def curve(x: str, y: str, points: Sequence[tuple[float, float]] | None = None, **more: Any) -> Spec:
-    """Return a layer with a line over fields that the axes share: dashed through points, else of the rows."""
+def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
+    """Return a layer with the least-squares line of y over x. filtered: a condition. group: a field."""
     encoding = {axis: {"field": name, "type": "quantitative"} for axis, name in (("x", x), ("y", y))}
-    mark: Spec = {"type": "line", "aria": False}
-    if points is None:
-        filtered = [{"filter": f"isValid(datum.{y})"}]
-        return {"transform": filtered, "mark": mark, "encoding": encoding | more}
-    values = [{x: one, y: other} for one, other in points]
-    return {
-        "data": {"values": values},
-        "mark": mark | {"strokeDash": [5, 4], "color": "gray"},
-        "encoding": encoding,
-    }
+    fit = {"regression": y, "on": x, "groupby": [group] if group else []}
+    mark = {"type": "line", "aria": False, "strokeDash": [5, 4], "color": "gray"}
+    return {"transform": [{"filter": filtered}, fit], "mark": mark, "encoding": encoding}

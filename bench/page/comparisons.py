@@ -1,12 +1,22 @@
 """Sections that compare: translation strategies, peers, and rules of other projects."""
 
-from collections import Counter
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from bench.page.charts import chart, is_number, known
-from bench.page.parts import Built, Document, advice, by_position, note_part, rows_of, table
+from bench.page.charts import chart, known
+from bench.page.parts import (
+    Built,
+    Document,
+    Rows,
+    advice,
+    extremes,
+    label,
+    note_part,
+    positions,
+    rows_of,
+    table,
+)
 
 
 def translation(document: Document) -> Built:
@@ -14,9 +24,10 @@ def translation(document: Document) -> Built:
     rows = rows_of(document, "translation")
     if not rows:
         return None
+    as_table = table("Translation as a table", rows)
     for row in rows:
         row["length"] = "adaptive" if row.get("is_adaptive") else f"k = {row.get('num_draft_tokens')}"
-        row["chats"] = f"{row.get('workload')}, {row['length']}"
+    label(rows, "chats", "workload", length="{}")
     dots = chart(
         "Strategies, by workload and draft length", "dots", rows, "value", "chats", "strategy",
         measures=known(rows, "acceptance", "speedup", "tokens_per_forward"),
@@ -33,19 +44,19 @@ def translation(document: Document) -> Built:
     count = len({row.get("draft_model") for row in rows})
     return (
         f"{count} draft models, whose vocabularies may differ from the target's, by translation strategy.",
-        [*findings, dots, table("Translation as a table", rows, ("chats",)), *refused],
+        [*findings, dots, as_table, *refused],
     )
 
 
 def peers(document: Document) -> Built:
     """Return the section on other servers and loops."""
     rows = rows_of(document, "peers")
-    fields = ("name", "server", "peer", "side")
-    field = next((name for name in fields if any(row.get(name) for row in rows)), "name")
     for row in rows:
-        row["peer"] = str(row.get(field))
-        streams = f", {row['streams']} streams" if (row.get("streams") or 1) > 1 else ""
-        row["chats"] = f"{row.get('workload') or 'all prompts'}{streams}"
+        row["peer"] = str(
+            next((row[name] for name in ("name", "server", "peer", "side") if row.get(name)), "")
+        )
+        row["workload"] = row.get("workload") or "all prompts"
+    label(rows, "chats", "workload", streams="{} streams")
     return _compared(rows, f"Ratios are to {rows[0]['peer']}.") if rows else None
 
 
@@ -67,66 +78,37 @@ def serve(document: Document) -> Built:
     return _compared(rows, note) if rows else None
 
 
-def _compared(rows: list[dict[str, Any]], note: str) -> Built:
+def _compared(rows: Rows, note: str) -> Built:
     """Return a section that compares peers on the same chats."""
-    as_table = table("Peers as a table", rows, ("name", "workload", "streams"))
-    lead = f"{len({row['peer'] for row in rows})} peers with the same prompts, alternating."
+    lead = f"{len({row['peer'] for row in rows})} peers with the same prompts, alternating. "
     measures = known(rows, "tokens_per_s", "speedup", "decode_tps", "ttft_ms", "inter_token_ms")
-    if not measures:
-        return lead, [as_table]
-    fastest: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if is_number(row.get(measures[0])):
-            fastest[row["chats"]] = max(
-                fastest.get(row["chats"], row), row, key=lambda one: float(one[measures[0]])
-            )
-    wins = Counter(row["peer"] for row in fastest.values())
-    lead += "".join(f" {name} was fastest on {count} of {len(fastest)}." for name, count in wins.items())
-    dots = chart(
+    dots = [chart(
         "The same prompts on each peer", "dots", rows, "value", "chats", "peer", measures=measures, note=note,
         about=["requests", "failed", "parity", "error"],
-    )  # fmt: skip
-    return lead, [dots, as_table]
+    )] if measures else []  # fmt: skip
+    return lead + extremes(rows, "peer", "chats"), [*dots, table("Peers as a table", rows)]
 
 
 def replay(document: Document) -> Built:
     """Return the section on rules that were replayed without a model."""
-    rows, flat = rows_of(document, "replay"), []
-    for row in rows:
-        speedups, slowest = row.get("speedup"), row.get("slowest")
-        row["drafter"] = str(row.get("drafter") or row.get("rule") or row.get("name"))
-        row["workload"] = str(row.get("workload") or row.get("corpus") or "all")
-        row["by"] = f"{row['drafter']}, {row['used_by']}" if row.get("used_by") else row["drafter"]
-        names = (
-            "by",
-            "drafter",
-            "workload",
-            "rule",
-            "tokens_per_forward",
-            "coverage",
-            "drafter_us_per_token",
-        )
-        for curve, speed in (speedups if isinstance(speedups, Mapping) else {"cost curve": speedups}).items():
-            least = slowest.get(curve) if isinstance(slowest, Mapping) else slowest
-            figures = {"curve": curve, "speedup": speed, "speedup_best": least}
-            own = {name: row[name] for name in names if name in row}
-            flat.append(own | figures | {"is_hindsight": bool(row.get("is_hindsight"))})
+    rows = rows_of(document, "replay")
     if not rows:
         return None
     # The workload that stands for all comes first, because defaults are chosen by it.
-    flat.sort(key=lambda row: row["workload"] != "all")
+    rows.sort(key=lambda row: row.get("workload") != "all")
+    label(rows, "by", "drafter", used_by="{}")
+    speeds = ("speedup", "slowest", "by_curve")
+    flat = [
+        {name: value for name, value in row.items() if name not in speeds}
+        | {"curve": curve, "speedup": speedup, "speedup_best": _by_curve(row, "slowest").get(curve)}
+        for row in rows
+        for curve, speedup in _by_curve(row, "speedup").items()
+    ]
+    rules = [row for row in flat if not row.get("is_hindsight") and row["workload"] == flat[0]["workload"]]
     lead = (
-        "Rules for drafting, replayed. These speedups follow from a cost curve; they are not measured times."
+        "Rules for drafting, replayed. These speedups follow from a cost curve; they are not measured times. "
     )
-    candidates = [
-        row
-        for row in flat
-        if not row.pop("is_hindsight") and is_number(row["speedup"])
-        and (row["workload"], row["curve"]) == (flat[0]["workload"], flat[0]["curve"])
-    ]  # fmt: skip
-    if candidates:
-        best = max(candidates, key=lambda row: row["speedup"])
-        lead += f" The best is {best['drafter']}: {best['speedup']:.2f} with the costs of {best['curve']}."
+    lead += extremes(rules, "drafter", "workload", "curve")
     parts = []
     if measures := known(flat, "speedup", "tokens_per_forward", "coverage", "drafter_us_per_token"):
         parts.append(chart(
@@ -134,8 +116,8 @@ def replay(document: Document) -> Built:
             menus={"workload": "Workload", "curve": "Cost curve"},
             note="The ticks are the requests with the lowest speedup.",
         ))  # fmt: skip
-    rows.sort(key=lambda row: row["workload"] != "all")
-    if points := by_position(rows, "workload", "drafter"):
+    on_first = [row for row in rows if row.get("curve") in (None, flat[0]["curve"])]
+    if points := positions(on_first, "workload", "drafter"):
         parts.append(chart(
             "Acceptance by position, by rule", "lines", points, "position", "accepted", "drafter",
             titles=("position in the draft", "accepted"), menus={"workload": "Workload"},
@@ -145,4 +127,10 @@ def replay(document: Document) -> Built:
         note_part("; ".join(value for value in one.values() if isinstance(value, str)))
         for one in rows_of(document, "replay", "curves")
     ]
-    return lead, [*parts, table("Replays as a table", flat, ("by",)), *notes]
+    return lead, [*parts, table("Replays as a table", flat), *notes]
+
+
+def _by_curve(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a figure by the names of cost curves; rows of earlier documents are for several curves."""
+    value = row.get(name)
+    return value if isinstance(value, Mapping) else {row.get("curve", "cost curve"): value}

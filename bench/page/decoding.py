@@ -3,54 +3,37 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.page.charts import Row, chart, curve, is_number, known, rule
-from bench.page.parts import Built, Document, Part, by_position, rows_of, table
+from bench.page.charts import Row, chart, is_number, known, line, rule
+from bench.page.parts import Built, Document, Part, Rows, extremes, label, positions, rows_of, table
 
 
-def decode_rows(document: Document, is_whole: bool = False) -> list[dict[str, Any]]:
+def decode_rows(document: Document, is_whole: bool = False) -> Rows:
     """Return the decode rows with a series (draft type, with its length if several occur) and a case.
 
     is_whole: only those over all turns, if there are any.
     """
     rows = rows_of(document, "decode")
-    lengths, types = ({tuple(row.get(n) for n in names) for row in rows} for names in (
-        ("draft_type", "num_draft_tokens"), ("draft_type",),
-    ))  # fmt: skip
-    varied = [
-        (name, unit)
-        for name, unit in (("prompt_tokens", "-token prompt"), ("streams", " streams"))
-        if len({row.get(name) for row in rows}) > 1
-    ]
+    label(rows, "series", "draft_type", num_draft_tokens="max {}")
+    label(rows, "case", "workload", prompt_tokens="{}-token prompt", streams="{} streams")
     for row in rows:
-        length = f", max {row.get('num_draft_tokens')}" if len(lengths) > len(types) else ""
-        row["series"] = f"{row.get('draft_type')}{length}"
-        units = [f"{row[name]}{unit}" for name, unit in varied if row.get(name)]
-        row["case"] = ", ".join([str(row.get("workload")), *units])
         row["speedup_best"] = row.get("best_width_speedup")
     return [row for row in rows if is_whole and row.get("turn") is None] or rows
 
 
 def speedup(document: Document) -> Built:
     """Return the section on speedups by workload and draft type."""
-    rows, whole = decode_rows(document), decode_rows(document, is_whole=True)
+    rows = decode_rows(document, is_whole=True)
     if not rows:
         return None
-    ordered = sorted((row for row in whole if is_number(row.get("speedup"))), key=lambda row: row["speedup"])
-    lead = "Each dot is a workload with one draft type."
-    if ordered:
-        ends = [f"{row['speedup']:.2f} ({row['case']}, {row['series']})" for row in (ordered[0], ordered[-1])]
-        slower = sum(row["speedup"] < 0.995 for row in ordered)
-        lead = (
-            f"The speedup over plain decoding of the same prompts ranges from {' to '.join(ends)}. "
-            f"{slower or 'None'} of {len(ordered)} are slower."
-        )
+    lead = "Each dot is a workload with one draft type, compared with plain decoding of the same prompts. "
     dots = chart(
-        "Workloads by speedup", "dots", whole, "value", "case", "series", measures=known(whole),
+        "Workloads by speedup", "dots", rows, "value", "case", "series", measures=known(rows),
         about=["plain_tps", "parity"],
         note="The upright line is plain decoding, bars are the range of repeated runs, and ticks are the "
         "speedup of the best fixed draft length, in hindsight. Names in the legend can be pressed.",
     )  # fmt: skip
-    return lead, [dots, table("All figures as a table", rows, ("series", "case", "speedup_best"))]
+    as_table = table("All figures as a table", rows_of(document, "decode"))
+    return lead + extremes(rows, "case", "series"), [dots, as_table]
 
 
 def parity(document: Document) -> Built:
@@ -105,17 +88,12 @@ def answers(document: Document) -> Built:
 def acceptance(document: Document) -> Built:
     """Return the section on acceptance by position, and on gains over the turns of a chat."""
     rows = decode_rows(document)
-    points = by_position([row for row in rows if row.get("turn") is None], "case", "series")
+    points = positions([row for row in rows if row.get("turn") is None], "case", "series")
     turns = [row for row in rows if row.get("turn") is not None]
     if not points and not turns:
         return None
-    parts, lead = [], "How the figures change over the turns of a chat."
+    parts = []
     if points:
-        firsts = [100 * point["accepted"] for point in points if point["position"] == 1]
-        lead = (
-            f"The first token of a draft was accepted {min(firsts):.0f} to {max(firsts):.0f} % of the time, "
-            "depending on the workload; where a curve stays high, long drafts pay."
-        )
         parts.append(chart(
             "Acceptance by position in the draft", "lines", points, "position", "accepted", "series", "case",
             titles=("position in the draft", "accepted"), scales=({}, {"domain": [0, 1]}), width=300,
@@ -127,6 +105,7 @@ def acceptance(document: Document) -> Built:
             titles=("turn", None), x_type="ordinal",
             note="Drafters keep what they learned from turn to turn; it is cleared before the next chat.",
         ))  # fmt: skip
+    lead = "Where the accepted share stays high over the positions of a draft, long drafts pay."
     return lead, parts
 
 
@@ -146,30 +125,21 @@ def costs(
         if len(points) > least and points[0]["width"] == 1:
             curves[place] = name, one, points
     rows = [
-        {
-            "curve": name,
-            "width": p["width"],
-            "cost": p["seconds"] / points[0]["seconds"],
-            "ms": 1000 * p["seconds"],
-        }
+        {"curve": name, "width": p["width"], "cost": p["seconds"] / points[0]["seconds"]}
+        | {"ms": 1000 * p["seconds"]}
         for name, _, points in curves.values()
         for p in points
     ]
     if not rows:
         return None
-    first = [row for row in rows if row["curve"] == rows[0]["curve"]]
-    at = next((row for row in first if row["width"] >= 4), first[-1])
-    lead = (
-        f"A forward pass over {at['width']} tokens costs {at['cost']:.2f} times as much as over one; it "
-        f"pays if it commits more than {at['cost']:.2f} tokens on average."
-    )
     widest, top = max(row["width"] for row in rows), 1.1 * max(row["cost"] for row in rows)
-    end = min(widest, top)
+    equal = [{"width": end, "cost": end} for end in (1, min(widest, top))]
     drawn = chart(
         "c(w): cost of a forward pass by width", "lines", rows, "width", "cost", "curve", about=["ms"],
         titles=("width: tokens in one forward pass", "cost relative to width 1"),
-        layers=[rule("y", 1), curve("width", "cost", [(1, 1), (end, end)])],
+        layers=[rule("y", 1), {"data": {"values": equal}, **line("width", "cost")}],
         scales=({"domain": [1, widest]}, {"domain": [0, top]}),
         note="Below the slanted line, a fully accepted draft saves time. At 1, additional width is free.",
     )  # fmt: skip
+    lead = "A forward pass over more tokens pays if it commits more tokens on average than its relative cost."
     return lead, [drawn], [one for _, one, _ in curves.values()]

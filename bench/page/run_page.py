@@ -9,7 +9,6 @@ import argparse
 import base64
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -96,14 +95,7 @@ def _hash(text: str) -> str:
 
 def _embedded(value: Any) -> str:
     """Return JSON that is safe in a script element: its text cannot end the element or open a comment."""
-    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    # Numbers that JSON does not have (nan, infinities) become null.
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    text = json.dumps(finite, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON does not have (nan, infinities) by None."""
-    if isinstance(value, Mapping):
-        return {str(name): _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

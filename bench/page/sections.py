@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.page import comparisons, decoding, economics, settings
 from bench.page.charts import is_number
-from bench.page.parts import Built, Document, Part
+from bench.page.parts import Built, Document, Part, Rows, label
 
 SECTIONS: dict[str, tuple[str, str, Callable[[Document], Built]]] = {
     "speedup": ("Speedup", "Speedup", decoding.speedup),
@@ -57,22 +57,18 @@ def _day(document: Document) -> str:
 
 
 def _names(documents: Sequence[Document]) -> list[str]:
-    """Return a distinct name for each document: the properties that distinguish it from the others."""
-    properties = [
-        (
-            str((one.get("machine") or {}).get("cpu") or "unknown machine"),
-            str((one.get("model") or {}).get("name") or "no model"),
-            _day(one),
-            " ".join(str(one.get("command") or "").split()[2:3]),
-        )
+    """Return a distinct name for each document: its machine, and properties that not all documents share."""
+    rows: Rows = [
+        {
+            "cpu": (one.get("machine") or {}).get("cpu") or "unknown machine",
+            "model": (one.get("model") or {}).get("name"), "day": _day(one),
+            "benchmark": " ".join(str(one.get("command") or "").split()[2:3]),
+        }
         for one in documents
-    ]
-    telling = [at for at, values in enumerate(zip(*properties, strict=True)) if len(set(values)) > 1]
-    names = [", ".join(row[at] for at in telling if row[at]) for row in properties]
-    return [
-        name if name and names.count(name) == 1 else f"{name or 'document'} ({number})"
-        for number, name in enumerate(names, 1)
-    ]
+    ]  # fmt: skip
+    label(rows, "name", "cpu", model="{}", day="{}", benchmark="{}")
+    names = [str(row["name"]) for row in rows]
+    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
 def _top(documents: Sequence[Document]) -> Part:

@@ -1,37 +1,30 @@
 """The section about settings: the grid, table sizes, gate thresholds, and cold against warm tables."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bench.page.charts import chart, is_number, known, menu, rule
-from bench.page.parts import Built, Document, Part, rows_of, table
+from bench.page.parts import Built, Document, Part, Rows, extremes, label, rows_of, table
 
 ALL = "mean of all"
 _OF_TABLES = (
     "tokens_per_forward", "known", "occupancy", "overwritten", "acceptance", "speedup", "collisions",
 )  # fmt: skip
-Rows = list[dict[str, Any]]
 
 
 def sweep(document: Document) -> Built:
     """Return the section on settings."""
     parts = []
-    for name, draw in (
-        ("grid", _grid), ("measured", _measured), ("table_sizes", _table_sizes),
-        ("ngram_sizes", _ngram_sizes), ("gate", _gate), ("warm", _warm),
-    ):  # fmt: skip
+    for name, draw in _PARTS.items():
         if rows := rows_of(document, "sweep", name):
             parts += [*draw(rows), table(f"{name.replace('_', ' ')}, as a table", rows)]
     if not parts:
         return None
-    of_grid = [row for row in rows_of(document, "sweep", "grid") if is_number(row.get("speedup"))]
-    if not of_grid:
-        return "The effect of single settings on the speed.", parts
-    best = max(of_grid, key=lambda row: row["speedup"])
-    lead = (
-        f"The best cell of the grid is {best['draft_type']} with drafts of {best['num_draft_tokens']} and "
-        f"n-grams of {best.get('ngram_size') or 'any size'}: {best['speedup']:.2f}, on {best['workload']}."
+    lead = extremes(
+        rows_of(document, "sweep", "grid"), "draft_type", "num_draft_tokens", "ngram_size", "workload"
     )
-    return lead, parts
+    return lead or "The effect of single settings on the speed.", parts
 
 
 def _grid(rows: Rows) -> list[Part]:
@@ -74,32 +67,18 @@ def _grid(rows: Rows) -> list[Part]:
 
 
 def _measured(rows: Rows) -> list[Part]:
-    for row in rows:
-        size = f", n = {row['ngram_size']}" if row.get("ngram_size") else ""
-        row["setting"] = f"{row.get('draft_type')}, max {row.get('num_draft_tokens')}{size}"
+    label(rows, "setting", "draft_type", num_draft_tokens="max {}", ngram_size="n = {}")
     return [
         chart(
             "Measured on the engine", "dots", rows, "value", "workload", "setting", measures=known(rows),
-            about=["parity"], note="The default and the best configuration of each draft type.",
+            about=["replayed_speedup", "parity"], note="The default and the best of each draft type.",
         )
     ]  # fmt: skip
 
 
-def _table_sizes(rows: Rows) -> list[Part]:
-    note = "The same requests with tables of different sizes. Drag to move along the axis, scroll to zoom."
-    return _swept(rows, "entries", "Size of ngram-mod's table", note, {"type": "log", "base": 2})
-
-
-def _ngram_sizes(rows: Rows) -> list[Part]:
-    note = "Short n-grams match more often, and predict worse."
-    return _swept(rows, "ngram_size", "Length of ngram-mod's n-grams", note, {"zero": False})
-
-
 def _swept(rows: Rows, field: str, title: str, note: str, scale: dict[str, Any]) -> list[Part]:
-    for row in rows:
-        row["traffic"] = str(row.get("workload") or f"{row.get('requests')} requests")
     part = chart(
-        title, "lines", rows, field, "value", "traffic", measures=known(rows, *_OF_TABLES), note=note,
+        title, "lines", rows, field, "value", "requests", measures=known(rows, *_OF_TABLES), note=note,
         titles=(field.replace("_", " "), None), scales=(scale, {"zero": False}),
     )  # fmt: skip
     zoom = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
@@ -120,9 +99,7 @@ def _gate(rows: Rows) -> list[Part]:
 
 
 def _warm(rows: Rows) -> list[Part]:
-    for row in rows:
-        row["chats"] = ", ".join(str(row[name]) for name in ("workload", "pair") if row.get(name))
-        row.setdefault("draft_type", "ngram-mod")
+    label(rows, "chats", "workload", pair="{}")
     turns = [row for row in rows if row.get("turn") is not None]
     whole = [row for row in rows if row.get("turn") is None]
     menus, parts = {"draft_type": "Drafts"}, []
@@ -140,3 +117,20 @@ def _warm(rows: Rows) -> list[Part]:
             about=["tokens_per_forward", "acceptance", "measured_speedup"],
         ))  # fmt: skip
     return parts
+
+
+_PARTS: dict[str, Callable[[Rows], list[Part]]] = {
+    "grid": _grid,
+    "measured": _measured,
+    "table_sizes": partial(
+        _swept, field="entries", title="Size of ngram-mod's table", scale={"type": "log", "base": 2},
+        note="A line for each number of requests. Drag to move along the axis, scroll to zoom.",
+    ),
+    "ngram_sizes": partial(
+        _swept, field="ngram_size", title="Length of ngram-mod's n-grams", scale={"zero": False},
+        note="Short n-grams match more often, and predict worse.",
+    ),
+    "gate": _gate,
+    "warm": _warm,
+}  # fmt: skip
+"""By the name of a part of the section: what draws its rows."""

@@ -2,20 +2,20 @@
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 
-from bench.cost_curves import FLAT, Curve
+from bench.cost_curves import Curve
 from bench.errors import BenchError
 from bench.replay.pairs import TokenPair
-from bench.replay.policies import Outcome, ServerPlayer
-from bench.replay.rules import RULES, Setup
+from bench.replay.policies import Outcome, Setup, total
+from bench.replay.rules import RULES, Rule
 from bench.tables import Column, print_rows
 from drafters.base import Draft, DraftQuery
 from drafters.suffix import NUM_CLASSES, SuffixDrafter
@@ -27,8 +27,8 @@ MIN_PARALLEL_TOKENS = 400_000
 Results = dict[tuple[str, str, str], Outcome]
 """By the names of rule, workload and curve."""
 
-Task = tuple[str, Curve | None]
-"""A rule and a curve; None if one replay serves all curves."""
+Task = tuple[str, tuple[Curve, ...]]
+"""A rule and the curves that one replay by it serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +47,18 @@ def run_job(job: Job, num_processes: int, progress: Callable[[float], None]) -> 
     num_processes: the maximum; a small job runs in this process alone.
     progress: called with the share of each finished task. Raises BenchError if a process is lost.
     """
-    tasks: list[Task] = [
-        (name, curve)
-        for name in job.rules
-        for curve in (job.curves if RULES[name].depends_on_costs else (None,))
-    ]
+    tasks: list[Task] = []
+    for name in job.rules:
+        alone = [(name, (curve,)) for curve in job.curves]
+        tasks += alone if RULES[name].depends_on_costs else [(name, job.curves)]
+    num_workers = min(num_processes, len(tasks))
+    if len(tasks) * sum(len(pair.answer) for pair in job.pairs) < MIN_PARALLEL_TOKENS:
+        num_workers = 1
     results: Results = {}
-    num_tokens = len(tasks) * sum(len(pair.answer) for pair in job.pairs)
-    if min(num_processes, len(tasks)) == 1 or num_tokens < MIN_PARALLEL_TOKENS:
-        for task in tasks:
-            results |= run_task(job, task)
-            progress(1 / len(tasks))
-        return results
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(num_processes, len(tasks)), context, _begin_worker, (job,))
+    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn"))
+    run = map if num_workers == 1 else pool.map
     try:
-        for found in pool.map(_run_in_worker, tasks):
+        for found in run(partial(run_task, job), tasks):
             results |= found
             progress(1 / len(tasks))
     except BrokenProcessPool:
@@ -77,37 +73,15 @@ def run_job(job: Job, num_processes: int, progress: Callable[[float], None]) -> 
 
 def run_task(job: Job, task: Task) -> Results:
     """Replay all pairs by one rule."""
-    name, curve = task
-    rule, player = RULES[name], RULES[name].player(job.setup, curve or FLAT)
+    name, curves = task
     results: Results = {}
-    chat = ""
-    for pair in job.pairs:
-        if not rule.is_warm and (not pair.chat or pair.chat != chat):
-            player.forget()
-        chat = pair.chat
-        before = player.spent_ns()
-        outcome = player.play(pair)
-        spent = [after - earlier for after, earlier in zip(player.spent_ns(), before, strict=True)]
-        for one in ([curve] if curve else job.curves) if pair.is_measured else ():
-            cost = outcome.cost_on(one)
-            of_pair = replace(
-                outcome, cost=cost, slowest=outcome.num_tokens / cost, num_pairs=1,
-                num_prompt_tokens=len(pair.prompt), drafter_ns=spent[0], open_ns=spent[1],
-            )  # fmt: skip
-            results.setdefault((name, pair.workload, one.name), Outcome()).add(of_pair)
+    player = RULES[name].player(job.setup, curves[0])
+    for pair, outcome in player.play_all(job.pairs, is_cold=not RULES[name].is_warm):
+        for curve in curves:
+            cost = outcome.cost_on(curve)
+            priced = replace(outcome, cost=cost, slowest=outcome.num_tokens / cost)
+            results.setdefault((name, pair.workload, curve.name), Outcome()).add(priced)
     return results
-
-
-_jobs: list[Job] = []
-"""In a worker process: its job."""
-
-
-def _begin_worker(job: Job) -> None:
-    _jobs.append(job)
-
-
-def _run_in_worker(task: Task) -> Results:
-    return run_task(_jobs[0], task)
 
 
 Row = dict[str, Any]
@@ -124,32 +98,14 @@ open: the same per token of the prompt."""
 
 
 def rows_of(results: Results, rules: Sequence[str], curves: Sequence[Curve]) -> list[Row]:
-    """Return one row per rule and workload, and one per rule for all workloads if there are several.
-
-    Figures that differ by curve are under "by_curve"; the same fields at top level are those of the first
-    curve.
-    """
+    """Return a row for each workload, rule and curve, and for all workloads together if there are several."""
     workloads = list(dict.fromkeys(workload for _, workload, _ in results))
-    groups: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in workloads]
-    if len(workloads) > 1:
-        groups.append(("all", workloads))
-    rows = []
-    for workload, parts in groups:
-        for rule in rules:
-            of_curves = {curve.name: Outcome() for curve in curves}
-            for name, part in product(of_curves, parts):
-                of_curves[name].add(results[rule, part, name])
-            rows.append(_row(rule, workload, of_curves))
-    return rows
-
-
-def flat(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows for CSV: one per rule, workload and curve."""
-    shared = ("workload", "drafter", "rule", "used_by", "pairs", "tokens")
+    groups = {name: [name] for name in workloads} | ({"all": workloads} if len(workloads) > 1 else {})
     return [
-        {key: row[key] for key in shared} | {"curve": curve} | figures
-        for row in rows
-        for curve, figures in row["by_curve"].items()
+        _row(RULES[rule], workload, curve.name, total(results[rule, part, curve.name] for part in parts))
+        for workload, parts in groups.items()
+        for rule in rules
+        for curve in curves
     ]
 
 
@@ -160,27 +116,31 @@ def count_text(count: int, noun: str) -> str:
 
 def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve]) -> None:
     """Print a table per workload, acceptance by position, and what the names mean."""
+    found = {(row["workload"], row["drafter"], row["curve"]): row for row in rows}
+
+    def on(curve: Curve, name: str) -> Callable[[Mapping[str, Any]], Any]:
+        return lambda row: found[row["workload"], row["drafter"], curve.name][name]
+
     columns = [Column("drafter", "drafter", is_key=True)]
-    for curve in curves:
-        of_curve = {"tokens_per_forward": "TPF", "speedup": "speed", "slowest": "least"}
-        columns += [
-            Column(_of_curve(curve.name, name), f"{curve.name}\n{heading}", "2")
-            for name, heading in of_curve.items()
-        ]
+    columns += [
+        Column(on(curve, name), f"{curve.name}\n{heading}", "2")
+        for curve in curves
+        for name, heading in (("tokens_per_forward", "TPF"), ("speedup", "speed"), ("slowest", "least"))
+    ]
     shares = {"acceptance": "accepted", "coverage": "copied", "coverage_of_steps": "steps"}
     columns += [Column(name, heading, "%") for name, heading in shares.items()]
     columns += [
         Column("drafter_us_per_token", "us/token", "1"),
         Column("open_us_per_prompt_token", "open", "1"),
     ]
-    for workload in dict.fromkeys(row["workload"] for row in rows):
-        own = [row for row in rows if row["workload"] == workload]
+    firsts = [row for row in rows if row["curve"] == curves[0].name]
+    for workload in dict.fromkeys(row["workload"] for row in firsts):
+        own = [row for row in firsts if row["workload"] == workload]
         pairs, tokens_in, tokens_out = (own[0][name] for name in ("pairs", "prompt_tokens", "tokens"))
         sizes = f"{tokens_in // pairs:,} tokens in and {tokens_out // pairs:,} out on average"
         print_rows(console, own, columns, f"{workload or 'pairs'}: {count_text(pairs, 'pair')}, {sizes}")
-    last = [row for row in rows if row["workload"] == rows[-1]["workload"]]
     at = [Column(_at(one), str(one), "%") for one in POSITIONS]
-    print_rows(console, last, [columns[0], *at], f"Acceptance by position in the draft, {curves[0].name}")
+    print_rows(console, own, [columns[0], *at], f"Acceptance by position in the draft, {curves[0].name}")
     for name in dict.fromkeys(row["drafter"] for row in rows):
         rule = RULES[name]
         used = f" ({rule.used_by})" if rule.used_by else ""
@@ -191,31 +151,17 @@ def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve])
     console.print(NOTES, style="dim", highlight=False)
 
 
-def _of_curve(curve: str, name: str) -> Callable[[Mapping[str, Any]], Any]:
-    return lambda row: row["by_curve"][curve][name]
-
-
 def _at(position: int) -> Callable[[Mapping[str, Any]], Any]:
     return lambda row: next(iter(row["acceptance_by_position"][position - 1 : position]), None)
 
 
-def _row(name: str, workload: str, of_curves: Mapping[str, Outcome]) -> Row:
-    rule, first = RULES[name], next(iter(of_curves.values()))
-    by_curve = {curve: _figures(outcome) for curve, outcome in of_curves.items()}
-    return {
-        "drafter": name, "rule": rule.title, "used_by": rule.used_by, "is_hindsight": rule.is_hindsight,
-        "memory": "warm" if rule.is_warm else "cold", "workload": workload, "pairs": first.num_pairs,
-        "tokens": first.num_tokens, "prompt_tokens": first.num_prompt_tokens,
-        **next(iter(by_curve.values())),
-        "speedup": {curve: figures["speedup"] for curve, figures in by_curve.items()},
-        "slowest": {curve: figures["slowest"] for curve, figures in by_curve.items()}, "by_curve": by_curve,
-    }  # fmt: skip
-
-
-def _figures(outcome: Outcome) -> Row:
+def _row(rule: Rule, workload: str, curve: str, outcome: Outcome) -> Row:
     figures = outcome.figures()
-    return figures | {
-        "slowest": outcome.slowest, "coverage": figures.pop("drafted_share"),
+    return {
+        "drafter": rule.name, "rule": rule.title, "used_by": rule.used_by, "curve": curve,
+        "is_hindsight": rule.is_hindsight, "memory": "warm" if rule.is_warm else "cold", "workload": workload,
+        "pairs": outcome.num_pairs, "prompt_tokens": outcome.num_prompt_tokens,
+        "slowest": outcome.slowest, "coverage": figures.pop("drafted_share"), **figures,
         "coverage_of_steps": outcome.num_drafting / outcome.num_forwards,
         "drafter_us_per_token": outcome.drafter_ns / outcome.num_tokens / 1e3,
         "open_us_per_prompt_token": outcome.open_ns / outcome.num_prompt_tokens / 1e3,
@@ -256,7 +202,7 @@ class WatchedSuffix(SuffixDrafter):
 def calibrate(pairs: Sequence[TokenPair], setup: Setup, curve: Curve) -> WatchedSuffix:
     """Replay the pairs in order with the server's gate, keeping finished requests in the history."""
     drafter = WatchedSuffix()
-    player = ServerPlayer([drafter], setup.settings, curve, setup.line_ends)
+    player = replace(setup, curve=curve).server(setup.settings, [drafter])
     for pair in pairs:
         drafter.rest = pair.answer
         player.play(pair)

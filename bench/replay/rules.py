@@ -9,17 +9,15 @@ from bench.replay.policies import (
     Choose,
     FixedPlayer,
     Player,
-    ServerPlayer,
+    Setup,
     everything,
     in_hindsight,
     two_widths,
 )
-from config.settings import Settings
-from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
+from drafters.ngram_mod_table import NgramModTable
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftType
-from engine.speculative.gate import LOOKUPS
 
 PRIOR = 0.5
 """These rules have no priors of their own, and are replayed without the gate."""
@@ -89,38 +87,30 @@ class WipedTableLookup:
 
     name = "wiped-table"
 
-    MULTIPLIER, SIZE, CHUNK_TOKENS = 6364136223846793005, 4 * 1024 * 1024, 32
+    SIZE, CHUNK_TOKENS = 4 * 1024 * 1024, 32
     FULL, LOW_ACCEPTANCE, LOW_STREAK = 0.25, 0.25, 5
 
     def __init__(self, n: int = 24, min_tokens: int = 48) -> None:
         self.n, self.min_tokens = n, min_tokens
-        self.table: dict[int, int] = {}
+        self.table = NgramModTable(n, self.SIZE)
         self.texts: dict[int, list[int]] = {}
         self.num_learned: dict[int, int] = {}
         self.num_low: dict[int, int] = {}
-        self._oldest_weight = pow(self.MULTIPLIER, n, 1 << 64)
 
     def open(self, start: SequenceStart) -> None:
         """Write the prompt to the table."""
         self.texts[start.seq] = list(start.prompt)
         self.num_learned[start.seq] = self.num_low[start.seq] = 0
         self._learn(start.seq, len(start.prompt))
-        if len(self.table) > self.FULL * self.SIZE:
+        if self.table.occupied > self.FULL * self.SIZE:
             self.table.clear()
 
     def propose(self, query: DraftQuery) -> Draft:
         """Draft token by token from the table."""
-        line = self.texts[query.seq][-self.n :]
-        if len(line) < self.n:
+        ngram = self.texts[query.seq][-self.n :]
+        if len(ngram) < self.n:
             return NO_DRAFT
-        hash_ = self._hash(line)
-        for at in range(query.limit):
-            token = self.table.get(hash_ % self.SIZE)
-            if token is None:
-                break
-            hash_ = self._roll(hash_, line[at], token)
-            line.append(token)
-        tokens = line[self.n :]
+        tokens = self.table.continuation(ngram, self.table.hash(ngram), query.limit)
         return Draft(tokens, self.name, 0, PRIOR) if len(tokens) >= max(1, self.min_tokens) else NO_DRAFT
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
@@ -150,32 +140,8 @@ class WipedTableLookup:
 
     def _learn(self, seq: int, stop: int) -> None:
         """Write the n-grams that are not written yet and whose next token is before stop."""
-        text, n, first = self.texts[seq], self.n, self.num_learned[seq]
-        if stop <= n:
-            return
-        if first < stop - n:
-            hash_ = self._hash(text[first : first + n])
-            for at in range(first, stop - n):
-                self.table[hash_ % self.SIZE] = text[at + n]
-                hash_ = self._roll(hash_, text[at], text[at + n])
-        self.num_learned[seq] = stop - n
-
-    def _hash(self, tokens: Sequence[int]) -> int:
-        hash_ = 0
-        for token in tokens:
-            hash_ = (hash_ * self.MULTIPLIER + token) % (1 << 64)
-        return hash_
-
-    def _roll(self, hash_: int, oldest: int, token: int) -> int:
-        return (hash_ * self.MULTIPLIER + token - oldest * self._oldest_weight) % (1 << 64)
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The setup that all rules of one run share. line_ends: tokens that end a line."""
-
-    settings: Settings
-    line_ends: frozenset[int] = frozenset()
+        self.table.learn(self.texts[seq][self.num_learned[seq] : stop])
+        self.num_learned[seq] = max(self.num_learned[seq], stop - self.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +179,8 @@ class Rule:
             assert self.drafter is not None, "a rule without a draft type has a drafter"
             return FixedPlayer(self.drafter(), self.choose, self.limit, curve)
         settings = replace(setup.settings, draft_type=self.draft_type)
-        # Only those that the type uses, so that only their time is measured.
-        made = make_drafters(settings, "replay")
-        drafters = [self.drafter()] if self.drafter else [made[one] for one in LOOKUPS[self.draft_type]]
-        return ServerPlayer(drafters, settings, curve, setup.line_ends)
+        own = [self.drafter()] if self.drafter else ()
+        return replace(setup, curve=curve).server(settings, own)
 
 
 _ALL = (

@@ -7,12 +7,12 @@ installed here, documents, and traps.
 
 import argparse
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from bench import document, options, outputs
-from bench.cost_curves import Curve, built_in, describe, read_curve
+from bench.cost_curves import Curve, built_in, describe, find_curve
 from bench.document import num_cores
 from bench.errors import ArgumentsError
 from bench.experiment import Row
@@ -22,14 +22,14 @@ from bench.replay.job import (
     Job,
     calibrate,
     count_text,
-    flat,
     print_calibration,
     print_report,
     rows_of,
     run_job,
 )
 from bench.replay.pairs import TokenPair, read_pairs, tokenized
-from bench.replay.rules import COMPARED, RULES, Setup
+from bench.replay.policies import Setup
+from bench.replay.rules import COMPARED, RULES
 from bench.workloads import WORKLOADS, lengths_of, make_chats
 from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL, Settings
@@ -72,23 +72,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay, print, and return the exit status."""
     console = outputs.make_console(_WIDTH)
-    if unknown := [name for name in arguments.drafters if name not in RULES]:
-        raise ArgumentsError(f"{', '.join(unknown)}: no such rule; the rules are {', '.join(RULES)}")
+    options.check_names("--drafters", arguments.drafters, tuple(RULES))
+    options.check_names("--workloads", arguments.workloads or (), tuple(WORKLOADS))
     options.check_lengths([arguments.num_draft_tokens])
-    curves = _curves(arguments.cost_curve)
+    curves = _curves(arguments.cost_curve or built_in())
     if not (arguments.tokenizer / "config.json").is_file():
         raise ArgumentsError(f"--tokenizer: {arguments.tokenizer} is not a model folder")
     # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
     from engine.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.tokenizer)
-    pairs, sources = collect(arguments, tokenizer)
-    setup = Setup(Settings(num_draft_tokens=arguments.num_draft_tokens), tokenizer.line_ends)
-    for source in sources:
-        left_out = f", {source['num_empty']} left out for having no answer" if source["num_empty"] else ""
-        console.print(
-            f"{source['name']}: {count_text(source['num_pairs'], 'pair')}{left_out}", highlight=False
-        )
+    pairs: list[TokenPair] = []
+    sources: list[Row] = []
+    for name, found, num_empty in collect(arguments, tokenizer):
+        pairs += found
+        sources.append({"name": name, "num_pairs": len(found), "num_empty": num_empty})
+        left_out = f", {num_empty} left out for having no answer" if num_empty else ""
+        console.print(f"{name}: {count_text(len(found), 'pair')}{left_out}", highlight=False)
+    if not pairs:
+        raise ArgumentsError("there is no pair to replay")
+    setup = Setup(Settings(num_draft_tokens=arguments.num_draft_tokens), line_ends=tokenizer.line_ends)
     if arguments.calibrate:
         for name in dict.fromkeys(pair.workload for pair in pairs):
             of_workload = [pair for pair in pairs if pair.workload == name]
@@ -103,57 +106,48 @@ def run(arguments: argparse.Namespace) -> int:
     rows = rows_of(results, rules, curves)
     print_report(console, rows, curves)
     section = {"rows": rows, "curves": describe(curves), "sources": sources}
-    outputs.finish(console, arguments, document.new_document(arguments, replay=section), flat(rows))
+    outputs.finish(console, arguments, document.new_document(arguments, replay=section), rows)
     return 0
 
 
-def _curves(names: Sequence[str] | None) -> tuple[Curve, ...]:
-    known = built_in()
+def _curves(names: Iterable[str]) -> tuple[Curve, ...]:
+    """Return the curves of these names; of curves that are called the same, later ones get a number."""
     curves: list[Curve] = []
-    for name in names or known:
-        curve = known[name] if name in known else read_curve(Path(name))
+    for name in names:
+        curve = find_curve(name)
         same = sum(other.name.split(" #")[0] == curve.name for other in curves)
         curves.append(replace(curve, name=f"{curve.name} #{same + 1}") if same else curve)
     return tuple(curves)
 
 
-def collect(arguments: argparse.Namespace, tokenizer: Tokenizer) -> tuple[list[TokenPair], list[Row]]:
-    """Return all pairs that the command line asks for, and a row for each of their sources.
+def collect(
+    arguments: argparse.Namespace, tokenizer: Tokenizer
+) -> Iterator[tuple[str, Sequence[TokenPair], int]]:
+    """Yield the name and the pairs of each source that the command line asks for.
 
-    num_empty: pairs left out because their prompt or answer has no token.
-    Raises PairsError or ArgumentsError; the latter also if there are no pairs.
+    The number is that of pairs left out because their prompt or answer has no token. Raises PairsError.
     """
-    pairs: list[TokenPair] = []
-    sources: list[Row] = []
-
-    def add(name: str, added: Sequence[TokenPair], num_empty: int = 0) -> None:
-        pairs.extend(added)
-        sources.append({"name": name, "num_pairs": len(added), "num_empty": num_empty})
-
+    encode, seed = tokenizer.encode_answer, arguments.seed
     for path in arguments.pairs or ():
         read = read_pairs(path)
-        found = tokenized(read, tokenizer.encode_answer)
-        add(str(path), found, len(read) - len(found))
+        found = tokenized(read, encode)
+        yield str(path), found, len(read) - len(found)
     for name in arguments.workloads or ():
-        add(f"workload {name}", _of_workload(name, arguments, tokenizer))
-    if not sources:
-        source = [Path(sysconfig.get_path("purelib"))], tokenizer.encode_answer
-        if arguments.edits:
-            edits = edit_cases(*source, arguments.edits, arguments.seed)
-            add("generated edits", [pair for pair in edits if arguments.kind in ("", pair.id)])
-        if arguments.prose and not arguments.kind:
-            add("documents", prose_cases(*source, arguments.prose, arguments.seed))
-        if arguments.traps and not arguments.kind:
-            add("traps", trap_cases(arguments.traps, arguments.seed))
-    if not pairs:
-        raise ArgumentsError("there is no pair to replay")
-    return pairs, sources
+        yield f"workload {name}", _of_workload(name, arguments, tokenizer), 0
+    if arguments.pairs or arguments.workloads:
+        return
+    roots = [Path(sysconfig.get_path("purelib"))]
+    if arguments.edits:
+        edits = edit_cases(roots, encode, arguments.edits, seed)
+        yield "generated edits", [pair for pair in edits if arguments.kind in ("", pair.id)], 0
+    if arguments.prose and not arguments.kind:
+        yield "documents", prose_cases(roots, encode, arguments.prose, seed), 0
+    if arguments.traps and not arguments.kind:
+        yield "traps", trap_cases(arguments.traps, seed), 0
 
 
 def _of_workload(name: str, arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[TokenPair]:
     """Return the reference answers of a workload's turns, each after the chat so far."""
-    if name not in WORKLOADS:
-        raise ArgumentsError(f"{name}: no such workload; the workloads are {', '.join(WORKLOADS)}")
     chats = [
         chat
         for length in lengths_of(name, arguments.prompt_tokens)

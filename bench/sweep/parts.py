@@ -13,7 +13,17 @@ from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.replay.pairs import TokenPair
-from bench.sweep.replaying import TABLE_ENTRIES, AnsweredChat, Play, Setup, measure, play, settings_of, summed
+from bench.replay.policies import Setup
+from bench.sweep.replaying import (
+    TABLE_ENTRIES,
+    AnsweredChat,
+    Play,
+    measure,
+    play,
+    player_at,
+    settings_of,
+    summed,
+)
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
@@ -66,7 +76,7 @@ def default_point(draft_type: DraftType, settings: Settings) -> Row:
 def replays(setup: Setup, points: Sequence[Row], pairs: Sequence[TokenPair], work: Work) -> Iterator[Row]:
     """Yield a row for each point and workload."""
     for point in points:
-        yield from summed(play(setup.player(point), pairs), ("workload",), **point)
+        yield from summed(play(player_at(setup, point), pairs), ("workload",), **point)
         work.advance()
 
 
@@ -80,10 +90,11 @@ def overall(rows: Sequence[Row], by: Sequence[str] = POINT) -> list[Row]:
     return means.agg(mean=speedup.log().mean().exp(), lowest=speedup.min()).to_dicts()
 
 
-def best_of(rows: Sequence[Row], draft_type: str) -> Row:
-    """Return the point of a draft type with the highest mean; shorter drafts win ties."""
-    means = [one for one in overall(rows) if one["draft_type"] == draft_type]
-    return max(means, key=lambda one: (round(one["mean"], 3), -one["num_draft_tokens"]))
+def best_of(rows: Sequence[Row], by: Sequence[str] = POINT) -> Row:
+    """Return the point with the highest mean; shorter drafts win ties."""
+    return max(
+        overall(rows, by), key=lambda one: (round(one["mean"], 3), -(one.get("num_draft_tokens") or 0))
+    )
 
 
 def text_of(point: Row) -> str:
@@ -98,7 +109,8 @@ def measure_best(
     """Measure the server's default and the best point of each draft type on the engine, by workload."""
     types = list(dict.fromkeys(row["draft_type"] for row in rows))
     points = [default_point(settings.draft_type, settings)] if settings.draft_type in types else []
-    points += [{name: best_of(rows, draft_type)[name] for name in POINT} for draft_type in types]
+    best = [best_of([row for row in rows if row["draft_type"] == draft_type]) for draft_type in types]
+    points += [{name: one[name] for name in POINT} for one in best]
     named = {text_of(point): point for point in points}
 
     def arm(point: Row) -> Arm:
@@ -109,12 +121,13 @@ def measure_best(
         return Arm(point["draft_type"], point["num_draft_tokens"], prepare=prepare)
 
     arms = {name: arm(point) for name, point in named.items()}
-    rows = measure(answering, some, arms, repeats, f"{len(named)} configurations")
+    replayed = {(text_of(row), row["workload"]): row["speedup"] for row in rows}
+    measured = measure(answering, some, arms, repeats, f"{len(named)} configurations")
     names = ("workload", "tokens", "speedup", "tokens_per_forward", "acceptance", "parity")
     return [
-        point | {name: row[name] for name in names}
+        point | {name: row[name] for name in names} | {"replayed_speedup": replayed[text, row["workload"]]}
         for text, point in named.items()
-        for row in rows
+        for row in measured
         if (row["turn"], row["arm"]) == (None, text)
     ]
 
@@ -124,19 +137,17 @@ def gate(setup: Setup, thresholds: Sequence[float], pairs: Sequence[TokenPair], 
 
     repetitive: the share of prompts at or above the threshold.
     """
-    scores: dict[str, list[float]] = {}
-    for pair in pairs:
-        if pair.is_measured:
-            scores.setdefault(pair.workload, []).append(repetition_score(pair.prompt))
     points = [
         {"draft_type": "auto", "threshold": threshold, "gate": mode}
         for threshold in sorted(thresholds)
         for mode in MODES
     ]
-    return [
-        row | {"repetitive": mean(score >= row["threshold"] for score in scores[row["workload"]])}
-        for row in replays(setup, points, pairs, work)
-    ]
+    scores = [(pair.workload, repetition_score(pair.prompt)) for pair in pairs if pair.is_measured]
+
+    def repetitive(row: Row) -> float:
+        return mean(float(score >= row["threshold"]) for name, score in scores if name == row["workload"])
+
+    return [row | {"repetitive": repetitive(row)} for row in replays(setup, points, pairs, work)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +180,7 @@ def warm(first: Model, user: Model, folder: Path, work: Work, measured: Sequence
         for draft_type, (memory, file) in product(WARM_TYPES, files.items()):
             of_table = NgramModDrafter(table_in(user.setup, file))
             drafters: list[Drafter] = [of_table] if draft_type == NAME else [SuffixDrafter(), of_table]
-            player = user.setup.player({"draft_type": draft_type}, drafters)
+            player = player_at(user.setup, {"draft_type": draft_type}, drafters)
             for row, outcome in play(player, one.pairs, is_cold=False):
                 about = row | {"draft_type": draft_type, "memory": memory}
                 plays += [(about, outcome), (about | {"turn": None}, outcome)]
@@ -196,7 +207,7 @@ def save(model: Model, file: Path, without: int | None = None) -> None:
     """Write the table that a server has after a model's answers to these chats. Raises TableFileError."""
     tables = table_in(model.setup, None)
     tables.file = file
-    player = model.setup.player({"draft_type": NAME}, [NgramModDrafter(tables)])
+    player = player_at(model.setup, {"draft_type": NAME}, [NgramModDrafter(tables)])
     for pair in pairs_of(model.answered, without):
         player.play(pair)
     tables.save()

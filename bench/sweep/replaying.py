@@ -7,18 +7,15 @@ differ from a server's. ngram_size is n of ngram-mod, and the shortest match of 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench.cost_curves import Curve
 from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
 from bench.experiment import Row
 from bench.replay.pairs import TokenPair
-from bench.replay.policies import Outcome, ServerPlayer
+from bench.replay.policies import Outcome, ServerPlayer, Setup
 from bench.workloads import Chat
 from config.settings import Settings
-from drafters.assembly import make_drafters
 from drafters.base import Drafter
 from engine.request import DraftChoice
-from engine.speculative.gate import LOOKUPS
 
 TABLE_ENTRIES = 1 << 20
 """Size of the n-gram tables in replays of single chats: more than they fill, and quick to clear."""
@@ -35,24 +32,10 @@ class AnsweredChat:
     pairs: tuple[TokenPair, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The common part of all replays of one sweep.
-
-    settings: of the server. curve: step costs. vocabulary: its fingerprint. line_ends: tokens that end lines.
-    """
-
-    settings: Settings
-    curve: Curve
-    vocabulary: str = "replay"
-    line_ends: frozenset[int] = frozenset()
-
-    def player(self, point: Row, drafters: Sequence[Drafter] = ()) -> ServerPlayer:
-        """Return a server that has learned nothing yet. drafters: used instead of its own."""
-        settings = replace(settings_of(point, self.settings), ngram_table_entries=TABLE_ENTRIES)
-        available = make_drafters(settings, self.vocabulary)
-        chosen = drafters or [available[name] for name in LOOKUPS[point["draft_type"]]]
-        return ServerPlayer(chosen, settings, self.curve, self.line_ends)
+def player_at(setup: Setup, point: Row, drafters: Sequence[Drafter] = ()) -> ServerPlayer:
+    """Return a server at a point that has learned nothing yet. drafters: used instead of its own."""
+    settings = settings_of(point, setup.settings)
+    return setup.server(replace(settings, ngram_table_entries=TABLE_ENTRIES), drafters)
 
 
 def settings_of(point: Row, base: Settings) -> Settings:
@@ -67,18 +50,9 @@ def settings_of(point: Row, base: Settings) -> Settings:
 
 
 def play(player: ServerPlayer, pairs: Iterable[TokenPair], is_cold: bool = True) -> Iterator[Play]:
-    """Replay all answers, and yield the workload, the turn and the outcome of those that are measured.
-
-    is_cold: drafter tables are cleared before each chat. What the gate learned is kept, as on a server.
-    """
-    chat: str | None = None
-    for pair in pairs:
-        if is_cold and pair.chat != chat:
-            player.forget()
-            chat = pair.chat
-        outcome = player.play(pair)
-        if pair.is_measured:
-            yield {"workload": pair.workload, "turn": pair.turn or 0}, outcome
+    """Replay all answers, and yield the workload, the turn and the outcome of those that are measured."""
+    for pair, outcome in player.play_all(pairs, is_cold):
+        yield {"workload": pair.workload, "turn": pair.turn or 0}, outcome
 
 
 def summed(plays: Iterable[Play], by: Sequence[str], **about: object) -> Iterator[Row]:

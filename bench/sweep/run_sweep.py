@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from bench import document, options, outputs
-from bench.cost_curves import Curve, CurveError, built_in, describe, read_curve
+from bench.cost_curves import Curve, CurveError, built_in, describe, find_curve
 from bench.decode.answering import Answering, chats_of, settings_of
 from bench.errors import ArgumentsError, BenchError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
-from bench.replay.policies import measured_curve
+from bench.replay.policies import Setup, measured_curve
 from bench.sweep import parts, tables
 from bench.sweep.parts import Model, pairs_of
-from bench.sweep.replaying import AnsweredChat, Setup, answer_plainly
+from bench.sweep.replaying import AnsweredChat, answer_plainly
 from bench.sweep.report import print_report
 from bench.sweep.tables import make_traffic, source_files
 from bench.workloads import VERSION, WORKLOADS, read_prompts
@@ -231,7 +231,6 @@ def _shares(text: str) -> tuple[float, ...]:
 
 def _curve(text: str) -> Curve:
     try:
-        return built_in().get(text) or read_curve(Path(text))
+        return find_curve(text)
     except CurveError as fault:
-        known = ", ".join(built_in())
-        raise argparse.ArgumentTypeError(f"{fault}; built-in curves: {known}") from None
+        raise argparse.ArgumentTypeError(f"{fault}; built-in curves: {', '.join(built_in())}") from None

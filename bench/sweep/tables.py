@@ -6,27 +6,25 @@ Python files of the packages installed here; their order and edits depend on a s
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, cycle
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.experiment import Row
 from bench.outputs import Work
 from bench.replay.edits import LARGEST_FILE, SMALLEST_FILE, edit
 from bench.replay.pairs import TokenPair
-from bench.replay.policies import Outcome
-from bench.sweep.replaying import Setup
+from bench.replay.policies import Outcome, Setup
+from bench.statistics import ratio
+from bench.sweep.replaying import player_at
 from drafters.ngram_mod import NAME, NgramModDrafter
-from drafters.ngram_mod_table import Hashes, NgramModTable, Tokens
+from drafters.ngram_mod_table import Hashes, NgramModCounts, NgramModTable, Tokens
 from drafters.ngram_mod_tables import NgramModTables
-
-Ids = npt.NDArray[np.int32]
 
 EDIT, AGAIN, NEW = "edit", "again", "new"
 
@@ -40,19 +38,6 @@ QUICK_KINDS = ("values", "docstrings", "delete", "lines")
 """The kinds of edits in bench/replay/edits.py that are fast to generate."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficRequest:
-    """A request and its answer.
-
-    prompt, answer: token ids. kind: a key of SHARES. age: requests since its text last occurred; None if new.
-    """
-
-    kind: str
-    prompt: Ids
-    answer: Ids
-    age: int | None = None
-
-
 def source_files(roots: Sequence[Path], seed: int) -> list[Path]:
     """Return the Python files that are not too small, in an order that depends on the seed."""
     paths = sorted(
@@ -64,8 +49,8 @@ def source_files(roots: Sequence[Path], seed: int) -> list[Path]:
 
 def make_traffic(
     paths: Sequence[Path], encode: Callable[[str], list[int]], count: int, seed: int
-) -> Iterator[TrafficRequest]:
-    """Yield count requests; shorter traffic with the same seed is a prefix of longer traffic.
+) -> Iterator[TokenPair]:
+    """Yield count requests with their kind as workload; shorter traffic with a seed begins longer traffic.
 
     The age of a repeated text is drawn evenly over its logarithm: some are recent, some from the very start.
     Files are reused once all have been used.
@@ -73,27 +58,26 @@ def make_traffic(
     rng, files = random.Random(f"traffic {seed}"), map(_beginning, cycle(paths))
     # By lines, so that an edited file costs little more than its changed lines.
     known = lru_cache(1 << 18)(encode)
-    used: list[tuple[int, str]] = []
+    used: list[str] = []
 
-    def ids(text: str) -> Ids:
-        return np.array([token for line in text.splitlines(keepends=True) for token in known(line)], np.int32)
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(token for line in text.splitlines(keepends=True) for token in known(line))
 
-    for number in range(count):
+    for _ in range(count):
         kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
-        past = None
+        text = None
         if used:
             back = round(math.exp(math.log(len(used)) * rng.random()))
-            past = used[-max(1, min(back, len(used)))]
-        if past is None or kind == NEW or (kind == EDIT and rng.random() >= RETURNS):
-            past, kind = None, EDIT if kind == EDIT else NEW
-        age, text = (None, next(files)) if past is None else (number - past[0], past[1])
+            text = used[-max(1, min(back, len(used)))]
+        if text is None or kind == NEW or (kind == EDIT and rng.random() >= RETURNS):
+            text, kind = next(files), EDIT if kind == EDIT else NEW
         prompt, answer = ("Write it again.\n" if kind == AGAIN else "Write a file.\n"), text
         if kind == EDIT:
             edited, instruction = edit(text, rng.choice(QUICK_KINDS), rng)
             prompt = f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n"
             text, answer = edited, f"```python\n{edited}```\n"
-        used.append((number, text))
-        yield TrafficRequest(kind, ids(prompt), ids(answer), age)
+        used.append(text)
+        yield TokenPair(ids(prompt), ids(answer), kind)
 
 
 def _beginning(path: Path) -> str:
@@ -103,69 +87,56 @@ def _beginning(path: Path) -> str:
     return "".join(line for line, end in zip(lines, ends, strict=True) if end <= LARGEST_FILE) or "pass\n"
 
 
-NO_OWNER = 0x9E3779B97F4A7C15
-"""Marks an empty slot: a hash that is as unlikely as any. 0 will not do: it is the hash of n tokens 0."""
+_LOW_BITS = (1 << 31) - 1
 
 
 class WatchedTable(NgramModTable):
-    """The server's table, with the hash of the n-gram that wrote each slot: 8 more bytes per slot.
+    """The server's table, which knows the n-gram that wrote each slot.
 
-    collisions: counts since the table was made. "written": tokens written; "overwritten": those of them that
-    replaced another n-gram's; "drafted": tokens drafted; "foreign": those of them that another n-gram had
-    written.
+    owners: a table of the same size, with the low 31 bits of that n-gram's hash in each slot; its own counts
+    are those of tokens that were written, and of slots that were taken from other n-grams.
+    drafted: number of drafted tokens. foreign: those of them that another n-gram had written.
     """
 
     def __init__(self, n: int, size: int) -> None:
         super().__init__(n, size)
-        self.collisions: Counter[str] = Counter()
-        self._owners: Hashes = np.full(size, NO_OWNER, np.uint64)
+        self.owners = NgramModTable(n, size)
+        self.drafted = self.foreign = 0
 
     def put(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Put as NgramModTable does, and count collisions."""
-        self._take_slots(np.array([hash_ for hash_, _ in pairs], np.uint64))
+        """Put as NgramModTable does, and record the owners."""
         super().put(pairs)
+        self.owners.put([(hash_, hash_ & _LOW_BITS) for hash_, _ in pairs])
 
     def put_all(self, hashes: Hashes, tokens: Tokens) -> None:
-        """Put as NgramModTable does, and count collisions."""
-        self._take_slots(hashes)
+        """Put as NgramModTable does, and record the owners."""
         super().put_all(hashes, tokens)
+        self.owners.put_all(hashes, (hashes & np.uint64(_LOW_BITS)).astype(np.int32))
 
     def continuation(self, ngram: Sequence[int], hash_: int, limit: int) -> list[int]:
         """Draft as NgramModTable does, and count foreign tokens."""
         tokens = super().continuation(ngram, hash_, limit)
         line = [*ngram, *tokens]
         for at, token in enumerate(tokens):
-            self.collisions["foreign"] += int(self._owners[self.slot(hash_)]) != hash_
+            self.foreign += not self.is_owned(hash_)
             hash_ = self.roll(hash_, line[at], token)
-        self.collisions["drafted"] += len(tokens)
+        self.drafted += len(tokens)
         return tokens
 
-    def look_up(self, text: Sequence[int]) -> dict[str, int]:
-        """Look up every n-gram of a text of more than n tokens.
+    def is_owned(self, hash_: int) -> bool:
+        """Return whether the n-gram with this hash wrote its slot last."""
+        return self.owners.token(self.slot(hash_)) == hash_ & _LOW_BITS
 
-        Return their "count", and for how many the table held the next token ("right"), written by the same
-        n-gram; tokens that another one wrote are right by chance.
+    def look_up(self, text: Sequence[int]) -> list[bool]:
+        """Return for each token after the first n of a text whether its n-gram wrote it to the table.
+
+        A token that another n-gram wrote is right by chance.
         """
-        tokens = np.asarray(text, np.int64)
-        hashes, follows = self.hashes(tokens), tokens[self.n :]
-        slots = self.slots(hashes)
-        held = np.fromiter((self.token(slot) for slot in slots.tolist()), np.int64, len(slots))
-        is_right = (held == follows) & (self._owners[slots] == hashes)
-        return {"count": len(slots), "right": int(np.count_nonzero(is_right))}
-
-    def _take_slots(self, hashes: Hashes) -> None:
-        """Count the slots that these n-grams take from others, in order, and record the new owners."""
-        if not len(hashes):
-            return
-        slots = self.slots(hashes)
-        order = np.argsort(slots, kind="stable")
-        slots, owners = slots[order], hashes[order]
-        starts_group = np.append(True, slots[1:] != slots[:-1])
-        before = np.where(starts_group, self._owners[slots], np.roll(owners, 1))
-        self.collisions["written"] += len(hashes)
-        self.collisions["overwritten"] += int(np.count_nonzero((before != owners) & (before != NO_OWNER)))
-        # Of several n-grams that write to one slot, the last one becomes its owner.
-        self._owners[slots] = owners
+        hashes = self.hashes(np.asarray(text, np.int64)).tolist()
+        return [
+            self.is_owned(hash_) and self.token(self.slot(hash_)) == follows
+            for hash_, follows in zip(hashes, text[self.n :], strict=True)
+        ]
 
 
 class WatchedTables(NgramModTables):
@@ -201,7 +172,7 @@ def measured_numbers(num_requests: int, max_measured: int) -> list[int]:
 def sweep(
     setup: Setup,
     points: Sequence[tuple[int, int]],
-    traffic: Sequence[TrafficRequest],
+    traffic: Sequence[TokenPair],
     max_measured: int,
     work: Work,
 ) -> Iterator[Row]:
@@ -217,37 +188,35 @@ def sweep(
         work.advance()
 
 
-def _row(setup: Setup, entries: int, n: int, traffic: Sequence[TrafficRequest], measured: set[int]) -> Row:
+def _row(setup: Setup, entries: int, n: int, traffic: Sequence[TokenPair], measured: set[int]) -> Row:
     watched = WatchedTables(setup.vocabulary, n, entries)
     table, settings = watched.watched, replace(setup.settings, ngram_mod_size=n)
-    player = replace(setup, settings=settings).player({"draft_type": NAME}, [NgramModDrafter(watched)])
+    at = replace(setup, settings=settings)
+    player = player_at(at, {"draft_type": NAME}, [NgramModDrafter(watched)])
     outcome = Outcome()
-    written, drafted, known, again = (Counter[str]() for _ in range(4))
+    known: list[bool] = []
+    again: list[bool] = []
+    written, aside = table.owners.counts, NgramModCounts()
     for number, request in enumerate(traffic):
-        before = Counter(table.collisions)
-        prompt, answer = request.prompt.tolist(), request.answer.tolist()
-        table.learn(prompt)
-        follows = [*prompt[-n:], *answer]
+        # A replay writes the prompt twice, so it does not count.
+        table.owners.counts = aside if number in measured else written
+        table.learn(request.prompt)
+        follows = (*request.prompt[-n:], *request.answer)
         if number not in measured:
             table.learn(follows)
-            written.update(table.collisions - before)
             continue
         found = table.look_up(follows)
-        known.update(found)
-        again.update(found if request.kind == AGAIN else {})
-        outcome.add(player.play(TokenPair(tuple(prompt), tuple(answer))))
-        drafted.update(table.collisions - before)
+        known += found
+        again += found if request.workload == AGAIN else []
+        outcome.add(player.play(request))
     return {
         "workload": f"{len(traffic):,} requests", "entries": entries, "ngram_size": n,
         "bytes": table.num_bytes, "requests": len(traffic),
         "traffic_tokens": sum(len(request.prompt) + len(request.answer) for request in traffic),
         "measured": len(measured), "occupancy": table.occupied / entries,
-        "collisions": written["overwritten"],
-        "overwritten": written["overwritten"] / max(1, written["written"]),
-        "foreign_drafts": drafted["foreign"] / max(1, drafted["drafted"]),
-        "known": known["right"] / max(1, known["count"]),
-        "known_again": again["right"] / again["count"] if again["count"] else None,
-        **outcome.figures(),
+        "collisions": written.overwrites, "overwritten": ratio(written.overwrites, written.inserts),
+        "foreign_drafts": table.foreign / max(1, table.drafted),
+        "known": mean(known), "known_again": mean(again) if again else None, **outcome.figures(),
     }  # fmt: skip
 
 

@@ -128,9 +128,9 @@ def test_a_prompt_that_fills_a_quarter_of_the_table_wipes_it(monkeypatch: pytest
     monkeypatch.setattr(WipedTableLookup, "SIZE", 400)
     table = WipedTableLookup(n=2, min_tokens=1)
     opened(table, 0, random.Random(1).choices(range(1000), k=60))
-    assert len(table.table) > 40
+    assert table.table.occupied > 40
     opened(table, 1, random.Random(2).choices(range(1000), k=90))
-    assert not table.table
+    assert not table.table.occupied
 
 
 MAKERS: list[Callable] = [

@@ -92,7 +92,24 @@ def test_the_command_draws_several_documents_as_one_page(tmp_path, capsys):
     assert main(["bench", "report", *map(str, files), "--html", str(page_file)]) == 0
     assert "decode, sweep, economics, translation, peers, serve, replay" in capsys.readouterr().out
     sections = {one["id"]: one for one in json.loads(_Elements(page_file.read_text()).texts[1][1])}
-    assert [one["name"] for one in sections["peers"]["variants"]] == ["document (1)", "document (2)"]
+    names = [one["name"] for one in sections["peers"]["variants"]]
+    assert names == [f"A machine that does not exist ({number})" for number in (1, 2)]
+
+
+def test_replays_on_several_curves_are_drawn_from_rows_of_either_version():
+    late = made_up()
+    late["replay"]["rows"] = [
+        row | {"curve": curve, "speedup": speedup, "slowest": row["slowest"][curve]}
+        for row in late["replay"]["rows"]
+        for curve, speedup in row["speedup"].items()
+    ]
+    early, drawn = (
+        next(one for one in json.loads(_Elements(page([one])).texts[1][1]) if one["id"] == "replay")
+        for one in (made_up(), late)
+    )
+    assert early["variants"][0]["lead"] == drawn["variants"][0]["lead"]
+    for one, other in zip(early["variants"][0]["parts"][:2], drawn["variants"][0]["parts"][:2], strict=True):
+        assert one["spec"]["data"] == other["spec"]["data"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"machine": {}}', None])

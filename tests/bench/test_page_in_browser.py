@@ -135,6 +135,12 @@ def test_marks_say_their_figures_to_a_screen_reader_and_under_the_pointer(page):
     page.run("scrollTo(0, 0)")
 
 
+def test_a_legend_names_the_drafters_of_points(page):
+    drawn(page)
+    legend = "[...document.querySelector('#economics .chart').querySelectorAll('.role-legend-label text')]"
+    assert page.run(f"{legend}.map((one) => one.textContent)") == ["controlled", "suffix"]
+
+
 def test_what_is_shown_can_be_chosen(page):
     drawn(page)
     labels = "[...document.querySelectorAll('#speedup .role-axis-label text')].map((one) => one.textContent)"

@@ -113,4 +113,4 @@ def test_the_section_has_all_that_a_page_draws(planted):
     assert {"r", "beta", "low", "high"} <= found["beta"].keys()
     assert all(row["parity"] == "PASS" for row in found["points"])
     assert len(found["points"]) == len(trials)
-    assert found["advice"][-1] == "Energy: not measured (no counters)."
+    assert found["energy"] == {"measured": "not measured", "reason": "no counters", "rows": []}
