@@ -15,7 +15,7 @@ from server.errors import BadRequestError, ContentTypeError
 from server.logs import is_logging_prompts, log_prompt, record_in
 from server.validation.field_errors import validate, validate_known
 from server.validation.fields import AcceptsPeerFields
-from server.validation.peer_fields import translate_fields
+from server.validation.peer_fields import INSIDE, translate_fields
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -70,9 +70,7 @@ def parse_liberally(
     ignored: list[str] = []
     if issubclass(model, AcceptsPeerFields):
         given, ignored = translate_fields(given, model.field_names())
-    if not ignores_unknown:
-        return validate(given, model), ignored
-    parsed, unknown = validate_known(given, model)
+    parsed, unknown = validate_known(given, model, lambda name: ignores_unknown or name in INSIDE)
     return parsed, [*ignored, *unknown]
 
 
