@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
@@ -41,6 +41,12 @@ def note_ignored(request: HTTPConnection, what: Iterable[str]) -> None:
 def note_relaxed(request: HTTPConnection, what: Iterable[str]) -> None:
     """Note what of a request's schemas is not enforced: it is named in the response's header."""
     record_of(request).relaxed += what
+
+
+def rename_relaxed(request: HTTPConnection, rename: Callable[[str], str]) -> None:
+    """Name what is not enforced as in the request, if that is of another API than chats."""
+    record = record_of(request)
+    record.relaxed = [rename(path) for path in record.relaxed]
 
 
 async def check_request_id(request: Request) -> None:

@@ -198,9 +198,13 @@ class ChatConversion:
         param = fault.param
         if param is None:
             return fault
-        name = self._messages.origin(param) or self._tool_origin(param) or request_name(param)
+        name = self.request_name(param)
         message = fault.message.replace(f"'{param}'", f"'{name}'")
         return BadRequestError(message, param=name, code=fault.code, headers=fault.headers)
+
+    def request_name(self, param: str) -> str:
+        """Map a path in the chat request to a path in the Responses request."""
+        return self._messages.origin(param) or self._tool_origin(param) or request_name(param)
 
     def _tool_origin(self, param: str) -> str | None:
         """Map a path within the chat's tools to a path in the request. Return None for other paths."""
