@@ -17,7 +17,9 @@ ApiError
 ClientGoneError                    the client has disconnected; not an ApiError, since nothing is sent
 """
 
+import re
 from collections.abc import Mapping
+from copy import copy
 from math import ceil
 
 from engine.request import RETRY_AFTER_S, EngineError, Failed
@@ -46,6 +48,16 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """Return the same error, with the request's own name for the field at fault. names: by this API's."""
+        own = re.split(r"[.\[]", self.param or "", maxsplit=1)[0]
+        if self.param is None or own not in names:
+            return self
+        error = copy(self)
+        error.message = self.message.replace(f"'{own}", f"'{names[own]}", 1)
+        error.param = names[own] + self.param[len(own) :]
+        return error
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return OpenAI's error object: the body of a response, or one event of a stream."""

@@ -36,6 +36,7 @@ class RequestRecord:
     first_token_ms, tokens_per_s: None if no token was generated.
     num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
+    field_names: what the request calls fields that have other names here, for error messages.
     ignored: what of the request had no effect, such as fields of other servers.
     relaxed: what of its schemas is not enforced.
     """
@@ -56,6 +57,7 @@ class RequestRecord:
     finish_reason: str | None = None
     error: str | None = None
     ignored: list[str] = field(default_factory=list)
+    field_names: dict[str, str] = field(default_factory=dict)
     relaxed: list[str] = field(default_factory=list)
 
     @property

@@ -84,15 +84,16 @@ _RENAMED = {
 _STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
 
 
-def translate_fields(given: Json, known: Collection[str]) -> tuple[Json, list[str]]:
+def translate_fields(given: Json, known: Collection[str], names: dict[str, str]) -> tuple[Json, list[str]]:
     """Return a body in this API's fields, and the fields that were left out.
 
     known: the fields of this API's body, which are left as they are but for llama-server's response_format.
+    names: gets the name that the request has for a field, by the name that this API has, if they differ.
     Raises BadRequestError if a field of another server is malformed, or contradicts a field of this API.
     """
     if given.keys() <= set(known) and not _has_schema_inside(given.get("response_format")):
         return given, []
-    body = _Body(known, streams=given.get("stream") is True)
+    body = _Body(known, names, streams=given.get("stream") is True)
     for name, value in given.items():
         body.take(name, value)
     return body.fields, body.ignored
@@ -101,10 +102,11 @@ def translate_fields(given: Json, known: Collection[str]) -> tuple[Json, list[st
 class _Body:
     """A body that is being translated. fields: in this API's names. ignored: what was left out."""
 
-    def __init__(self, known: Collection[str], *, streams: bool) -> None:
+    def __init__(self, known: Collection[str], names: dict[str, str], *, streams: bool) -> None:
         self.fields: Json = {}
         self.ignored: list[str] = []
         self._known = known
+        self._names = names
         self._streams = streams
 
     def take(self, name: str, value: Any) -> None:
@@ -161,9 +163,11 @@ class _Body:
             raise _bad(name, "must be an object", "invalid_type")
         for kind, constraint in value.items():
             if kind == "json_object":
-                self._set(name, "response_format", {"type": "json_object"} if constraint else None)
+                self._set(
+                    f"{name}.{kind}", "response_format", {"type": "json_object"} if constraint else None
+                )
             elif kind in _STRUCTURED:
-                self._set(name, _STRUCTURED[kind], constraint)
+                self._set(f"{name}.{kind}", _STRUCTURED[kind], constraint)
             else:
                 self.ignored.append(f"{name}.{kind}")
         return True
@@ -233,7 +237,10 @@ class _Body:
         if own == "chat_template_kwargs" and isinstance(value, dict) and isinstance(before, dict):
             value = {**before, **value}
         elif before != value:
-            raise _bad(name, f"and {own} differ; send one of them", "invalid_value")
+            other = self._names.pop(own, own)
+            raise _bad(name, f"and {other} differ; send one of them", "invalid_value")
+        elif name != own and own not in self.fields:
+            self._names[own] = name
         self.fields[own] = value
         return True
 
