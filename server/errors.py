@@ -25,6 +25,12 @@ from math import ceil
 from engine.request import RETRY_AFTER_S, EngineError, Failed
 
 
+def requested_name(path: str, names: Mapping[str, str]) -> str:
+    """Return a field's path as the request has it. names: the request's names of fields, by this API's."""
+    own = re.split(r"[.\[]", path, maxsplit=1)[0]
+    return names.get(own, own) + path[len(own) :]
+
+
 class ApiError(Exception):
     """An error response: a status and OpenAI's error object.
 
@@ -51,12 +57,12 @@ class ApiError(Exception):
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
         """Return the same error, with the request's own name for the field at fault. names: by this API's."""
-        own = re.split(r"[.\[]", self.param or "", maxsplit=1)[0]
-        if self.param is None or own not in names:
+        param = self.param and requested_name(self.param, names)
+        if param == self.param:
             return self
         error = copy(self)
-        error.message = self.message.replace(f"'{own}", f"'{names[own]}", 1)
-        error.param = names[own] + self.param[len(own) :]
+        error.message = self.message.replace(f"'{self.param}'", f"'{param}'")
+        error.param = param
         return error
 
     def body(self) -> dict[str, dict[str, str | None]]:

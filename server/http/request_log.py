@@ -11,7 +11,13 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.request import EngineError
-from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, RequestFailedError, from_engine
+from server.errors import (
+    CLIENT_CLOSED_REQUEST,
+    BadRequestError,
+    RequestFailedError,
+    from_engine,
+    requested_name,
+)
 from server.http.error_format import error_response, speaks_anthropic
 from server.logs import LOGGER, RequestRecord, as_header, attach_record, log_request, record_in
 from server.metrics.registry import Metrics
@@ -96,7 +102,8 @@ class RequestLog:
                 if record.ignored:
                     headers[IGNORED] = as_header(record.ignored)
                 if record.relaxed:
-                    headers[RELAXED] = as_header(record.relaxed)
+                    relaxed = (requested_name(path, record.field_names) for path in record.relaxed)
+                    headers[RELAXED] = as_header(relaxed)
                 if speaks_anthropic(scope["path"]):
                     headers["request-id"] = record.id
             await send(message)
