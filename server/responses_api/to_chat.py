@@ -179,6 +179,15 @@ class ChatConversion:
         self.shown_tools = show_tools(body.tools)
         self._messages = MessageBuilder()
 
+    @property
+    def unreadable(self) -> list[str]:
+        """The paths of reasoning that only another server can read."""
+        return [
+            f"input[{index}].encrypted_content"
+            for index, item in enumerate(self.items)
+            if isinstance(item, ReasoningItem) and item.is_foreign
+        ]
+
     def chat(self) -> ChatRequest:
         """Return the chat request. Raises BadRequestError that names the fields of the Responses request."""
         if self.body.instructions is not None:

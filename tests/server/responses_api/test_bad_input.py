@@ -99,12 +99,6 @@ BAD = [
         "accepts only text",
     ),
     (
-        items({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAB"}),
-        "input[0].encrypted_content",
-        "invalid_value",
-        "was not made by this server",
-    ),
-    (
         items({"type": "reasoning", "encrypted_content": "reprise:?"}),
         "input[0].encrypted_content",
         "invalid_value",
