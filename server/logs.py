@@ -161,7 +161,7 @@ def log_request(record: RequestRecord) -> None:
 
 def _fields(record: RequestRecord) -> dict[str, object]:
     fields = {"event": "request"} | asdict(record)
-    del fields["unique"]
+    del fields["unique"], fields["field_names"]
     return fields
 
 
