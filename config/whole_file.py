@@ -1,11 +1,14 @@
-"""Write files completely or not at all, even if the process is killed or the power fails."""
+"""Write files completely or not at all, even if the process is killed or the power fails; read them again."""
 
+import json
 import os
 import re
 import secrets
 import time
 from contextlib import suppress
+from logging import Logger
 from pathlib import Path
+from typing import Any
 
 UNFINISHED_S = 600
 """Seconds after which an unfinished file counts as left by a killed process; a newer one may be in use."""
@@ -29,6 +32,31 @@ def write_whole(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_in_folder(path: Path, content: bytes, names: str | None = None) -> None:
+    """Write a file as write_whole() does, after making its folder and removing unfinished files from it.
+
+    names: as of remove_unfinished(); None for the file's own name.
+    """
+    remove_unfinished(path.parent, names or re.escape(path.name))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content)
+
+
+def read_object(path: Path, log: Logger, instead: str) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one if there is no file, or if it cannot be read.
+
+    log: gets a warning if it cannot be read. instead: what is done without it, for the warning.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as fault:
+        log.warning("cannot read %s (%s); %s", path, fault, instead)
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def unfinished_path(path: Path) -> Path:

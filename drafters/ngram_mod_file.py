@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from config.whole_file import remove_unfinished, write_whole
+from config.whole_file import remove_unfinished, write_in_folder
 from drafters.base import TableFileError
 from drafters.ngram_mod_table import Slots, Tokens
 
@@ -69,10 +69,8 @@ def write_tables(path: Path, spec: TableSpec, tables: list[SavedTable]) -> int:
         parts += [table.slots.astype("<u4").tobytes(), table.tokens.astype("<i4").tobytes()]
     content = b"".join(parts)
     content += hashlib.sha256(content).digest()
-    remove_unfinished(path.parent, re.escape(path.name))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
+        write_in_folder(path, content)
     except OSError as error:
         raise TableFileError(f"cannot write {path}: {error.strerror or error}") from error
     return len(content)

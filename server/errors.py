@@ -17,10 +17,18 @@ ApiError
 ClientGoneError                    the client has disconnected; not an ApiError, since nothing is sent
 """
 
+import re
 from collections.abc import Mapping
+from copy import copy
 from math import ceil
 
 from engine.request import RETRY_AFTER_S, EngineError, Failed
+
+
+def requested_name(path: str, names: Mapping[str, str]) -> str:
+    """Return a field's path as the request has it. names: the request's names of fields, by this API's."""
+    own = re.split(r"[.\[]", path, maxsplit=1)[0]
+    return names.get(own, own) + path[len(own) :]
 
 
 class ApiError(Exception):
@@ -46,6 +54,16 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """Return the same error, with the request's own name for the field at fault. names: by this API's."""
+        param = self.param and requested_name(self.param, names)
+        if param == self.param:
+            return self
+        error = copy(self)
+        error.message = self.message.replace(f"'{self.param}'", f"'{param}'")
+        error.param = param
+        return error
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return OpenAI's error object: the body of a response, or one event of a stream."""

@@ -38,6 +38,7 @@ class RequestRecord:
     wedlm_decoding: "streaming" if a WeDLM model filled in several tokens at once: the answer may differ from
         that of plain decoding.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
+    field_names: what the request calls fields that have other names here, for error messages.
     ignored: what of the request had no effect, such as fields of other servers.
     relaxed: what of its schemas is not enforced.
     """
@@ -59,6 +60,7 @@ class RequestRecord:
     finish_reason: str | None = None
     error: str | None = None
     ignored: list[str] = field(default_factory=list)
+    field_names: dict[str, str] = field(default_factory=dict)
     relaxed: list[str] = field(default_factory=list)
 
     @property
@@ -166,7 +168,7 @@ def log_request(record: RequestRecord) -> None:
 
 def _fields(record: RequestRecord) -> dict[str, object]:
     fields = {"event": "request"} | asdict(record)
-    del fields["unique"]
+    del fields["unique"], fields["field_names"]
     return fields
 
 

@@ -98,6 +98,13 @@ def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
     """
     # Loading makes many objects, and hardly any that must be collected.
     gc.disable()
+    try:
+        return _start(settings, make_sources)
+    finally:
+        gc.enable()
+
+
+def _start(settings: Settings, make_sources: "MakeSources | None") -> int:
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
         bound = bind_address(settings.host, settings.port)

@@ -6,6 +6,13 @@ from typing import Any
 
 import pytest
 
+FAMILIES = (
+    "llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "gemma2", "gemma3", "gemma3n", "gemma4",
+    "gpt_oss", "phi3", "ministral3", "mistral3", "mixtral", "deepseek_v3", "glm4_moe", "lfm2",
+    "granitemoehybrid", "nemotron_h", "falcon_h1",
+)  # fmt: skip
+"""The most used architectures; mlx-lm loads Mistral's models as llama, ministral3 or mistral3."""
+
 LIKE_OTHERS = ("qwen3", "gpt_oss", "qwen3_next")
 """Architectures whose caches are of kinds that another tiny model has, too."""
 

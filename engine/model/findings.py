@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from config.whole_file import remove_oldest, remove_unfinished, write_whole
+from config.whole_file import read_object, remove_oldest, write_in_folder
 from engine.request import ModelInfo
 
 log = logging.getLogger("reprise.engine")
@@ -35,7 +35,11 @@ class Findings:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._known: dict[str, Any] = {} if path is None else _read(path)
+        self._known: dict[str, Any] = {}
+        if path is not None:
+            self._known = read_object(path, log, "trying the model again")
+            with suppress(OSError):
+                os.utime(path)
 
     @classmethod
     def of(cls, info: ModelInfo, folder: Path | None) -> "Findings":
@@ -75,26 +79,11 @@ class Findings:
     def _write(self) -> None:
         if self._path is None:
             return
-        remove_unfinished(self._path.parent, _NAME)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(self._known).encode())
+            write_in_folder(self._path, json.dumps(self._known).encode(), _NAME)
         except OSError as fault:
             log.warning("cannot write %s (%s); the next start tries the model again", self._path, fault)
         remove_oldest(self._path.parent, _NAME, MAX_KEPT)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        known = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as fault:
-        log.warning("cannot read %s (%s); trying the model again", path, fault)
-        return {}
-    with suppress(OSError):
-        os.utime(path)
-    return known if isinstance(known, dict) else {}
 
 
 @cache

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from tokenizers import Tokenizer as Backend
 
-from config.whole_file import remove_oldest, remove_unfinished, write_whole
+from config.whole_file import remove_oldest, write_in_folder
 from engine.model.token_bytes import TokenByteDecoder, VocabularyError
 from engine.model.tokenizer_reading import describe_backend
 
@@ -155,10 +155,8 @@ def _write(path: Path, table: TokenTable) -> None:
     }
     metadata = {"facts": json.dumps(facts)}
     metadata["checksum"] = _checksum(arrays, metadata["facts"])
-    remove_unfinished(path.parent, _NAME)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, save(arrays, metadata))
+        write_in_folder(path, save(arrays, metadata), _NAME)
     except OSError as fault:
         log.warning("cannot write the tokens to %s (%s); the next start reads the vocabulary", path, fault)
     remove_oldest(path.parent, _NAME, MAX_KEPT)

@@ -48,5 +48,6 @@ def error_response(fault: ApiError, scope: Scope) -> JSONResponse:
     """
     record = record_in(scope)
     record.note(fault.code or fault.type)
+    fault = fault.renamed(record.field_names)
     body = anthropic_error(fault, record.id) if speaks_anthropic(scope["path"]) else fault.body()
     return JSONResponse(body, fault.status, fault.headers)

@@ -4,14 +4,20 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.request import EngineError
-from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, RequestFailedError, from_engine
+from server.errors import (
+    CLIENT_CLOSED_REQUEST,
+    BadRequestError,
+    RequestFailedError,
+    from_engine,
+    requested_name,
+)
 from server.http.error_format import error_response, speaks_anthropic
 from server.logs import LOGGER, RequestRecord, as_header, attach_record, log_request, record_in
 from server.metrics.registry import Metrics
@@ -41,6 +47,12 @@ def note_ignored(request: HTTPConnection, what: Iterable[str]) -> None:
 def note_relaxed(request: HTTPConnection, what: Iterable[str]) -> None:
     """Note what of a request's schemas is not enforced: it is named in the response's header."""
     record_of(request).relaxed += what
+
+
+def rename_relaxed(request: HTTPConnection, rename: Callable[[str], str]) -> None:
+    """Name what is not enforced as in the request, if that is of another API than chats."""
+    record = record_of(request)
+    record.relaxed = [rename(path) for path in record.relaxed]
 
 
 async def check_request_id(request: Request) -> None:
@@ -90,7 +102,8 @@ class RequestLog:
                 if record.ignored:
                     headers[IGNORED] = as_header(record.ignored)
                 if record.relaxed:
-                    headers[RELAXED] = as_header(record.relaxed)
+                    relaxed = (requested_name(path, record.field_names) for path in record.relaxed)
+                    headers[RELAXED] = as_header(relaxed)
                 if speaks_anthropic(scope["path"]):
                     headers["request-id"] = record.id
             await send(message)

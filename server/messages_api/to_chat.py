@@ -61,11 +61,16 @@ def to_prompt_request(body: ConversationFields, *, drops_billing: bool = True) -
 
 def with_request_names(fault: BadRequestError) -> BadRequestError:
     """Return an error about the chat request as one about the Messages request."""
-    message, param = fault.message, fault.param
-    for pattern, name in _FIELD_NAMES:
-        message = pattern.sub(name, message)
-        param = pattern.sub(name, param) if param else param
+    param = fault.param and with_request_name(fault.param)
+    message = with_request_name(fault.message)
     return BadRequestError(message, param=param, code=fault.code, headers=fault.headers)
+
+
+def with_request_name(text: str) -> str:
+    """Return a path in the chat request, or a text with some, with the names of the Messages request."""
+    for pattern, name in _FIELD_NAMES:
+        text = pattern.sub(name, text)
+    return text
 
 
 def _chat(given: dict[str, Any]) -> ChatRequest:

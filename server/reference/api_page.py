@@ -10,7 +10,7 @@ from server.app import BODIES, ROUTES
 from server.errors import ApiError
 from server.reference.field_rows import FIRST_VERSION, SINCE, Row, read_rows
 from server.reference.markdown import escape_cell, table
-from server.validation.peer_fields import LEFT_OUT, UNDERSTOOD
+from server.validation.peer_fields import INSIDE, LEFT_OUT, UNDERSTOOD
 
 _HEADER = """\
 # API reference
@@ -112,6 +112,7 @@ def _peers() -> str:
     """Return the section about fields of other servers."""
     names = [(f"Understood: {', '.join(map(_code, UNDERSTOOD))}.\n")]
     rows = [(server, ", ".join(map(_code, sorted(fields)))) for server, fields in LEFT_OUT.items()]
+    rows.append(("inside messages, tools and options", ", ".join(map(_code, INSIDE))))
     return "\n".join([_PEERS, *names, "Left out and named:\n", table(("Server", "Fields"), rows)])
 
 

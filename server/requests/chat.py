@@ -101,8 +101,6 @@ class ChatRequest(GenerationFields):
     ) = None
     modalities: unsupported(["text"]) = None  # type: ignore[valid-type]
     audio: unsupported() = None  # type: ignore[valid-type]
-    verbosity: unsupported("medium") = None  # type: ignore[valid-type]
-    web_search_options: unsupported() = None  # type: ignore[valid-type]
     moderation: unsupported() = None  # type: ignore[valid-type]
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter, model_validator
 from pydantic_core import from_json
 
 from engine.request import PromptEnd
@@ -92,6 +92,9 @@ ToolCall = Annotated[
 ]
 
 
+_PARTS = TypeAdapter(list[TextPart])
+
+
 def _text(given: object) -> str:
     """Return the text of a message's content, with its parts joined."""
     if isinstance(given, str):
@@ -113,8 +116,8 @@ def _text(given: object) -> str:
             raise field_error("invalid_type", "must be a string", f"[{index}].text")
         if not isinstance(part.get("prompt_cache_breakpoint", {}), dict | None):
             raise field_error("invalid_type", "must be an object", f"[{index}].prompt_cache_breakpoint")
-        if unknown := part.keys() - TextPart.model_fields:
-            raise field_error("unknown_parameter", "is unknown", f"[{index}].{min(unknown)}")
+    if any(part.keys() - TextPart.model_fields for part in given):
+        _PARTS.validate_python(given)
     return "".join(part["text"] for part in given)
 
 

@@ -31,13 +31,6 @@ _LARK_REPEAT = re.compile(r"[{~]\s*(\d*)\s*(?:(?:,|\.\.)\s*(\d*))?")
 _LARK_OPTION = re.compile(r"^\s*[?!\w-]+\[[^\]\n]*\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
 
 
-def _schema(given: object) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise field_error("invalid_type", "must be a JSON schema, which is an object")
-    check_schema(given)
-    return given
-
-
 def _object(given: object) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise field_error("invalid_type", "must be a JSON schema, which is an object")
@@ -54,7 +47,9 @@ def _guided_json(given: object) -> dict[str, Any]:
             given = from_json(given, allow_inf_nan=False)
         except ValueError as fault:
             raise field_error("invalid_json", f"is not valid JSON: {fault}") from None
-    return _schema(given)
+    schema = _object(given)
+    next(relaxations(schema))
+    return schema
 
 
 def _regex(given: object) -> str:
@@ -242,7 +237,7 @@ class StructuredFields(AcceptsPeerFields):
         chosen = self.response_format
         if isinstance(chosen, JsonSchemaFormat) and not chosen.json_schema.strict:
             return chosen.json_schema.schema_
-        return None
+        return self.guided_json
 
     @property
     def requested_grammar(self) -> tuple[Grammar, str] | None:

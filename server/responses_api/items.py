@@ -203,21 +203,28 @@ class ReasoningItem(RequestModel):
     )
     content: list[ReasoningText] = Field([], description="The reasoning.")
     encrypted_content: str | None = Field(
-        None, description="Used if content is empty. Only what this server sent is accepted."
+        None, description="Used if content is empty. That of other servers is left out."
     )
     id: ItemId = None
     status: ItemStatus = "completed"
 
     @model_validator(mode="after")
     def check_encrypted_content(self) -> "ReasoningItem":
-        """Refuse encrypted_content from another server."""
-        if self.encrypted_content is not None and decode_reasoning(self.encrypted_content) is None:
+        """Refuse encrypted_content that only looks like this server's."""
+        content = self.encrypted_content
+        if content is not None and not self.is_foreign and decode_reasoning(content) is None:
             raise field_error(
                 "invalid_value",
                 "was not made by this server, which cannot read it; leave it out",
                 ".encrypted_content",
             )
         return self
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether encrypted_content is from another server, which alone can read it."""
+        content = self.encrypted_content
+        return content is not None and not content.startswith(REASONING_PREFIX)
 
     @property
     def text(self) -> str:

@@ -73,22 +73,17 @@ class TextConfig(RequestModel):
         PlainFormat(type="text"),
         description="text: any text; json_object: any JSON object; json_schema: JSON that follows a schema.",
     )
-    verbosity: unsupported("medium") = None  # type: ignore[valid-type]
 
 
-_NO_SUMMARIES = unsupported(
-    "auto",
-    phrase="must be 'auto' or absent: reasoning is not summarized, it is returned in full",
-    description="Only auto. Reasoning is not summarized; it is returned in full.",
-)
+_Summary = Literal["auto", "concise", "detailed"]
 
 
 class Reasoning(RequestModel):
     """Configuration of the reasoning."""
 
     effort: _chat_field("reasoning_effort") = None  # type: ignore[valid-type]
-    summary: _NO_SUMMARIES = None  # type: ignore[valid-type]
-    generate_summary: _NO_SUMMARIES = None  # type: ignore[valid-type]
+    summary: _Summary | None = Field(None, description="Accepted; reasoning is returned in full.")
+    generate_summary: _Summary | None = Field(None, description="Accepted; reasoning is returned in full.")
     context: unsupported("auto") = None  # type: ignore[valid-type]
     mode: unsupported("standard") = None  # type: ignore[valid-type]
 

@@ -179,6 +179,15 @@ class ChatConversion:
         self.shown_tools = show_tools(body.tools)
         self._messages = MessageBuilder()
 
+    @property
+    def unreadable(self) -> list[str]:
+        """The paths of reasoning that only another server can read."""
+        return [
+            f"input[{index}].encrypted_content"
+            for index, item in enumerate(self.items)
+            if isinstance(item, ReasoningItem) and item.is_foreign
+        ]
+
     def chat(self) -> ChatRequest:
         """Return the chat request. Raises BadRequestError that names the fields of the Responses request."""
         if self.body.instructions is not None:
@@ -198,9 +207,13 @@ class ChatConversion:
         param = fault.param
         if param is None:
             return fault
-        name = self._messages.origin(param) or self._tool_origin(param) or request_name(param)
+        name = self.request_name(param)
         message = fault.message.replace(f"'{param}'", f"'{name}'")
         return BadRequestError(message, param=name, code=fault.code, headers=fault.headers)
+
+    def request_name(self, param: str) -> str:
+        """Map a path in the chat request to a path in the Responses request."""
+        return self._messages.origin(param) or self._tool_origin(param) or request_name(param)
 
     def _tool_origin(self, param: str) -> str | None:
         """Map a path within the chat's tools to a path in the request. Return None for other paths."""

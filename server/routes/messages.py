@@ -8,10 +8,16 @@ from server.generation.chat import answer_chat, check_tools
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
 from server.http.openapi import body_schema
-from server.http.request_log import note_ignored, record_of
+from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.messages_api.presenter import MessagePresenter
 from server.messages_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
-from server.messages_api.to_chat import kept_system, to_chat_request, to_prompt_request, with_request_names
+from server.messages_api.to_chat import (
+    kept_system,
+    to_chat_request,
+    to_prompt_request,
+    with_request_name,
+    with_request_names,
+)
 from server.validation.body import read_body
 
 router = APIRouter()
@@ -28,9 +34,11 @@ async def create_message(request: Request) -> Response:
     drops_billing = _drops_billing(request, service, body)
     try:
         chat = to_chat_request(body, drops_billing=drops_billing)
-        return await answer_chat(request, service, chat, presenter)
+        response = await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
         raise with_request_names(fault) from fault
+    rename_relaxed(request, with_request_name)
+    return response
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))

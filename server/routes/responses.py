@@ -10,7 +10,7 @@ from server.generation.chat import answer_chat, check_tools
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
 from server.http.openapi import body_schema, query_schema
-from server.http.request_log import note_ignored
+from server.http.request_log import note_ignored, rename_relaxed
 from server.http.tenants import key_digest
 from server.responses_api.chat_tools import ignored_tools
 from server.responses_api.ids import item_id
@@ -54,12 +54,14 @@ async def create_response(request: Request) -> Response:
                 lambda: add(key_digest(request), response, conversion.previous, all_items, len(stored_input))
             )
 
-    note_ignored(request, ignored_tools(body.tools))
+    note_ignored(request, [*ignored_tools(body.tools), *conversion.unreadable])
     presenter = ResponsePresenter(head, body, len(input_items), store, conversion.shown_tools)
     try:
-        return await answer_chat(request, service, chat, presenter)
+        response = await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
         raise conversion.with_request_names(fault) from fault
+    rename_relaxed(request, conversion.request_name)
+    return response
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))

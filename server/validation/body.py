@@ -15,7 +15,7 @@ from server.errors import BadRequestError, ContentTypeError
 from server.logs import is_logging_prompts, log_prompt, record_in
 from server.validation.field_errors import validate, validate_known
 from server.validation.fields import AcceptsPeerFields
-from server.validation.peer_fields import translate_fields
+from server.validation.peer_fields import INSIDE, translate_fields
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -41,12 +41,13 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
         raise ContentTypeError(content_type)
     body = await request.body()
     ignores_unknown = request.app.state.service.settings.unknown_fields == "ignore"
-    parse = partial(parse_liberally, body, model, ignores_unknown=ignores_unknown)
+    record = record_in(request.scope)
+    parse = partial(parse_liberally, body, model, record.field_names, ignores_unknown=ignores_unknown)
     if len(body) <= SMALL_BYTES:
         parsed, ignored = parse()
     else:
         parsed, ignored = await asyncio.get_running_loop().run_in_executor(_THREAD, parse)
-    record_in(request.scope).ignored += ignored
+    record.ignored += ignored
     if is_logging_prompts():
         log_prompt("asked", body.decode())
     return parsed
@@ -60,19 +61,18 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
 
 @station("bodies")
 def parse_liberally(
-    body: bytes, model: type[ModelT], *, ignores_unknown: bool = False
+    body: bytes, model: type[ModelT], names: dict[str, str], *, ignores_unknown: bool = False
 ) -> tuple[ModelT, list[str]]:
     """Parse a body that may have other servers' fields; return it and the fields that were left out.
 
-    ignores_unknown: leave out fields that nobody has, too. Raises BadRequestError for the first fault.
+    names: see translate_fields(). ignores_unknown: leave out fields that nobody has, too.
+    Raises BadRequestError for the first fault.
     """
     given = _parse(body)
     ignored: list[str] = []
     if issubclass(model, AcceptsPeerFields):
-        given, ignored = translate_fields(given, model.field_names())
-    if not ignores_unknown:
-        return validate(given, model), ignored
-    parsed, unknown = validate_known(given, model)
+        given, ignored = translate_fields(given, model.field_names(), names)
+    parsed, unknown = validate_known(given, model, lambda name: ignores_unknown or name in INSIDE)
     return parsed, [*ignored, *unknown]
 
 

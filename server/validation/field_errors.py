@@ -1,6 +1,7 @@
 """Validate parsed JSON, and turn the first validation error into OpenAI's error object."""
 
 import re
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -31,8 +32,8 @@ _JSON_TYPES = {
     str: "a string",
     list: "an array",
 }
-MAX_DROPPED = 1000
-"""Maximum unknown fields of one body that are left out with --unknown-fields ignore."""
+MAX_ROUNDS = 16
+"""Maximum validations of one body. Each leaves out all unknown fields that the one before found."""
 MISSING = object()
 _MAX_SHOWN = 10**20
 """Larger numbers are left out of messages."""
@@ -54,22 +55,26 @@ def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
         raise _bad_request(_first_error(fault)) from None
 
 
-def validate_known(given: dict[str, Any], model: type[ModelT]) -> tuple[ModelT, list[str]]:
-    """Validate parsed JSON without the fields that the model does not know; return the paths of those.
+def validate_known(
+    given: dict[str, Any], model: type[ModelT], is_left_out: Callable[[str], bool]
+) -> tuple[ModelT, list[str]]:
+    """Validate parsed JSON without fields that the model does not know; return the paths of those.
 
+    is_left_out: whether an unknown field of this name may be left out.
     Raises BadRequestError for the first other fault. Changes what it is given.
     """
     dropped: list[str] = []
-    while True:
+    for _ in range(MAX_ROUNDS):
         try:
             return model.model_validate(given), dropped
         except ValidationError as fault:
-            error = _first_error(fault)
-            unknown = [found for found in map(_deepest, _errors(fault)) if found["type"] == "extra_forbidden"]
-            num_dropped = sum(_drop(given, one["loc"]) for one in unknown)
-            if len(dropped) >= MAX_DROPPED or not num_dropped:
-                raise _bad_request(error) from None
-            dropped += [shortened(_path(one["loc"], ""), 200) for one in unknown]
+            errors = [deeper for error in _errors(fault) for deeper in _inner_errors(error)]
+        unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
+        left_out = [path for path in unknown if is_left_out(str(path[-1])) and _drop(given, path)]
+        if not left_out:
+            break
+        dropped += [shortened(_path(path, ""), 200) for path in left_out]
+    raise _bad_request(errors[0])
 
 
 def _drop(given: Any, location: tuple[int | str, ...]) -> bool:
@@ -86,18 +91,20 @@ def _errors(fault: ValidationError) -> list[ErrorDetails]:
     return fault.errors(include_url=False)
 
 
-def _deepest(error: ErrorDetails) -> ErrorDetails:
-    """Return an error, or for a model that tagged_union() built that model's first error."""
+def _inner_errors(error: ErrorDetails) -> Iterator[ErrorDetails]:
+    """Yield an error, or for a model that tagged_union() built that model's errors."""
     inner = error.get("ctx", {}).get("error")
     if not isinstance(inner, ValidationError):
-        return error
-    deeper = _first_error(inner)
-    return {**deeper, "loc": (*error["loc"], *deeper["loc"])}
+        yield error
+        return
+    for deeper in _errors(inner):
+        for one in _inner_errors(deeper):
+            yield {**one, "loc": (*error["loc"], *one["loc"])}
 
 
 def _first_error(fault: ValidationError) -> ErrorDetails:
     """Return the first error. For a model that tagged_union() built, return that model's first error."""
-    return _deepest(_errors(fault)[0])
+    return next(_inner_errors(_errors(fault)[0]))
 
 
 def _bad_request(error: ErrorDetails) -> BadRequestError:

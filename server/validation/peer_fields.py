@@ -7,7 +7,7 @@ header x-reprise-ignored. A field that nobody has stays, so that it is refused.
 from collections.abc import Callable, Collection
 from typing import Any
 
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from server.errors import BadRequestError
 
@@ -40,7 +40,7 @@ _OLLAMA = """
 """
 _OPENROUTER = """
     cache_control debug image_config models plugins preset provider route session_id
-    structured_output_mode top_a trace transforms
+    structured_output_mode top_a trace transforms verbosity web_search_options
 """
 _OTHERS = """
     adapters citation_options client_metadata compound_custom disable_tool_validation draft_model
@@ -49,7 +49,9 @@ _OTHERS = """
 _ELSEWHERE = """
     add_generation_prompt add_special_tokens bad_words continue_final_message truncate_prompt_tokens
     allowed_token_ids ignore_eos include_reasoning include_stop_str_in_output min_tokens return_progress
-    stop_token_ids timings_per_token
+    stop_token_ids timings_per_token chat_template_kwargs frequency_penalty guided_choice guided_grammar
+    guided_json guided_regex logit_bias min_p presence_penalty repetition_penalty seed
+    thinking_budget_tokens
 """
 """Fields that have a meaning at some endpoints, and are left out at the others."""
 LEFT_OUT = {
@@ -62,6 +64,14 @@ LEFT_OUT = {
 """Fields without a meaning here, by the servers that have them."""
 IGNORED = frozenset(name for names in LEFT_OUT.values() for name in names) | set(_ELSEWHERE.split())
 """Fields of other servers that have no meaning here, or not for the body that has them."""
+INSIDE = (
+    *("cache_control", "continuous_usage_stats", "extra_content", "index", "provider_specific_fields"),
+    *("reasoning_details", "thinking", "thinking_blocks", "verbosity"),
+)
+"""Fields inside messages, tools and options that are left out: OpenRouter's, vLLM's, Ollama's and LiteLLM's.
+
+index: clients that put a call together from a stream send it back with its place there.
+"""
 
 _RENAMED = {
     "repeat_penalty": "repetition_penalty",
@@ -74,15 +84,16 @@ _RENAMED = {
 _STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
 
 
-def translate_fields(given: Json, known: Collection[str]) -> tuple[Json, list[str]]:
+def translate_fields(given: Json, known: Collection[str], names: dict[str, str]) -> tuple[Json, list[str]]:
     """Return a body in this API's fields, and the fields that were left out.
 
-    known: the fields of this API's body, which are left as they are.
+    known: the fields of this API's body, which are left as they are but for llama-server's response_format.
+    names: gets the name that the request has for a field, by the name that this API has, if they differ.
     Raises BadRequestError if a field of another server is malformed, or contradicts a field of this API.
     """
-    if given.keys() <= set(known):
+    if given.keys() <= set(known) and not _has_schema_inside(given.get("response_format")):
         return given, []
-    body = _Body(known, streams=given.get("stream") is True)
+    body = _Body(known, names, streams=given.get("stream") is True)
     for name, value in given.items():
         body.take(name, value)
     return body.fields, body.ignored
@@ -91,17 +102,24 @@ def translate_fields(given: Json, known: Collection[str]) -> tuple[Json, list[st
 class _Body:
     """A body that is being translated. fields: in this API's names. ignored: what was left out."""
 
-    def __init__(self, known: Collection[str], *, streams: bool) -> None:
+    def __init__(self, known: Collection[str], names: dict[str, str], *, streams: bool) -> None:
         self.fields: Json = {}
         self.ignored: list[str] = []
         self._known = known
+        self._names = names
         self._streams = streams
 
     def take(self, name: str, value: Any) -> None:
         """Add a field under the name that it has in a request."""
+        # Null means the default, here as in the fields of this API.
+        if value is None and (name in self._known or name in UNDERSTOOD):
+            return
         if name in self._known:
-            self._set(name, name, value)
-        elif name == "options" and isinstance(value, dict):
+            has_schema = name == "response_format" and _has_schema_inside(value)
+            self._set(name, name, _as_openai_has_it(value) if has_schema else value)
+        elif name == "options":
+            if not isinstance(value, dict):
+                raise _bad(name, "must be an object", "invalid_type")
             for inner, option in value.items():
                 self.take(inner, option)
         elif (meaning := _MEANINGS.get(name)) is not None and meaning(self, name, value):
@@ -125,14 +143,15 @@ class _Body:
         """Add llama-server's grammar, in GBNF."""
         if "guided_grammar" not in self._known:
             return False
-        if value in (None, ""):
+        if value == "":
             return True
         if not isinstance(value, str) or len(value) > MAX_GBNF_CHARACTERS:
             what = f"a GBNF grammar, a string of at most {MAX_GBNF_CHARACTERS} characters"
             raise _bad(name, f"must be {what}", "invalid_type")
         try:
             lark = gbnf_to_lark(value)
-        except (GbnfToLarkError, ValueError, RecursionError) as fault:
+        # The library raises Exception itself if a rule is missing, and an IndexError after a last backslash.
+        except Exception as fault:  # noqa: BLE001 - no narrower class
             raise _bad(name, f"is not a GBNF grammar: {fault}", "invalid_value") from None
         return self._set(name, "guided_grammar", lark)
 
@@ -144,9 +163,11 @@ class _Body:
             raise _bad(name, "must be an object", "invalid_type")
         for kind, constraint in value.items():
             if kind == "json_object":
-                self._set(name, "response_format", {"type": "json_object"} if constraint else None)
+                self._set(
+                    f"{name}.{kind}", "response_format", {"type": "json_object"} if constraint else None
+                )
             elif kind in _STRUCTURED:
-                self._set(name, _STRUCTURED[kind], constraint)
+                self._set(f"{name}.{kind}", _STRUCTURED[kind], constraint)
             else:
                 self.ignored.append(f"{name}.{kind}")
         return True
@@ -157,7 +178,7 @@ class _Body:
             return False
         if value == "json":
             return self._set(name, "response_format", {"type": "json_object"})
-        return value in ("", None) or self._set(name, "guided_json", value)
+        return value == "" or self._set(name, "guided_json", value)
 
     def take_probabilities(self, name: str, value: Any) -> bool:
         """Add llama-server's number of likeliest tokens at each position."""
@@ -216,7 +237,10 @@ class _Body:
         if own == "chat_template_kwargs" and isinstance(value, dict) and isinstance(before, dict):
             value = {**before, **value}
         elif before != value:
-            raise _bad(name, f"and {own} differ; send one of them", "invalid_value")
+            other = self._names.pop(own, own)
+            raise _bad(name, f"and {other} differ; send one of them", "invalid_value")
+        elif name != own and own not in self.fields:
+            self._names[own] = name
         self.fields[own] = value
         return True
 
@@ -237,6 +261,17 @@ _MEANINGS: dict[str, Callable[[_Body, str, Any], bool]] = {
 
 UNDERSTOOD = tuple(sorted({*_MEANINGS, "options"}))
 """Fields of other servers that become fields of this API."""
+
+
+def _has_schema_inside(response_format: object) -> bool:
+    """Return whether a response_format has its schema beside its type, as llama-server's."""
+    return isinstance(response_format, dict) and isinstance(response_format.get("schema"), dict)
+
+
+def _as_openai_has_it(response_format: Json) -> Json:
+    rest = {name: value for name, value in response_format.items() if name not in ("type", "schema")}
+    named = {"name": "schema", "schema": response_format["schema"]}
+    return {"type": "json_schema", "json_schema": named, **rest}
 
 
 def _bad(name: str, phrase: str, code: str) -> BadRequestError:

@@ -1,3 +1,4 @@
+import logging
 import os
 import re
 import time
@@ -7,9 +8,11 @@ import pytest
 
 from config.whole_file import (
     UNFINISHED_S,
+    read_object,
     remove_oldest,
     remove_unfinished,
     unfinished_path,
+    write_in_folder,
     write_whole,
 )
 
@@ -83,3 +86,24 @@ def test_only_the_newest_files_are_kept(tmp_path: Path) -> None:
     remove_oldest(tmp_path, r"kept-\d", 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept-2", "kept-4", "other"]
     remove_oldest(tmp_path / "missing", r"kept-\d", 2)
+
+
+def test_a_file_is_written_into_a_new_folder_and_what_was_left_there_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "kept.json"
+    write_in_folder(path, b"{}")
+    left = age(unfinished_path(path), UNFINISHED_S + 60)
+    write_in_folder(path, b'{"a": 1}')
+    assert not left.exists()
+    assert read_object(path, logging.getLogger("reprise.test"), "starting anew") == {"a": 1}
+
+
+@pytest.mark.parametrize("content", [None, b"[1]", b"{", b"\xff"])
+def test_a_file_without_an_object_reads_as_an_empty_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
+) -> None:
+    path = tmp_path / "kept.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert read_object(path, logging.getLogger("tests"), "starting anew") == {}
+    is_damaged = content in (b"{", b"\xff")
+    assert caplog.text.count("starting anew") == is_damaged

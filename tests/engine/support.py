@@ -45,14 +45,25 @@ NAMES = (
     # Recurrent state with a sliding window, and with full attention, in a list of caches per layer.
     "baichuan_m1",
 )
-SIZES = {"vocab_size": VOCAB_SIZE, "num_attention_heads": 4, "num_key_value_heads": 2}
-CONFIGS = {name: tiny_config(name, **SIZES) | {"max_position_embeddings": 1024} for name in NAMES}
+SIZES = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB_SIZE),
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """Return the configuration of a tiny random model."""
+    return tiny_config(name, **SIZES) | {"max_position_embeddings": 1024}
+
+
+CONFIGS = {name: config_of(name) for name in NAMES}
 
 
 def make_model(name: str, dtype: mx.Dtype = mx.float32, **changes: Any) -> Any:
     """Make a tiny random model.
 
-    name: the architecture, a key of CONFIGS. changes: entries of its configuration to replace.
+    name: the architecture. changes: entries of its configuration to replace.
     """
     return tiny_models.make_model(tiny_config(name, **(SIZES | changes)), dtype)
 
@@ -66,7 +77,7 @@ def make_tokenizer() -> Tokenizer:
 def make_loaded(name: str, wrap: Callable[[Any], Any] = lambda model: model) -> LoadedModel:
     """Make a random model with the bundled tokenizer. wrap: may replace the model by a wrapper."""
     model = make_model(name)
-    info = describe(model, CONFIGS[name], name, VOCAB_SIZE, None, 0.0)
+    info = describe(model, config_of(name), name, VOCAB_SIZE, None, 0.0)
     return LoadedModel(wrap(model), make_tokenizer(), info)
 
 

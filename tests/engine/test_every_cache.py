@@ -17,7 +17,7 @@ from engine.model.loading import LoadedModel
 from engine.request import Finished, GenerationRequest
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.speculative.proposers import DraftSources
-from tests.combinations import every_kind_of_cache
+from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import CONFIGS, make_loaded, prompt_of, request
@@ -107,6 +107,12 @@ def scarce_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
 def test_a_batch_that_changes_all_the_time_equals_the_plain_loop(name: str) -> None:
+    check_all(loaded_once(name), lambda one: expected_tokens(name, replace(one, id="r")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in CONFIGS])
+def test_a_batch_of_any_family_that_changes_all_the_time_equals_the_plain_loop(name: str) -> None:
     check_all(loaded_once(name), lambda one: expected_tokens(name, replace(one, id="r")))
 
 

@@ -1,5 +1,6 @@
 """The server process: its output, its signals and its exit status."""
 
+import gc
 import json
 import re
 import signal
@@ -11,6 +12,9 @@ import time
 
 import httpx
 import pytest
+
+from config.settings import Settings
+from server.run import run
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
 
@@ -95,6 +99,13 @@ def test_a_port_in_use_is_one_line_and_status_1(start):
         process = start("echo", f"port={port}")
         assert process.exit_status() == 1
     assert process.text == f"reprise: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+
+
+def test_a_start_that_fails_leaves_the_garbage_collector_on(monkeypatch):
+    monkeypatch.setattr("server.run.configure_logs", lambda *_, **__: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert run(Settings(port=taken.getsockname()[1])) == 1
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("host", ["256.1.1.1", "no.such.host.invalid"])

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -15,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from config.settings import Settings
-from config.whole_file import remove_unfinished, write_whole
+from config.whole_file import read_object, write_in_folder
 from engine.kv_cache.rows import Rows, Sharing, make_caches, make_rows
 from engine.model.loading import LoadedModel, Progress
 from engine.request import ModelInfo
@@ -185,7 +184,7 @@ class Calibration:
 
     def _read(self) -> Table | None:
         """Return the costs on disk for this model and machine; None if there are none."""
-        found = _read(self._path).get(self._key) if self._path else None
+        found = _kept(self._path).get(self._key) if self._path else None
         if not found:
             return None
         try:
@@ -197,11 +196,9 @@ class Calibration:
         return table
 
     def _write(self, path: Path, table: Table) -> None:
-        kept = _read(path) | {self._key: [[rows, width, seconds] for (rows, width), seconds in table.items()]}
-        remove_unfinished(path.parent, re.escape(path.name))
+        kept = _kept(path) | {self._key: [[rows, width, seconds] for (rows, width), seconds in table.items()]}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(kept).encode())
+            write_in_folder(path, json.dumps(kept).encode())
         except OSError as fault:
             message = "cannot write the costs to %s (%s); the next start measures them again"
             log.warning(message, path, fault)
@@ -260,12 +257,5 @@ def _key(info: ModelInfo, settings: Settings, widest: int) -> str:
     return hashlib.sha256(repr((facts, machine, shape)).encode()).hexdigest()[:24]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as fault:
-        log.warning("cannot read the costs in %s (%s); measuring them again", path, fault)
-        return {}
-    return found if isinstance(found, dict) else {}
+def _kept(path: Path) -> dict[str, Any]:
+    return read_object(path, log, "measuring the costs again")

@@ -6,12 +6,7 @@ from bench.architectures.tiny_models import TINY, make_model, tiny_config
 from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from engine.kv_cache.rows import Sharing
 from engine.speculative.costs.exact_widths import find_exact_shapes
-
-FAMILIES = (
-    "llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "gemma2", "gemma3", "gemma3n", "gemma4",
-    "gpt_oss", "phi3", "ministral3", "mistral3", "mixtral", "deepseek_v3", "glm4_moe", "lfm2",
-    "granitemoehybrid", "nemotron_h", "falcon_h1",
-)  # fmt: skip
+from tests.combinations import FAMILIES
 
 BY_LAYER = ("gemma2", "deepseek_v3")
 """Layers that compute attention from their keys themselves, and so run once per group of rows."""

@@ -105,6 +105,17 @@ async def test_calls_and_their_outputs_can_be_sent_back(client, engine):
         assert [message["content"] for message in messages[2:]] == ["ok", "done"]
 
 
+async def test_reasoning_that_another_server_encrypted_is_left_out_and_named(client, engine):
+    foreign = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAB"}
+    body = {"input": [{"role": "user", "content": "x"}, foreign, {"role": "assistant", "content": "y"}]}
+    response = await client.post("/v1/responses", json=body)
+    assert response.status_code == 200
+    assert response.headers["x-reprise-ignored"] == "input[1].encrypted_content"
+    without = await client.post("/v1/responses", json={"input": [body["input"][0], body["input"][2]]})
+    assert without.status_code == 200
+    assert engine.requests[0].prompt == engine.requests[1].prompt
+
+
 async def test_reasoning_goes_round_in_encrypted_content_alone(client, engine):
     engine.tokenizer.markers = engine.tokenizer.markers.__class__(
         think_start=None, think_end=None, call_start=None

@@ -32,7 +32,7 @@ def any_url(any_engine):
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_no_request_causes_a_server_error(operation, any_url):
-    send_many(operation, any_url, 10, max_tokens=4)
+    send_many(operation, any_url, 14, max_tokens=4)
 
 
 def test_many_of_those_requests_reach_the_engine(any_engine):

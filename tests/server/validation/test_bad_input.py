@@ -257,7 +257,6 @@ NOT_YET = [
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"audio": {"voice": "alloy"}}, "audio"),
-    (CHAT, {"web_search_options": {}}, "web_search_options"),
     (COMPLETIONS, {"suffix": "x"}, "suffix"),
     (COMPLETIONS, {"best_of": 3}, "best_of"),
 ]

@@ -7,6 +7,7 @@ import pytest
 
 from config.settings import Settings
 from server.app import create_app
+from server.validation.peer_fields import UNDERSTOOD
 from tests.server.fake_engine import THINKING, says, tells
 from tests.server.openai_shapes import assert_error
 
@@ -182,13 +183,20 @@ async def test_a_request_in_this_api_s_own_fields_has_no_such_header(client):
     ("fields", "param", "code"),
     [
         ({"grammar": "root ::= ("}, "grammar", "invalid_value"),
+        ({"grammar": 'other ::= "a"'}, "grammar", "invalid_value"),
+        ({"grammar": "root ::= other"}, "grammar", "invalid_value"),
+        ({"grammar": 'root ::= "\\'}, "grammar", "invalid_value"),
+        ({"grammar": "root ::= " + "(" * 9000}, "grammar", "invalid_value"),
         ({"grammar": 5}, "grammar", "invalid_type"),
         ({"enable_thinking": "yes"}, "enable_thinking", "invalid_type"),
         ({"reasoning": "high"}, "reasoning", "invalid_type"),
         ({"structured_outputs": []}, "structured_outputs", "invalid_type"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
         ({"repeat_penalty": 1.5, "repetition_penalty": 1.2}, "repetition_penalty", "invalid_value"),
         ({"nobody_has_this": 1}, "nobody_has_this", "unknown_parameter"),
         ({"options": {"nobody_has_this": 1}}, "nobody_has_this", "unknown_parameter"),
+        ({"options": 3}, "options", "invalid_type"),
+        ({"messages": [HELLO[0] | {"nobody": 1, "index": 1}]}, "messages[0].nobody", "unknown_parameter"),
     ],
 )
 async def test_malformed_and_unknown_fields_are_refused_by_name(client, engine, fields, param, code):
@@ -198,13 +206,88 @@ async def test_malformed_and_unknown_fields_are_refused_by_name(client, engine, 
     assert not engine.requests
 
 
+BODIES = {
+    CHAT: {"messages": HELLO, "max_tokens": 9},
+    COMPLETIONS: {"prompt": "hello", "max_tokens": 9},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 9},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 16},
+}
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+@pytest.mark.parametrize("path", BODIES)
+async def test_null_means_that_a_field_was_left_out(client, path, name):
+    response = await client.post(path, json=BODIES[path] | {name: None})
+    assert response.status_code == 200, response.text
+    assert IGNORED not in response.headers
+
+
+async def test_null_does_not_contradict_a_field_of_another_server(client, engine):
+    assert (await ask(client, max_tokens=None, n_predict=3)).status_code == 200
+    assert engine.requests[-1].max_tokens == 3
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+MARKED = {"cache_control": {"type": "ephemeral"}}
+CALLED = {"role": "assistant", "tool_calls": [CALL | {"index": 0}], "reasoning_details": [], "thinking": "hm"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"messages": [{"role": "user", "content": "hello"} | MARKED]}, ["messages[0].cache_control"]),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"} | MARKED] * 25}]},
+            [f"messages[0].content[{at}].cache_control" for at in range(25)],
+        ),
+        (
+            {"messages": [*HELLO, CALLED, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]},
+            ["messages[1].tool_calls[0].index", "messages[1].reasoning_details", "messages[1].thinking"],
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}} | MARKED], "tool_choice": "none"},
+            ["tools[0].cache_control"],
+        ),
+        (
+            {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+            ["stream_options.continuous_usage_stats"],
+        ),
+        ({"verbosity": "low", "web_search_options": {}}, ["verbosity", "web_search_options"]),
+    ],
+)
+async def test_what_other_servers_have_inside_objects_is_left_out_and_named(client, fields, ignored):
+    response = await ask(client, **fields)
+    assert response.status_code == 200, response.text
+    assert sorted(response.headers[IGNORED].split(", ")) == sorted(ignored)
+
+
+async def test_sampling_of_other_apis_is_left_out_of_messages_and_named(client):
+    fields = {"min_p": 0.1, "seed": 5, "presence_penalty": 0.5, "chat_template_kwargs": {}}
+    response = await ask(client, "/v1/messages", max_tokens=9, **fields)
+    assert response.status_code == 200
+    assert response.headers[IGNORED] == ", ".join(fields)
+    refused = await ask(client, "/v1/messages", max_tokens=9, stop="x")
+    assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_schema_may_stand_where_llama_server_has_it(client, engine, path, kind):
+    response = await ask(client, path, response_format={"type": kind, "schema": {"type": "integer"}})
+    assert response.status_code == 200
+    (grammar,) = engine.compiled_grammars
+    assert (grammar.kind, grammar.text) == ("json_schema", '{"type":"integer"}')
+
+
 async def test_unknown_fields_are_ignored_only_if_the_setting_says_so(free_client):
-    messages = [{"role": "user", "content": "hello", "nobody": 1}]
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hello", "no": 2}], "nobody": 1}]
     body = {"messages": messages, "has": {"this": 1}, "model": "gpt-99", "mirostat": 1}
     response = await free_client.post(CHAT, json=body)
     assert response.status_code == 200
     assert response.json()["model"] == "gpt-99"
-    assert set(response.headers[IGNORED].split(", ")) == {"mirostat", "has", "messages[0].nobody"}
+    assert set(response.headers[IGNORED].split(", ")) == {"mirostat", "has", "messages[0].nobody"} | {
+        "messages[0].content[0].no"
+    }
     refused = await free_client.post(CHAT, json=body | {"temperature": "hot"})
     assert_error(refused.json(), "temperature", "invalid_type")
 
@@ -288,15 +371,18 @@ async def test_an_answer_ends_where_the_request_says(client, engine, path):
         ({"allowed_token_ids": [10**30]}, "allowed_token_ids[0]", "invalid_token_id"),
         ({"allowed_token_ids": [0] * 16_385}, "allowed_token_ids", "invalid_value"),
         ({"return_progress": "yes"}, "return_progress", "invalid_type"),
-        ({"timings_per_token": None, "n_cmpl": 0}, "n", "invalid_value"),
-        ({"n_probs": 21}, None, "invalid_value"),
-        ({"n_probs": "many"}, None, "invalid_type"),
+        ({"timings_per_token": None, "n_cmpl": 0}, "n_cmpl", "invalid_value"),
+        ({"n_probs": 21}, "n_probs", "invalid_value"),
+        ({"n_probs": "many"}, "n_probs", "invalid_type"),
+        ({"n_predict": 0}, "n_predict", "invalid_value"),
+        ({"json_schema": 5}, "json_schema", "invalid_type"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "invalid_type"),
     ],
 )
 async def test_values_out_of_bounds_are_refused_by_name(client, engine, path, fields, param, code):
     response = await ask(client, path, **fields)
     assert response.status_code == 400
-    assert_error(response.json(), param or ("top_logprobs" if path == CHAT else "logprobs"), code)
+    assert_error(response.json(), param, code)
     assert not engine.requests
 
 

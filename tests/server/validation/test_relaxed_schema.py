@@ -221,6 +221,28 @@ async def test_the_response_says_what_was_not_enforced_and_whether_the_answer_is
         assert response.json()["choices"][0]["schema_valid"] is valid
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"guided_json": OVERLAPPING}, "guided_json"),
+        ({"guided_json": json.dumps(OVERLAPPING)}, "guided_json"),
+        ({"json_schema": OVERLAPPING}, "json_schema"),
+        ({"format": OVERLAPPING}, "format"),
+        ({"structured_outputs": {"json": OVERLAPPING}}, "structured_outputs.json"),
+        (
+            {"response_format": {"type": "json_object", "schema": OVERLAPPING}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+async def test_schemas_of_other_servers_are_relaxed_too(client, real, fields, name):
+    real.script = says('{"x": 4}')
+    response = await client.post(CHAT, json={"messages": [{"role": "user", "content": "hello"}]} | fields)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-reprise-relaxed"] == f"{name}.properties.x.oneOf"
+    assert response.json()["choices"][0]["schema_valid"] is False
+
+
 async def test_what_can_be_enforced_whole_is(client, real):
     real.script = says("12")
     schema = {"oneOf": [{"type": "integer"}, {"type": "string"}]}
@@ -288,7 +310,8 @@ async def test_every_api_says_whether_a_call_satisfies_the_whole_schema(client, 
     }[path]
     response = await client.post(path, json=body | {"stream": stream})
     assert response.status_code == 200
-    assert "properties.x.oneOf" in response.headers["x-reprise-relaxed"]
+    schemas = {CHAT: "function.parameters", "/v1/responses": "parameters", "/v1/messages": "input_schema"}
+    assert response.headers["x-reprise-relaxed"] == f"tools[0].{schemas[path]}.properties.x.oneOf"
     assert f'"schema_valid":{json.dumps(valid)}' in response.text.replace(": ", ":")
 
 
