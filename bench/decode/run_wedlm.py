@@ -14,6 +14,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from itertools import product
 
+import polars as pl
+
 from bench import document, options, outputs, tables
 from bench.cost_curves import Curve, built_in
 from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, make_cases, num_runs, settings_of
@@ -28,6 +30,7 @@ from engine.request import Streaming
 from engine.speculative.costs.step_costs import StepCosts
 
 PUBLISHED = "apple-m4-pro-4bit"
+_SUMMED = ("num_tokens", "num_forwards", "num_fed", "decode_s", "charged_s", "charged_plain_s")
 DRAFTED = {"lookup": Arm("suffix"), "own": Arm("wedlm"), "lookup and own": Arm("auto")}
 COLUMNS = [
     tables.Column("chats", "chats", is_key=True),
@@ -104,46 +107,39 @@ def _summarize(
     runs: Sequence[Row], cases: Mapping[str, Case], tokenizer: Tokenizer, costs: str, curve: Curve
 ) -> list[Row]:
     """Return a row for each kind of chats and arm. costs: the price list by which the runs drafted."""
-    sums: dict[tuple[str, str], dict[str, float]] = {}
+    counted = []
     plain = {(run["case"], run["turn"]): run for run in runs if run["arm"] == "plain"}
     for run in runs:
         turn = cases[run["case"]].chats[0].turns[run["turn"] - 1]
-        kind = "one right answer" if turn.reference is not None else "free"
-        one, alone = sums.setdefault((kind, run["arm"]), {}), plain[run["case"], run["turn"]]
+        alone = plain[run["case"], run["turn"]]
         text = tokenizer.decode([token for token in run["tokens"][0] if token not in tokenizer.eos_ids])
-        counted: dict[str, float] = {
-            "answers": 1, "tokens": run["num_tokens"], "forwards": run["num_forwards"], "fed": run["num_fed"],
+        counted.append({
+            **{name: run[name] for name in _SUMMED}, "arm": run["arm"], "answers": 1,
+            "chats": "free" if turn.reference is None else "one right answer",
             "right": text.strip() == (turn.reference or "").strip(),
-            "same": run["tokens"] == alone["tokens"], "s": run["decode_s"], "plain_s": alone["decode_s"],
-            "charged_s": run["charged_s"], "charged_plain_s": run["charged_plain_s"],
-        }  # fmt: skip
-        for name, value in counted.items():
-            one[name] = one.get(name, 0.0) + value
-    return [row for (kind, arm), one in sums.items() for row in _rows(kind, arm, one, costs, curve)]
+            "same": run["tokens"] == alone["tokens"], "plain_s": alone["decode_s"],
+        })  # fmt: skip
+    sums = pl.DataFrame(counted).group_by("chats", "arm", maintain_order=True).sum()
+    return [row for one in sums.to_dicts() for row in _rows(one, costs, curve)]
 
 
-def _rows(kind: str, arm: str, one: Mapping[str, float], costs: str, curve: Curve) -> list[Row]:
+def _rows(one: Row, costs: str, curve: Curve) -> list[Row]:
     """Return the row of an arm; of one that streams also a row with the published costs."""
-    per_forward, fed = one["tokens"] / one["forwards"], one["fed"] / one["forwards"]
+    per_forward, fed = one["num_tokens"] / one["num_forwards"], one["num_fed"] / one["num_forwards"]
     speedups: dict[str, float | None] = {costs: None}
     if costs == curve.name:
         speedups[costs] = one["charged_plain_s"] / one["charged_s"]
     elif costs != "free":
-        speedups[costs] = one["plain_s"] / one["s"]
-    if is_streaming := arm.startswith("window"):
+        speedups[costs] = one["plain_s"] / one["decode_s"]
+    if is_streaming := one["arm"].startswith("window"):
         speedups[curve.name] = per_forward / curve.cost(round(fed))
     counts = {
         "tokens_per_forward": per_forward, "fed_per_forward": fed, "generated_per_fed": per_forward / fed,
-        "right": one["right"] / one["answers"] if kind != "free" else None,
+        "right": one["right"] / one["answers"] if one["chats"] != "free" else None,
         "same": one["same"] / one["answers"],
     }  # fmt: skip
-    return [
-        {
-            "chats": kind, "arm": arm, "costs": name, "is_streaming": is_streaming,
-            "answers": int(one["answers"]), **counts, "speedup": speedup,
-        }
-        for name, speedup in speedups.items()
-    ]  # fmt: skip
+    about = {name: one[name] for name in ("chats", "arm", "answers")} | {"is_streaming": is_streaming}
+    return [about | counts | {"costs": name, "speedup": speedup} for name, speedup in speedups.items()]
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -1,7 +1,9 @@
-"""The tables of README.md and docs/results.md: the command that each comes from, its rows and its columns."""
+"""The tables of README.md and docs/results.md: the run that each comes from, its rows and its columns."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.costs import sampling
@@ -14,18 +16,23 @@ Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A table of the documentation.
+class Run:
+    """A command, and the figures that its document gives.
 
-    command: arguments of `reprise bench`. quick: arguments for a run that only shows that it works.
-    seconds: what the command takes on two cores, to show the time left; 0 if an earlier figure has run it.
-    rows: takes the rows from the document that the command writes. columns: of the table.
+    command: arguments of `reprise bench`. quick: more arguments, for a run that only shows that it works.
+    seconds: what the command takes on two cores, to show the time left.
     """
 
-    name: str
+    figures: Sequence[str]
     command: str
     quick: str
     seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A table of the documentation. rows: takes the rows from the document of its run."""
+
     rows: Callable[[Document], Sequence[Row]]
     columns: Sequence[Column]
 
@@ -145,107 +152,43 @@ _MODELS = [
     Column(_ratio("inter-token p50"), "between tokens, median"),
 ]  # fmt: skip
 
-_DRAFTING = "decode --workloads edits,passages,records,quotes,free,trap --cases 10 --repeats 5"
-_OTHERS = "json_rag,code,edits_short,agent,extraction,summary,remap,arithmetic"
-_ECONOMICS = "economics --draft-model demo_model/draft --chats 4 --num-draft-tokens 2,4,8"
-_SERVING = (
-    "serve --server reprise --server mlx_lm.server --bare --concurrency 1,8 --prompt-tokens 128"
-    " --max-tokens 128"
-)
-_CACHES = (
-    "serve --random-models gemma3_text,gpt_oss,qwen3_next,lfm2 --server reprise --server mlx_lm.server"
-    " --concurrency 1,8 --prompt-tokens 64 --max-tokens 96 --draft-type"
-)
-_STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-lm --rounds 3"
-_ONE, _FEW = "--cases 1 --repeats 1 --max-tokens 32", "--chats 1 --rounds 1 --max-tokens 24"
-_QUICK_FITS, _QUICK_LEVELS = "--chats 1 --max-tokens 24 --num-draft-tokens 2", "--max-tokens 16 --rounds 1"
-_QUICK_STREAMS = "--rounds 1 --max-tokens 16"
-_WEDLM = "wedlm --windows 8,16 --thresholds 0.3,0.6 --penalties 0.01"
-_QUICK_WEDLM = "--cases 1 --max-tokens 24 --windows 8 --thresholds 0.3 --penalties 0.01"
 _DECODE, _PEERS, _SERVE = _of("decode"), _of("peers"), _of("serve", "levels")
 
-FIGURES = [
-    Figure("drafting", _DRAFTING, _ONE, 620, _DECODE, [_CHATS, *_SPEEDS[:-1]]),
-    Figure("hindsight", _DRAFTING, _ONE, 0, _DECODE, _HINDSIGHT),
-    Figure(
-        "batch", "decode --workloads edits --streams 8 --cases 1 --repeats 2", "--repeats 1 --max-tokens 16",
-        100, _DECODE, [_CHATS, *_SPEEDS],
-    ),
-    Figure(
-        "second-edit",
-        "decode --workloads edits_again_cold,edits_again --draft-types auto,ngram-mod --cases 5 --repeats 2",
-        _ONE, 90, _DECODE, [_CHATS, Column("draft_type", "draft type"), *_SPEEDS],
-    ),
-    Figure(
-        "workloads", f"decode --workloads {_OTHERS} --cases 1 --repeats 2", "--max-tokens 16 --repeats 1",
-        170, _DECODE, [_CHATS, *_SPEEDS],
-    ),
-    Figure("serving", _SERVING, _QUICK_LEVELS, 120, _SERVE, _LEVELS),
-    Figure("serving-ratios", _SERVING, _QUICK_LEVELS, 0, _of("serve", "comparisons"), run_serve.RATIOS),
-    Figure("caches", f"{_CACHES} none", _QUICK_LEVELS, 570, _of_models, _MODELS),
-    Figure("caches-drafting", f"{_CACHES} auto", _QUICK_LEVELS, 570, _of_models, _MODELS),
-    Figure(
-        "clients", "serve --concurrency 64 --rounds 1 --prompt-tokens 64 --max-tokens 32", "--max-tokens 4",
-        70, _SERVE, run_serve.LEVELS,
-    ),
-    Figure("break-even", _ECONOMICS, _QUICK_FITS, 360, _of("economics", "fits"), _FITS),
-    Figure(
-        "draft-model", _ECONOMICS, _QUICK_FITS, 0, _of("economics", "draft_model"), [_FITS[0], *_FITS[2:]]
-    ),
-    Figure("choices", _ECONOMICS, _QUICK_FITS, 0, _of("economics", "choices"), _CHOICES),
-    Figure(
-        "translation", "translation", "--cases 1 --max-tokens 16 --num-draft-tokens 2 --workloads edits", 150,
-        _translation, _TRANSLATION,
-    ),
-    Figure(
-        "peers", "peers --server mlx_lm.server --server reprise --rounds 3", _FEW, 130, _PEERS,
-        run_peers.COLUMNS,
-    ),
-    Figure("streams", f"{_STREAMS} --workloads edits", _QUICK_STREAMS, 60, _PEERS, run_peers.COLUMNS),
-    Figure(
-        "mixed-streams", f"{_STREAMS} --workloads edits,passage,summary,records --mixed --chats 2",
-        _QUICK_STREAMS, 90, _PEERS, run_peers.COLUMNS,
-    ),
-    Figure("turns", "turns", "--prompt-tokens 300 --turns 2 --repeats 1", 130, _of("turns"), _TURNS),
-    Figure(
-        "warm", "sweep --parts warm --workloads edits_short --chats 1", "--max-tokens 32 --repeats 0", 60,
-        _warm, _WARM,
-    ),
-    Figure("wedlm", _WEDLM, _QUICK_WEDLM, 400, _wedlm(False), run_wedlm.COLUMNS),
-    Figure("wedlm-streaming", _WEDLM, _QUICK_WEDLM, 0, _wedlm(True), run_wedlm.COLUMNS),
-    Figure(
-        "sampling", "sampling", "--settings greedy --vocabularies 300,400 --rows 1,8,32", 40,
-        lambda found: sampling.by_size(found["sampling"]["rows"]), _SAMPLING,
-    ),
-    Figure(
-        "sampling-memory", "sampling --memory --vocabularies 151936 --rows 8,64,256", "--settings greedy", 50,
-        _of("sampling"), sampling.columns((8, 64, 256)),
-    ),
-]  # fmt: skip
+_DECODE_DRAFTS = [_CHATS, Column("draft_type", "draft type"), *_SPEEDS]
 
-Place = tuple[str, str, tuple[str, ...], str]
+FIGURES = {
+    "drafting": Figure(_DECODE, [_CHATS, *_SPEEDS[:-1]]),
+    "hindsight": Figure(_DECODE, _HINDSIGHT),
+    "batch": Figure(_DECODE, [_CHATS, *_SPEEDS]),
+    "second-edit": Figure(_DECODE, _DECODE_DRAFTS),
+    "workloads": Figure(_DECODE, [_CHATS, *_SPEEDS]),
+    "serving": Figure(_SERVE, _LEVELS),
+    "serving-ratios": Figure(_of("serve", "comparisons"), run_serve.RATIOS),
+    "caches": Figure(_of_models, _MODELS),
+    "caches-drafting": Figure(_of_models, _MODELS),
+    "clients": Figure(_SERVE, run_serve.LEVELS),
+    "break-even": Figure(_of("economics", "fits"), _FITS),
+    "draft-model": Figure(_of("economics", "draft_model"), [_FITS[0], *_FITS[2:]]),
+    "choices": Figure(_of("economics", "choices"), _CHOICES),
+    "translation": Figure(_translation, _TRANSLATION),
+    "peers": Figure(_PEERS, run_peers.COLUMNS),
+    "streams": Figure(_PEERS, run_peers.COLUMNS),
+    "mixed-streams": Figure(_PEERS, run_peers.COLUMNS),
+    "turns": Figure(_of("turns"), _TURNS),
+    "warm": Figure(_warm, _WARM),
+    "wedlm": Figure(_wedlm(False), run_wedlm.COLUMNS),
+    "wedlm-streaming": Figure(_wedlm(True), run_wedlm.COLUMNS),
+    "sampling": Figure(lambda found: sampling.by_size(found["sampling"]["rows"]), _SAMPLING),
+    "sampling-memory": Figure(_of("sampling"), sampling.columns((8, 64, 256))),
+}
+"""All tables, by name."""
+
+Place = tuple[str, str, Sequence[str], str]
 """A cell of one of our tables: figure, heading, cells of its row, and a note for the reader."""
 
-
-def _even(figure: str, length: str, note: str) -> Place:
-    return figure, "break-even acceptance rate", (length,), note
-
-
+_RUNS = tomllib.loads((Path(__file__).parent / "runs.toml").read_text(encoding="utf-8"))
+RUNS = [Run(**one) for one in _RUNS["runs"]]
 PUBLISHED: list[tuple[str, str, list[Place]]] = [
-    ("prompt lookup on questions about JSON records (`json_rag`)", "+54 %",
-     [("workloads", "speedup", ("`json_rag`, 600",), "at 600 tokens"),
-      ("workloads", "speedup", ("`json_rag`, 800",), "at 800")]),
-    ("edits with 4 drafted tokens", "1.51x to 1.69x",
-     [("choices", "speedup", ("edits", one, "4"), f"(`{one}`)")
-      for one in ("suffix", "ngram-simple", "ngram-mod")]),
-    ("edits: lookup against a draft model", "1.68x against 1.21x",
-     [("choices", "speedup", ("edits", one, "4"), f"(`{one}`)") for one in ("ngram-simple", "draft-model")]),
-    ("n-gram table, cold and warm", "1.73x and 1.87x",
-     [("second-edit", "speedup", (f"`{chats}`", one), f"({state}, `{one}`)")
-      for one in ("ngram-mod", "auto")
-      for state, chats in (("cold", "edits_again_cold"), ("warm", "edits_again"))]),
-    *[(f"break-even acceptance rate with a draft model, {length} drafted tokens", published,
-       [_even("draft-model", length, ""), _even("break-even", length, "for drafts made at no cost")])
-      for length, published in (("2", "0.44"), ("4", "0.81"))],
-]  # fmt: skip
+    (one["what"], one["theirs"], [(*place,) for place in one["ours"]]) for one in _RUNS["published"]
+]
 """What others published, in words and figures, and our cells beside it."""

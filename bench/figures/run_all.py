@@ -18,7 +18,7 @@ from typing import Any
 
 from bench import document, options, outputs
 from bench.errors import BenchError
-from bench.figures.catalog import FIGURES, PUBLISHED, Figure, Place
+from bench.figures.catalog import FIGURES, PUBLISHED, RUNS, Figure, Place
 from bench.tables import Column, markdown
 
 ROOT = Path(__file__).parents[2]
@@ -37,10 +37,10 @@ Records = dict[str, dict[str, Any]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench all` to the parser."""
-    minutes = sum(one.seconds for one in FIGURES) / 60
+    minutes = sum(one.seconds for one in RUNS) / 60
     parser.epilog = (
         f"On two cores this takes about {minutes:.0f} minutes; do nothing else on the machine.\n"
-        f"The figures: {', '.join(one.name for one in FIGURES)}."
+        f"The figures: {', '.join(FIGURES)}."
     )
     add = parser.add_argument
     add("--only", type=options.names, metavar="A,B", help="Only these figures.")
@@ -51,45 +51,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run everything, and return 1 if a command failed."""
-    options.check_names("--only", arguments.only or (), [one.name for one in FIGURES])
-    chosen = [one for one in FIGURES if one.name in (arguments.only or [one.name])]
-    by_command: dict[str, list[Figure]] = {}
-    for one in chosen:
-        by_command.setdefault(f"{one.command} {one.quick}" if arguments.quick else one.command, []).append(
-            one
-        )
-    expected = {command: max(10, _seconds(figures[0].command)) for command, figures in by_command.items()}
-    failed, waiting = [], [one.name for one in chosen]
-    with tempfile.TemporaryDirectory() as temporary, outputs.Work(sum(expected.values())) as work:
+    options.check_names("--only", arguments.only or (), tuple(FIGURES))
+    chosen = arguments.only or tuple(FIGURES)
+    runs = [one for one in RUNS if not set(chosen).isdisjoint(one.figures)]
+    failed: list[str] = []
+    with tempfile.TemporaryDirectory() as temporary, outputs.Work(sum(one.seconds for one in runs)) as work:
         folder = arguments.documents or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         # Until something is done, the time left is what all this usually takes.
         share = QUICK_SHARE if arguments.quick else 1.0
         print(f"about {outputs.duration(share * work.weight)}", file=sys.stderr)
         try:
-            for command, figures in by_command.items():
-                usual = outputs.duration(share * expected[command])
-                work.begin(f"{', '.join(one.name for one in figures)}: usually {usual}")
+            for at, one in enumerate(runs):
+                waiting = [name for later in runs[at:] for name in later.figures if name in chosen]
+                names = [name for name in one.figures if name in chosen]
+                work.begin(f"{', '.join(names)}: usually {outputs.duration(share * one.seconds)}")
                 start = time.perf_counter()
+                command = f"{one.command} {one.quick}" if arguments.quick else one.command
                 try:
-                    found = _document(command, folder / f"{figures[0].name}.json")
+                    found = _document(command, folder / f"{names[0]}.json")
                     print(f"  {time.perf_counter() - start:.0f} s", file=sys.stderr)
-                    for one in figures:
-                        _keep(one, found, is_quick=arguments.quick)
+                    for name in names:
+                        _keep(name, found, is_quick=arguments.quick)
                 except BenchError as fault:
                     failed.append(str(fault))
-                waiting = waiting[len(figures) :]
-                work.advance(expected[command])
+                work.advance(one.seconds)
         except KeyboardInterrupt:
             print(f"continue with --only {','.join(waiting)}", file=sys.stderr)
             raise
     for line in failed:
         print(f"reprise bench all: {line}", file=sys.stderr)
     return int(bool(failed))
-
-
-def _seconds(command: str) -> int:
-    return max(one.seconds for one in FIGURES if one.command == command)
 
 
 def _document(command: str, file: Path) -> dict[str, Any]:
@@ -105,14 +97,15 @@ def _document(command: str, file: Path) -> dict[str, Any]:
     return document.read(file) | {"command": f"reprise bench {command}"}
 
 
-def _keep(figure: Figure, found: Mapping[str, Any], *, is_quick: bool) -> None:
+def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
     """Write the record of a figure, and its table on the pages; with is_quick, print the table instead."""
+    figure = FIGURES[name]
     record = record_of(figure, found)
     if is_quick:
-        print(f"{figure.name}\n\n{table_of(figure, record)}", flush=True)
+        print(f"{name}\n\n{table_of(figure, record)}", flush=True)
         return
-    records = read_records() | {figure.name: record}
-    ordered = {one.name: records[one.name] for one in FIGURES if one.name in records}
+    records = read_records() | {name: record}
+    ordered = {one: records[one] for one in FIGURES if one in records}
     (ROOT / RECORD).write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for page in PAGES:
         path = ROOT / page
@@ -161,8 +154,7 @@ def published(records: Mapping[str, Any]) -> str:
 def _cell(records: Mapping[str, Any], place: Place) -> str:
     """Return a cell of a table, from the first row with these cells, or with `this` in one of them."""
     name, heading, row, _ = place
-    (figure,) = (one for one in FIGURES if one.name == name)
-    at = [column.heading for column in figure.columns].index(heading)
+    at = [column.heading for column in FIGURES[name].columns].index(heading)
     for cells in records.get(name, {"cells": []})["cells"]:
         if all(text in (" ".join(cells[:at]) if text.startswith("`") else cells[:at]) for text in row):
             return str(cells[at])
@@ -171,13 +163,14 @@ def _cell(records: Mapping[str, Any], place: Place) -> str:
 
 def filled(text: str, records: Mapping[str, Any]) -> str:
     """Return a page with the tables of all figures that are recorded."""
-    known = {one.name: one for one in FIGURES}
 
     def replace(block: re.Match[str]) -> str:
         name = block[2]
         if name == _SIDES and all(place[0] in records for _, _, ours in PUBLISHED for place in ours):
             return f"{block[1]}{published(records)}{block[3]}"
-        return f"{block[1]}{table_of(known[name], records[name])}{block[3]}" if name in records else block[0]
+        return (
+            f"{block[1]}{table_of(FIGURES[name], records[name])}{block[3]}" if name in records else block[0]
+        )
 
     return _BLOCK.sub(replace, text)
 

@@ -185,8 +185,7 @@ def _measure(
     cases: dict[str, tuple[int, list[Question]]] = {}
     work.weight += (num_rounds + 1) * max(4, 2 * level) * len(peers)
     for number in range(num_rounds + 1):
-        made = [maker.make() for _ in range(max(4, 2 * level))]
-        cases[f"{level} {number}"] = number, [Question(tuple(one.messages), one.ids) for one in made]
+        cases[f"{level} {number}"] = number, [maker.make() for _ in range(max(4, 2 * level))]
 
     def arm(peer: Peer, case: tuple[int, list[Question]]) -> list[Row]:
         number, questions = case

@@ -7,15 +7,14 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench import options
 from bench.errors import ArgumentsError, BenchError
 from bench.options import Flag
 from bench.serving.processes import LLAMA, MLX_LM, MLX_LM_MODEL, other_server, own_server
-from bench.serving.traffic import Server
+from bench.serving.traffic import Question, Server
 from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 from config.settings import BUNDLED_MODEL
 
@@ -125,21 +124,8 @@ _WORDS = [*NOUNS, *ADJECTIVES, *VERBS, *_SHORT]
 _OPENING_WORDS, _TRIES = 4, 80
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One user message, and its token ids with the chat template around it."""
-
-    text: str
-    ids: tuple[int, ...]
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The messages of an OpenAI request."""
-        return [{"role": "user", "content": self.text}]
-
-
 class PromptMaker:
-    """Makes prompts of random words, the same ones for the same seed.
+    """Makes questions of random words, the same ones for the same seed.
 
     num_tokens: length of the whole prompt with the chat template, as servers report it. If no text of exactly
     this length is found, the closest shorter one is used.
@@ -158,9 +144,9 @@ class PromptMaker:
                 f"--prompt-tokens is {num_tokens}, but the chat template alone takes {template}; ask for more"
             )
 
-    def make(self) -> Prompt:
+    def make(self) -> Question:
         """Return a prompt that begins unlike all earlier ones."""
-        best: tuple[tuple[str, ...], Prompt] | None = None
+        best: tuple[tuple[str, ...], Question] | None = None
         for _ in range(_TRIES):
             words, prompt = self._fill()
             opening = tuple(words[:_OPENING_WORDS])
@@ -174,7 +160,7 @@ class PromptMaker:
         self._openings.add(best[0])
         return best[1]
 
-    def _fill(self) -> tuple[list[str], Prompt]:
+    def _fill(self) -> tuple[list[str], Question]:
         """Choose as many random words as fit, the last one so that the length is exact if possible."""
         # No word is shorter than a token.
         words = self._random.choices(_WORDS, k=self.num_tokens)
@@ -189,6 +175,6 @@ class PromptMaker:
                 words, prompt = [*words, last], longer
         return words, prompt
 
-    def _prompt(self, words: Sequence[str]) -> Prompt:
-        text = " ".join(words)
-        return Prompt(text, tuple(self._tokenizer.render_chat([{"role": "user", "content": text}])))
+    def _prompt(self, words: Sequence[str]) -> Question:
+        message = {"role": "user", "content": " ".join(words)}
+        return Question((message,), tuple(self._tokenizer.render_chat([message])))

@@ -83,8 +83,7 @@ def _chat(
     ends = list(ends)
     with LocalEngine(settings, StepCosts({(1, 1): 1.0}, is_learned=False)) as local:
         engine = local.engine
-        opening = PromptMaker(engine.tokenizer, arguments.prompt_tokens, seed=1).make().text
-        messages = [{"role": "user", "content": opening}]
+        messages = [*PromptMaker(engine.tokenizer, arguments.prompt_tokens, seed=1).make().messages]
         # The end tokens are forbidden, so that all answers have the same length.
         bias = tuple((token, -100.0) for token in sorted(engine.tokenizer.eos_ids))
         sampling = Sampling(seed=1, temperature=0.0, logit_bias=bias)

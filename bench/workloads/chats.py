@@ -1,21 +1,23 @@
 """The parts of a workload: chats, and the turns of each chat, requested one after the other; and a user's."""
 
+import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+
+from bench.errors import reason
+from server.errors import BadRequestError
+from server.requests.chat import ChatRequest
 from server.requests.function_tools import FunctionTool
 from server.requests.messages import Message as ReadMessage
+from server.validation.field_errors import validate
 
 if TYPE_CHECKING:
     from engine.model.tokenizer import Tokenizer
-import json
-from pathlib import Path
-
-from server.errors import BadRequestError
-from server.requests.chat import ChatRequest
-from server.validation.field_errors import validate
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""
@@ -218,19 +220,25 @@ def _turn(line: object) -> Turn:
     )  # fmt: skip
 
 
+class _PlainPrompt(BaseModel):
+    """The fields that are read of a line without messages."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompt: str = Field(min_length=1)
+    max_tokens: PositiveInt | None = None
+    temperature: float | None = None
+
+
 def _plain(line: dict[str, Any], reference: str | None) -> Turn:
-    prompt = line.get("prompt")
-    if not isinstance(prompt, str) or not prompt:
+    if "prompt" not in line:
         raise ValueError('expected an object with a list "messages" or a text "prompt"')
-    limit = line.get("max_tokens")
-    if limit is not None and (type(limit) is not int or limit < 1):
-        raise ValueError("max_tokens is not a whole number above 0")
-    temperature = line.get("temperature")
-    if temperature is not None and (
-        isinstance(temperature, bool) or not isinstance(temperature, int | float)
-    ):
-        raise ValueError("temperature is not a number")
-    return Turn((), reference, temperature=float(temperature or 0), max_tokens=limit, text=prompt)
+    try:
+        found = _PlainPrompt.model_validate(line)
+    except ValidationError as fault:
+        raise ValueError(reason(fault)) from None
+    temperature = found.temperature or 0.0
+    return Turn((), reference, temperature=temperature, max_tokens=found.max_tokens, text=found.prompt)
 
 
 def _schema(form: dict[str, Any] | None) -> str | None:

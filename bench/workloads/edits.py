@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn
-from bench.workloads.words import NOUNS, VERBS, Supply, identifiers, number, thing, value
+from bench.workloads.words import NOUNS, VERBS, Supply, identifiers, number, phrase, thing, value
 
 KINDS = ("value", "rename", "docstring", "return")
 """Kinds of changes to a file."""
@@ -96,10 +96,7 @@ def _expression(rng: random.Random, known: Sequence[str]) -> str:
 def _value(file: str, rng: random.Random) -> tuple[str, str]:
     name, old = rng.choice(constants(file))
     new = _other_than(old, make=lambda: str(number(rng)))
-    request = rng.choice(
-        ("Set {name} to {new}.", "Change {name} to {new}.", "Change {name} from {old} to {new}.")
-    )
-    return request.format(name=name, old=old, new=new), set_value(file, name, new)
+    return phrase(rng, "value", name=name, old=old, new=new), set_value(file, name, new)
 
 
 def _rename(file: str, rng: random.Random) -> tuple[str, str]:
@@ -107,10 +104,7 @@ def _rename(file: str, rng: random.Random) -> tuple[str, str]:
     names += re.findall(r"(?m)^    (\w+) = ", file)
     old = rng.choice(names)
     new = _other_than(*names, "python", make=lambda: next(identifiers(rng)))
-    request = rng.choice(
-        ("Rename {old} to {new}.", "Change the name {old} to {new}.", "Replace {old} with {new} everywhere.")
-    )
-    return request.format(old=old, new=new), re.sub(rf"\b{old}\b", new, file)
+    return phrase(rng, "rename", old=old, new=new), re.sub(rf"\b{old}\b", new, file)
 
 
 def _docstring(file: str, rng: random.Random) -> tuple[str, str]:
@@ -118,9 +112,9 @@ def _docstring(file: str, rng: random.Random) -> tuple[str, str]:
     if not bare:
         return _return(file, rng)
     name, text = rng.choice(bare), f"{rng.choice(VERBS).capitalize()} the {thing(rng)}."
-    request = rng.choice(('Add the docstring "{text}" to {name}.', 'Give {name} the docstring "{text}".'))
+    request = phrase(rng, "docstring", name=name, text=text)
     changed = re.sub(rf"(?m)^(def {name}\(.*\):)$", rf'\1\n    """{text}"""', file)
-    return request.format(name=name, text=text), changed
+    return request, changed
 
 
 def _return(file: str, rng: random.Random) -> tuple[str, str]:
@@ -128,17 +122,11 @@ def _return(file: str, rng: random.Random) -> tuple[str, str]:
         re.findall(r"(?m)^def (\w+)\((.*)\):\n(?:    .*\n)*?    return (.*)$", file)
     )
     new = _other_than(old, make=lambda: _expression(rng, arguments.split(", ")))
-    request = rng.choice(
-        (
-            "Make {name} return {new}.",
-            "{name} should return {new}, not {old}.",
-            "In {name}, return {new} instead of {old}.",
-        )
-    )
+    request = phrase(rng, "return", name=name, old=old, new=new)
     changed = re.sub(
         rf"(?m)(^def {name}\(.*\):\n(?:    .*\n)*?    return ).*$", lambda m: m[1] + new, file, count=1
     )
-    return request.format(name=name, old=old, new=new), changed
+    return request, changed
 
 
 def _other_than(*old: str, make: Callable[[], str]) -> str:

@@ -6,16 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn
-from bench.workloads.words import ADJECTIVES, FIELDS, NOUNS, Supply, names, number, value
+from bench.workloads.words import ADJECTIVES, FIELDS, NOUNS, PHRASES, Supply, names, number, phrase, value
 
 NUM_QUESTIONS = 3
 MAX_ITEMS = 20_000
-PATTERNS = (
-    "{who} found the {thing} in the {place}.", "{who} bought the {thing} for {number} coins from {other}.",
-    "{who} lives in a {thing} behind the {place}.", "{who} met {other} near the {thing}.",
-    "{who} painted the {noun} of {other} on day {number}.", "{who} has a {thing} and a {place}.",
-    "{who} said that the {noun} is {number} years old.", "{who} wants to sell the {thing} with {other}.",
-)  # fmt: skip
 
 
 def _made(rng: random.Random, num_fields: int) -> Iterator[dict[str, Any]]:
@@ -50,8 +44,8 @@ def _question(rng: random.Random, record: dict[str, Any]) -> tuple[str, str]:
     if rng.random() < 0.4:
         return f"Return the record of {name} as JSON.", quoted
     field = rng.choice([key for key in record if key != "name"])
-    request = rng.choice(("What is the {field} of {name}?", "What {field} does {name} have?"))
-    return request.format(field=field, name=name), f"{quoted}\nThe {field} of {name} is {record[field]}."
+    request = phrase(rng, "question", field=field, name=name)
+    return request, f"{quoted}\nThe {field} of {name} is {record[field]}."
 
 
 def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -77,7 +71,7 @@ Sentence = tuple[str, str]
 def _sentences(rng: random.Random) -> Iterator[Sentence]:
     people = names(rng)
     while True:
-        for pattern in rng.sample(PATTERNS, len(PATTERNS)):
+        for pattern in rng.sample(PHRASES["sentence"], len(PHRASES["sentence"])):
             who, other = next(people), next(people)
             noun, place, last = rng.sample(NOUNS, 3)
             thing = f"{rng.choice(ADJECTIVES)} {last}"

@@ -5,9 +5,11 @@ The bundled model was trained on these words. Names have no meaning, so a model 
 
 import keyword
 import random
+import tomllib
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from bench import lexicon
 
@@ -15,6 +17,9 @@ NOUNS, ADJECTIVES, VERBS, FIELDS, NAMES = (
     lexicon.NOUNS[:180], lexicon.ADJECTIVES[:60], lexicon.VERBS[:80], lexicon.FIELDS, lexicon.NAMES[:240],
 )  # fmt: skip
 IDENTIFIER_WORDS = sorted({*NOUNS, *ADJECTIVES, *VERBS} - set(keyword.kwlist))
+_FILE = Path(__file__).parent / "phrases.toml"
+PHRASES: dict[str, list[str]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+"""Forms of requests and sentences, by kind."""
 
 ItemT = TypeVar("ItemT")
 _NUM_SINGLE = 160
@@ -43,6 +48,11 @@ def names(rng: random.Random) -> Iterator[str]:
 def identifiers(rng: random.Random) -> Iterator[str]:
     """Yield distinct identifiers of one or two words."""
     return _distinct(lambda: "_".join(rng.sample(IDENTIFIER_WORDS, rng.choice((1, 1, 2)))))
+
+
+def phrase(rng: random.Random, kind: str, **names: Any) -> str:
+    """Return one of the PHRASES of a kind, with the names filled in."""
+    return rng.choice(PHRASES[kind]).format(**names)
 
 
 def thing(rng: random.Random) -> str:

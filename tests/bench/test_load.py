@@ -4,13 +4,13 @@ import pytest
 
 from bench.serving import traffic
 from bench.serving.servers import PromptMaker
-from bench.serving.traffic import Question, RequestOptions, Server
+from bench.serving.traffic import RequestOptions, Server
 
 OPTIONS = RequestOptions(max_tokens=4, forbidden_ids=(1, 7))
 
 
 def questions(maker, count):
-    return [Question(tuple(one.messages), one.ids) for one in (maker.make() for _ in range(count))]
+    return [maker.make() for _ in range(count)]
 
 
 @pytest.fixture
