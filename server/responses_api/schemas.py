@@ -234,11 +234,9 @@ class ResponsesRequest(AcceptsPeerFields):
     guided_grammar: _extension("guided_grammar") = None  # type: ignore[valid-type]
     chat_template_kwargs: _extension("chat_template_kwargs") = None  # type: ignore[valid-type]
 
-    truncation: unsupported(  # type: ignore[valid-type]
-        "disabled",
-        phrase="must be 'disabled': this server does not truncate conversations; send a shorter input",
-        description="Only disabled: an input that is too long gets a 400.",
-    ) = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto is accepted without effect: an input that is too long gets a 400."
+    )
     background: unsupported(  # type: ignore[valid-type]
         False,
         phrase="is not supported; wait for the response, or stream it",

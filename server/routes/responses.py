@@ -54,7 +54,8 @@ async def create_response(request: Request) -> Response:
                 lambda: add(key_digest(request), response, conversion.previous, all_items, len(stored_input))
             )
 
-    note_ignored(request, [*ignored_tools(body.tools), *conversion.unreadable])
+    truncation = ["truncation"] if body.truncation == "auto" else []
+    note_ignored(request, [*ignored_tools(body.tools), *conversion.unreadable, *truncation])
     presenter = ResponsePresenter(head, body, len(input_items), store, conversion.shown_tools)
     try:
         response = await answer_chat(request, service, chat, presenter)

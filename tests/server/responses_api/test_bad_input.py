@@ -207,7 +207,7 @@ BAD = [
     ({"metadata": {"a": "x" * 513}}, "metadata.a", "invalid_value", "a value at most 512"),
     ({"metadata": {"a" * 65: "x"}}, "metadata." + "a" * 61 + "...", "invalid_value", "64 characters"),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "invalid_value", "at most 16"),
-    ({"truncation": "auto"}, "truncation", "unsupported_parameter", "does not truncate"),
+    ({"truncation": "middle"}, "truncation", "invalid_value", "disabled"),
     ({"background": True}, "background", "unsupported_parameter", "stream it"),
     ({"conversation": "conv_1"}, "conversation", "unsupported_parameter", "previous_response_id"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter", "no prompt templates"),

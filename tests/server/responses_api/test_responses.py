@@ -233,6 +233,7 @@ async def test_extra_chat_fields_are_accepted(client, engine):
         {"service_tier": "ultrafast"},
         {"max_tool_calls": 3},
         {"truncation": "disabled"},
+        {"truncation": "auto"},
         {"background": False},
         {"conversation": None, "prompt": None, "tools": None, "text": None, "include": None},
         {"parallel_tool_calls": False},
