@@ -185,7 +185,7 @@ class Machine(RuleBasedStateMachine):
         assert mx.get_active_memory() <= self.bytes_before
 
 
-@pytest.mark.parametrize("num_orders", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_orders", [2, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "draft"),
     [("llama", None), ("lfm2", None), ("baichuan_m1", None), ("llama", "llama"), ("lfm2", "lfm2")],

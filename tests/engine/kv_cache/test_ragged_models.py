@@ -135,7 +135,14 @@ def test_rows_in_groups_equal_rows_alone(name: str) -> None:
     check_random_rounds(make_model(name), seed=2, first_limit=4)
 
 
-@pytest.mark.parametrize(("chunk", "options"), [(16, {}), (100, {"first_limit": 4}), (64, {"kv_bits": 8})])
+@pytest.mark.parametrize(
+    ("chunk", "options"),
+    [
+        (16, {}),
+        pytest.param(100, {"first_limit": 4}, marks=pytest.mark.slow),
+        pytest.param(64, {"kv_bits": 8}, marks=pytest.mark.slow),
+    ],
+)
 def test_rows_of_a_batch_equal_rows_alone_with_chunked_attention(chunk: int, options: dict[str, int]) -> None:
     # The temperature of full attention depends on the position; here it changes every 8 tokens.
     model = make_model("llama4", attention_chunk_size=chunk, floor_scale=8, attn_scale=0.5)
@@ -148,7 +155,13 @@ def test_rows_in_groups_by_layer_equal_rows_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("groups", [{}, {"first_limit": 4, "by_layer": True}], ids=str)
-@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "bailing_hybrid"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek_v3",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("deepseek_v32", "bailing_hybrid")),
+    ],
+)
 def test_rows_of_a_batch_equal_rows_alone_with_latent_attention(name: str, groups: dict[str, Any]) -> None:
     # With fewer heads many tokens have a score of zero, and it is a matter of luck which of them are chosen.
     check_random_rounds(make_model(name, index_n_heads=8), tolerance=1e-4, **groups)

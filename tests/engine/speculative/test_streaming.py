@@ -90,7 +90,7 @@ def test_one_by_one_with_the_anchor_it_is_plain_decoding(
     assert run(engine, [asked]) == [oracle(make_streaming_model(family), plain)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_rows_of_all_kinds_share_a_batch_while_others_join_and_leave(
     temperature: float, start_engine: StartEngine
 ) -> None:
