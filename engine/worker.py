@@ -39,8 +39,9 @@ log = logging.getLogger("reprise.engine")
 MIN_WAIT_S = 0.0001
 """Seconds from which on the engine's thread counts as having waited for the device."""
 
-MAX_TOGETHER_S = 2.0
-"""Seconds for which a complete prompt may wait for others that arrived with it."""
+MAX_TOGETHER_S, MAX_TOGETHER_STEPS = 2.0, 64
+"""Seconds, or plain steps if these take longer, for which a complete prompt may wait for others that arrived
+with it. On a slow machine both the prompts and what is gained by decoding them together take longer."""
 
 CLEAR_EVERY_STEPS = 256
 """Number of steps after which MLX's cache of free buffers is cleared."""
@@ -374,8 +375,8 @@ class Worker:
         """Whether the rows wait for the prompts that arrived with theirs, and are decoded together with them.
 
         A step of a few rows costs nearly as much as one of all, and would delay the other prompts. They wait
-        only before the first token of every row, for at most MAX_TOGETHER_S, and for no prompt that lacks
-        more tokens than the longest of them has.
+        only before the first token of every row, for at most MAX_TOGETHER_S or MAX_TOGETHER_STEPS, and for no
+        prompt that lacks more tokens than the longest of them has.
         """
         if not self.members or not self.prefilling or self.batch.in_flight:
             return False
@@ -385,7 +386,8 @@ class Worker:
         if any(s.num_to_prefill > longest for s in self.prefilling):
             return False
         waited_s = time.perf_counter() - min(s.timing.joined_at for s in self.members)
-        return waited_s + self.queue.prefiller.left_s() <= MAX_TOGETHER_S
+        steps_s = MAX_TOGETHER_STEPS * self.planner.costs.seconds(len(self.members), 1)
+        return waited_s + self.queue.prefiller.left_s() <= max(MAX_TOGETHER_S, steps_s)
 
     @station("prefill")
     def _prefill(self, num_rows: int) -> None:

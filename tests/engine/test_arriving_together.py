@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.worker import MAX_TOGETHER_S
+from engine.worker import MAX_TOGETHER_S, MAX_TOGETHER_STEPS
 from tests.engine.driven import Driven
 from tests.engine.support import make_loaded, oracle, prompt_of, request
 
@@ -21,6 +21,17 @@ def test_prompts_that_arrive_while_the_first_is_computed_are_decoded_together_wi
     driven.finish()
     for one, answer in zip(asked, answers, strict=True):
         assert list(answer.finished().tokens) == oracle(driven.loaded, one)
+
+
+def test_where_steps_take_long_prompts_may_take_longer_too() -> None:
+    driven = Driven(make_loaded("gemma3_text"), max_rows=8)
+    driven.worker.queue.prefiller.left_s = lambda: 2 * MAX_TOGETHER_S  # type: ignore[method-assign]
+    driven.worker.planner.costs.seconds = lambda *_: 3 * MAX_TOGETHER_S / MAX_TOGETHER_STEPS  # type: ignore[method-assign]
+    first = driven.ask(request(prompt_of(30), 40))
+    driven.step_until(lambda: bool(driven.worker.members))
+    driven.ask(request(prompt_of(25, 1), 4, name="later"))
+    driven.step_until(lambda: not driven.worker.prefilling)
+    assert not first.text
 
 
 def test_prompts_that_take_long_are_not_waited_for() -> None:
