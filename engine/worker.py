@@ -386,7 +386,8 @@ class Worker:
         if any(s.num_to_prefill > longest for s in self.prefilling):
             return False
         waited_s = time.perf_counter() - min(s.timing.joined_at for s in self.members)
-        steps_s = MAX_TOGETHER_STEPS * self.planner.costs.seconds(len(self.members), 1)
+        num_rows = len(self.members) + len(self.prefilling)
+        steps_s = MAX_TOGETHER_STEPS * self.planner.costs.seconds(num_rows, 1)
         return waited_s + self.queue.prefiller.left_s() <= max(MAX_TOGETHER_S, steps_s)
 
     @station("prefill")
