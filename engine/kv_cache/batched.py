@@ -144,6 +144,7 @@ class RaggedKVCache:
             arrays = list(given.live_columns())
         elif len(self.columns.bases) == 1:
             self.arrays = arrays
+            self.resize(1, min(self.extent[1], round_columns(length + 1)))
             return
         self.put(row, [array[:, :, : length - first] for array in arrays])
 

@@ -314,7 +314,10 @@ class MemoryBudget:
                 num_cells = self._num_cells(model, [self._demand(s, len(s.tokens)) for s in members])
                 # Larger buffers also need more memory when they grow.
                 cell_bytes = footprint.token_bytes + footprint.layer_bytes
-                model_rows.limit_growth(num_cells + spare // len(self._models) // cell_bytes)
+                # A row that joins takes as many columns as the others have by then.
+                num_joining = 1 + sum(s.prefill.max_chunk_tokens == s.num_to_prefill for s in prefilling)
+                ahead = spare // len(self._models) // num_joining // cell_bytes
+                model_rows.limit_growth(num_cells + ahead)
                 held = sum(slots * columns for slots, columns in model_rows.extents)
                 self._used_bytes += max(0, held - num_cells) * cell_bytes
         return True
@@ -456,8 +459,7 @@ class MemoryBudget:
             kept += footprint.window_bytes(window_cells)
         if not model.sharing or not joined:
             return kept
-        kept += footprint.token_bytes * self._num_cells(model, rows, step.complete)
-        kept += len(joined) * footprint.fixed_bytes
+        kept += footprint.token_bytes * self._most_cells(model, step) + len(joined) * footprint.fixed_bytes
         most = self._most_columns(model, step)
         # Until a prompt joins, it has windows for its chunks.
         own = [footprint.window_bytes(one.window_columns(most, step.widest_chunk)) for one in step.complete]
@@ -471,9 +473,8 @@ class MemoryBudget:
         apart = [model.footprint.growth_bytes(*each) for each in self._apart(model, step)]
         if not model.sharing:
             return sum(apart)
-        num_cells = self._num_cells(model, step.rows, step.complete)
         window_cells = self._window_cells(model, step, step.complete)
-        return max([model.footprint.growth_bytes(num_cells, window_cells), *apart])
+        return max([model.footprint.growth_bytes(self._most_cells(model, step), window_cells), *apart])
 
     def _window_cells(self, model: ModelMemory, step: StepDemands, joining: SequenceOf[Demand]) -> Cells:
         """Return the slots times columns of the windows that rows share, once these prompts joined them."""
@@ -520,13 +521,18 @@ class MemoryBudget:
         num_arrays = max([num_arrays, *(one.sampling.num_arrays for one in step.rows)])
         return sampling_bytes(num_draws, num_arrays, self._vocab_size) if num_draws else 0
 
-    def _num_cells(
-        self, model: ModelMemory, rows: SequenceOf[Demand], complete: SequenceOf[Demand] = ()
-    ) -> int:
-        """Return the most cells that rows take that share buffers, and prompts that join them."""
-        lengths = [one.num_tokens for one in (*rows, *complete)]
-        columns = [self._row_columns(model, one.num_tokens) for one in rows]
-        columns += [self._prompt_columns(model, one.num_tokens) for one in complete]
+    def _most_cells(self, model: ModelMemory, step: StepDemands) -> int:
+        """Return the most cells that rows take that share buffers, and prompts while they join them."""
+        own = [self._prompt_columns(model, one.num_tokens) for one in step.complete]
+        # They join one by one. Of those that have not yet, the rows' buffers later take at least what each
+        # has now, but for what is to spare in its own.
+        later = GROWTH_TOKENS * max(0, len(own) - 1)
+        return max(self._num_cells(model, step.rows) + sum(own), self._num_cells(model, step.joined) + later)
+
+    def _num_cells(self, model: ModelMemory, rows: SequenceOf[Demand]) -> int:
+        """Return the most cells that rows take that share buffers."""
+        lengths = [one.num_tokens for one in rows]
+        columns = [self._row_columns(model, length) for length in lengths]
         # How many ids a text has less than it may have is not known if it is translated.
         is_known = model.ids_per_token == 1
         spans = [
