@@ -25,7 +25,6 @@ from engine.model.loading import (
     make_draft_loader,
     make_loader,
 )
-from engine.model.tokenizer import Tokenizer
 from engine.request import (
     EngineCounts,
     EngineStatus,
@@ -44,6 +43,7 @@ from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_s
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
 from engine.stats import EngineStats
+from engine.text.tokenizer import Tokenizer
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")

@@ -10,11 +10,11 @@ from typing import Any
 import mlx.core as mx
 
 from engine.lifecycle import Lifecycle
-from engine.model.tokenizer import Tokenizer
 from engine.request import Failed, GenerationRequest, SharedTableError, Sink
 from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
 from engine.stations import station
+from engine.text.tokenizer import Tokenizer
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")

@@ -11,8 +11,6 @@ import numpy as np
 
 from drafters.base import NO_DRAFT, Draft
 from engine.kv_cache.rows import Caches
-from engine.model.detokenizer import Detokenizer
-from engine.model.tokenizer import Tokenizer
 from engine.prefix_cache.block_hashes import BlockHashes
 from engine.prefix_cache.disk import Loading
 from engine.request import (
@@ -37,6 +35,8 @@ from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.reader import UnreadableTextError
 from engine.speculative.proposers import SequenceDrafts
 from engine.speculative.streaming_window import Window
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger("reprise.engine")
 

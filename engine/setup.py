@@ -12,7 +12,6 @@ from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.probes import kv_bits_fault
 from engine.kv_cache.rows import Sharing
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
-from engine.model.vocabulary import VocabularyError
 from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.memory_budget import MemoryBudget, make_memory_budget
 from engine.scheduler.prefiller import Prefiller
@@ -28,6 +27,7 @@ from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.mask_drafts import MASKS
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.translation.translation import Translation
+from engine.text.vocabulary import VocabularyError
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")

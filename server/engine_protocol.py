@@ -6,9 +6,9 @@ They stand in for the real classes, which import MLX; tests implement them with 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from engine.model.markers import Markers
-from engine.model.tool_calls import WrittenCall
+from engine.foreign.tool_calls import WrittenCall
 from engine.request import EngineCounts, EngineStatus, GenerationRequest, Grammar, ModelInfo, PromptEnd, Sink
+from engine.text.markers import Markers
 
 
 class TokenizerProtocol(Protocol):

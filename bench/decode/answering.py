@@ -19,8 +19,8 @@ from bench.outputs import Work
 from bench.replay.policies import speedups
 from bench.workloads import Chat, Turn, lengths_of, make_chats
 from config.settings import Settings
-from engine.model.tokenizer import Tokenizer
 from engine.request import DraftChoice, DraftType, Finished, Streaming
+from engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from bench.local_engine import LocalEngine
 from bench.options import Flag
 from bench.workloads import WORKLOADS
 from config.settings import BUNDLED_MODEL
-from engine.model.tokenizer import Tokenizer
 from engine.request import Streaming
 from engine.speculative.costs.step_costs import StepCosts
+from engine.text.tokenizer import Tokenizer
 
 PUBLISHED = "apple-m4-pro-4bit"
 _SUMMED = ("num_tokens", "num_forwards", "num_fed", "decode_s", "charged_s", "charged_plain_s")

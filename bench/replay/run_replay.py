@@ -33,7 +33,7 @@ from bench.replay.rules import COMPARED, RULES
 from bench.workloads import WORKLOADS, lengths_of, make_chats
 from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL, Settings
-from engine.model.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 _WIDTH = 140
 

@@ -27,7 +27,7 @@ from bench.serving.traffic import Loop, Peer, Question, RequestOptions, failure
 from bench.statistics import compare
 from bench.tables import Column, format_value
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, own_chats
-from engine.model.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 LOOP = "mlx_lm generate"
 SPECULATIVE = "mlx_lm speculative"

@@ -19,7 +19,7 @@ from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 from config.settings import BUNDLED_MODEL
 
 if TYPE_CHECKING:
-    from engine.model.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
 
 OWN = "reprise"

@@ -39,8 +39,8 @@ from bench.tables import Column, positions
 from bench.workloads import VERSION, Chat, own_chats
 from config.setting import SettingsError
 from config.settings import BUNDLED_MODEL, Settings
-from engine.model.tokenizer import TemplateError
 from engine.speculative.translation.translation import Strategy
+from engine.text.tokenizer import TemplateError
 
 PUBLISHED = (
     "Published, for models of billions of parameters (K. Fonal, arXiv:2604.16368): 10 % accepted of drafts "

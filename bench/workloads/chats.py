@@ -17,7 +17,7 @@ from server.requests.messages import Message as ReadMessage
 from server.validation.field_errors import validate
 
 if TYPE_CHECKING:
-    from engine.model.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""

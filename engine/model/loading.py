@@ -23,12 +23,12 @@ from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from engine.kv_cache.rows import Sharing
 from engine.model import wedlm
-from engine.model.detokenizer import Detokenizer
 from engine.model.findings import Findings
 from engine.model.generation_config import read_sampling_defaults
-from engine.model.tokenizer import Tokenizer
-from engine.model.tokenizer_reading import read_once
 from engine.request import ModelInfo
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer_reading import read_once
 
 log = logging.getLogger("reprise.engine")
 

@@ -18,10 +18,10 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from engine.model.tokenizer import Tokenizer
-from engine.model.vocabulary import Vocabulary, VocabularyError
 from engine.request import Grammar, GrammarCostError, GrammarError
 from engine.sampling.grammar_budget import MAX_WALK_S, GrammarBudget, Stopwatch
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import Vocabulary, VocabularyError
 
 log = logging.getLogger("reprise.engine")
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from engine.model.markers import Marker, Markers
 from engine.request import Grammar, ThinkingBudget
+from engine.text.markers import Marker, Markers
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.tool_formats.formats import find_format

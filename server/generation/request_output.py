@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel
 
-from engine.model.tool_calls import WrittenCall
+from engine.foreign.tool_calls import WrittenCall
 from engine.request import Delta, Finished
 from engine.stations import station
 from server.errors import ApiError, RequestFailedError

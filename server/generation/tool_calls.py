@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-from engine.model.tool_calls import ParseLimitError, WrittenCall
+from engine.foreign.tool_calls import ParseLimitError, WrittenCall
 from server.engine_protocol import EngineProtocol
 from server.logs import LOGGER
 from server.metrics.registry import Metrics

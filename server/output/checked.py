@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.model.schema_checks import CHECKER
-from engine.model.tool_calls import WrittenCall
+from engine.foreign.schema_checks import CHECKER
+from engine.foreign.tool_calls import WrittenCall
 from engine.request import Delta, Finished
 from server.output.parts import (
     ChoiceOutput,

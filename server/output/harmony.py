@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from secrets import token_hex
 from typing import Literal
 
-from engine.model.markers import Markers
-from engine.model.tool_calls import WrittenCall
+from engine.foreign.tool_calls import WrittenCall
 from engine.request import Finished
+from engine.text.markers import Markers
 from server.output.parts import (
     CallArgumentsPart,
     CallStartPart,

@@ -6,9 +6,9 @@ from functools import partial
 from secrets import token_hex
 from typing import Literal
 
-from engine.model.markers import Marker, Markers
-from engine.model.tool_calls import WrittenCall
+from engine.foreign.tool_calls import WrittenCall
 from engine.request import Finished
+from engine.text.markers import Marker, Markers
 from server.output.harmony import HarmonyParser
 from server.output.parts import (
     CallArgumentsPart,

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from engine.model.tool_calls import WrittenCall
+from engine.foreign.tool_calls import WrittenCall
 from engine.request import Delta, Finished, TokenLogprob
 from server.tool_formats.reader import CallReader
 

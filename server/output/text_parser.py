@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from engine.model.markers import Markers
-from engine.model.tool_calls import WrittenCall
+from engine.foreign.tool_calls import WrittenCall
 from engine.request import Delta, Finished
+from engine.text.markers import Markers
 from server.output.logprob_alignment import LogprobAlignment
 from server.output.parts import (
     EndPart,

@@ -1,4 +1,4 @@
-"""The formats of tool calls, by the names that mlx-lm or engine/model/call_formats.py has for them.
+"""The formats of tool calls, by the names that mlx-lm or engine/text/call_formats.py has for them.
 
 A format is given twice: as patterns, which read what a model may write, and as the text that its chat
 template writes, from which grammars are made. In these texts `BREAK` stands for an optional line break and
@@ -9,7 +9,7 @@ of a value's JSON type.
 import re
 from dataclasses import dataclass
 
-from engine.model.markers import Markers
+from engine.text.markers import Markers
 
 BREAK, DIGITS, IS_TEXT = "\N{SYMBOL FOR NEWLINE}", "\N{NUMERO SIGN}", "\N{DOUBLE QUESTION MARK}"
 TYPE = "\N{DOUBLE EXCLAMATION MARK}"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from engine.model.markers import Marker, Markers
+from engine.text.markers import Marker, Markers
 from server.tool_formats.formats import (
     BREAK,
     DIGITS,

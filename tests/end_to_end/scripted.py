@@ -17,9 +17,9 @@ from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
 from engine.engine import Engine
 from engine.model.loading import LoadedModel, make_loader
-from engine.model.tokenizer import Tokenizer
 from engine.setup import flat_costs
 from engine.speculative.proposers import DraftSources
+from engine.text.tokenizer import Tokenizer
 from server.app import create_app
 from tests.server.served import served
 

@@ -17,8 +17,8 @@ import pytest
 
 from config.settings import Settings
 from tests.end_to_end.scripted import ANSWER_BEGINS, NO_THOUGHT, count_shared, serving_script
-from tests.engine.model.test_tokenizer import make_thinker
 from tests.engine.support import make_tokenizer
+from tests.engine.text.test_tokenizer import make_thinker
 
 RULES = "\n".join(
     f"{number}. Where the user names part {number * 7 % 97}, look at it before part {number * 31 % 89}."

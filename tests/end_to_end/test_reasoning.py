@@ -12,8 +12,8 @@ from engine.engine import Engine
 from engine.model.loading import LoadedModel, describe
 from engine.setup import flat_costs
 from server.app import create_app
-from tests.engine.model.test_tokenizer import make_thinker
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model
+from tests.engine.text.test_tokenizer import make_thinker
 from tests.server.openai_shapes import valid_chat
 from tests.server.served import served
 

@@ -16,9 +16,9 @@ from bench.architectures.tiny_models import tiny_config
 from config.settings import BUNDLED_MODEL
 from engine.engine import Engine
 from engine.model.loading import LoadedModel, describe
-from engine.model.tokenizer import Tokenizer
 from engine.request import Delta, Event, Failed, Finished, GenerationRequest, Sampling
 from engine.sampling.sampler import noise_key
+from engine.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 4096
 NAMES = (

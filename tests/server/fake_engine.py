@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from engine.model.child_script import read_calls
-from engine.model.markers import Marker, Markers
-from engine.model.tool_calls import WrittenCall
+from engine.foreign.child_script import read_calls
+from engine.foreign.tool_calls import WrittenCall
 from engine.request import (
     RETRY_AFTER_S,
     Delta,
@@ -35,6 +34,7 @@ from engine.request import (
     TokenLogprob,
     Usage,
 )
+from engine.text.markers import Marker, Markers
 
 VOCAB_SIZE = 256
 CONTEXT_TOKENS = 1000

@@ -10,7 +10,8 @@ tokenizer. The translated draft is the part after the prefix, if a token begins 
 from collections.abc import Sequence
 from itertools import islice
 
-from engine.model.text_boundaries import (
+from engine.speculative.translation.translator import TranslatedText, TranslationCounts, VocabularyPair
+from engine.text.text_boundaries import (
     find_complete_end,
     find_shared_boundaries,
     find_word_boundaries,
@@ -19,7 +20,6 @@ from engine.model.text_boundaries import (
     tokens_after,
     valid_utf8_prefix,
 )
-from engine.speculative.translation.translator import TranslatedText, TranslationCounts, VocabularyPair
 
 SETTLE_TOKENS = 8
 """The settled boundary is moved up each time this many tokens beyond the prefix have followed it."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from engine.model.text_boundaries import find_complete_end
 from engine.speculative.translation.translator import AppendOnlyTranslator, TranslatedText, VocabularyPair
+from engine.text.text_boundaries import find_complete_end
 
 
 class NaiveTranslator(AppendOnlyTranslator):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.model.vocabulary import Vocabulary
+from engine.text.vocabulary import Vocabulary
 
 UNMATCHED = -1
 """Marks an id without a counterpart."""

@@ -7,13 +7,13 @@ exactly is left out and counted.
 
 from typing import Literal
 
-from engine.model.tokenizer import Tokenizer
-from engine.model.vocabulary import Vocabulary
 from engine.speculative.translation.context import ContextTranslator
 from engine.speculative.translation.naive import NaiveTranslator
 from engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
 from engine.speculative.translation.token_map import TokenMap
 from engine.speculative.translation.translator import Translator, VocabularyPair
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import Vocabulary
 
 Strategy = Literal["context", "naive", "shared", "none"]
 PREFIX_TOKENS = 5

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.model.vocabulary import Vocabulary
 from engine.speculative.translation.token_map import UNMATCHED, TokenMap
+from engine.text.vocabulary import Vocabulary
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ import pytest
 from drafters.base import Draft, DraftQuery
 from engine.engine import Engine
 from engine.kv_cache.rows import BatchedRows, SeparateRows
-from engine.model.detokenizer import Detokenizer
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import DraftChoice, EngineError, Event, Failed, Finished, GenerationRequest
 from engine.sampling.sampler import Sampler
@@ -25,6 +24,7 @@ from engine.sequence import Sequence
 from engine.speculative import verify
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
+from engine.text.detokenizer import Detokenizer
 from engine.worker import Worker
 from tests.drafters.fakes import Coin, scored
 from tests.engine.conftest import StartEngine

@@ -5,7 +5,7 @@ import pytest
 from engine.request import Grammar, ThinkingBudget
 from engine.sampling.grammar import Grammars
 from engine.sampling.thinking_budget import make_matcher
-from tests.engine.model.test_tokenizer import make_thinker
+from tests.engine.text.test_tokenizer import make_thinker
 
 
 @pytest.fixture(scope="module")

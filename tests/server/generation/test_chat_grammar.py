@@ -9,7 +9,7 @@ from engine.sampling.grammar import Grammars
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar
 from server.requests.chat import ChatRequest
-from tests.engine.model.test_tokenizer import make_thinker
+from tests.engine.text.test_tokenizer import make_thinker
 
 CITY = {"$ref": "#/$defs/city"}
 PARAMETERS = {

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.settings import Settings
-from engine.model.tool_calls import PARSE_LIMITS, ParseLimitError, ParserProcesses, WrittenCall
+from engine.foreign.tool_calls import PARSE_LIMITS, ParseLimitError, ParserProcesses, WrittenCall
 from server.app import create_app
 from server.generation.tool_calls import MAX_PARSES, QueueFullError, ToolCallParsing, Turns
 from server.metrics.registry import Metrics

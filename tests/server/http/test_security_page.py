@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from config.settings import Settings
-from engine.model.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
-from engine.model.tool_calls import PARSE_LIMITS
+from engine.foreign.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
+from engine.foreign.tool_calls import PARSE_LIMITS
 from server.http.body_limit import MAX_HEADERS
 from server.validation.body import MAX_CONTAINERS, MAX_VALUES
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.model.markers import HARMONY, Markers
 from engine.request import Delta, Finished, Usage
+from engine.text.markers import HARMONY, Markers
 from server.output.parser import parser_factory
 from server.output.parts import CallArgumentsPart, CallStartPart, ChoiceOutput, ToolCallRules
 from tests.server.counted_text import CountedText

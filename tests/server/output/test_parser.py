@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.model.child_script import read_calls
-from engine.model.markers import Markers
-from engine.model.tool_calls import WrittenCall
+from engine.foreign.child_script import read_calls
+from engine.foreign.tool_calls import WrittenCall
 from engine.request import Delta, Finished, TokenLogprob, Usage
+from engine.text.markers import Markers
 from server.output.parser import MarkerParser, parser_factory
 from server.output.parts import (
     CallStartPart,

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from config.settings import Settings
-from engine.model.markers import Markers
 from engine.request import Delta, Finished, Usage
+from engine.text.markers import Markers
 from server.app import create_app
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from engine.model.markers import HARMONY, Marker, Markers
 from engine.sampling.grammar import Grammars
+from engine.text.markers import HARMONY, Marker, Markers
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar
 from server.requests.chat import ChatRequest
 from server.requests.tools import ToolChoice
-from tests.engine.model.test_tokenizer import make_thinker
+from tests.engine.text.test_tokenizer import make_thinker
 
 SPECIAL = [
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),

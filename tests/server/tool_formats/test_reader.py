@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.child_script import read_calls
-from engine.model.markers import Markers
+from engine.foreign.child_script import read_calls
+from engine.text.markers import Markers
 from server.tool_formats.formats import find_format
 from server.tool_formats.reader import OpenedCall, make_reader
 from tests.server.fake_engine import marker

@@ -6,7 +6,7 @@ import json
 import pytest
 from pydantic_core import PydanticCustomError
 
-from engine.model.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
+from engine.foreign.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
 from engine.request import GrammarError
 from engine.sampling.grammar import Grammars
 from server.generation.prompts import json_grammar

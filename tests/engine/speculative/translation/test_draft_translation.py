@@ -23,8 +23,8 @@ from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
-from tests.engine.model import tokenizers_zoo as zoo
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, make_model, oracle, prompt_of, request
+from tests.engine.text import tokenizers_zoo as zoo
 
 STRATEGIES = ["context", "naive", "shared", "none"]
 DRAFTS = ["llama", "gemma3_text", "mamba2", "baichuan_m1"]

@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 from tokenizers import AddedToken
 
-from engine.model.vocabulary import Vocabulary
 from engine.speculative.translation.token_map import UNMATCHED, TokenMap
-from tests.engine.model import tokenizers_zoo as zoo
+from engine.text.vocabulary import Vocabulary
+from tests.engine.text import tokenizers_zoo as zoo
 
 PAIRS = list(product(zoo.KINDS, ["byte-level-polish", "byte-level-spaces", "sentencepiece-first", "unigram"]))
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.vocabulary import VocabularyError
 from engine.speculative.translation.context import ContextTranslator
 from engine.speculative.translation.naive import NaiveTranslator
 from engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
 from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
-from tests.engine.model import tokenizers_zoo as zoo
+from engine.text.vocabulary import VocabularyError
+from tests.engine.text import tokenizers_zoo as zoo
 
 SIMPLE = ("naive", "shared")
 PAIRS = [

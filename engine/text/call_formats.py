@@ -6,7 +6,7 @@ By the chat template and the vocabulary, as mlx-lm recognizes the others.
 from dataclasses import dataclass
 from typing import Any
 
-from engine.model.markers import HARMONY
+from engine.text.markers import HARMONY
 
 HARMONY_TOKENS = (
     "<|start|>",

@@ -9,9 +9,9 @@ from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
 
 from config.settings import BUNDLED_MODEL
-from engine.model.detokenizer import Detokenizer
-from engine.model.markers import Markers
-from engine.model.tokenizer import Tokenizer
+from engine.text.detokenizer import Detokenizer
+from engine.text.markers import Markers
+from engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
 
 

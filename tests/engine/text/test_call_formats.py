@@ -7,9 +7,9 @@ from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
 
 from config.settings import BUNDLED_MODEL
-from engine.model.call_formats import HARMONY_TOKENS
-from engine.model.detokenizer import Detokenizer
-from engine.model.tokenizer import Tokenizer
+from engine.text.call_formats import HARMONY_TOKENS
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE
 
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>")

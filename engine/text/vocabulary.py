@@ -11,9 +11,9 @@ from functools import cached_property, lru_cache
 
 from tokenizers import Tokenizer as Backend
 
-from engine.model.text_boundaries import NO_BOUNDARIES, make_word_boundary_pattern
-from engine.model.token_bytes import VocabularyError as VocabularyError
-from engine.model.tokenizer import Tokenizer
+from engine.text.text_boundaries import NO_BOUNDARIES, make_word_boundary_pattern
+from engine.text.token_bytes import VocabularyError as VocabularyError
+from engine.text.tokenizer import Tokenizer
 
 ANCHORS = ("\n", ".", "a", "0", "中")
 """Strings put in front of text to encode it as a continuation. At least one does not merge with the text."""

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers
 from transformers import GemmaTokenizer
 
-from engine.model import tokenizer_reading
-from engine.model.tokenizer_reading import describe_backend, read_once
-from engine.model.vocabulary import copy_backend
-from tests.engine.model import tokenizers_zoo as zoo
+from engine.text import tokenizer_reading
+from engine.text.tokenizer_reading import describe_backend, read_once
+from engine.text.vocabulary import copy_backend
+from tests.engine.text import tokenizers_zoo as zoo
 
 PAIRS = [
     *(("byte-level", name) for name in ("", "Qwen2Tokenizer", "LlamaTokenizer", "GPT2Tokenizer")),

@@ -17,19 +17,19 @@ from mlx_lm import tokenizer_utils
 from tokenizers import Tokenizer as Backend
 
 from drafters.ngram_simple import NgramSimpleDrafter
-from engine.model import token_table, tokenizer_reading
 from engine.model.loading import LoadedModel, load_model
-from engine.model.token_table import make_table
-from engine.model.vocabulary import Vocabulary
 from engine.request import GenerationRequest, Grammar, Sampling
 from engine.sampling import grammar
 from engine.sampling.grammar import Grammars
 from engine.speculative.proposers import DraftSources
 from engine.speculative.translation.translation import Translation
+from engine.text import token_table, tokenizer_reading
+from engine.text.token_table import make_table
+from engine.text.vocabulary import Vocabulary
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven
-from tests.engine.model.real_vocabulary import SIZE, write_real_model
 from tests.engine.support import oracle
+from tests.engine.text.real_vocabulary import SIZE, write_real_model
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.\n\n\tdef f(x):\n    return x + 1  # 23.5\r\n",

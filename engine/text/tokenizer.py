@@ -11,12 +11,12 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from engine.model.call_formats import HARMONY_ENDS, inner_tokens, recognize
-from engine.model.chat_templates import for_python_template, isolate_templates
-from engine.model.markers import HARMONY, Marker, Markers, ends_with
-from engine.model.token_table import TokenTable, read_table
-from engine.model.tool_calls import PARSERS, WrittenCall
+from engine.foreign.chat_templates import for_python_template, isolate_templates
+from engine.foreign.tool_calls import PARSERS, WrittenCall
 from engine.request import PromptEnd
+from engine.text.call_formats import HARMONY_ENDS, inner_tokens, recognize
+from engine.text.markers import HARMONY, Marker, Markers, ends_with
+from engine.text.token_table import TokenTable, read_table
 
 MAX_OPENING_TOKENS = 16
 """Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""

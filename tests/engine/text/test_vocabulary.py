@@ -10,9 +10,9 @@ from mlx_lm.utils import load_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from config.settings import BUNDLED_MODEL
-from engine.model import tokenizer as engine_tokenizer
-from engine.model.vocabulary import Vocabulary, VocabularyError
-from tests.engine.model import tokenizers_zoo as zoo
+from engine.text import tokenizer as engine_tokenizer
+from engine.text.vocabulary import Vocabulary, VocabularyError
+from tests.engine.text import tokenizers_zoo as zoo
 
 WORDS = st.sampled_from(
     [" the", "the", "add", " of", "  ", "\n", "\n    ", "1", " 22", "żółw", " ł", ".", "\t", "<|end|>",

@@ -11,8 +11,8 @@ import mlx_lm.tool_parsers
 import psutil
 import pytest
 
-from engine.model import child_script
-from engine.model.tool_calls import PARSE_LIMITS, ParseLimitError, ParserProcesses, WrittenCall
+from engine.foreign import child_script
+from engine.foreign.tool_calls import PARSE_LIMITS, ParseLimitError, ParserProcesses, WrittenCall
 
 TOOLS = [
     {

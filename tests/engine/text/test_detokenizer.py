@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.detokenizer import Detokenizer
-from engine.model.stop_strings import StopMatcher
-from engine.model.tokenizer import Tokenizer
-from engine.model.vocabulary import Vocabulary
-from tests.engine.model import tokenizers_zoo as zoo
+from engine.text.detokenizer import Detokenizer
+from engine.text.stop_strings import StopMatcher
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import Vocabulary
 from tests.engine.support import make_tokenizer
+from tests.engine.text import tokenizers_zoo as zoo
 
 SMALL = st.text("ab", max_size=14)
 

@@ -4,10 +4,10 @@ from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Sequence
 
-from engine.model.markers import ends_with
-from engine.model.stop_strings import StopMatcher
-from engine.model.token_bytes import decode_partial
-from engine.model.tokenizer import Tokenizer
+from engine.text.markers import ends_with
+from engine.text.stop_strings import StopMatcher
+from engine.text.token_bytes import decode_partial
+from engine.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 """Stands for bytes that are not a character, one for each maximal invalid subpart."""
