@@ -18,7 +18,7 @@ from engine.kv_cache.slices import KVSlice, State
 from engine.prefix_cache import disk, disk_file
 from engine.prefix_cache.disk import PrefixStore
 from engine.prefix_cache.weights_digest import weights_fingerprint
-from tests.combinations import every_kind_of_cache
+from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.engine.conftest import StartEngine
 from tests.engine.prefix_cache.test_trie import slice_of, state_of
 from tests.engine.support import CONFIGS, ask, make_loaded, make_model, oracle, prompt_of, request
@@ -273,7 +273,10 @@ def long_prompt() -> list[int]:
     return prompt_of(420)
 
 
-@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in CONFIGS]
+
+
+@pytest.mark.parametrize("name", [*every_kind_of_cache(CONFIGS), *OTHERS])
 def test_after_a_restart_long_prompts_are_cached_and_answers_equal(
     name: str, start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]
 ) -> None:
