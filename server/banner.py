@@ -11,6 +11,9 @@ from engine.request import ModelInfo
 
 SHOW_PROGRESS_AFTER_S = 0.5
 
+EXACT_NOT_TRIED = "widths not tried; --exact and `reprise verify` find them"
+"""What the banner says about exact widths without --exact."""
+
 
 class LoadingBar:
     """A progress bar on standard error, shown only on a terminal and only if starting takes a while.
@@ -119,7 +122,7 @@ def banner(
         "sampling": sampling,
         "decoding": decoding,
         "drafts": drafts,
-        "exact": info.exact,
+        "exact": info.exact or EXACT_NOT_TRIED,
         "loaded": f"in {info.loaded_s:.1f} s",
         "address": address,
     }

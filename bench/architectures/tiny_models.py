@@ -6,6 +6,7 @@ import json
 import pkgutil
 import shutil
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read
 # TOML has no null.
 TINY: dict[str, Any] = _TABLES["fields"] | {"rope_scaling": None}
 """A value for every field of a configuration, by its name. Architectures take those that they know."""
+
+MIXER_OUTPUTS = (".o_proj.weight", ".out_proj.weight")
+"""How the names of the output projections of attention, recurrent layers and convolutions end."""
+
+# Far below the epsilon of a norm that follows, as in Gemma 3, which would otherwise scale it up again.
+SILENT = 1e-9
+LIKELY_EVERY = 16
+UNLIKELY = 0.1
+BARE_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 def architectures() -> list[str]:
@@ -80,18 +90,38 @@ def make_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Any:
     return model
 
 
-def write_random_model(name: str, folder: Path) -> Path:
+def write_random_model(name: str, folder: Path, is_repetitive: bool = False) -> Path:
     """Write a random model with the bundled tokenizer into a new folder, and return it.
 
     name: of an architecture in mlx-lm. Raises ImportError if there is none.
+    is_repetitive: whether greedy answers soon repeat themselves; see make_repetitive(). The chat template is
+    then the bare messages, so that the last token, which decides the answer, differs by prompt.
     """
     larger = _TABLES["larger"] | _TABLES["larger_changes"].get(name, {})
     config = tiny_config(name, **larger)
-    model = make_model(config)
+    weights = dict(tree_flatten(make_model(config).parameters()))
     folder.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(BUNDLED_MODEL / file, folder)
-    weights = dict(tree_flatten(model.parameters()))
+    if is_repetitive:
+        weights = make_repetitive(weights)
+        (folder / "chat_template.jinja").write_text(BARE_TEMPLATE, encoding="utf-8")
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def make_repetitive(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return weights of the same shapes with which greedy answers soon enter a cycle.
+
+    Attention and other mixers of tokens still compute everything, but add next to nothing to the residual
+    stream, so each token depends on the one before it alone. Of such a map on the vocabulary, every path ends
+    in a cycle; it does so the sooner the fewer tokens are ever chosen, here one of LIKELY_EVERY.
+    Raises ValueError if the mixers' output projections have other names than in MIXER_OUTPUTS.
+    """
+    silent = {key: array * SILENT for key, array in weights.items() if key.endswith(MIXER_OUTPUTS)}
+    if not silent:
+        raise ValueError(f"no weights end in {' or '.join(MIXER_OUTPUTS)}")
+    output = next(key for key in ("lm_head.weight", "model.embed_tokens.weight") if key in weights)
+    is_likely = mx.arange(len(weights[output]))[:, None] % LIKELY_EVERY == LIKELY_EVERY - 1
+    return {**weights, **silent, output: mx.where(is_likely, weights[output], weights[output] * UNLIKELY)}

@@ -166,6 +166,7 @@ FIGURES = {
     "serving-ratios": Figure(_of("serve", "comparisons"), run_serve.RATIOS),
     "caches": Figure(_of_models, _MODELS),
     "caches-drafting": Figure(_of_models, _MODELS),
+    "caches-looking": Figure(_of_models, _MODELS),
     "clients": Figure(_SERVE, run_serve.LEVELS),
     "break-even": Figure(_of("economics", "fits"), _FITS),
     "draft-model": Figure(_of("economics", "draft_model"), [_FITS[0], *_FITS[2:]]),

@@ -94,6 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
              "server may have the prompts in its prefix cache."),
         Flag("--random-models", options.names, "A,B", (),
              "Serve random models of these architectures instead, of 7 to 22 million parameters."),
+        Flag("--repetitive", None, None, None,
+             "Make the random models such that each answer soon repeats itself, as drafts need."),
         Flag("--draft-type", str, "TYPE", None, "How the Reprise that is started here drafts."),
     )  # fmt: skip
     options.add(parser, max_tokens=128, rounds=3, **options.OUTPUTS)
@@ -103,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and report. Return 1 if a request or a server failed, 2 if the arguments cannot be combined."""
     if arguments.bare and 1 not in arguments.concurrency:
         raise ArgumentsError("--bare is compared at one stream; add 1 to --concurrency")
+    if arguments.repetitive and not arguments.random_models:
+        raise ArgumentsError("--repetitive makes random models; name them with --random-models")
     servers.check(arguments, [BARE] if arguments.bare else [])
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     record = document.new_document(arguments)
@@ -119,7 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = {"model": served} | {name: getattr(arguments, name) for name in names}
     record["serve"] = {
         "settings": settings | {"seed": seed}, "levels": levels_of(rows), "comparisons": comparisons,
-        "notes": remarks(rows), "rows": [{name: row[name] for name in row if name != "text"} for row in rows],
+        "texts": equal_texts(rows), "notes": remarks(rows),
+        "rows": [{name: row[name] for name in row if name != "text"} for row in rows],
     }  # fmt: skip
     console = outputs.make_console(_WIDTH)
     _print(console, record["serve"])
@@ -137,9 +142,11 @@ def _models(arguments: argparse.Namespace, folders: ExitStack) -> Iterator[Path]
     folder = Path(folders.enter_context(tempfile.TemporaryDirectory()))
     for name in arguments.random_models:
         try:
-            yield write_random_model(name, folder / name)
+            yield write_random_model(name, folder / name, arguments.repetitive)
         except ImportError:
             raise ArgumentsError(f"--random-models: mlx-lm has no architecture {name}") from None
+        except ValueError as fault:
+            raise ArgumentsError(f"--repetitive: {name} cannot be made so: {fault}") from None
 
 
 def _serve(
@@ -239,6 +246,25 @@ def compared(
     ]  # fmt: skip
 
 
+def equal_texts(rows: Sequence[Row]) -> list[Row]:
+    """Count the answers whose text equals that of the first server to the same prompt, for each other one.
+
+    Only requests that neither failed count, warm-up included. num_texts: those compared.
+    """
+    by_side: dict[str, dict[tuple[Any, ...], str]] = {}
+    for row in rows:
+        if row["error"] is None:
+            key = tuple(row.get(name) for name in ("model", "concurrency", "round", "request"))
+            by_side.setdefault(row["arm"], {})[key] = row["text"]
+    first = rows[0]["arm"] if rows else ""
+    expected = by_side.pop(first, {})
+    return [
+        {"side": side, "against": first, "num_texts": len(texts.keys() & expected.keys()),
+         "num_equal": len(texts.items() & expected.items())}
+        for side, texts in by_side.items()
+    ]  # fmt: skip
+
+
 def remarks(rows: Sequence[Row]) -> list[str]:
     """Return remarks on answers that affect how the figures are to be read."""
     seen = Counter((row["arm"], remark) for row in rows for remark in _remarks(row))
@@ -280,6 +306,9 @@ def _print(console: Console, report: Mapping[str, Any]) -> None:
     tables.print_rows(console, report["levels"], [MODEL, *LEVELS], group="concurrency")
     if report["comparisons"]:
         tables.print_rows(console, report["comparisons"], [MODEL, *RATIOS], group="concurrency")
+    for one in report["texts"]:
+        counted = f"{one['num_equal']} of {one['num_texts']}"
+        console.print(f"texts of {one['side']}: {counted} equal those of {one['against']}", highlight=False)
     for sentence in NOTES:
         console.print(sentence, style="dim", highlight=False)
     for note in report["notes"]:

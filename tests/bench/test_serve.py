@@ -83,6 +83,20 @@ def test_two_servers_alternate_with_the_same_prompts(
     assert names[1] in capsys.readouterr().out
 
 
+def test_the_answers_that_two_servers_give_alike_are_counted(
+    bench, server, other_server, events, full_answer, tmp_path, capsys
+):
+    server.play(*full_answer)
+    other_server.play(events.frame("other"), events.usage(4), events.done)
+    other_server.play(*full_answer)
+    file = tmp_path / "rows.json"
+    arguments = ["--server", f"it={server.url}", "--server", f"there={other_server.url}", "--json", str(file)]
+    assert bench(*arguments, "--concurrency", "1", "--rounds", "1") == 0
+    (counted,) = json.loads(file.read_text())["serve"]["texts"]
+    assert counted == {"side": "there", "against": "it", "num_texts": 8, "num_equal": 7}
+    assert "texts of there: 7 of 8 equal those of it" in capsys.readouterr().out
+
+
 def test_mlx_lm_server_is_started_and_compared(bench, server, full_answer, tmp_path):
     server.play(*full_answer)
     file = tmp_path / "rows.json"
@@ -203,6 +217,7 @@ def test_answers_that_make_figures_doubtful_are_noted(bench, server, events, cap
         (["--json", "/no/such/file"], "cannot write /no/such/file"),
         (["--bare", "--concurrency", "2"], "--bare is compared at one stream; add 1 to --concurrency"),
         (["--bare", "--server", "bare loop=http://a:1"], "--server: the name bare loop is already taken"),
+        (["--repetitive"], "--repetitive makes random models; name them with --random-models"),
         (["--server-key", "it=k"], "--server-key: no --server is named it"),
         (["--server", "a=http://a:1", "--server", "b=http://a:1/v1"], "http://a:1 is given twice"),
         (["--rouns", "1"], "unknown argument --rouns"),

@@ -75,7 +75,7 @@ def test_the_banner_says_that_streamed_answers_may_differ():
 def test_the_banner_says_what_was_found_by_trying():
     info = FakeEngine().info
     said = banner(info, ("m",), "http://a", "auto", True, False)
-    assert "exact" not in said
+    assert "  exact    widths not tried; --exact and `reprise verify` find them\n" in said
     info = replace(info, batching="one forward pass for all rows", exact="1 row: 2, 3")
     said = banner(info, ("m",), "http://a", "auto", True, False)
     assert "  batch    one forward pass for all rows\n" in said

@@ -18,7 +18,7 @@ from engine.kv_cache.slices import KVSlice, State
 from engine.prefix_cache import disk, disk_file
 from engine.prefix_cache.disk import PrefixStore
 from engine.prefix_cache.weights_digest import weights_fingerprint
-from tests.combinations import every_kind_of_cache
+from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.engine.conftest import StartEngine
 from tests.engine.prefix_cache.test_trie import slice_of, state_of
 from tests.engine.support import CONFIGS, ask, make_loaded, make_model, oracle, prompt_of, request
@@ -273,7 +273,10 @@ def long_prompt() -> list[int]:
     return prompt_of(420)
 
 
-@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in CONFIGS]
+
+
+@pytest.mark.parametrize("name", [*every_kind_of_cache(CONFIGS), *OTHERS])
 def test_after_a_restart_long_prompts_are_cached_and_answers_equal(
     name: str, start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]
 ) -> None:
@@ -292,6 +295,21 @@ def test_after_a_restart_long_prompts_are_cached_and_answers_equal(
     assert [list(one.tokens) for one in answers] == [oracle(loaded, one) for one in asked]
     assert all(one.usage.num_cached_tokens >= 420 for one in answers)
     assert second.prefix_status()["target"]["num_files"] >= 1
+
+
+@pytest.mark.parametrize(("name", "kv_bits"), [("llama", 8), ("gemma3_text", 4), ("qwen3_next", 4)])
+def test_after_a_restart_quantized_keys_are_cached_and_answers_equal(
+    name: str, kv_bits: int, start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]
+) -> None:
+    cached = {"prefix_cache_dir": str(tmp_path), "kv_bits": kv_bits, "prefill_chunk_tokens": 128}
+    first = start_engine(name, **cached)
+    answer = ask(first, request(long_prompt, 12)).finished().tokens
+    first.stop(drain_s=0)
+    asked = request([*long_prompt, *answer, *prompt_of(9, 4)], 12)
+    again = ask(start_engine(name, **cached), asked).finished()
+    plain = ask(start_engine(name, kv_bits=kv_bits, prefix_cache_bytes=0), asked).finished()
+    assert again.usage.num_cached_tokens >= 420 > plain.usage.num_cached_tokens
+    assert again.tokens == plain.tokens
 
 
 def test_files_are_read_while_others_decode(
