@@ -93,6 +93,8 @@ def make_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Any:
 def write_random_model(name: str, folder: Path, is_repetitive: bool = False) -> Path:
     """Write a random model with the bundled tokenizer into a new folder, and return it.
 
+    Weights are bfloat16, as in most checkpoints, unless there are experts: MLX's CPU backend multiplies those
+    in float32 only.
     name: of an architecture in mlx-lm. Raises ImportError if there is none.
     is_repetitive: whether greedy answers soon repeat themselves; see make_repetitive(). The chat template is
     then the bare messages, so that the last token, which decides the answer, differs by prompt.
@@ -106,6 +108,8 @@ def write_random_model(name: str, folder: Path, is_repetitive: bool = False) -> 
     if is_repetitive:
         weights = make_repetitive(weights)
         (folder / "chat_template.jinja").write_text(BARE_TEMPLATE, encoding="utf-8")
+    if not any("experts" in key or "switch_mlp" in key for key in weights):
+        weights = {key: array.astype(mx.bfloat16) for key, array in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder

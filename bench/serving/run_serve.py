@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
              "Seed of the prompts. Default: a new one, which is printed. With a repeated seed, a running "
              "server may have the prompts in its prefix cache."),
         Flag("--random-models", options.names, "A,B", (),
-             "Serve random models of these architectures instead, of 7 to 22 million parameters."),
+             "Serve random models of these architectures instead, of 4 to 6 million parameters."),
         Flag("--repetitive", None, None, None,
              "Make the random models such that each answer soon repeats itself, as drafts need."),
         Flag("--draft-type", str, "TYPE", None, "How the Reprise that is started here drafts."),

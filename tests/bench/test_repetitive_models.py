@@ -9,7 +9,10 @@ from bench.architectures.tiny_models import make_repetitive, write_random_model
 from bench.serving.servers import PromptMaker
 from engine.model.loading import load_tokenizer
 
-FAMILIES = ("gemma3_text", "gpt_oss", "qwen3_next", "lfm2")
+FAMILIES = [
+    "lfm2",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3_text", "gpt_oss", "qwen3_next")),
+]
 MAX_TOKENS = 64
 LATEST_ENTRY, LONGEST_CYCLE = 31, 29
 
