@@ -1,6 +1,7 @@
 """Make heads from configurations and weights whose names are those of the modules."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -11,15 +12,105 @@ from mlx_lm.utils import infer_quant_config
 
 from engine.model.loading import ModelError
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
-from engine.speculative.heads.families import FAMILIES
+from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
+from engine.speculative.heads.formats import NAMES, FoundHead, text_config
 from engine.speculative.heads.head import TargetEnds
 from engine.speculative.heads.mtp import MTPHead
 
 Weights = Mapping[str, mx.array]
 """Arrays by the names of their places in a module."""
 
-MTP_SUFFIX = "_mtp"
-"""Ends the model type of an MTP head in a folder of its own; before it stands its family."""
+
+@dataclass(frozen=True)
+class Target:
+    """What a head must fit.
+
+    name: for people. config: of its config.json. num_layers, vocab_size: as loaded.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    num_layers: int
+    vocab_size: int
+    ends: TargetEnds
+
+
+def load_head(found: FoundHead, target: Target, max_drafted: int) -> MTPHead | DFlashHead:
+    """Load a head and evaluate its arrays.
+
+    max_drafted: maximum tokens of a draft of an MTP head.
+    Raises ModelError if it does not fit the target, or is not what its configuration says.
+    """
+    check_fit(found, target)
+    config = dict(found.config)
+    if found.kind == "dflash":
+        head: MTPHead | DFlashHead = make_dflash(found.source, config, read_weights(found), target.ends)
+    else:
+        described = {"model_type": found.family + MTP_SUFFIX, "text_config": config}
+        head = make_mtp(found.source, described, read_weights(found), target.ends, max_drafted)
+    mx.eval(head.parameters())
+    return head
+
+
+def check_fit(found: FoundHead, target: Target) -> None:
+    """Raise ModelError if a head cannot be for a target, going by their configurations."""
+    if found.kind == "mtp" and found.family not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ModelError(f"{found.source} has an MTP head of {found.family}; supported are those of {known}")
+    of_target = text_config(target.config)
+    layers = "num_hidden_layers" if found.kind == "mtp" else "num_target_layers"
+    wanted = {
+        "hidden_size": (of_target.get("hidden_size"),),
+        "vocab_size": (target.vocab_size, of_target.get("vocab_size")),
+        layers: (target.num_layers,),
+    }
+    for key, due in wanted.items():
+        if found.config.get(key, due[0]) not in due:
+            raise _misfit(found, target, f"its {key} is {found.config[key]}, that of the model {due[0]}")
+    if found.kind == "mtp":
+        return
+    try:
+        drafter = read_dflash_config(dict(found.config))
+    except (KeyError, TypeError, ValueError) as fault:
+        raise ModelError(f"cannot read the configuration of {found.source}: {fault!r}") from fault
+    if not 0 <= drafter.mask_token_id < target.vocab_size:
+        mask = f"its mask_token_id {drafter.mask_token_id}"
+        raise _misfit(found, target, f"{mask} is not in the vocabulary of {target.vocab_size} tokens")
+    if outside := [tap for tap in drafter.taps if not 0 <= tap < target.num_layers]:
+        raise _misfit(found, target, f"it reads layers {outside} of the model's {target.num_layers}")
+    if drafter.block_size < 2:
+        raise _misfit(found, target, f"its block_size is {drafter.block_size}, which leaves nothing to draft")
+
+
+def _misfit(found: FoundHead, target: Target, why: str) -> ModelError:
+    return ModelError(
+        f"the {NAMES[found.kind]} in {found.source} does not fit {target.name}: {why}. "
+        "Use one that was made for this model, or none"
+    )
+
+
+def choose(found: Sequence[FoundHead]) -> FoundHead | None:
+    """Return the only head, None if there is none. Raises ModelError if there are several."""
+    if len(found) > 1:
+        several = " and ".join(f"the {NAMES[one.kind]} in {one.source}" for one in found)
+        raise ModelError(f"only one drafter can read a model's states, but there are {several}; keep one")
+    return found[0] if found else None
+
+
+def read_weights(found: FoundHead) -> dict[str, mx.array]:
+    """Read a head's arrays by their places in the module, as mlx-lm would have converted them."""
+    weights: dict[str, mx.array] = {}
+    for path, names in found.names.items():
+        arrays: Any = mx.load(str(path))
+        weights |= {own: arrays[name] for name, own in names.items() if own}
+    if found.adds_one:
+        weights = {name: array + 1.0 if array.ndim == 1 else array for name, array in weights.items()}
+    if found.kind == "dflash":
+        return weights
+    try:
+        return FAMILIES[found.family].convert(weights, found.config)
+    except Exception as fault:
+        raise ModelError(f"{found.source} has not all arrays of a head in a known form: {fault!r}") from fault
 
 
 def make_mtp(
