@@ -14,7 +14,6 @@ Source: the checkpoints and converters named; mlx-vlm, vllm-mlx and MTPLX, for t
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, Literal
 
 from mlx_lm.utils import MODEL_REMAPPING
 
+from engine.model.head_names import name_in_first_layer, name_in_head, rename
 from engine.model.loading import ModelError
 from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
@@ -149,59 +149,19 @@ def _refuse_others(folder: Path, names: list[str]) -> None:
             )
 
 
-_IN_LAYERS = re.compile(r"(?:language_model\.)?model\.(?:language_model\.)?layers\.(\d+)\.(.+)")
-_UNDER_MTP = re.compile(r"(?:.*\.)?mtp\.(.+)")
-
-_RENAMED = {
-    "eh_proj": "fc",
-    "enorm": "pre_fc_norm_embedding",
-    "hnorm": "pre_fc_norm_hidden",
-    "shared_head.norm": "norm",
-}
-"""The names of DeepSeek V3 and GLM-4-MoE, and those of Qwen for the same."""
-
-_DROPPED = ("shared_head.head.", "embed_tokens.", "self_attn.rotary_emb.")
-"""The target's own embedding and output head again, and what is computed."""
-
-
 def _own_names(files: list[SafetensorsFile], num_layers: int) -> dict[Path, dict[str, str]]:
     """Return the arrays of a head among those of a model: names in the module, by file and name there."""
     found: dict[Path, dict[str, str]] = {}
     for file in files:
         for name in file.arrays:
-            if (own := _own_name(name, num_layers)) is not None:
+            if (own := name_in_head(name, num_layers)) is not None:
                 found.setdefault(file.path, {})[name] = own
     return found
 
 
-def _own_name(name: str, num_layers: int) -> str | None:
-    """Return the name in the module of an array of a head, empty if it is not used; None of another array."""
-    if match := _UNDER_MTP.fullmatch(name):
-        return _first_layer(match[1])
-    match = _IN_LAYERS.fullmatch(name)
-    if match is None or not num_layers or int(match[1]) < num_layers:
-        return None
-    return _renamed(match[2]) if int(match[1]) == num_layers else ""
-
-
-def _renamed(name: str) -> str:
-    """Return the name in the module of an array of DeepSeek's, empty if it is not used."""
-    if name.startswith(_DROPPED):
-        return ""
-    for published, renamed in _RENAMED.items():
-        if name.startswith(f"{published}."):
-            return renamed + name.removeprefix(published)
-    return f"layers.0.{name}"
-
-
 def _bare_names(file: SafetensorsFile) -> dict[str, str]:
-    name_of = _renamed if "eh_proj.weight" in file.arrays else _first_layer
+    name_of = rename if "eh_proj.weight" in file.arrays else name_in_first_layer
     return {name: name_of(name.removeprefix("mtp.")) for name in file.arrays}
-
-
-def _first_layer(name: str) -> str:
-    """Return a name, empty if it is of a layer after the first: that one is applied again instead."""
-    return "" if name.startswith("layers.") and not name.startswith("layers.0.") else name
 
 
 def _own_head(
