@@ -22,16 +22,22 @@ Weights = Mapping[str, mx.array]
 
 
 @dataclass(frozen=True)
-class Target:
+class Shape:
     """What a head must fit.
 
-    name: for people. config: of its config.json. num_layers, vocab_size: as loaded.
+    name: of the target, for people. config: of its config.json. num_layers, vocab_size: of the target.
     """
 
     name: str
     config: Mapping[str, Any]
     num_layers: int
     vocab_size: int
+
+
+@dataclass(frozen=True)
+class Target(Shape):
+    """A loaded target, for which a head is made."""
+
     ends: TargetEnds
 
 
@@ -52,7 +58,7 @@ def load_head(found: FoundHead, target: Target, max_drafted: int) -> MTPHead | D
     return head
 
 
-def check_fit(found: FoundHead, target: Target) -> None:
+def check_fit(found: FoundHead, target: Shape) -> None:
     """Raise ModelError if a head cannot be for a target, going by their configurations."""
     if found.kind == "mtp" and found.family not in FAMILIES:
         known = ", ".join(FAMILIES)
@@ -62,7 +68,8 @@ def check_fit(found: FoundHead, target: Target) -> None:
     wanted = {
         "hidden_size": (of_target.get("hidden_size"),),
         "vocab_size": (target.vocab_size, of_target.get("vocab_size")),
-        layers: (target.num_layers,),
+        # An MTP head's configuration may be the target's, or describe nothing but the head.
+        layers: (target.num_layers, *([found.depth] if found.kind == "mtp" else [])),
     }
     for key, due in wanted.items():
         if found.config.get(key, due[0]) not in due:
@@ -82,7 +89,7 @@ def check_fit(found: FoundHead, target: Target) -> None:
         raise _misfit(found, target, f"its block_size is {drafter.block_size}, which leaves nothing to draft")
 
 
-def _misfit(found: FoundHead, target: Target, why: str) -> ModelError:
+def _misfit(found: FoundHead, target: Shape, why: str) -> ModelError:
     return ModelError(
         f"the {NAMES[found.kind]} in {found.source} does not fit {target.name}: {why}. "
         "Use one that was made for this model, or none"
