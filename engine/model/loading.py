@@ -25,6 +25,7 @@ from engine.kv_cache.rows import Sharing
 from engine.model import wedlm
 from engine.model.findings import Findings
 from engine.model.generation_config import read_sampling_defaults
+from engine.model.head_names import leave_heads_out
 from engine.request import ModelInfo
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
@@ -186,7 +187,8 @@ def load_model(
             trust_remote_code=trusts_code,
         )
         loaded: Any
-        loaded, digest = read_once(load)
+        with leave_heads_out():
+            loaded, digest = read_once(load)
         model, wrapped, config = loaded
     # Model code and weights may raise anything.
     except Exception as fault:

@@ -1,0 +1,78 @@
+"""Tell the arrays of a multi-token-prediction head from those of the model with which it is published.
+
+Qwen3-Next and Qwen3.5 name them `mtp.*`, DeepSeek V3 and GLM-4-MoE as a layer after the last one. mlx-lm
+drops them when it loads some models, and refuses others for them.
+"""
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+import mlx_lm.utils
+
+_IN_LAYERS = re.compile(r"(?:language_model\.)?model\.(?:language_model\.)?layers\.(\d+)\.(.+)")
+_UNDER_MTP = re.compile(r"(?:.*\.)?mtp\.(.+)")
+
+_RENAMED = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head.norm": "norm",
+}
+"""The names of DeepSeek V3 and GLM-4-MoE, and those of Qwen for the same."""
+
+_DROPPED = ("shared_head.head.", "embed_tokens.", "self_attn.rotary_emb.")
+"""The target's own embedding and output head again, and what is computed."""
+
+
+def name_in_head(name: str, num_layers: int) -> str | None:
+    """Return an array's name in the head's module, empty if it is not used; None of an array of the model.
+
+    num_layers: of the model.
+    """
+    if match := _UNDER_MTP.fullmatch(name):
+        return name_in_first_layer(match[1])
+    match = _IN_LAYERS.fullmatch(name)
+    if match is None or not num_layers or int(match[1]) < num_layers:
+        return None
+    return rename(match[2]) if int(match[1]) == num_layers else ""
+
+
+def rename(name: str) -> str:
+    """Return the name in the module of an array of DeepSeek's, empty if it is not used."""
+    if name.startswith(_DROPPED):
+        return ""
+    for published, renamed in _RENAMED.items():
+        if name.startswith(f"{published}."):
+            return renamed + name.removeprefix(published)
+    return f"layers.0.{name}"
+
+
+def name_in_first_layer(name: str) -> str:
+    """Return a name, empty if it is of a layer after the first: that one is applied again instead."""
+    return "" if name.startswith("layers.") and not name.startswith("layers.0.") else name
+
+
+def leave_heads_out() -> AbstractContextManager[Any]:
+    """Have mlx-lm load models without the heads that are published with them. For the thread that loads."""
+    load = partial(mlx_lm.utils.load_model, get_model_classes=_classes_without_heads)
+    return patch.object(mlx_lm.utils, "load_model", load)
+
+
+def _classes_without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
+    model, args = mlx_lm.utils._get_classes(config)
+    if not isinstance(model, type):
+        return model, args
+    text = config.get("text_config") or config
+    num_layers = int(text.get("num_hidden_layers") or 0)
+    sanitize: Callable[..., dict[str, mx.array]] = getattr(model, "sanitize", lambda _, weights: weights)
+
+    def without_heads(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        own = {name: array for name, array in weights.items() if name_in_head(name, num_layers) is None}
+        return sanitize(self, own)
+
+    return type(model.__name__, (model,), {"sanitize": without_heads, "__module__": model.__module__}), args

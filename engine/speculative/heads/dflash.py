@@ -1,0 +1,160 @@
+"""DFlash: a block-diffusion drafter, which fills in a whole block of masks in one pass.
+
+    context at p = norm(fc(outputs of several of the target's layers at p))
+    block        = embeddings of [t(p + 1), mask, mask ...], at positions p + 1, p + 2 ...
+
+In each layer the block's queries see the keys and values of all contexts up to p and of the whole block. The
+target's output head, applied to the norm of what the masks become, predicts their tokens. Only contexts are
+cached, so a rejected draft leaves nothing behind.
+
+Source: DFlash (arXiv:2602.06036) and its published checkpoints.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
+from mlx_lm.models.base import scaled_dot_product_attention
+from mlx_lm.models.cache import KVCache
+from mlx_lm.models.qwen3 import MLP
+from mlx_lm.models.rope_utils import initialize_rope
+
+from engine.kv_cache.sliding_window import WindowKVCache
+from engine.speculative.heads.head import Choose, DraftCache, TargetEnds
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """The configuration of a drafter.
+
+    taps: the target's layers that it reads, counted from 0. mask_token_id: what stands for an unknown token.
+    windows: (layers,) the tokens that a sliding layer sees, the block's first included; None for all.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    max_position_embeddings: int
+    attention_bias: bool
+    block_size: int
+    mask_token_id: int
+    taps: tuple[int, ...]
+    windows: tuple[int | None, ...]
+
+
+class Attention(Module):
+    """Attention as in Qwen 3, of a block over contexts and itself."""
+
+    def __init__(self, config: DFlashConfig, window: int | None) -> None:
+        super().__init__()
+        hidden, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.head_dim = head_dim
+        # The block's first token takes one place of the window.
+        self.context_window = window and window - 1
+        self.q_proj = Linear(hidden, config.num_attention_heads * head_dim, bias=bias)
+        self.k_proj = Linear(hidden, config.num_key_value_heads * head_dim, bias=bias)
+        self.v_proj = Linear(hidden, config.num_key_value_heads * head_dim, bias=bias)
+        self.o_proj = Linear(config.num_attention_heads * head_dim, hidden, bias=bias)
+        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps)
+        self.rope = initialize_rope(
+            head_dim,
+            base=config.rope_theta,
+            traditional=False,
+            scaling_config=config.rope_scaling,
+            max_position_embeddings=config.max_position_embeddings,
+        )
+
+    def keep(self, x: mx.array, cache: Any) -> tuple[mx.array, mx.array]:
+        """Put the keys and values of x (rows, width, hidden) into a cache; return all that it holds."""
+        keys, values = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
+        keys = self.rope(self.k_norm(keys), offset=cache.offset)
+        held: tuple[mx.array, mx.array] = cache.update_and_fetch(keys, values)
+        return held
+
+    def __call__(self, x: mx.array, context: mx.array, cache: DraftCache) -> mx.array:
+        """Attend from a block (rows, places, hidden) to contexts (rows, 1, hidden), those held and itself."""
+        cache.make_mask(1, window_size=self.context_window)
+        self.keep(context, cache)
+        mask = cache.make_mask(x.shape[1])
+        queries = self.rope(self.q_norm(self._heads(self.q_proj(x))), offset=cache.offset)
+        keys, values = self.keep(x, cache)
+        seen = scaled_dot_product_attention(
+            queries, keys, values, cache=None, scale=self.head_dim**-0.5, mask=mask
+        )
+        attended: mx.array = self.o_proj(seen.transpose(0, 2, 1, 3).flatten(2))
+        return attended
+
+    def _heads(self, x: mx.array) -> mx.array:
+        return x.reshape(*x.shape[:2], -1, self.head_dim).transpose(0, 2, 1, 3)
+
+
+class Layer(Module):
+    """A decoder layer as in Qwen 3, with attention to contexts."""
+
+    def __init__(self, config: DFlashConfig, window: int | None) -> None:
+        super().__init__()
+        self.window = window
+        self.self_attn = Attention(config, window)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def __call__(self, x: mx.array, context: mx.array, cache: DraftCache) -> mx.array:
+        """Apply the layer to a block (rows, places, hidden)."""
+        h = x + self.self_attn(self.input_layernorm(x), context, cache)
+        made: mx.array = h + self.mlp(self.post_attention_layernorm(h))
+        return made
+
+
+class DFlashHead(Module):
+    """A DFlash drafter."""
+
+    def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
+        """Make a drafter with random weights."""
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.taps = config.taps
+        self.max_drafted = config.block_size - 1
+        self.fc = Linear(len(config.taps) * hidden, hidden, bias=False)
+        self.hidden_norm = RMSNorm(hidden, eps)
+        self.layers = [Layer(config, window) for window in config.windows]
+        self.norm = RMSNorm(hidden, eps)
+        self._mask_token_id = config.mask_token_id
+        self._ends = ends
+
+    def make_cache(self) -> list[Any]:
+        """Make empty caches of one row: those of sliding layers keep a window."""
+        return [KVCache() if layer.window is None else WindowKVCache(layer.window) for layer in self.layers]
+
+    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:  # noqa: ARG002
+        """Feed committed positions; see Head. A drafter does not look at the tokens."""
+        contexts = self._contexts(states)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            layer.self_attn.keep(contexts, cache)
+
+    def draft(
+        self, states: mx.array, last: mx.array, caches: Sequence[Any], num: int, choose: Choose
+    ) -> mx.array:
+        """Draft all tokens in one pass; see Head."""
+        masks = mx.full((last.shape[0], num), self._mask_token_id, last.dtype)
+        context = self._contexts(states[:, None])
+        x = self._ends.embed(mx.concatenate([last[:, None], masks], axis=1))
+        for layer, one in zip(self.layers, caches, strict=True):
+            cache = DraftCache(one)
+            x = layer(x, context, cache)
+            cache.give_back()
+        return choose(self._ends.logits(self.norm(x[:, 1:])), 0)
+
+    def _contexts(self, states: mx.array) -> mx.array:
+        made: mx.array = self.hidden_norm(self.fc(states))
+        return made

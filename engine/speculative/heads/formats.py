@@ -1,0 +1,203 @@
+"""Find heads in folders, by the names of files and arrays and by configurations.
+
+    in the model's folder   its own shards: `mtp.*` (Qwen3-Next, 3.5), or a layer after the last one with
+                            `eh_proj` (DeepSeek V3, GLM-4-MoE)
+                            a file beside them: model-mtp.safetensors, mtp.safetensors or
+                            mtp/weights.safetensors
+    a folder of its own     config.json with a model_type such as qwen3_5_mtp, or that of a DFlash drafter
+
+Norms of Qwen's own shards lack 1, which mlx-lm adds when it converts a model; files beside the shards were
+made by converters that added it. What a file says of itself takes precedence: `format` in its metadata is pt
+for arrays as published, and mlx for converted ones; `mtp_norm_encoding` in config.json may be delta.
+
+Source: the checkpoints and converters named; mlx-vlm, vllm-mlx and MTPLX, for their layouts.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mlx_lm.utils import MODEL_REMAPPING
+
+from engine.model.head_names import name_in_first_layer, name_in_head, rename
+from engine.model.loading import ModelError
+from engine.model.safetensors_file import SafetensorsFile, read_header
+from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
+
+Kind = Literal["mtp", "dflash"]
+
+NAMES: dict[Kind, str] = {"mtp": "MTP head", "dflash": "DFlash drafter"}
+"""What heads are called, for people."""
+
+SIDE_FILES = ("model-mtp.safetensors", "mtp.safetensors", "mtp/weights.safetensors")
+"""Files with an MTP head beside a model's own."""
+
+DFLASH = "DFlashDraftModel"
+"""Architecture of the DFlash drafters that are known here."""
+
+OTHER_DRAFTERS = ("dflash", "eagle", "medusa", "dspark", "speculator", "hydra", "assistant", "mtp")
+"""Parts of the architectures and model types of drafters that read hidden states."""
+
+_DELTA = ("delta", "delta_plus_one", "mlx_delta")
+
+
+@dataclass(frozen=True)
+class FoundHead:
+    """A head as found, of which no array has been read.
+
+    source: the folder or file, for people. family: of FAMILIES, of an MTP head.
+    config: of the head's layers, or a DFlash drafter's.
+    names: the name in the module of each array, by its file and its name there; empty if it is not used.
+    adds_one: whether norms lack 1. num_bytes: of the arrays that are used.
+    depth: layers of an MTP head. The first is used, and applied to its own output instead of the others.
+    """
+
+    kind: Kind
+    source: str
+    family: str
+    config: Mapping[str, Any]
+    names: Mapping[Path, Mapping[str, str]]
+    adds_one: bool
+    num_bytes: int
+    depth: int = 1
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read a folder's config.json. Raises ModelError."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError) as fault:
+        raise ModelError(f"cannot read {folder / 'config.json'}: {fault}") from fault
+    return config
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of the text part."""
+    return dict(config.get("text_config") or config)
+
+
+def family_of(config: Mapping[str, Any]) -> str:
+    """Return mlx-lm's name of a model's architecture."""
+    model_type = str(config.get("model_type", "unknown"))
+    return str(MODEL_REMAPPING.get(model_type, model_type))
+
+
+def find_own_heads(folder: Path, config: Mapping[str, Any]) -> list[FoundHead]:
+    """Return the MTP heads in a model's folder; several if its shards and a file beside them have one each.
+
+    config: the model's. A head of an unknown family is found too.
+    Raises ModelError if a file is truncated.
+    """
+    beside = [folder / name for name in SIDE_FILES]
+    shards = [read_header(path) for path in sorted(folder.glob("*.safetensors")) if path not in beside]
+    num_layers = int(text_config(config).get("num_hidden_layers") or 0)
+    found = []
+    if names := _own_names(shards, num_layers):
+        holders = [shard for shard in shards if shard.path in names]
+        is_raw = any(_is_published(shard, shards) for shard in holders)
+        found.append(_own_head(str(folder), config, names, holders, is_raw))
+    for path in beside:
+        if path.is_file():
+            file = read_header(path)
+            names = _own_names([file], num_layers) or {path: _bare_names(file)}
+            is_raw = file.metadata.get("format") == "pt"
+            found.append(_own_head(str(path), config, names, [file], is_raw))
+    return found
+
+
+def identify(folder: Path) -> FoundHead | None:
+    """Return the head of which a folder is; None for an ordinary model.
+
+    Raises ModelError if it is a drafter of hidden states that is not supported, or cannot be read.
+    """
+    config = read_config(folder)
+    model_type = str(config.get("model_type", ""))
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    is_mtp = model_type.endswith(MTP_SUFFIX) and model_type.removesuffix(MTP_SUFFIX) in FAMILIES
+    if not is_mtp and architectures != [DFLASH]:
+        _refuse_others(folder, [*architectures, model_type, str(config.get("speculators_model_type", ""))])
+        return None
+    files = [read_header(path) for path in sorted(folder.glob("*.safetensors"))]
+    if not files:
+        raise ModelError(f"{folder} has no safetensors file; download it again")
+    num_bytes = sum(file.num_bytes for file in files)
+    if not is_mtp:
+        bare = {file.path: {name: name.removeprefix("model.") for name in file.arrays} for file in files}
+        return FoundHead("dflash", str(folder), "", config, bare, False, num_bytes)
+    if "text_config" not in config:
+        raise ModelError(f"{folder / 'config.json'} has no text_config, which describes the head's layer")
+    family = model_type.removesuffix(MTP_SUFFIX)
+    layers = text_config(config)
+    if family == "qwen3_5" and str(layers.get("model_type", "")).startswith("qwen3_next"):
+        family = "qwen3_next"
+    names = {file.path: _bare_names(file) for file in files}
+    adds_one = FAMILIES[family].norms_lack_one and _says_delta(config)
+    return FoundHead("mtp", str(folder), family, layers, names, adds_one, num_bytes, _depth(layers))
+
+
+def _refuse_others(folder: Path, names: list[str]) -> None:
+    for name in names:
+        if any(part in name.lower() for part in OTHER_DRAFTERS):
+            raise ModelError(
+                f"{folder} is a {name}, a drafter of hidden states that is not supported; supported are MTP "
+                f"heads of {', '.join(FAMILIES)}, and DFlash drafters ({DFLASH}). Use one of these, an "
+                "ordinary model, or no --draft-model"
+            )
+
+
+def _own_names(files: list[SafetensorsFile], num_layers: int) -> dict[Path, dict[str, str]]:
+    """Return the arrays of a head among those of a model: names in the module, by file and name there."""
+    found: dict[Path, dict[str, str]] = {}
+    for file in files:
+        for name in file.arrays:
+            if (own := name_in_head(name, num_layers)) is not None:
+                found.setdefault(file.path, {})[name] = own
+    return found
+
+
+def _bare_names(file: SafetensorsFile) -> dict[str, str]:
+    name_of = rename if "eh_proj.weight" in file.arrays else name_in_first_layer
+    return {name: name_of(name.removeprefix("mtp.")) for name in file.arrays}
+
+
+def _own_head(
+    source: str,
+    config: Mapping[str, Any],
+    names: Mapping[Path, Mapping[str, str]],
+    files: list[SafetensorsFile],
+    is_raw: bool,
+) -> FoundHead:
+    family, layers = family_of(config), text_config(config)
+    lacks_one = family in FAMILIES and FAMILIES[family].norms_lack_one
+    num_bytes = sum(
+        file.arrays[name].num_bytes for file in files for name, own in names[file.path].items() if own
+    )
+    adds_one = lacks_one and (is_raw or _says_delta(config))
+    return FoundHead("mtp", source, family, layers, names, adds_one, num_bytes, _depth(layers))
+
+
+def _depth(layers: Mapping[str, Any]) -> int:
+    return int(layers.get("mtp_num_hidden_layers") or layers.get("num_nextn_predict_layers") or 1)
+
+
+def _is_published(holder: SafetensorsFile, shards: list[SafetensorsFile]) -> bool:
+    """Say whether arrays are as published; without metadata, by the form of convolutions, as mlx-lm does."""
+    if "format" in holder.metadata:
+        return holder.metadata["format"] != "mlx"
+    convolutions = [
+        array.shape for shard in shards for name, array in shard.arrays.items() if "conv1d.weight" in name
+    ]
+    return any(shape[-1] != 1 for shape in convolutions)
+
+
+def _says_delta(config: Mapping[str, Any]) -> bool:
+    of_mtp = config.get("mtplx_mtp_quantization")
+    said = [config.get("mtp_norm_encoding"), config.get("mtplx_mtp_norm_encoding")]
+    said += (
+        [of_mtp.get("norm_encoding"), of_mtp.get("norm_weight_encoding")] if isinstance(of_mtp, dict) else []
+    )
+    return any(str(value).lower() in _DELTA for value in said)

@@ -1,0 +1,168 @@
+"""What every head has, and what it takes from the target.
+
+    head    reads                                            drafts
+    MTP     (state at p, token at p + 1), at position p      token by token, each from its own last state
+    DFlash  the states of several layers, at position p      all in one pass, as masks behind a known token
+
+A head knows nothing of requests: it gets arrays of any number of rows, and caches that hold them all.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+Choose = Callable[[mx.array, int], mx.array]
+"""Choose tokens: gets logits (rows, places, vocabulary) and the number of the first of these places, 0 for
+the first drafted token; returns ids (rows, places)."""
+
+
+class Head(Protocol):
+    """Drafts from the target's hidden states.
+
+    taps: the layers of the target whose outputs it reads, counted from 0; empty: the state after the final
+        norm.
+    max_drafted: maximum tokens of a draft.
+    """
+
+    taps: tuple[int, ...]
+    max_drafted: int
+
+    def make_cache(self) -> list[Any]:
+        """Make empty caches for one row, one per layer of the head."""
+
+    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+        """Feed committed positions, which the caches keep.
+
+        states: (rows, width, taps * hidden), or (rows, width, hidden) without taps. following: (rows, width)
+            the token after each position.
+        """
+
+    def draft(
+        self, states: mx.array, last: mx.array, caches: Sequence[Any], num: int, choose: Choose
+    ) -> mx.array:
+        """Draft the tokens after a position and the one that follows it.
+
+        states: (rows, taps * hidden) of the newest computed position. last: (rows,) the committed token after
+            it, which has no state yet. num: tokens to draft, 1 to max_drafted.
+
+        Returns (rows, num) ids, for the places after last. Each cache is fed the newest position, once and
+        alone, and gives it back by trim(); a cache of many rows has no trim(), and its owner forgets the
+        position. So the caches hold what they held before.
+        """
+
+
+@dataclass(frozen=True)
+class TargetEnds:
+    """The target's embedding and output head.
+
+    embed: ids (any,) to (any, hidden). logits: states after the final norm (any, hidden) to
+        (any, vocabulary).
+    """
+
+    embed: Callable[[mx.array], mx.array]
+    logits: Callable[[mx.array], mx.array]
+
+
+class DraftCache:
+    """One layer's cache while a draft is made: the cache itself for the newest position, then copies.
+
+    It has mlx-lm's cache protocol. The cache behind it is written once, so rows of one batch may end in
+    different columns; what is drafted is put behind the columns that this first write returned.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+        # A cache of one row counts on while it is written.
+        self._start: int | mx.array = cache.offset
+        self._num_fed = 0
+        self._held: tuple[mx.array, mx.array] | None = None
+        self._mask: mx.array | None = None
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The position of the next token: an int if all rows agree, else (rows,)."""
+        return self._start + self._num_fed
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append keys and values (rows, heads, width, head_dim) and return all, these last."""
+        if self._held is None:
+            self._held = self._cache.update_and_fetch(keys, values)
+        else:
+            held_keys, held_values = self._held
+            self._held = (
+                mx.concatenate([held_keys, keys], axis=2),
+                mx.concatenate([held_values, values], axis=2),
+            )
+        self._num_fed += keys.shape[2]
+        return self._held
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | None:
+        """Return the mask of the next N tokens, which see the columns held and all N: None, or booleans.
+
+        The first call is for the newest position, which is alone; window_size counts there only.
+        """
+        if self._held is None:
+            mask = self._cache.make_mask(N, return_array=return_array, window_size=window_size)
+            assert N == 1 and not isinstance(mask, str)
+            self._mask = mask
+        elif self._mask is not None:
+            seen = mx.ones((*self._mask.shape[:-1], N), mx.bool_)
+            self._mask = mx.concatenate([self._mask, seen], axis=-1)
+        return self._mask
+
+    def give_back(self) -> None:
+        """Remove the newest position from the cache behind, if that can be asked to."""
+        if self._held is not None and hasattr(self._cache, "trim"):
+            self._cache.trim(1)
+
+
+class _Body:
+    """Stands in for a model's body: returns states as given, and is the body in all else."""
+
+    def __init__(self, body: Any, states: mx.array) -> None:
+        self.body = body
+        self.states = states
+
+    def __call__(self, *_: Any, **__: Any) -> mx.array:
+        return self.states
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.body, name)
+
+
+def find_ends(model: Any) -> TargetEnds:
+    """Return the ends of a model of mlx-lm, with whatever it does to its embeddings and logits.
+
+    Raises ValueError if the model's embedding or body does not have the name that is usual in mlx-lm.
+    """
+    owner = _owner_of_body(model)
+    body = owner and owner["model"]
+    if body is None or "embed_tokens" not in body:
+        raise ValueError(f"{type(model).__name__} keeps its embedding in a place of its own")
+    scale = getattr(body, "embed_scale", None)
+
+    def embed(ids: mx.array) -> mx.array:
+        embedded: mx.array = body["embed_tokens"](ids)
+        return embedded if scale is None else embedded * scale
+
+    def logits(states: mx.array) -> mx.array:
+        # The model itself applies its output head, as some scale or cap what it returns.
+        dict.__setitem__(owner, "model", _Body(body, states))
+        try:
+            found: mx.array = owner(mx.zeros(states.shape[:-1], mx.int32))
+        finally:
+            dict.__setitem__(owner, "model", body)
+        return found
+
+    return TargetEnds(embed, logits)
+
+
+def _owner_of_body(model: Any) -> Any:
+    """Return the part of a model that has a body and applies the output head to what it returns."""
+    while "model" not in model and "language_model" in model:
+        model = model["language_model"]
+    return model if "model" in model else None

@@ -1,0 +1,222 @@
+"""Make heads from configurations and weights whose names are those of the modules."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten
+from mlx_lm.utils import infer_quant_config
+
+from engine.model.loading import ModelError
+from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
+from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
+from engine.speculative.heads.formats import NAMES, FoundHead, text_config
+from engine.speculative.heads.head import TargetEnds
+from engine.speculative.heads.mtp import MTPHead
+
+Weights = Mapping[str, mx.array]
+"""Arrays by the names of their places in a module."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a head must fit.
+
+    name: of the target, for people. config: of its config.json. num_layers, vocab_size: of the target.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    num_layers: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Target(Shape):
+    """A loaded target, for which a head is made."""
+
+    ends: TargetEnds
+
+
+def load_head(found: FoundHead, target: Target, max_drafted: int) -> MTPHead | DFlashHead:
+    """Load a head and evaluate its arrays.
+
+    max_drafted: maximum tokens of a draft of an MTP head.
+    Raises ModelError if it does not fit the target, or is not what its configuration says.
+    """
+    check_fit(found, target)
+    config = dict(found.config)
+    if found.kind == "dflash":
+        head: MTPHead | DFlashHead = make_dflash(found.source, config, read_weights(found), target.ends)
+    else:
+        described = {"model_type": found.family + MTP_SUFFIX, "text_config": config}
+        head = make_mtp(found.source, described, read_weights(found), target.ends, max_drafted)
+    mx.eval(head.parameters())
+    return head
+
+
+def check_fit(found: FoundHead, target: Shape) -> None:
+    """Raise ModelError if a head cannot be for a target, going by their configurations."""
+    if found.kind == "mtp" and found.family not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ModelError(f"{found.source} has an MTP head of {found.family}; supported are those of {known}")
+    of_target = text_config(target.config)
+    layers = "num_hidden_layers" if found.kind == "mtp" else "num_target_layers"
+    wanted = {
+        "hidden_size": (of_target.get("hidden_size"),),
+        "vocab_size": (target.vocab_size, of_target.get("vocab_size")),
+        # An MTP head's configuration may be the target's, or describe nothing but the head.
+        layers: (target.num_layers, *([found.depth] if found.kind == "mtp" else [])),
+    }
+    for key, due in wanted.items():
+        if found.config.get(key, due[0]) not in due:
+            raise _misfit(found, target, f"its {key} is {found.config[key]}, that of the model {due[0]}")
+    if found.kind == "mtp":
+        return
+    try:
+        drafter = read_dflash_config(dict(found.config))
+    except (KeyError, TypeError, ValueError) as fault:
+        raise ModelError(f"cannot read the configuration of {found.source}: {fault!r}") from fault
+    if not 0 <= drafter.mask_token_id < target.vocab_size:
+        mask = f"its mask_token_id {drafter.mask_token_id}"
+        raise _misfit(found, target, f"{mask} is not in the vocabulary of {target.vocab_size} tokens")
+    if outside := [tap for tap in drafter.taps if not 0 <= tap < target.num_layers]:
+        raise _misfit(found, target, f"it reads layers {outside} of the model's {target.num_layers}")
+    if drafter.block_size < 2:
+        raise _misfit(found, target, f"its block_size is {drafter.block_size}, which leaves nothing to draft")
+
+
+def _misfit(found: FoundHead, target: Shape, why: str) -> ModelError:
+    return ModelError(
+        f"the {NAMES[found.kind]} in {found.source} does not fit {target.name}: {why}. "
+        "Use one that was made for this model, or none"
+    )
+
+
+def choose(found: Sequence[FoundHead]) -> FoundHead | None:
+    """Return the only head, None if there is none. Raises ModelError if there are several."""
+    if len(found) > 1:
+        several = " and ".join(f"the {NAMES[one.kind]} in {one.source}" for one in found)
+        raise ModelError(f"only one drafter can read a model's states, but there are {several}; keep one")
+    return found[0] if found else None
+
+
+def read_weights(found: FoundHead) -> dict[str, mx.array]:
+    """Read a head's arrays by their places in the module, as mlx-lm would have converted them."""
+    weights: dict[str, mx.array] = {}
+    for path, names in found.names.items():
+        arrays: Any = mx.load(str(path))
+        weights |= {own: arrays[name] for name, own in names.items() if own}
+    if found.adds_one:
+        weights = {name: array + 1.0 if array.ndim == 1 else array for name, array in weights.items()}
+    if found.kind == "dflash":
+        return weights
+    try:
+        return FAMILIES[found.family].convert(weights, found.config)
+    except Exception as fault:
+        raise ModelError(f"{found.source} has not all arrays of a head in a known form: {fault!r}") from fault
+
+
+def make_mtp(
+    source: str, config: dict[str, Any], weights: Weights, ends: TargetEnds, max_drafted: int
+) -> MTPHead:
+    """Make an MTP head.
+
+    source: where it was found, for errors. config: {"model_type": a family of FAMILIES and "_mtp",
+        "text_config": the configuration of the target, or of the head's layer}.
+    Raises ModelError if the weights are not those of such a head.
+    """
+    family = FAMILIES[str(config["model_type"]).removesuffix(MTP_SUFFIX)]
+    try:
+        head = MTPHead(family, config["text_config"], ends, max_drafted)
+    except Exception as fault:
+        raise ModelError(f"cannot make a head from the configuration of {source}: {fault!r}") from fault
+    _fill(source, head, weights)
+    return head
+
+
+def make_dflash(source: str, config: dict[str, Any], weights: Weights, ends: TargetEnds) -> DFlashHead:
+    """Make a DFlash drafter.
+
+    source: where it was found, for errors. config: of its config.json.
+    Raises ModelError if the configuration lacks an entry, or the weights are not those of such a drafter.
+    """
+    try:
+        made = read_dflash_config(config)
+    except (KeyError, TypeError, ValueError) as fault:
+        raise ModelError(f"cannot make a drafter from the configuration of {source}: {fault!r}") from fault
+    head = DFlashHead(made, ends)
+    _fill(source, head, weights)
+    return head
+
+
+def read_dflash_config(config: dict[str, Any]) -> DFlashConfig:
+    """Read a drafter's config.json. Raises KeyError, TypeError or ValueError."""
+    of_drafter = config["dflash_config"]
+    num_layers = int(config["num_hidden_layers"])
+    taps = of_drafter.get("target_layer_ids") or spread_taps(int(config["num_target_layers"]), num_layers)
+    kinds = config.get("layer_types") or ["full_attention"] * num_layers
+    if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise ValueError(f"layer_types {kinds} of {num_layers} layers")
+    rope = config.get("rope_parameters") or {}
+    return DFlashConfig(
+        hidden_size=int(config["hidden_size"]),
+        intermediate_size=int(config["intermediate_size"]),
+        num_attention_heads=int(config["num_attention_heads"]),
+        num_key_value_heads=int(config["num_key_value_heads"]),
+        head_dim=int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]),
+        rms_norm_eps=float(config["rms_norm_eps"]),
+        rope_theta=float(config.get("rope_theta") or rope["rope_theta"]),
+        rope_scaling=config.get("rope_scaling") or (rope or None),
+        max_position_embeddings=int(config["max_position_embeddings"]),
+        attention_bias=bool(config.get("attention_bias", False)),
+        block_size=int(config["block_size"]),
+        mask_token_id=int(of_drafter["mask_token_id"]),
+        taps=tuple(taps),
+        windows=tuple(
+            int(config["sliding_window"]) if kind == "sliding_attention" else None for kind in kinds
+        ),
+    )
+
+
+def spread_taps(num_target_layers: int, num: int) -> tuple[int, ...]:
+    """Return the layers that a drafter of num layers reads if its configuration names none."""
+    if num == 1:
+        return (num_target_layers // 2,)
+    span = num_target_layers - 4
+    return tuple(round(1 + place * span / (num - 1)) for place in range(num))
+
+
+def _fill(source: str, head: Module, weights: Weights) -> None:
+    """Give a head its weights, quantized as they are. Raises ModelError if they do not fit it."""
+
+    def quantization(path: str, module: Module) -> bool | dict[str, Any]:
+        if f"{path}.scales" not in weights or not hasattr(module, "to_quantized"):
+            return False
+        found: dict[str, Any] = infer_quant_config(path, module, dict(weights))
+        return found
+
+    try:
+        quantize(head, class_predicate=quantization)
+    except (ValueError, ZeroDivisionError) as fault:
+        raise ModelError(f"cannot read the quantization of {source}: {fault}") from fault
+    wanted: Any = dict(tree_flatten(head.parameters()))
+    if missing := sorted(wanted.keys() - weights.keys()):
+        raise ModelError(f"{source} lacks {_few(missing)}: it is truncated, or of another kind of model")
+    if strange := sorted(weights.keys() - wanted.keys()):
+        raise ModelError(f"{source} has weights that no such head has: {_few(strange)}")
+    for name, array in weights.items():
+        if array.shape != wanted[name].shape:
+            raise ModelError(
+                f"{source} does not fit: {name} is {array.shape}, where {wanted[name].shape} is due"
+            )
+    head.load_weights(list(weights.items()))
+    head.eval()
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
