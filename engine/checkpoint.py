@@ -31,8 +31,8 @@ from engine.speculative.heads.formats import (
 )
 from engine.speculative.heads.making import Shape, check_fit, choose
 
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Bytes of a number, by the type's name in safetensors files, of the types in which models compute."""
+DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+"""The types in which models compute, by their names in safetensors files."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _main_dtype(files: list[SafetensorsFile]) -> str:
     sizes: Counter[str] = Counter()
     for file in files:
         for array in file.arrays.values():
-            if array.dtype in BYTES:
+            if array.dtype in DTYPES:
                 sizes[array.dtype] += array.size
     return max(sizes, key=lambda dtype: sizes[dtype], default="")
 
@@ -209,15 +209,16 @@ def _find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[C
         return None, f"{known} does not know the architecture {config.get('model_type')}"
     try:
         model = model_class(args.from_dict(deepcopy(config)))
+        model.set_dtype(DTYPES.get(_main_dtype(files), mx.bfloat16))
         caches = make_caches(model)
         # Nothing of it is ever computed: the shapes are enough.
         model(mx.array([[0]]), cache=caches)
-        return _measure(caches, BYTES.get(_main_dtype(files), 2)), None
+        return _measure(caches), None
     except Exception as fault:
         return None, f"mlx-lm cannot build it from its configuration: {fault!r}"
 
 
-def _measure(caches: list[Any], number_bytes: int) -> CacheInfo:
+def _measure(caches: list[Any]) -> CacheInfo:
     token_bytes = fixed_bytes = 0
     windows: Counter[int] = Counter()
     for cache in leaves(caches):
@@ -225,7 +226,7 @@ def _measure(caches: list[Any], number_bytes: int) -> CacheInfo:
         if keys is None:
             fixed_bytes += sum(array.nbytes for array in getattr(cache, "cache", []) if array is not None)
             continue
-        each = sum(array.shape[1] * array.shape[3] for array in (keys, cache.values)) * number_bytes
+        each = sum(array.nbytes // array.shape[2] for array in (keys, cache.values))
         if window := getattr(cache, "window", None):
             windows[window] += each
         else:

@@ -56,7 +56,9 @@ def test_memory_is_what_the_caches_of_the_loaded_model_take(
 ) -> None:
     folder = write_random_model(name, tmp_path / "model")
     found = info(capsys, folder)
-    model: Any = make_model(json.loads((folder / "config.json").read_text()))
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    config = json.loads((folder / "config.json").read_text())
+    model: Any = make_model(config, next(iter(weights.values())).dtype)
     caches = make_caches(model)
     model(mx.array([[1, 2, 3]]), cache=caches)
     expected = {"token_bytes": 0, "fixed_bytes": 0}
