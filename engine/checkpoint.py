@@ -97,6 +97,13 @@ def inspect_checkpoint(source: str) -> CheckpointInfo:
     """
     folder = find_folder(source)
     config = read_config(folder)
+    try:
+        return _inspect(folder, source, config)
+    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        raise ModelError(f"{folder / 'config.json'} has an entry that cannot be read: {fault!r}") from fault
+
+
+def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInfo:
     paths = [path for path in sorted(folder.glob("model*.safetensors")) if path.name not in SIDE_FILES]
     files = [read_header(path) for path in paths]
     refused = _missing_files(folder, files)

@@ -157,3 +157,24 @@ def test_a_truncated_file_is_an_error_of_one_line(capsys: pytest.CaptureFixture[
     file.write_bytes(file.read_bytes()[:-1])
     assert main(["info", str(tmp_path)]) == 1
     assert capsys.readouterr().err.endswith("of arrays; download it again\n")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": "many"},
+        {"vocab_size": [1]},
+        {"quantization": 4},
+        {"text_config": 3},
+        {"architectures": 7},
+        {"max_position_embeddings": "long"},
+    ],
+)
+def test_a_configuration_of_other_types_is_an_error_of_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    write_model(tmp_path, **changes)
+    assert main(["info", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"reprise: {tmp_path}/config.json has an entry that cannot be read: ")
+    assert error.count("\n") == 1

@@ -140,7 +140,7 @@ def find_ends(model: Any) -> TargetEnds:
 
     Raises ValueError if the model's embedding, layers or body are not named as usual in mlx-lm.
     """
-    owner = _owner_of_body(model)
+    owner = owner_of_body(model)
     body = owner and owner["model"]
     if body is None or not {"embed_tokens", "layers"} <= body.keys():
         raise ValueError(f"{type(model).__name__} keeps its embedding in a place of its own")
@@ -195,7 +195,7 @@ def _enter(body: Any, ids: mx.array) -> mx.array:
     raise ValueError(f"{type(body).__name__} does not run its layers")
 
 
-def _owner_of_body(model: Any) -> Any:
+def owner_of_body(model: Any) -> Any:
     """Return the part of a model that has a body and applies the output head to what it returns."""
     while "model" not in model and "language_model" in model:
         model = model["language_model"]
