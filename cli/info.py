@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the description; return 0, or 1 if the folder cannot be read or would be refused."""
+    """Print the description; return 0, or 1 if there is no such folder or its files cannot be read."""
     # Imported here so that other commands do not load the engine.
     from engine.checkpoint import inspect_checkpoint
     from engine.model.loading import ModelError
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(asdict(info), indent=2))
     else:
         _print_table(info)
-    return 1 if info.refused else 0
+    return 0
 
 
 def _print_table(info: "CheckpointInfo") -> None:

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from engine.model.loading import ModelError, display_name, find_context_tokens
 from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.speculative.heads.formats import (
     NAMES,
+    SIDE_FILES,
     FoundHead,
     family_of,
     find_own_heads,
@@ -85,7 +86,7 @@ class CheckpointInfo:
     cache: CacheInfo | None = None
     heads: tuple[HeadInfo, ...] = ()
     drafters: tuple[str, ...] = ()
-    refused: tuple[str, ...] = field(default=())
+    refused: tuple[str, ...] = ()
 
 
 def inspect_checkpoint(source: str) -> CheckpointInfo:
@@ -96,7 +97,15 @@ def inspect_checkpoint(source: str) -> CheckpointInfo:
     """
     folder = find_folder(source)
     config = read_config(folder)
-    files = [read_header(path) for path in sorted(folder.glob("*.safetensors"))]
+    try:
+        return _inspect(folder, source, config)
+    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        raise ModelError(f"{folder / 'config.json'} has an entry that cannot be read: {fault!r}") from fault
+
+
+def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInfo:
+    paths = [path for path in sorted(folder.glob("model*.safetensors")) if path.name not in SIDE_FILES]
+    files = [read_header(path) for path in paths]
     refused = _missing_files(folder, files)
     try:
         head = identify(folder)
@@ -156,7 +165,9 @@ def _describe(
         vocab_size=_number(text, "vocab_size"),
         dtype=_main_dtype(files),
         quantization=None if quantization is None else _uniform(quantization),
-        weight_bytes=sum(file.num_bytes for file in files),
+        # Those of a head in the model's own files count as the head's.
+        weight_bytes=sum(file.num_bytes for file in files)
+        - sum(head.num_bytes for head in heads if head.source == str(folder)),
         num_files=len(files),
         cache=cache,
         heads=heads,
@@ -194,7 +205,7 @@ def _missing_files(folder: Path, files: list[SafetensorsFile]) -> tuple[str, ...
         return missing
     except (OSError, ValueError, KeyError, AttributeError) as fault:
         return (*missing, f"model.safetensors.index.json cannot be read: {fault!r}")
-    absent = sorted(named - {file.path.name for file in files})
+    absent = sorted(name for name in named if not (folder / str(name)).is_file())
     return missing + tuple(f"{name} is missing, which the index names; download it" for name in absent)
 
 

@@ -22,8 +22,8 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
 
 
-def info(capsys: pytest.CaptureFixture[str], folder: Path, status: int = 0) -> dict[str, Any]:
-    assert main(["info", str(folder), "--json"]) == status
+def info(capsys: pytest.CaptureFixture[str], folder: Path) -> dict[str, Any]:
+    assert main(["info", str(folder), "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -116,7 +116,7 @@ def test_what_would_be_refused_is_said_with_the_reason(
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "is a LlamaForCausalLMEagle3, a drafter"),
     ]:
         write_model(tmp_path, **changes)
-        found = info(capsys, tmp_path, status=1)
+        found = info(capsys, tmp_path)
         assert reason in " ".join(found["refused"])
         assert found["drafters"] == []
 
@@ -127,7 +127,7 @@ def test_files_that_the_index_names_but_are_missing_are_named(
     write_model(tmp_path)
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
     folders.write_json(tmp_path / "model.safetensors.index.json", index)
-    (reason,) = info(capsys, tmp_path, status=1)["refused"]
+    (reason,) = info(capsys, tmp_path)["refused"]
     assert reason.startswith("model-00002-of-00002.safetensors is missing")
 
 
@@ -136,7 +136,7 @@ def test_two_heads_at_once_are_refused(capsys: pytest.CaptureFixture[str], tmp_p
     arrays = published.tiny_mtp("qwen3_next", config_of("qwen3_next"))
     for layout in ("shards", "mtp.safetensors"):
         folders.write_head(tmp_path, layout, "qwen3_next", config, arrays)
-    found = info(capsys, tmp_path, status=1)
+    found = info(capsys, tmp_path)
     assert len(found["heads"]) == 2
     assert "keep one" in found["refused"][0]
     assert "mtp" not in found["drafters"]
@@ -159,3 +159,24 @@ def test_a_truncated_file_is_an_error_of_one_line(capsys: pytest.CaptureFixture[
     file.write_bytes(file.read_bytes()[:-1])
     assert main(["info", str(tmp_path)]) == 1
     assert capsys.readouterr().err.endswith("of arrays; download it again\n")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": "many"},
+        {"vocab_size": [1]},
+        {"quantization": 4},
+        {"text_config": 3},
+        {"architectures": 7},
+        {"max_position_embeddings": "long"},
+    ],
+)
+def test_a_configuration_of_other_types_is_an_error_of_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    write_model(tmp_path, **changes)
+    assert main(["info", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"reprise: {tmp_path}/config.json has an entry that cannot be read: ")
+    assert error.count("\n") == 1

@@ -93,7 +93,7 @@ def find_own_heads(folder: Path, config: Mapping[str, Any]) -> list[FoundHead]:
     Raises ModelError if a file is truncated.
     """
     beside = [folder / name for name in SIDE_FILES]
-    shards = [read_header(path) for path in sorted(folder.glob("*.safetensors")) if path not in beside]
+    shards = [read_header(path) for path in sorted(folder.glob("model*.safetensors")) if path not in beside]
     num_layers = int(text_config(config).get("num_hidden_layers") or 0)
     found = []
     if names := _own_names(shards, num_layers):

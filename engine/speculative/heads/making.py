@@ -20,6 +20,9 @@ from engine.speculative.heads.mtp import MTPHead
 Weights = Mapping[str, mx.array]
 """Arrays by the names of their places in a module."""
 
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+"""What a configuration raises that lacks an entry, or has one of another type."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -78,7 +81,7 @@ def check_fit(found: FoundHead, target: Shape) -> None:
         return
     try:
         drafter = read_dflash_config(dict(found.config))
-    except (KeyError, TypeError, ValueError) as fault:
+    except _UNREADABLE as fault:
         raise ModelError(f"cannot read the configuration of {found.source}: {fault!r}") from fault
     if not 0 <= drafter.mask_token_id < target.vocab_size:
         mask = f"its mask_token_id {drafter.mask_token_id}"
@@ -146,7 +149,7 @@ def make_dflash(source: str, config: dict[str, Any], weights: Weights, ends: Tar
     """
     try:
         made = read_dflash_config(config)
-    except (KeyError, TypeError, ValueError) as fault:
+    except _UNREADABLE as fault:
         raise ModelError(f"cannot make a drafter from the configuration of {source}: {fault!r}") from fault
     head = DFlashHead(made, ends)
     _fill(source, head, weights)
@@ -154,7 +157,7 @@ def make_dflash(source: str, config: dict[str, Any], weights: Weights, ends: Tar
 
 
 def read_dflash_config(config: dict[str, Any]) -> DFlashConfig:
-    """Read a drafter's config.json. Raises KeyError, TypeError or ValueError."""
+    """Read a drafter's config.json. Raises one of _UNREADABLE."""
     of_drafter = config["dflash_config"]
     num_layers = int(config["num_hidden_layers"])
     taps = of_drafter.get("target_layer_ids") or spread_taps(int(config["num_target_layers"]), num_layers)
@@ -175,7 +178,7 @@ def read_dflash_config(config: dict[str, Any]) -> DFlashConfig:
         attention_bias=bool(config.get("attention_bias", False)),
         block_size=int(config["block_size"]),
         mask_token_id=int(of_drafter["mask_token_id"]),
-        taps=tuple(taps),
+        taps=tuple(map(int, taps)),
         windows=tuple(
             int(config["sliding_window"]) if kind == "sliding_attention" else None for kind in kinds
         ),

@@ -121,6 +121,26 @@ def test_a_drafter_of_another_model_is_refused(tmp_path: Path, changes: dict[str
         check_fit(found, target(config_of("llama")))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dflash_config": None},
+        {"dflash_config": {"mask_token_id": 5, "target_layer_ids": ["first"]}},
+        {"hidden_size": "wide"},
+        {"layer_types": ["linear_attention"] * 2},
+        {"layer_types": ["sliding_attention"] * 2},
+        {"rope_theta": None},
+    ],
+)
+def test_a_drafter_whose_configuration_cannot_be_read_is_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    found = identify(write_dflash(tmp_path, **changes))
+    assert found is not None
+    with pytest.raises(ModelError, match=f"{tmp_path}"):
+        check_fit(found, target(config_of("llama")))
+
+
 def test_an_mtp_head_of_another_model_is_refused(tmp_path: Path) -> None:
     config = config_of("qwen3_5")
     arrays = published.tiny_mtp("qwen3_5", config)
