@@ -139,7 +139,7 @@ def find_ends(model: Any) -> TargetEnds:
 
     Raises ValueError if the model's embedding or body does not have the name that is usual in mlx-lm.
     """
-    owner = _owner_of_body(model)
+    owner = owner_of_body(model)
     body = owner and owner["model"]
     if body is None or "embed_tokens" not in body:
         raise ValueError(f"{type(model).__name__} keeps its embedding in a place of its own")
@@ -161,7 +161,7 @@ def find_ends(model: Any) -> TargetEnds:
     return TargetEnds(embed, logits)
 
 
-def _owner_of_body(model: Any) -> Any:
+def owner_of_body(model: Any) -> Any:
     """Return the part of a model that has a body and applies the output head to what it returns."""
     while "model" not in model and "language_model" in model:
         model = model["language_model"]
