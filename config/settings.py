@@ -170,9 +170,9 @@ class Settings:
         "none.",
         at_least=0,
     )
-    draft_type: Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "wedlm"] = (
-        setting("auto", "Where drafts come from. A request can choose another type.")
-    )
+    draft_type: Literal[
+        "auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "mtp", "dflash", "wedlm"
+    ] = setting("auto", "Where drafts come from. A request can choose another type.")
     num_draft_tokens: int = setting(
         31,
         "Maximum tokens of one draft. Measured costs decide how many are used.",
@@ -209,7 +209,7 @@ class Settings:
     draft_model: str | None = setting(
         None,
         "Small model that drafts for the target model: a folder, or a name on the model hub. It may have "
-        "another vocabulary.",
+        "another vocabulary. Or the folder of an MTP head or a DFlash drafter that was made for the model.",
     )
     draft_translation: Literal["auto", "context", "naive", "shared", "none"] = setting(
         "auto",
@@ -294,6 +294,8 @@ class Settings:
         check_access(self.api_key, self.allowed_host, self.cors_origin, is_open_allowed)
         if self.wedlm_decoding == "streaming" and self.exact:
             raise SettingsError("wedlm_decoding is streaming, whose answers are not exact: do not set exact")
+        if self.draft_type == "dflash" and self.draft_model is None:
+            raise SettingsError("draft_type is dflash, which needs a DFlash drafter: set draft_model")
         if self.draft_type == "draft-model" and self.draft_model is None:
             raise SettingsError("draft_type is draft-model, which needs a draft model: set draft_model")
 

@@ -1,6 +1,8 @@
 """The sequences that decode together, and what the device holds for them: rows and the step in flight."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +12,9 @@ from engine.kv_cache.rows import Rows, Sharing, make_rows
 from engine.sampling.logprobs import Likelihoods, measure
 from engine.sampling.sampler import Sampler
 from engine.sequence import Prefill, Sequence
-from engine.speculative.draft_model.model import DraftModel
-from engine.speculative.draft_model.reader import DraftReader
+from engine.speculative.draft_model.reader import Reader
+from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
+from engine.speculative.heads.taps import Recorded
 from engine.stations import station
 
 
@@ -40,11 +43,11 @@ class Step:
 class Batch:
     """The decoding sequences in the order of their rows, which is the same in both models.
 
-    rows: the target model's rows. draft_model: its rows stand in the same order.
+    rows: the target model's rows. draft_model: it, or a head of the target; its rows stand in the same order.
     in_flight: the dispatched step whose tokens have not been read yet, if there is one.
     """
 
-    def __init__(self, model: Any, vocab_size: int, sharing: Sharing, draft_model: DraftModel | None) -> None:
+    def __init__(self, model: Any, vocab_size: int, sharing: Sharing, draft_model: RowDrafter | None) -> None:
         self._model = model
         self.vocab_size = vocab_size
         self._sharing = sharing
@@ -74,7 +77,7 @@ class Batch:
             self._sampler = Sampler(rows, self.vocab_size)
         return self._sampler
 
-    def join(self, sequence: Sequence, reader: DraftReader | None = None) -> None:
+    def join(self, sequence: Sequence, reader: Reader | None = None) -> None:
         """Make a prefilled sequence the last row. Its last token is fed by the next step.
 
         reader: will read the sequence's text for the draft model; None if it drafts nothing for it.
@@ -83,7 +86,8 @@ class Batch:
         prefill = sequence.prefill
         self.rows.add(prefill.caches, prefill.num_computed)
         if self.draft_model:
-            self.draft_model.add(reader)
+            # The same drafter has made it.
+            self.draft_model.add(reader)  # type: ignore[arg-type]
         # The rows own the caches from now on.
         sequence.prefill = Prefill()
         self.members.append(sequence)
@@ -122,14 +126,34 @@ class Batch:
             elif sequence.penalties:
                 # Its newest token is on the device only.
                 sequence.penalties.observe(newest[row : row + 1])
-        logits = self.rows.forward(newest[:, None])[:, -1]
+        with self.recording() as recorded:
+            logits = self.rows.forward(newest[:, None])[:, -1]
+        states = self.hand_over(recorded, [1] * len(self.members))
         tokens = self.sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in self.members])
         measured = measure(logits, tokens, [s.request.top_logprobs for s in self.members])
         has_waited = before()
-        mx.async_eval(tokens, *(measured.arrays if measured else ()))
+        mx.async_eval(tokens, *states, *(measured.arrays if measured else ()))
         is_steady = has_waited or (previous is not None and previous.members == self.members)
         self.in_flight = Step(list(self.members), tokens, measured, is_steady)
         return previous
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorded | None]:
+        """Record the target's states in a forward pass over all rows, if a head reads those of any."""
+        if not isinstance(self.draft_model, HeadDrafter):
+            yield None
+            return
+        with self.draft_model.record() as recorded:
+            yield recorded
+
+    def hand_over(self, recorded: Recorded | None, num_final: SequenceOf[int]) -> list[mx.array]:
+        """Hand the states of a forward pass over to the head; return them, not yet evaluated.
+
+        num_final: (rows,) how many of the tokens fed stay in each row's caches.
+        """
+        if recorded is None or not isinstance(self.draft_model, HeadDrafter):
+            return []
+        return self.draft_model.receive(recorded, num_final)
 
     def _newest_tokens(self, ahead: dict[Sequence, int]) -> mx.array:
         """(rows,) the last token of every row.

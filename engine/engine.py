@@ -37,10 +37,11 @@ from engine.request import (
     Sink,
 )
 from engine.sampling.grammar import Grammars
-from engine.setup import MakeSources, make_worker
+from engine.setup import FindHead, MakeSources, make_worker
 from engine.speculative import shared_table
 from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.heads.finding import find_given_head, find_head
 from engine.speculative.proposers import DraftSources
 from engine.stats import EngineStats
 from engine.text.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ class Engine:
     load: loads the target model, on the engine's thread; by default the model that the settings name.
     make_sources: makes the drafters; without it nothing is drafted.
     load_draft: loads the draft model; by default the one that the settings name, if any.
+    find_head: finds the head that drafts from the target's states; by default in the folders that they name.
     costs: what steps cost; by default they are measured, while the engine is idle, and kept on disk.
     waits_for_costs: whether start() returns only when they are known.
 
@@ -67,6 +69,7 @@ class Engine:
         load: Load | None = None,
         make_sources: MakeSources | None = None,
         load_draft: Load | None = None,
+        find_head: FindHead | None = None,
         costs: StepCosts | None = None,
         waits_for_costs: bool = False,
     ) -> None:
@@ -76,6 +79,7 @@ class Engine:
         self.on_death: Callable[[str], None] | None = None
         self._load = load or make_loader(settings)
         self._load_draft = load_draft or make_draft_loader(settings)
+        self._find_head = find_head
         self._inbox: Inbox = queue.SimpleQueue()
         self._lifecycle = Lifecycle(settings.max_rows, settings.max_rows + settings.max_queue)
         self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
@@ -272,7 +276,8 @@ class Engine:
             self._loaded = self._load(self._loading(self.settings.model_source))
             self._grammars = Grammars(self._loaded.tokenizer)
             draft_name = self.settings.draft_model or "the draft model"
-            draft = self._load_draft(self._loading(draft_name)) if self._load_draft else None
+            given = find_given_head(self.settings)
+            draft = self._load_draft(self._loading(draft_name)) if self._load_draft and not given else None
             self._worker = make_worker(
                 self._loaded,
                 self.settings,
@@ -281,6 +286,7 @@ class Engine:
                 self._costs,
                 self._waits_for_costs,
                 self._progress,
+                self._find_head or partial(find_head, self.settings, given),
             )
             self._stats = self._worker.stats
             shared_table.restore(self._sources(), self.settings)

@@ -33,6 +33,7 @@ from engine.sampling.sampler import Ends, Penalties, RowSampling
 from engine.sampling.thinking_budget import make_matcher
 from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.reader import UnreadableTextError
+from engine.speculative.heads.states import States
 from engine.speculative.proposers import SequenceDrafts
 from engine.speculative.streaming_window import Window
 from engine.text.detokenizer import Detokenizer
@@ -80,12 +81,14 @@ class Prefill:
     """What was computed of a sequence before it joins the rows.
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
+    states: of the last of these tokens, those that were not found in the prefix cache, if a head reads them.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
     max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that one has fed.
     """
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
+    states: States = field(default_factory=States)
     keep_at: set[int] = field(default_factory=set)
     max_chunk_tokens: int = 0
     widest_chunk: int = 0

@@ -21,9 +21,11 @@ from engine.scheduler.speculation import Planner
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.costs.exact_widths import Exactness, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_model.costs import DraftModelCosts
+from engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
+from engine.speculative.draft_model.forecast import MODEL
 from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.draft_model.prefixes import DraftPrefixes
+from engine.speculative.heads.drafter import HeadDrafter, NamedHead, RowDrafter
 from engine.speculative.mask_drafts import MASKS
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.translation.translation import Translation
@@ -44,6 +46,9 @@ def flat_costs() -> StepCosts:
 PREFIX_CACHE_SHARE = 4
 """By default the prefix cache gets 1/PREFIX_CACHE_SHARE of the memory left after weights."""
 
+FindHead = Callable[[LoadedModel], NamedHead | None]
+"""Finds and loads the head of a model; None if it has none. Raises ModelError."""
+
 FREE = StepCosts({(1, 1): 1e-9})
 """Costs of the draft model's steps where they are not measured."""
 
@@ -56,6 +61,7 @@ def make_worker(
     costs: StepCosts | None,
     waits: bool,
     progress: StartProgress,
+    find_head: FindHead | None = None,
 ) -> Worker:
     """Set up a worker, with draft model, prefix cache and costs as the settings ask and the model allows.
 
@@ -63,6 +69,7 @@ def make_worker(
     costs: costs of steps, if they need not be measured; the draft model's steps then cost nothing.
     waits: whether to measure costs now if they are not on disk; otherwise the worker does while it is idle.
     progress: called with the name and the completed share of each slow stage.
+    find_head: returns the head that drafts from the model's hidden states, if there is one.
     Raises ModelError if the settings do not suit the model.
     """
     if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
@@ -75,7 +82,9 @@ def make_worker(
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
-    model = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
+    head = _make_head_drafter(loaded, find_head) if make_sources else None
+    translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
+    model = translated or head
     memory_budget = make_memory_budget(loaded, settings, sharing, model, make_sources is not None)
     batch = Batch(loaded.model, loaded.info.vocab_size, sharing, model)
     if make_sources is None:
@@ -85,7 +94,7 @@ def make_worker(
     model_costs, is_measured = FREE, costs is None
     calibrations: list[Calibration] = []
     if costs is None:
-        calibrations = _make_calibrations(loaded, settings, sharing, model)
+        calibrations = _make_calibrations(loaded, settings, sharing, translated)
         costs, *of_model = [one.costs for one in calibrations]
         model_costs = of_model[0] if of_model else FREE
         if waits or settings.recalibrate:
@@ -96,11 +105,23 @@ def make_worker(
     exact = _find_exact(loaded, settings, sharing, costs, trying) if settings.exact else None
     if exact:
         loaded.info = replace(loaded.info, exact=exact.describe())
-    drafting_costs = DraftModelCosts(model_costs, costs, bool(model.sharing), is_measured) if model else None
+    drafting_costs = None
+    if translated:
+        drafting_costs = DraftModelCosts(model_costs, costs, bool(translated.sharing), is_measured)
+    elif head:
+        alone = ShareOfTarget(costs, head.cost_share(loaded)) if is_measured else FREE
+        drafting_costs = DraftModelCosts(alone, costs, is_learned=is_measured)
     planner = Planner(costs, exact, drafting_costs)
     info = loaded.info
-    proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends, info.mask_token_id)
-    queue = _make_queue(loaded, settings, memory_budget)
+    proposers = Proposers(
+        sources,
+        settings,
+        head.source if head else MODEL if translated else None,
+        loaded.tokenizer.line_ends,
+        info.mask_token_id,
+        head.head.max_drafted if head else None,
+    )
+    queue = _make_queue(loaded, settings, memory_budget, head)
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, calibrations, reading)
 
@@ -140,25 +161,31 @@ def _make_calibrations(
     return found
 
 
-def _make_queue(loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget) -> RequestQueue:
-    """Set up the request queue, with the prefix cache and prefill behind it."""
+def _make_queue(
+    loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget, head: HeadDrafter | None = None
+) -> RequestQueue:
+    """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
     num_bytes = _prefix_bytes(settings, memory_budget)
-    num_bytes -= memory_budget.draft_model_share(num_bytes)
+    if head is None:
+        num_bytes -= memory_budget.draft_model_share(num_bytes)
     opening = loaded.tokenizer.answer_opening
     prefix_lookup = PrefixLookup(loaded, settings, num_bytes, opening, memory_budget)
     if prefix_lookup.cache:
         memory_budget.prefixes.append(prefix_lookup.cache)
-    prefiller = Prefiller(loaded.model, settings, prefix_lookup)
+    prefiller = Prefiller(loaded.model, settings, prefix_lookup, head.taps if head else None)
     return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
 
 
 def _make_draft_reading(
-    model: DraftModel, proposers: Proposers, planner: Planner, queue: RequestQueue, settings: Settings
+    model: RowDrafter, proposers: Proposers, planner: Planner, queue: RequestQueue, settings: Settings
 ) -> DraftReading:
-    """Set up the reading of texts by the draft model, with a prefix cache of its own."""
-    budget = queue.memory_budget
-    num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
-    prefixes = DraftPrefixes(model.loaded, num_bytes, queue.prefix_lookup.opening)
+    """Set up the reading of texts: by the draft model with a prefix cache of its own, by a head without."""
+    budget, opening = queue.memory_budget, queue.prefix_lookup.opening
+    if isinstance(model, HeadDrafter):
+        prefixes = DraftPrefixes(model.model, lambda: None, 0, opening)
+    else:
+        num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
+        prefixes = DraftPrefixes(model.model, model.loaded.prefix_fault, num_bytes, opening)
     if prefixes.cache:
         # First: without its prefixes only drafts come later.
         budget.prefixes.insert(0, prefixes.cache)
@@ -201,6 +228,15 @@ def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Setting
         log.info(message, draft.info.context_tokens)
     target.info = replace(target.info, draft_strategy=translation.strategy)
     return DraftModel(draft, translation)
+
+
+def _make_head_drafter(loaded: LoadedModel, find_head: FindHead | None) -> HeadDrafter | None:
+    """Set up the head that drafts from the model's hidden states, if there is one. Raises ModelError."""
+    named = find_head(loaded) if find_head else None
+    if named is None:
+        return None
+    loaded.info = replace(loaded.info, head=named.source)
+    return HeadDrafter(named, loaded)
 
 
 def _find_exact(

@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
+import mlx.core as mx
+
 from drafters.base import NO_DRAFT
 from engine.batch import Batch
 from engine.scheduler.speculation import Planner
@@ -93,7 +95,10 @@ class VerificationStep:
         held = list(rows.lengths)
         wanted = [s.request.top_logprobs for s in self._batch.members]
         # A chunk in flight is waited for once this step is ready, so that their times can be told apart.
-        outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted, self._wait_for_chunk)
+        with self._batch.recording() as recorded:
+            outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted, self._wait_for_chunk)
+        # Now, as they hold what all rows were fed.
+        mx.async_eval(self._batch.hand_over(recorded, [outcome.num_final for outcome in outcomes]))
         for row, outcome in enumerate(outcomes):
             rows.roll_back(row, held[row] + outcome.num_final)
         return outcomes

@@ -62,16 +62,21 @@ class LoadingBar:
         self._progress.stop()
 
 
-def describe_drafts(settings: Settings, can_draft: bool, strategy: str | None = None) -> str:
+NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}
+
+
+def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo | None = None) -> str:
     """Describe the source of drafts and of the measured step costs.
 
-    can_draft: whether drafting works for the model at all. strategy: see ModelInfo.draft_strategy.
+    can_draft: whether drafting works for the model at all. info: of the loaded model.
     """
     if not can_draft:
         return "off, this model does not support drafting"
     model = f" with {settings.draft_model}" if settings.draft_model else ""
-    if strategy not in (None, "none"):
-        model += f" (translated: {strategy})"
+    if info and info.head:
+        model = f" with {NAMED_HEADS[info.head]}{model and f' ({settings.draft_model})'}"
+    if info and info.draft_strategy not in (None, "none"):
+        model += f" (translated: {info.draft_strategy})"
     file = settings.calibration_file
     costs = f"step costs from {file}" if file else "step costs measured at every start"
     return f"{settings.draft_type}{model}, {costs}"

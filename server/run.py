@@ -173,7 +173,7 @@ def _announce(engine: EngineProtocol, settings: Settings, address: str) -> None:
         ready = {"event": "ready", "address": address, "model": engine.info.name}
         LOGGER.info("ready", extra={"fields": ready})
     else:
-        drafts = describe_drafts(settings, _can_draft(engine), engine.info.draft_strategy)
+        drafts = describe_drafts(settings, _can_draft(engine), engine.info)
         has_template = engine.tokenizer.has_chat_template
         sampling = describe_sampling(settings, engine.info)
         decoding, needs_key = describe_decoding(settings), settings.needs_key

@@ -119,6 +119,17 @@ class Groups:
         group.columns.place(slot)
         self._places[row] = group, slot
 
+    def may_stay(self, row: int) -> bool:
+        """Whether the group of a row is that of the row's length."""
+        group, _ = self.place_of(row)
+        return group.limit == find_limit(self.shared.lengths[row], self._first_limit)
+
+    def replace(self, row: int) -> None:
+        """Give a row its new length in the slot that it has; the caller then writes its tokens there."""
+        group, slot = self.place_of(row)
+        group.lengths.lengths[slot] = self.shared.lengths[row]
+        group.columns.place(slot)
+
     def take_out(self, row: int) -> None:
         """Remove a row from its group; the last slot's row takes its slot, and an empty group goes."""
         group, slot = self.place_of(row)

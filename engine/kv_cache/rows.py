@@ -173,10 +173,15 @@ class BatchedRows:
         self._settle()
         if self._history:
             self._history.stay(row)
-        if self._groups.has(row):
-            self._take_out(row)
         self.shared.lengths[row] = length
-        self._groups.put_in(row)
+        if not self._groups.has(row):
+            self._groups.put_in(row)
+        elif not self._groups.may_stay(row):
+            self._take_out(row)
+            self._groups.put_in(row)
+        else:
+            # In its slot: rows out of their order would be read group by group.
+            self._groups.replace(row)
         for columns in self._windows.values():
             columns.place(row)
         for cache, given in zip(leaves(self.caches), leaves(caches), strict=True):

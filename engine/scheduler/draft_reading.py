@@ -14,7 +14,8 @@ from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
 from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.draft_model.reader import DraftReader
+from engine.speculative.draft_model.reader import DraftReader, Reader
+from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 from engine.speculative.proposers import Proposers
 
 log = logging.getLogger("reprise.engine")
@@ -84,7 +85,7 @@ class DraftReading:
 
     def __init__(
         self,
-        draft_model: DraftModel,
+        draft_model: RowDrafter,
         proposers: Proposers,
         planner: Planner,
         memory_budget: MemoryBudget,
@@ -99,7 +100,7 @@ class DraftReading:
         self._pace = Pace(memory_budget.chunk_tokens, planner.model_s(1, 1, 0))
         self._lookup_pace = Pace(ALL_TEXT)
 
-    def begin(self, sequence: Sequence) -> DraftReader | None:
+    def begin(self, sequence: Sequence) -> Reader | None:
         """Make a reader for a sequence that joins the rows; None if nothing is to be drafted for it."""
         drafts, reader = sequence.drafts, None
         if drafts is None:
@@ -107,14 +108,20 @@ class DraftReading:
         drafts.forecast.is_ready = False
         try:
             if drafts.uses_model and self._is_wanted():
-                reader = self._draft_model.make_reader(
-                    len(sequence.tokens), sequence.give_up_draft_model, self.prefixes.opening(sequence.tokens)
-                )
+                reader = self._make_reader(sequence)
         except Exception as fault:
             sequence.give_up_draft_model(fault)
-        if reader:
-            drafts.counts.track_translation(reader.translator, self._draft_model.translation.strategy)
         drafts.uses_model = reader is not None
+        return reader
+
+    def _make_reader(self, sequence: Sequence) -> Reader | None:
+        if isinstance(self._draft_model, HeadDrafter):
+            return self._draft_model.make_reader(sequence.prefill.states)
+        opening = self.prefixes.opening(sequence.tokens)
+        reader = self._draft_model.make_reader(len(sequence.tokens), sequence.give_up_draft_model, opening)
+        if reader and sequence.drafts:
+            strategy = self._draft_model.translation.strategy
+            sequence.drafts.counts.track_translation(reader.translator, strategy)
         return reader
 
     def _is_wanted(self) -> bool:
@@ -141,7 +148,7 @@ class DraftReading:
     def keep_row(self, sequence: Sequence, row: int) -> None:
         """Keep what was read of a row that is about to be removed, if memory allows a copy."""
         try:
-            if self._may_copy(sequence):
+            if self._may_copy(sequence) and isinstance(self._draft_model, DraftModel):
                 self._draft_model.keep_row(row, self.prefixes)
         # No request depends on this copy.
         except Exception:
@@ -166,7 +173,7 @@ class DraftReading:
             self._read_slice(members, row, reader, limit_s)
             has_read = True
 
-    def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, DraftReader, float] | None:
+    def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, Reader, float] | None:
         """Return the row to read next, the one with the least left to read; None if none may be read.
 
         Returns the row, its reader, and the seconds of a plain step. Texts that take too long are dropped.
@@ -194,14 +201,14 @@ class DraftReading:
                 return row, reader, plain_s
         return None
 
-    def _pace_of(self, reader: DraftReader) -> Pace:
+    def _pace_of(self, reader: Reader) -> Pace:
         return self._pace if reader.has_begun else self._lookup_pace
 
-    def _slice_s(self, sequence: Sequence, reader: DraftReader) -> float:
+    def _slice_s(self, sequence: Sequence, reader: Reader) -> float:
         """Return the expected seconds of the next slice of a sequence's text."""
         return self._pace_of(reader).slice_s(reader.count_left(len(sequence.tokens)))
 
-    def _is_payable(self, sequence: Sequence, reader: DraftReader, plain_s: float) -> bool:
+    def _is_payable(self, sequence: Sequence, reader: Reader, plain_s: float) -> bool:
         """Whether the sequence's budget can pay its part of what is left to read until its answer is over."""
         if not self._pace.is_known or sequence.drafts is None:
             return True
@@ -215,9 +222,7 @@ class DraftReading:
         payable_s = budget.left_to_read_s(plain_s) - (1 + RESERVED_STEPS) * plain_s + earned_s
         return num_left > 1 and read_s <= reader.spent_s + payable_s
 
-    def _read_slice(
-        self, members: SequenceOf[Sequence], row: int, reader: DraftReader, limit_s: float
-    ) -> None:
+    def _read_slice(self, members: SequenceOf[Sequence], row: int, reader: Reader, limit_s: float) -> None:
         """Read a slice of a row's text, and charge its time to all rows."""
         sequence, start = members[row], perf_counter()
         try:
@@ -234,7 +239,7 @@ class DraftReading:
         if sequence.drafts:
             sequence.drafts.counts.drafter_s += taken_s
 
-    def _look_up(self, sequence: Sequence, row: int, reader: DraftReader, limit_s: float) -> None:
+    def _look_up(self, sequence: Sequence, row: int, reader: Reader, limit_s: float) -> None:
         """Read a part of a text to find out how much of it the draft model has read before."""
         start, tokens = perf_counter(), sequence.tokens
         num_read = self.prefixes.look_up(reader, tokens, self._lookup_pace.num_tokens)
@@ -242,7 +247,7 @@ class DraftReading:
         if reader.caches and not self._memory_budget.reserve_reading(len(tokens)):
             self._drop(sequence, row)
 
-    def _compute(self, sequence: Sequence, row: int, reader: DraftReader, limit_s: float) -> None:
+    def _compute(self, sequence: Sequence, row: int, reader: Reader, limit_s: float) -> None:
         """Feed the draft model a part of a text; after the last one it may draft."""
         start, tokens = perf_counter(), sequence.tokens
         num_computed = reader.compute(self._draft_model.model, tokens, self._pace.num_tokens)
@@ -250,6 +255,7 @@ class DraftReading:
         is_complete = reader.count_left(len(tokens)) == 0
         # A request that comes meanwhile may share this text.
         if (is_complete or reader.num_computed in reader.keep_at) and self._may_copy(sequence):
+            assert isinstance(reader, DraftReader)
             self.prefixes.keep(reader)
         if is_complete and sequence.drafts:
             self._draft_model.start_drafting(row)

@@ -37,6 +37,7 @@ from engine.scheduler.prefill_budget import count_fitting, share_tokens
 from engine.sequence import Sequence
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
+from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 
 log = logging.getLogger("reprise.engine")
 
@@ -56,6 +57,9 @@ RESERVED_CHUNK_TOKENS = 256
 
 CHUNK_STEP = 64
 """Prompt tokens by which chunks are lengthened while there is memory for them."""
+
+HELD_COPIES = 3
+"""Copies of what a layer of a head holds while it drafts: of the last token, of the next, and one in use."""
 
 SHARED_TOKENS = 1024
 """Tokens at which the models' caches are compared, to share the prefix cache's memory."""
@@ -553,7 +557,7 @@ def make_memory_budget(
     loaded: LoadedModel,
     settings: Settings,
     sharing: Sharing,
-    draft_model: DraftModel | None,
+    draft_model: RowDrafter | None,
     may_draft: bool = True,
 ) -> MemoryBudget:
     """Measure what the models need, and lower the model's context to what fits into memory.
@@ -574,7 +578,10 @@ def make_memory_budget(
         # A step may settle the whole window, and the next one feeds that and a new window.
         width = max(width, 2 * settings.wedlm_window_size)
     models = [ModelMemory(footprint, sharing, width)]
-    if draft_model:
+    if isinstance(draft_model, HeadDrafter):
+        weight_bytes += draft_model.num_bytes
+        models = [_with_states(models[0], draft_model), _of_head(footprint, draft_model)]
+    elif draft_model:
         weight_bytes += draft_model.loaded.info.weight_bytes
         is_translated = draft_model.translation.pair is not None
         draft_width = MAX_BACKLOG_TOKENS + (MAX_UNSETTLED if is_translated else 0)
@@ -612,6 +619,35 @@ def _find_footprint(loaded: LoadedModel, kv_bits: int | None, batched: bool) -> 
         asdict,
         Footprint.of,
     )
+
+
+def _with_states(target: ModelMemory, head: HeadDrafter) -> ModelMemory:
+    """Add the states that prompts and rows keep for a head, and a forward pass's: apart, and joined."""
+    footprint, state_bytes = target.footprint, head.state_bytes
+    kept = replace(
+        footprint,
+        token_bytes=footprint.token_bytes + state_bytes,
+        fed_bytes=footprint.fed_bytes + 2 * state_bytes,
+        logits_bytes=footprint.logits_bytes + 2 * state_bytes,
+    )
+    return replace(target, footprint=kept)
+
+
+def _of_head(target: Footprint, head: HeadDrafter) -> ModelMemory:
+    """Return what a head needs. A forward pass of it takes no more than one of the whole target."""
+    token_bytes, windows, layer_bytes = head.measure_caches()
+    # A draft puts its own keys and values behind all that a layer holds, in a copy for each token.
+    copied = HELD_COPIES * layer_bytes / MAX_BACKLOG_TOKENS
+    footprint = Footprint(
+        0,
+        token_bytes,
+        tuple((each, window) for window, each in windows.items()),
+        layer_bytes,
+        target.fed_bytes + 2 * head.state_bytes,
+        target.seen_bytes + copied,
+        target.logits_bytes,
+    )
+    return ModelMemory(footprint, Sharing.BUFFERS, MAX_BACKLOG_TOKENS)
 
 
 def _drafting_footprint(draft_model: DraftModel) -> Footprint:

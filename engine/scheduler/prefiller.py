@@ -17,6 +17,7 @@ from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.step_clock import Dispatch, Done, Fail, StepClock
 from engine.sequence import Sequence
+from engine.speculative.heads.taps import Taps
 from engine.stations import station
 from engine.step_error import StepError
 
@@ -24,12 +25,17 @@ from engine.step_error import StepError
 class Prefiller:
     """Feeds chunks of prompts to the target model.
 
+    taps: what a head of the target reads, if there is one.
+
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
     clock: measures the chunks; the steps use it too.
     """
 
-    def __init__(self, model: Any, settings: Settings, prefix_lookup: PrefixLookup) -> None:
+    def __init__(
+        self, model: Any, settings: Settings, prefix_lookup: PrefixLookup, taps: Taps | None = None
+    ) -> None:
         self.prefilling: list[Sequence] = []
+        self._taps = taps
         self._model = model
         self._settings = settings
         self._prefix_lookup = prefix_lookup
@@ -123,9 +129,9 @@ class Prefiller:
         prefill = sequence.prefill
         num_before = prefill.num_computed
         part = sequence.tokens[num_before:stop]
-        logits = self._model(mx.array(part)[None], cache=prefill.caches)
+        logits, states = self._forward(sequence, mx.array(part)[None])
         measured = _likelihoods(sequence, logits[0]) if sequence.needs_prompt_logprobs else None
-        arrays = [*cache_arrays(prefill.caches), *(measured.arrays if measured else ())]
+        arrays = [*cache_arrays(prefill.caches), *states, *(measured.arrays if measured else ())]
         # Not `prefill`: it would keep the caches from the rows that take them over.
         num_fed, drafts = len(part), sequence.drafts
 
@@ -148,6 +154,18 @@ class Prefiller:
                 if not sequence.ended:
                     self._prefix_lookup.keep_prefilled(sequence, length)
             self.clock.reset()
+
+    def _forward(self, sequence: Sequence, tokens: mx.array) -> tuple[mx.array, list[mx.array]]:
+        """Feed (1, width) tokens; return their logits, and their states if a head is to read them."""
+        caches = sequence.prefill.caches
+        if self._taps is None or not (sequence.drafts and sequence.drafts.uses_model):
+            return self._model(tokens, cache=caches), []
+        with self._taps.record() as recorded:
+            logits = self._model(tokens, cache=caches)
+        states = [each[0] for each in recorded.states()]
+        for each in states:
+            sequence.prefill.states.add(each)
+        return logits, states
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
         """Handle a chunk whose computation failed. Raises StepError if its sequence has joined the rows."""

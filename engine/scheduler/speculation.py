@@ -22,7 +22,7 @@ from engine.speculative.draft_length import (
 )
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.forecast import (
-    MODEL,
+    MODELS,
     PROBE_RATE,
     PROBE_TOKENS,
     DraftForecast,
@@ -168,7 +168,7 @@ class Planner:
                 forecast, num_rows, min(max_tokens, s.drafts.limit), forecast.rate
             )
             estimate = by_model if by_model.num_tokens else estimate
-        if s.drafts.masks and estimate.draft.source != MODEL:
+        if s.drafts.masks and estimate.draft.source not in MODELS:
             estimate = self._best_masked(s, estimate, num_rows, is_worth)
         return estimate
 
@@ -283,7 +283,7 @@ class Planner:
         )
 
     def _is_model_asked(self, estimates: SequenceOf[DraftEstimate]) -> bool:
-        return self.model_costs is not None and any(e.draft.source == MODEL for e in estimates)
+        return self.model_costs is not None and any(e.draft.source in MODELS for e in estimates)
 
     def _make_fed_widths(self, estimates: SequenceOf[DraftEstimate]) -> Callable[[int], SequenceOf[int]]:
         """Return a function: how many tokens the rows feed in a step of a width of _widths(), or 1.
@@ -384,7 +384,7 @@ def _planned(members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]
     return PlannedDraft.combine(
         (s.drafts.forecast, estimate, _num_drafted(estimate, width))
         for s, estimate in zip(members, estimates, strict=True)
-        if s.drafts and estimate.draft.source == MODEL
+        if s.drafts and estimate.draft.source in MODELS
     )
 
 
@@ -422,7 +422,7 @@ def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:
     if tokens := draft.tokens[: width - 1]:
         return RowInput(newest, position, tokens, draft)
     # The draft model makes its tokens later.
-    if s.drafts and draft.source == MODEL and (num_wanted := _num_drafted(estimate, width)):
+    if s.drafts and draft.source in MODELS and (num_wanted := _num_drafted(estimate, width)):
         num_to_draft = s.drafts.forecast.num_to_draft(num_wanted)
         return RowInput(newest, position, source=draft, num_wanted=num_wanted, num_to_draft=num_to_draft)
     return RowInput(newest, position)

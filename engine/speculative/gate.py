@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from config.settings import Settings
 from engine.request import GenerationRequest
-from engine.speculative.draft_model.forecast import MODEL
+from engine.speculative.draft_model.forecast import MODELS
 from engine.speculative.mask_drafts import MASKS
 
 LOOKUPS = {
@@ -27,9 +27,9 @@ DOUBT = 2.0
 class GateDecision:
     """What the gate decided for one request.
 
-    decision: "lookup", "draft-model", "wedlm" or "plain", as timings report it. reason: why, for people.
-    drafters: names of the drafters to ask, in order; "draft-model" among them if the draft model may draft,
-        "wedlm" if the target may for itself.
+    decision: "lookup", one of MODELS, "wedlm" or "plain", as timings report it. reason: why, for people.
+    drafters: names of the drafters to ask, in order; among them the one of MODELS that there is if it may
+        draft, "wedlm" if the target may for itself.
     score: repetition of the prompt; None if the decision did not need it, or it is not known yet.
     doubt: >= 1; see Acceptance.
     is_final: False if the score is needed and not known yet.
@@ -53,13 +53,13 @@ STREAMED = GateDecision("plain", "the answer is streamed")
 def decide(
     request: GenerationRequest,
     settings: Settings,
-    has_model: bool,
+    model: str | None,
     has_masks: bool = False,
     score: float | None = None,
 ) -> GateDecision:
     """Decide which drafters a request starts with.
 
-    has_model: whether a draft model is loaded. has_masks: whether the target can draft for itself.
+    model: which of MODELS there is, if any. has_masks: whether the target can draft for itself.
     score: repetition of the prompt, in [0, 1]; None if it is not known yet. If it is needed, the decision is
         not final then.
     """
@@ -69,13 +69,13 @@ def decide(
     if draft_type == "none" or request.draft.max_tokens == 0:
         return SWITCHED_OFF
     first = ("prediction",) if request.prediction else ()
-    if draft_type in (MODEL, MASKS):
+    if draft_type in (*MODELS, MASKS):
         return GateDecision(draft_type, "asked for by name", (*first, draft_type))
     lookups = LOOKUPS[draft_type]
     if draft_type != "auto":
         return GateDecision("lookup", "asked for by name", (*first, *lookups))
-    fresh = (MASKS, MODEL)
-    otherwise = MODEL if has_model else MASKS if has_masks else "plain"
+    fresh = (MASKS, *([model] if model else ()))
+    otherwise = model if model else MASKS if has_masks else "plain"
     everything = (*first, *lookups, *fresh)
     if settings.gate == "off":
         return GateDecision("lookup", "the gate is off", everything)

@@ -47,7 +47,8 @@ class DraftSources:
 class Proposers:
     """The server's drafters, and the acceptance learned over all requests.
 
-    has_model: whether a draft model is loaded beside them.
+    model: which of MODELS drafts beside them: the draft model, or a head of the target; None for none.
+    max_drafted: the most tokens that this one can draft at once; None for no limit.
     line_ends: tokens of the vocabulary that end a line.
     mask_token_id: the target's mask token, if it drafts for itself.
     work: what the drafters put off.
@@ -57,14 +58,16 @@ class Proposers:
         self,
         sources: DraftSources | None,
         settings: Settings,
-        has_model: bool = False,
+        model: str | None = None,
         line_ends: frozenset[int] = frozenset(),
         mask_token_id: int | None = None,
+        max_drafted: int | None = None,
     ) -> None:
         self.can_draft = sources is not None
         self.sources = sources or DraftSources({}, _no_score)
         self.settings = settings
-        self.has_model = has_model
+        self.model = model
+        self.max_drafted = max_drafted
         self.line_ends = line_ends
         self.mask_token_id = mask_token_id
         self.global_counts = AcceptanceCounts(GLOBAL_DECAY)
@@ -79,7 +82,7 @@ class Proposers:
         Their work is done in the steps to come, and the score that the gate may need is computed before.
         """
         has_masks = self.mask_token_id is not None
-        decide_by_score = partial(decide, request, self.settings, self.has_model, has_masks)
+        decide_by_score = partial(decide, request, self.settings, self.model, has_masks)
         gate = decide_by_score()
         acceptance = Acceptance(self.global_counts, gate.doubt, self.line_ends)
         limit = self.limit
@@ -90,7 +93,7 @@ class Proposers:
             limit,
             gate,
             acceptance,
-            DraftForecast(acceptance, TokenYield(self.token_yield)),
+            self._forecast(acceptance),
             SlowdownBudget(self.settings.draft_overhead),
             [
                 self.sources.drafters[name]
@@ -99,7 +102,7 @@ class Proposers:
             ],
             self.work,
         )
-        drafts.uses_model = self.has_model and MODEL in gate.drafters
+        drafts.uses_model = self.model in gate.drafters
         if self.mask_token_id is not None and MASKS in gate.drafters:
             drafts.masks = MaskDrafts(self.mask_token_id, acceptance)
         if self.can_draft and gate is not SWITCHED_OFF:
@@ -114,7 +117,10 @@ class Proposers:
 
     def new_forecast(self) -> DraftForecast:
         """Return what a new request may expect of the draft model."""
-        return DraftForecast(Acceptance(self.global_counts), TokenYield(self.token_yield))
+        return self._forecast(Acceptance(self.global_counts))
+
+    def _forecast(self, acceptance: Acceptance) -> DraftForecast:
+        return DraftForecast(acceptance, TokenYield(self.token_yield), self.model or MODEL, self.max_drafted)
 
 
 @dataclass

@@ -127,14 +127,20 @@ def _check_ids(body: GenerationFields, info: ModelInfo) -> None:
             raise _unknown_id("logit_bias", token, info)
 
 
+_OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
+"""Draft types that depend on the models served."""
+
+
 def _check_draft(body: GenerationFields, settings: Settings, info: ModelInfo) -> None:
     kind, missing, remedy = body.draft.type, "", ""
-    if kind == "draft-model" and settings.draft_model is None:
+    if kind == "draft-model" and (settings.draft_model is None or info.head):
         missing, remedy = "has no draft model", ", or start the server with --draft-model"
+    if kind in ("mtp", "dflash") and info.head != kind:
+        missing = "serves no model with an MTP head" if kind == "mtp" else "has no DFlash drafter"
     if kind == "wedlm" and info.mask_token_id is None:
         missing = "serves no WeDLM model"
     if missing:
-        drafters = ", ".join(one for one in get_args(DraftType) if one not in ("draft-model", "wedlm"))
+        drafters = ", ".join(one for one in get_args(DraftType) if one not in _OF_MODELS)
         raise BadRequestError(
             f"'draft.type' is '{kind}', but this server {missing}; use one of {drafters}{remedy}.",
             param="draft.type",

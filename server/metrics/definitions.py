@@ -188,9 +188,9 @@ DRAFTS = MetricGroup(
             buckets=_TOKENS_PER_FORWARD,
         ),
     ),
-    "`source` is the drafter. `decision` is `lookup`, `draft-model`, `wedlm` or `plain`. `strategy` is that "
-    "of `--draft-translation` in use. `outcome` is `translated`, `absorbed` (nothing new was left of the "
-    "draft) or `skipped` (the target's tokens cannot express it exactly).",
+    "`source` is the drafter. `decision` is `lookup`, `draft-model`, `mtp`, `dflash`, `wedlm` or `plain`. "
+    "`strategy` is that of `--draft-translation` in use. `outcome` is `translated`, `absorbed` (nothing new "
+    "was left of the draft) or `skipped` (the target's tokens cannot express it exactly).",
 )
 
 ENGINE = MetricGroup(

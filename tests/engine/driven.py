@@ -9,7 +9,7 @@ from engine.model.loading import LoadedModel
 from engine.request import GenerationRequest
 from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
-from engine.setup import MakeSources, flat_costs, make_worker
+from engine.setup import FindHead, MakeSources, flat_costs, make_worker
 from tests.engine.support import Answer, make_loaded, oracle
 
 MAX_STEPS = 20_000
@@ -35,12 +35,20 @@ class Driven:
         loaded: LoadedModel,
         make_sources: MakeSources | None = None,
         draft: LoadedModel | None = None,
+        find_head: FindHead | None = None,
         **settings: Any,
     ) -> None:
         self.loaded = loaded
         self.grammars = Grammars(loaded.tokenizer)
         self.worker = make_worker(
-            loaded, Settings(**settings), make_sources, draft, flat_costs(), False, lambda _what, _share: None
+            loaded,
+            Settings(**settings),
+            make_sources,
+            draft,
+            flat_costs(),
+            False,
+            lambda _what, _share: None,
+            find_head,
         )
         self.answers: dict[str, Answer] = {}
 

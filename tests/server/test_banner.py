@@ -59,8 +59,22 @@ def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_dr
 def test_the_banner_says_how_drafts_are_translated():
     settings = Settings(draft_model="org/small", calibration_file="~/costs.json")
     said = "auto with org/small (translated: context), step costs from ~/costs.json"
-    assert describe_drafts(settings, True, "context") == said
-    assert "translated" not in describe_drafts(settings, True, "none")
+    assert describe_drafts(settings, True, replace(FakeEngine().info, draft_strategy="context")) == said
+    assert "translated" not in describe_drafts(
+        settings, True, replace(FakeEngine().info, draft_strategy="none")
+    )
+
+
+def test_the_banner_says_which_head_drafts():
+    costs = "step costs from ~/costs.json"
+    found = Settings(calibration_file="~/costs.json")
+    assert (
+        describe_drafts(found, True, replace(FakeEngine().info, head="mtp"))
+        == f"auto with an MTP head, {costs}"
+    )
+    given = Settings(draft_model="block", calibration_file="~/costs.json")
+    said = describe_drafts(given, True, replace(FakeEngine().info, head="dflash"))
+    assert said == f"auto with a DFlash drafter (block), {costs}"
 
 
 def test_the_banner_says_that_streamed_answers_may_differ():

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,20 +60,39 @@ class DraftWork:
     translated: Sequence[tuple[int, int] | None]
 
 
+class PlainCosts(Protocol):
+    """What a drafter's plain steps cost."""
+
+    def seconds(self, num_rows: int, width: int) -> float:
+        """Return the seconds of a step of that many rows, each fed width tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOfTarget:
+    """The prior cost of a head: a share of a step of the target, by what is read of the weights."""
+
+    target: StepCosts
+    share: float
+
+    def seconds(self, num_rows: int, width: int) -> float:
+        """Implement PlainCosts."""
+        return self.share * self.target.seconds(num_rows, width)
+
+
 class DraftModelCosts:
     """Seconds that the draft model takes for one verification step: to catch up, draft and translate.
 
     Three parts of the cost are learned: one per step, one per drafted token, and one for tokens fed beyond
     the first. Each number of rows has an estimate of its own, which starts from an estimate common to all.
 
-    alone: costs of the draft model's plain steps.
+    alone: costs of the draft model's plain steps, or of a token that a head drafts.
     target: costs of the target's steps, which show how the cost of a forward grows with its width.
     batched: whether the draft model's rows share a forward.
     is_learned: whether observed steps change the costs.
     """
 
     def __init__(
-        self, alone: StepCosts, target: StepCosts, batched: bool = True, is_learned: bool = True
+        self, alone: PlainCosts, target: StepCosts, batched: bool = True, is_learned: bool = True
     ) -> None:
         self.alone = alone
         self.target = target

@@ -10,6 +10,9 @@ from engine.speculative.draft_length import DraftEstimate, steady
 from engine.speculative.draft_model.costs import DraftWork
 
 MODEL = "draft-model"
+MODELS = (MODEL, "mtp", "dflash")
+"""The sources of drafts that a model makes: the draft model, or a head of the target. A server has one."""
+
 MODEL_PRIOR = 0.7
 
 YIELD_DECAY = 0.9
@@ -77,6 +80,7 @@ class TokenYield:
 class DraftForecast:
     """One row's expectations of the draft model, from which the length of its drafts follows.
 
+    source: which of MODELS drafts. max_drafted: the most tokens that it can draft at once; None for no limit.
     num_lacking: tokens of the draft model that the row must be fed before the first drafted one.
     is_ready: whether the draft model has read the text, so that it may draft.
 
@@ -87,6 +91,8 @@ class DraftForecast:
 
     acceptance: Acceptance
     token_yield: TokenYield = field(default_factory=TokenYield)
+    source: str = MODEL
+    max_drafted: int | None = None
     num_lacking: float = 1.0
     is_ready: bool = False
     _tokens_since_draft: int = 0
@@ -101,9 +107,17 @@ class DraftForecast:
         self.num_lacking, self.is_ready, self._has_drafted = 1.0, True, False
 
     @property
+    def keeps_drafted(self) -> bool:
+        """Whether the draft model's caches keep what it drafted.
+
+        A head is fed accepted tokens again, with the target's own states.
+        """
+        return self.source == MODEL
+
+    @property
     def rate(self) -> float:
         """The expected acceptance rate of the draft model's tokens, once translated."""
-        return self.acceptance.rate(Draft((), MODEL, 0, MODEL_PRIOR))
+        return self.acceptance.rate(Draft((), self.source, 0, MODEL_PRIOR))
 
     @property
     def num_fed(self) -> int:
@@ -122,9 +136,10 @@ class DraftForecast:
 
     def estimate(self, limit: int, rate: float) -> DraftEstimate:
         """Estimate drafts of up to limit target tokens, if they are accepted at this rate."""
+        limit = limit if self.max_drafted is None else min(limit, self.max_drafted)
         nonempty_rate = self.token_yield.nonempty_rate
         expected = [1.0 + nonempty_rate * (tokens - 1.0) for tokens in steady(rate, limit)]
-        return DraftEstimate(expected, draft=Draft((), MODEL, 0, MODEL_PRIOR), is_worth=True)
+        return DraftEstimate(expected, draft=Draft((), self.source, 0, MODEL_PRIOR), is_worth=True)
 
     def num_to_draft(self, num_wanted: int) -> int:
         """Return how many of its own tokens the draft model drafts for num_wanted target tokens."""
@@ -156,8 +171,11 @@ class DraftForecast:
             return
         self._has_drafted = False
         is_all_accepted = 0 < num_judged == num_accepted
-        # The last drafted token was never fed, so an accepted one is still lacking.
-        self.num_lacking += (num_tokens - num_accepted) / self.token_yield.ratio + is_all_accepted
+        if self.keeps_drafted:
+            # The last drafted token was never fed, so an accepted one is still lacking.
+            self.num_lacking += (num_tokens - num_accepted) / self.token_yield.ratio + is_all_accepted
+        else:
+            self.num_lacking += num_tokens
         was_probe = self._tokens_since_draft > 0
         self._tokens_since_draft = 0
         self._accepted_streak = self._accepted_streak + 1 if num_accepted else 0

@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.rows import Rows
 from engine.kv_cache.slices import State, cut_slice, has_state, take_state
-from engine.model.loading import LoadedModel
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
-from engine.speculative.draft_model.reader import DraftReader
+from engine.speculative.draft_model.reader import DraftReader, Reader
 
 log = logging.getLogger("reprise.engine")
 
@@ -20,20 +20,25 @@ MIN_SAVED_IDS = 32
 class DraftPrefixes:
     """Keeps what the draft model has read, and finds it again. Only settled ids are kept.
 
+    find_fault: returns why the model's caches cannot be sliced, None if they can.
     budget_bytes: memory for it. find_opening: returns the length before the opening of the answer.
     cache: None if budget_bytes is 0 or the draft model's caches cannot be sliced.
     """
 
     def __init__(
-        self, loaded: LoadedModel, budget_bytes: int, find_opening: Callable[[list[int]], int]
+        self,
+        model: Any,
+        find_fault: Callable[[], str | None],
+        budget_bytes: int,
+        find_opening: Callable[[list[int]], int],
     ) -> None:
-        self._make = partial(make_caches, loaded.model)
+        self._make = partial(make_caches, model)
         self._find_opening = find_opening
         self._needs_state = has_state(self._make())
         self.cache: PrefixCache | None = None
         if not budget_bytes:
             return
-        if fault := loaded.prefix_fault():
+        if fault := find_fault():
             log.warning("no prefix cache for the draft model, so it reads every text in full: %s", fault)
         else:
             self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)
@@ -46,7 +51,7 @@ class DraftPrefixes:
         """Return the length of the target's tokens at which state is to be kept; 0 if none is."""
         return self._find_opening(tokens) if self.cache and self._needs_state else 0
 
-    def look_up(self, reader: DraftReader, tokens: Sequence[int], max_tokens: int) -> int:
+    def look_up(self, reader: Reader, tokens: Sequence[int], max_tokens: int) -> int:
         """Read up to max_tokens more tokens of a text, and begin to compute it once its prefix is found.
 
         That is once the ids differ from those in the cache, or no text is left to read.
@@ -55,6 +60,7 @@ class DraftPrefixes:
         if self.cache is None:
             reader.begin(self._make(), 0)
             return 0
+        assert isinstance(reader, DraftReader)
         num_read = reader.read_more(tokens, max_tokens)
         ids = reader.ids[: reader.num_usable + 1]
         num_held = self.cache.match(ids)

@@ -1,5 +1,6 @@
 """One sequence as the draft model reads it: the committed text in the draft model's ids."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,31 +32,57 @@ GiveUp = Callable[[Exception], None]
 """Called with the exception that makes the draft model stop reading a sequence."""
 
 
-class DraftReader:
+class Reader(ABC):
+    """The part of one sequence that its drafter has read: a draft model, or a head of the target.
+
+    caches, num_computed: the drafter's caches and the ids that they hold, from begin() until the row of the
+        batch owns them. has_begun: whether begin() was called.
+    keep_at: numbers of ids at which the caches are to be kept in the prefix cache.
+    spent_s: seconds that reading has taken so far.
+    """
+
+    def __init__(self) -> None:
+        self.caches: Caches = []
+        self.num_computed = 0
+        self.has_begun = False
+        self.keep_at: set[int] = set()
+        self.spent_s = 0.0
+
+    def begin(self, caches: Caches, num_computed: int) -> None:
+        """Begin to compute. caches: hold the first num_computed ids."""
+        self.caches, self.num_computed, self.has_begun = caches, num_computed, True
+
+    def release_caches(self) -> Caches:
+        """Return the caches and drop them here: from now on the rows of the batch own them."""
+        caches, self.caches = self.caches, []
+        return caches
+
+    @abstractmethod
+    def compute(self, model: Any, tokens: Sequence[int], max_ids: int) -> int:
+        """Feed the drafter the next ids of a text, and wait for it; return how many, at most max_ids."""
+
+    @abstractmethod
+    def count_left(self, num_tokens: int) -> int:
+        """Count what is left to read and compute of a text of num_tokens; 0 once drafts may begin."""
+
+
+class DraftReader(Reader):
     """The part of one sequence that the draft model has read.
 
     context_tokens: the longest text that the draft model takes, in its own ids.
     opening: target tokens before the opening of the answer; 0 if it is not known.
     give_up: for the caller to call if the draft model cannot continue.
     ids: the draft model's ids of all tokens read. num_settled: leading ids that never change.
-    caches, num_computed: the draft model's caches and the ids that they hold, from begin() until the row of
-        the batch owns them. has_begun: whether begin() was called.
-    keep_at: numbers of ids at which the caches are to be kept in the prefix cache.
-    spent_s: seconds that reading has taken so far.
     """
 
     def __init__(
         self, translator: Translator, context_tokens: int, give_up: GiveUp, opening: int = 0
     ) -> None:
+        super().__init__()
         self.translator = translator
         self.give_up = give_up
         self.ids: Sequence[int] = ()
         self.num_settled = 0
-        self.caches: Caches = []
-        self.num_computed = 0
-        self.has_begun = False
-        self.keep_at: set[int] = set()
-        self.spent_s = 0.0
         self._context_tokens = context_tokens
         self._opening = opening
         self._num_read = 0
@@ -103,10 +130,6 @@ class DraftReader:
             self.keep_at.add(self.num_settled)
         return end - start
 
-    def begin(self, caches: Caches, num_computed: int) -> None:
-        """Begin to compute. caches: hold the first num_computed ids."""
-        self.caches, self.num_computed, self.has_begun = caches, num_computed, True
-
     def compute(self, model: Any, tokens: Sequence[int], max_ids: int) -> int:
         """Feed the draft model the next ids of a text, and wait for it; return how many, at most max_ids.
 
@@ -122,11 +145,6 @@ class DraftReader:
             evaluate(self.caches)
             self.num_computed += num_fed
         return num_fed
-
-    def release_caches(self) -> Caches:
-        """Return the caches and drop them here: from now on the rows of the batch own them."""
-        caches, self.caches = self.caches, []
-        return caches
 
     def count_left(self, num_tokens: int) -> int:
         """Count the tokens left to read and compute of a text of num_tokens; 0 once drafts may begin."""

@@ -12,20 +12,27 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
+from bench.architectures.tiny_models import tiny_config
 from config.settings import Settings
 from drafters.base import Draft, DraftQuery, SequenceStart
 from engine.kv_cache.probes import find_sharing
 from engine.model.loading import LoadedModel, describe
-from engine.request import Finished, GenerationRequest
+from engine.request import DraftChoice, Finished, GenerationRequest
 from engine.scheduler.footprint import measure
 from engine.scheduler.memory_budget import make_memory_budget
 from engine.scheduler.step_clock import StepClock
 from engine.speculative.draft_model.forecast import DraftForecast
+from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
+from engine.speculative.heads.drafter import NamedHead
+from engine.speculative.heads.families import FAMILIES
+from engine.speculative.heads.head import find_ends
+from engine.speculative.heads.mtp import MTPHead
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven
-from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model, make_tokenizer, prompt_of, request
+from tests.engine.support import CONFIGS, SIZES, VOCAB_SIZE, make_model, make_tokenizer, prompt_of, request
 
 MAX_RATIO = 1.5
 ROOMY = 2**40
@@ -99,13 +106,15 @@ def run(
     asked: Sequence[GenerationRequest],
     is_drafting: bool,
     draft: LoadedModel | None = None,
+    head: NamedHead | None = None,
     **settings: Any,
 ) -> tuple[Driven, int, int]:
     """Run requests; return the engine, the largest estimate, and the peak of MLX, weights not counted."""
     gc.collect()
     before = mx.get_active_memory()
     sources = DraftSources({"suffix": Guesser()}, scored(1.0))
-    driven = Driven(replace(loaded), (lambda _: sources) if is_drafting else None, draft, **settings)
+    make_sources = (lambda _: sources) if is_drafting else None
+    driven = Driven(replace(loaded), make_sources, draft, lambda _: head, **settings)
     mx.clear_cache()
     mx.reset_peak_memory()
     for one in asked:
@@ -214,6 +223,40 @@ def test_a_draft_model_is_within_the_memory_too(monkeypatch: pytest.MonkeyPatch)
     driven, _, taken = run(loaded, asked, True, draft, memory_bytes=weight_bytes + estimate, **settings)
     ends = [driven.answers[one.id].events[-1] for one in asked]
     assert sum(isinstance(end, Finished) and end.usage.drafting.num_drafted > 0 for end in ends) >= 2
+    assert taken <= estimate
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dflash"])
+def test_a_head_is_within_the_memory_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows, and the states that prompts and rows keep until it has read them."""
+    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    monkeypatch.setattr(DraftForecast, "rate", 0.9)
+    loaded = make_large("qwen3", num_key_value_heads=4)
+    sizes = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+    config, ends = tiny_config("llama", **sizes), find_ends(loaded.model)
+    head: Any = MTPHead(FAMILIES["llama"], config, ends, 7)
+    if kind == "dflash":
+        hidden = config["hidden_size"]
+        wide = DFlashConfig(
+            hidden, 128, 4, 4, 64, 1e-6, 1e4, None, 2048, False, 8, 3, (0, 1, 2), (None, 64, None, 64)
+        )
+        head = DFlashHead(wide, ends)
+    mx.eval(head.parameters())
+    settings = {"num_draft_tokens": 7, "max_rows": 2, "prefix_cache_bytes": 2**22}
+    settings |= {"prefill_chunk_tokens": 128, "draft_type": "auto", "gate": "off"}
+    asked = [
+        request(prompt_of(length, i), name=str(i), max_tokens=30, logit_bias=NEVER_END)
+        for i, length in enumerate((320, 200, 250))
+    ]
+    asked = [replace(one, draft=DraftChoice(kind)) for one in asked]  # type: ignore[arg-type]
+    weight_bytes = loaded.info.weight_bytes + sum(
+        array.nbytes for _, array in tree_flatten(head.parameters())
+    )
+    named = NamedHead(head, kind)
+    _, estimate, _ = run(loaded, asked, True, None, named, memory_bytes=ROOMY, **settings)
+    driven, _, taken = run(loaded, asked, True, None, named, memory_bytes=weight_bytes + estimate, **settings)
+    ends_of = [driven.answers[one.id].events[-1] for one in asked]
+    assert sum(isinstance(end, Finished) and end.usage.drafting.num_drafted > 0 for end in ends_of) >= 2
     assert taken <= estimate
 
 

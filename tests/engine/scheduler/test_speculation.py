@@ -19,7 +19,7 @@ from engine.speculative.costs.exact_widths import Exactness
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate
 from engine.speculative.draft_model.costs import DraftModelCosts
-from engine.speculative.draft_model.forecast import PlannedDraft
+from engine.speculative.draft_model.forecast import MODEL, PlannedDraft
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.verify import RowInput
 from tests.drafters.fakes import scored
@@ -136,7 +136,7 @@ class World:
         self.planner = make(costs, model_costs=self.model_costs, **ways)
         chosen = Settings(num_draft_tokens=15, draft_model="any" if has_model else None, gate="off")
         sources = DraftSources({"suffix": RandomDrafts(seed)}, scored(1.0))
-        proposers = Proposers(sources, chosen, has_model, line_ends=LINE_ENDS)
+        proposers = Proposers(sources, chosen, MODEL if has_model else None, line_ends=LINE_ENDS)
         self.rows: list[Any] = []
         for i in range(num_rows):
             asked = GenerationRequest(f"{i}", (1, 2, 3), MAX_TOKENS, Sampling(0))

@@ -96,7 +96,7 @@ class World:
         self.costs = DraftModelCosts(alone, target)
         self.planner = Planner(target, model_costs=self.costs)
         settings = Settings(draft_type="draft-model", draft_model="any", num_draft_tokens=15)
-        self.drafting = Proposers(DraftSources({}, scored(0.0)), settings, has_model=True)
+        self.drafting = Proposers(DraftSources({}, scored(0.0)), settings, MODEL)
         self.chance, self.num_tokens = chance, num_tokens
         self.rng = random.Random(5)
         self.rows = [self.begin() for _ in range(num_rows)]

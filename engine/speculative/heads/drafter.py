@@ -1,0 +1,305 @@
+"""Let a head draft for the target's rows, with caches of its own.
+
+    forward pass -> states of committed positions -> the head reads them -> it drafts from the newest
+
+The head takes the draft model's place. Its rows stand in the order of the target's, and a row may draft once
+the head has read the states of its prompt, in slices between the target's steps. Only committed positions are
+fed, with the states that the target computed, so nothing is ever rolled back but padding. Positions whose
+states are not known, as their keys and values came from the prefix cache, are absent: the head's own
+positions begin after them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from engine.kv_cache.batched import GroupedKVCache, RaggedKVCache
+from engine.kv_cache.per_row import Caches, leaves, make_caches
+from engine.kv_cache.rows import BatchedRows, evaluate
+from engine.model.loading import LoadedModel
+from engine.sampling.sampler import Sampler
+from engine.speculative.draft_model.costs import DraftWork
+from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID, DraftModel
+from engine.speculative.draft_model.reader import Reader
+from engine.speculative.draft_model.sampling import SameVocabularySampling
+from engine.speculative.heads.head import Head
+from engine.speculative.heads.states import States
+from engine.speculative.heads.taps import Recorded, Taps
+from engine.speculative.verify import RowInput
+
+
+@dataclass(frozen=True)
+class NamedHead:
+    """A head, and the source that timings name for its drafts: one of MODELS."""
+
+    head: Head
+    source: str
+
+
+class _HeadCaller:
+    """Stands in for a model where rows expect one: runs what the head is to do with their caches."""
+
+    def __init__(self, head: Head) -> None:
+        self.make_cache = head.make_cache
+        self.run: Callable[[mx.array, Caches], mx.array]
+
+    def __call__(self, tokens: mx.array, cache: Caches) -> mx.array:
+        return self.run(tokens, cache)
+
+
+class HeadReader(Reader):
+    """The part of one sequence that the head has read.
+
+    states: of the positions after that.
+    """
+
+    def __init__(self, head: Head, states: States) -> None:
+        super().__init__()
+        self.states = states
+        self._head = head
+
+    def compute(self, model: object, tokens: Sequence[int], max_ids: int) -> int:  # noqa: ARG002
+        """Feed the head the next positions of a text, and wait for it; return how many, at most max_ids."""
+        num_fed = min(max_ids, self.count_left(len(tokens)))
+        if num_fed:
+            following = mx.array([following_ids(tokens, self.states.num, num_fed)])
+            self._head.read(self.states.take(num_fed)[None], following, self.caches)
+            evaluate(self.caches)
+            self.num_computed += num_fed
+        return num_fed
+
+    def count_left(self, num_tokens: int) -> int:  # noqa: ARG002
+        """Count the positions left to read but the newest, from which a draft begins."""
+        return max(0, self.states.num - 1)
+
+
+def following_ids(tokens: Sequence[int], num_pending: int, num: int) -> list[int]:
+    """Return the tokens after num positions, the first of the num_pending before a text's last token."""
+    start = len(tokens) - num_pending
+    return list(tokens[start : start + num])
+
+
+@dataclass
+class HeadRow:
+    """The state of one row. reader: None if nothing is drafted for it. is_ready: whether it may draft."""
+
+    reader: HeadReader | None
+    is_ready: bool = False
+
+
+class HeadDrafter:
+    """A head and its rows, which the worker keeps in the order of the target's rows.
+
+    source: as timings report its drafts. model: makes the caches of a row.
+    num_bytes: of its weights. state_bytes: of the states of one position.
+    Raises ModelError if the target's states cannot be taken.
+    """
+
+    def __init__(self, named: NamedHead, loaded: LoadedModel) -> None:
+        self.head = head = named.head
+        self.source = named.source
+        self.model = _HeadCaller(head)
+        self.taps = Taps(loaded.model, head.taps)
+        self.num_bytes = sum(_array_bytes(head))
+        self._sampling = SameVocabularySampling(loaded.info.vocab_size)
+        found = self._probe(loaded.model)
+        self._size, self._dtype = found.shape[-1], found.dtype
+        self.state_bytes = found.shape[-1] * found.dtype.size
+        self.clear()
+
+    def _probe(self, model: Any) -> mx.array:
+        """Return the states of one position, not evaluated."""
+        with self.taps.record() as recorded:
+            model(mx.zeros((1, 1), mx.int32), cache=make_caches(model))
+        return recorded.states()[0]
+
+    def cost_share(self, loaded: LoadedModel) -> float:
+        """Return a drafted token's share of the cost of a target's step, by the weights that both read."""
+        of_target = _array_bytes(loaded.model)
+        # The output head is among the largest arrays.
+        return min(1.0, (self.num_bytes + max(of_target)) / sum(of_target))
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self.rows = BatchedRows(self.model)
+        self._rows: list[HeadRow] = []
+
+    def measure_caches(self) -> tuple[int, dict[int, int], int]:
+        """Return a row's bytes per position: of caches that keep all, by window, and of the largest."""
+        caches = self.model.make_cache()
+        num = 2
+        states = mx.zeros((1, num, self._size), self._dtype)
+        self.head.read(states, mx.zeros((1, num), mx.int32), caches)
+        token_bytes, windows, largest = 0, dict[int, int](), 0
+        for cache in leaves(caches):
+            each = sum(
+                array.nbytes // array.shape[2] for array in (cache.keys, cache.values) if array.shape[2]
+            )
+            largest = max(largest, each)
+            if window := getattr(cache, "window", None):
+                windows[window] = windows.get(window, 0) + each
+            else:
+                token_bytes += each
+        return token_bytes, windows, largest
+
+    def make_reader(self, states: States) -> HeadReader:
+        """Make a reader for a sequence that joins. states: of its prompt but the last token, if known."""
+        return HeadReader(self.head, states)
+
+    def add(self, reader: HeadReader | None) -> None:
+        """Add an empty row as the last one. reader: of its states; None to draft nothing for the row."""
+        self.rows.add(self.model.make_cache(), 0)
+        self._rows.append(HeadRow(reader))
+
+    def unread(self) -> list[tuple[int, HeadReader]]:
+        """Return the rows whose prompt is still to be read, with their readers."""
+        return [(row, s.reader) for row, s in enumerate(self._rows) if s.reader and not s.is_ready]
+
+    def start_drafting(self, row: int) -> None:
+        """Give a row the caches of its reader, which has read the prompt."""
+        reader = self._rows[row].reader
+        assert reader is not None
+        self.rows.fill(row, reader.release_caches(), reader.num_computed)
+        self._rows[row].is_ready = True
+
+    def drop_reader(self, row: int) -> None:
+        """Draft nothing more for a row."""
+        self._rows[row] = HeadRow(None)
+
+    def remove(self, row: int) -> None:
+        """Remove a row; the last row takes its place."""
+        self.rows.remove(row)
+        self._rows[row] = self._rows[-1]
+        self._rows.pop()
+
+    @contextmanager
+    def record(self) -> Iterator[Recorded | None]:
+        """Record the states of the target's next forward pass over all rows; None if no row needs them."""
+        if not any(row.reader for row in self._rows):
+            yield None
+            return
+        with self.taps.record() as recorded:
+            yield recorded
+
+    def receive(self, recorded: Recorded | None, num_final: Sequence[int]) -> list[mx.array]:
+        """Take the states of the positions that stay in the target's caches.
+
+        num_final: (rows,) how many of those fed.
+        Returns copies of them, not evaluated; until they are, they hold what all rows were fed.
+        """
+        if recorded is None:
+            return []
+        wanted = [num if row.reader else 0 for row, num in zip(self._rows, num_final, strict=True)]
+        found = recorded.of_rows(wanted)
+        for row, part in zip(self._rows, found, strict=True):
+            if row.reader and part is not None:
+                row.reader.states.add(part)
+        return [part for part in found if part is not None]
+
+    def fill_in(
+        self, inputs: list[RowInput], committed: Sequence[Sequence[int]], sampler: Sampler
+    ) -> DraftWork | None:
+        """Make the drafts that the inputs want. A row that lacks too many positions only catches up.
+
+        inputs: one for each row; those with new drafts are replaced. committed: all tokens of each row.
+        sampler: the target's, for the same rows.
+        Returns the work done, None if no input wants a draft.
+        """
+        num = min(self.head.max_drafted, max(row_input.num_to_draft for row_input in inputs))
+        if not num:
+            return None
+        wanting = [
+            row.reader if row.reader and row.is_ready and row_input.num_wanted else None
+            for row, row_input in zip(self._rows, inputs, strict=True)
+        ]
+        backlogs = [min(MAX_BACKLOG_TOKENS, r.states.num - 1) if r else 0 for r in wanting]
+        if any(backlogs):
+            self._read(wanting, backlogs, committed)
+        drafting = [reader if reader and reader.states.num == 1 else None for reader in wanting]
+        translated: list[tuple[int, int] | None] = [None] * len(inputs)
+        if any(drafting):
+            drafts = self._draft(drafting, [tokens[-1] for tokens in committed], num, inputs, sampler)
+            for row, (row_input, reader) in enumerate(zip(inputs, drafting, strict=True)):
+                if reader:
+                    draft = drafts[row][: row_input.num_wanted]
+                    source = replace(row_input.source, tokens=draft)
+                    inputs[row], translated[row] = replace(row_input, draft=draft, source=source), (num, num)
+        else:
+            mx.eval(self._held)
+        lacking = [row.reader.states.num if row.reader else 0 for row in self._rows]
+        return DraftWork(1 + max(backlogs), num if any(drafting) else 0, lacking, translated)
+
+    @property
+    def _held(self) -> list[mx.array]:
+        """The buffers of all rows."""
+        return [array for cache in leaves(self.rows.caches) for one in _parts(cache) for array in one.arrays]
+
+    def _read(
+        self,
+        readers: Sequence[HeadReader | None],
+        nums: Sequence[int],
+        committed: Sequence[Sequence[int]],
+    ) -> None:
+        """Feed each row that many of its positions, all rows in one forward pass."""
+        held, width = list(self.rows.lengths), max(nums)
+        fed, states = [], []
+        for reader, num, tokens in zip(readers, nums, committed, strict=True):
+            if reader and num:
+                fed.append(following_ids(tokens, reader.states.num, num))
+                states.append(mx.pad(reader.states.take(num), [(0, width - num), (0, 0)]))
+            else:
+                fed.append([PADDING_ID])
+                states.append(mx.zeros((width, self._size), self._dtype))
+
+        def read(following: mx.array, caches: Caches) -> mx.array:
+            self.head.read(mx.stack(states), following, caches)
+            return following
+
+        self.model.run = read
+        self.rows.forward_ragged(fed)
+        self._forget(held, nums)
+
+    def _draft(
+        self,
+        readers: Sequence[HeadReader | None],
+        newest: Sequence[int],
+        num: int,
+        inputs: Sequence[RowInput],
+        sampler: Sampler,
+    ) -> list[list[int]]:
+        """Draft num tokens for each row; waits once. The newest position stays in the caches."""
+        held = list(self.rows.lengths)
+        none = mx.zeros((1, self._size), self._dtype)
+        states = mx.concatenate([reader.states.take(1) if reader else none for reader in readers])
+        draw = self._sampling.make_draw(sampler, [row_input.position for row_input in inputs], num)
+
+        def choose(logits: mx.array, _: int) -> mx.array:
+            return mx.stack([draw(logits[:, at]) for at in range(logits.shape[1])], axis=1)
+
+        self.model.run = lambda last, caches: self.head.draft(states, last[:, 0], caches, num, choose)
+        last = mx.array(list(newest))[:, None]
+        drafted: list[list[int]] = self.rows.forward(last).tolist()  # type: ignore[assignment]
+        self._forget(held, [int(reader is not None) for reader in readers])
+        return drafted
+
+    def _forget(self, held: Sequence[int], nums: Sequence[int]) -> None:
+        """Forget the padding that rows were fed. held: lengths before. nums: positions to keep."""
+        for row, (length, num) in enumerate(zip(held, nums, strict=True)):
+            self.rows.roll_back(row, length + num)
+
+
+def _array_bytes(module: Any) -> list[int]:
+    flat: Any = tree_flatten(module.parameters())
+    return [array.nbytes for _, array in flat]
+
+
+def _parts(cache: Any) -> list[RaggedKVCache]:
+    return list(cache.parts.values()) if isinstance(cache, GroupedKVCache) else [cache]
+
+
+RowDrafter = DraftModel | HeadDrafter
+"""What drafts for the target's rows with caches of its own."""

@@ -1,0 +1,85 @@
+"""Find the head that drafts from a model's hidden states: the one in the settings, or the model's own."""
+
+import logging
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from config.settings import Settings
+from engine.model.loading import LoadedModel, ModelError
+from engine.speculative.heads.drafter import NamedHead
+from engine.speculative.heads.formats import NAMES, FoundHead, find_own_heads, identify, read_config
+from engine.speculative.heads.head import find_ends
+from engine.speculative.heads.making import Target, choose, load_head
+
+log = logging.getLogger("reprise.engine")
+
+
+def find_given_head(settings: Settings) -> FoundHead | None:
+    """Return the head of which the folder of --draft-model is; None if that is an ordinary model, or not set.
+
+    Raises ModelError if it is a drafter of hidden states that is not supported, or cannot be read.
+    """
+    folder = Path(settings.draft_model).expanduser() if settings.draft_model else None
+    return identify(folder) if folder and (folder / "config.json").is_file() else None
+
+
+def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) -> NamedHead | None:
+    """Return the head that drafts for a model; None if it has none, or the settings do without.
+
+    given: the one of --draft-model, which takes precedence over the model's own.
+    Raises ModelError if the settings name a head that the model does not have, or that does not fit it.
+    """
+    asked = next((kind for kind in NAMES if kind == settings.draft_type), None)
+    if given is not None:
+        if settings.draft_type not in ("auto", given.kind):
+            raise ModelError(
+                f"--draft-type {settings.draft_type}: {settings.draft_model} is a {NAMES[given.kind]}; "
+                f"use --draft-type {given.kind}, or leave --draft-model out"
+            )
+        return _load(settings, given, loaded)
+    if asked and settings.draft_model:
+        raise ModelError(
+            f"--draft-type {asked}: {settings.draft_model} is a draft model; leave it out, or name "
+            "a folder with a head"
+        )
+    if settings.draft_type not in ("auto", *NAMES) or settings.draft_model or loaded.info.mask_token_id:
+        return None
+    try:
+        found = _own_head(settings)
+        if found is not None and asked in (None, found.kind):
+            return _load(settings, found, loaded)
+    except ModelError as fault:
+        if asked:
+            raise
+        log.warning("%s; it drafts nothing", fault)
+        return None
+    if asked:
+        raise ModelError(
+            f"--draft-type {asked}: {loaded.info.name} has no {NAMES[asked]}; name the folder of one with "
+            "--draft-model, or use --draft-type auto"
+        )
+    return None
+
+
+def _own_head(settings: Settings) -> FoundHead | None:
+    folder = _folder(settings.model_source)
+    return choose(find_own_heads(folder, read_config(folder)))
+
+
+def _folder(source: str) -> Path:
+    """Return the folder of a model that has been loaded, which may be the hub's cache."""
+    folder = Path(source).expanduser()
+    return folder if folder.is_dir() else Path(snapshot_download(source, local_files_only=True))
+
+
+def _load(settings: Settings, found: FoundHead, loaded: LoadedModel) -> NamedHead:
+    info, config = loaded.info, read_config(_folder(settings.model_source))
+    if info.mask_token_id is not None:
+        raise ModelError(f"{info.name} drafts for itself; start without --draft-model {found.source}")
+    try:
+        ends = find_ends(loaded.model)
+    except ValueError as fault:
+        raise ModelError(f"no head can draft for {info.name}: {fault}") from fault
+    target = Target(info.name, config, info.num_layers, info.vocab_size, ends)
+    return NamedHead(load_head(found, target, settings.num_draft_tokens), found.kind)

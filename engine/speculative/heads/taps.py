@@ -1,0 +1,101 @@
+"""Take hidden states out of the target's forward passes.
+
+While a graph is built, the modules that are tapped belong to a class that also notes what they return; after
+that they are what they were. So mlx-lm's models run unchanged, and nothing waits: states are lazy arrays.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from engine.model.loading import ModelError
+from engine.speculative.heads.head import owner_of_body
+
+_OUTPUTS = "_tapped_outputs"
+
+
+class Recorded:
+    """What was recorded of the tapped modules.
+
+    outputs: of each module, (rows, width, hidden) of each forward pass in their order.
+    """
+
+    def __init__(self, num_modules: int) -> None:
+        self.outputs: list[list[mx.array]] = [[] for _ in range(num_modules)]
+
+    def states(self) -> list[mx.array]:
+        """Return the states of each forward pass, those of all modules side by side: (rows, width, any)."""
+        joined = zip(*self.outputs, strict=True)
+        return [each[0] if len(each) == 1 else mx.concatenate(list(each), axis=-1) for each in joined]
+
+    def of_rows(self, wanted: Sequence[int]) -> list[mx.array | None]:
+        """Copy each row's first wanted[row] states, (wanted, any), not yet evaluated; None for 0.
+
+        The forward pass was one over all rows, or one for each row in their order.
+        """
+        passes = self.states()
+        if len(passes) == 1:
+            # Not a view, which would keep the states of all rows.
+            width, flat = passes[0].shape[1], passes[0].flatten(0, 1)
+            return [
+                mx.take(flat, mx.arange(row * width, row * width + num), axis=0) if num else None
+                for row, num in enumerate(wanted)
+            ]
+        return [
+            mx.take(states[0], mx.arange(num), axis=0) if num else None
+            for states, num in zip(passes, wanted, strict=True)
+        ]
+
+
+class Taps:
+    """The modules of a target whose outputs a head reads.
+
+    layers: their numbers; none for the state after the final norm, which the model's body returns.
+    Raises ModelError if the model has no such modules.
+    """
+
+    def __init__(self, model: Any, layers: Sequence[int]) -> None:
+        name = type(model).__name__
+        if layers:
+            held = getattr(model, "layers", [])
+            if max(layers) >= len(held):
+                raise ModelError(
+                    f"a head reads layer {max(layers)}, counted from 0; {name} has {len(held)} layers"
+                )
+            self._modules = [held[layer] for layer in layers]
+        else:
+            owner = owner_of_body(model)
+            if owner is None:
+                raise ModelError(f"{name} keeps its body in a place of its own: no head can read its states")
+            self._modules = [owner["model"]]
+
+    @contextmanager
+    def record(self) -> Iterator[Recorded]:
+        """Record the forward passes whose graphs are built meanwhile."""
+        recorded = Recorded(len(self._modules))
+        kinds: list[type] = [type(module) for module in self._modules]
+        try:
+            for module, kind, outputs in zip(self._modules, kinds, recorded.outputs, strict=True):
+                module.__dict__[_OUTPUTS] = outputs
+                module.__class__ = _recording(kind)
+            yield recorded
+        finally:
+            for module, kind in zip(self._modules, kinds, strict=True):
+                module.__class__ = kind
+                module.__dict__.pop(_OUTPUTS, None)
+
+
+@cache
+def _recording(kind: type) -> type:
+    """Return a class of modules of this kind that note what they return."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        returned = kind.__call__(self, *args, **kwargs)
+        # Some layers return more than their state, behind it.
+        self.__dict__[_OUTPUTS].append(returned[0] if isinstance(returned, tuple) else returned)
+        return returned
+
+    return type(kind.__name__, (kind,), {"__call__": call})

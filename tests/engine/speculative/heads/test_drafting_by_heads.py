@@ -1,0 +1,291 @@
+"""A head of the target never changes the answer, whatever it drafts, and reads the right states."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from bench.architectures.tiny_models import tiny_config
+from drafters.base import NO_DRAFT, Draft, DraftQuery
+from engine.engine import Engine
+from engine.kv_cache.per_row import make_caches
+from engine.model.loading import LoadedModel, ModelError
+from engine.request import Finished, GenerationRequest, Grammar
+from engine.scheduler.memory_budget import MemoryBudget
+from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
+from engine.speculative.heads.drafter import NamedHead
+from engine.speculative.heads.families import FAMILIES
+from engine.speculative.heads.head import Choose, Head, find_ends
+from engine.speculative.heads.mtp import MTPHead
+from engine.speculative.heads.taps import Taps
+from engine.speculative.proposers import DraftSources
+from tests.combinations import spread
+from tests.drafters.fakes import Coin, scored
+from tests.engine.conftest import StartEngine
+from tests.engine.driven import Driven, expected_tokens, loaded_once
+from tests.engine.speculative.heads.fakes import ReadingHead
+from tests.engine.support import CONFIGS, SIZES, ask, make_loaded, prompt_of, request
+
+TEMPERATURES = [0.0, 0.8]
+INNER = {"mamba2": (1,), "gemma3_text": (1, 0), "lfm2": (1, 0), "qwen3_next": (0, 1)}
+"""Layers that heads of some architectures read; those of all others read the state after the final norm."""
+
+
+def requests(temperature: float) -> list[GenerationRequest]:
+    lengths = [3, 40, 17, 90, 8, 25, 64, 2]
+    return [
+        request(prompt_of(length, i), 16 + 2 * i, name=str(i), temperature=temperature, seed=i)
+        for i, length in enumerate(lengths)
+    ]
+
+
+def finding(head: Head, source: str = "mtp") -> Callable[[LoadedModel], NamedHead]:
+    return lambda _: NamedHead(head, source)
+
+
+def knowing(name: str, asked: Sequence[GenerationRequest], **ways: Any) -> ReadingHead:
+    """Make a head that knows the answers."""
+    return ReadingHead({one.prompt: expected_tokens(name, one) for one in asked}, INNER.get(name, ()), **ways)
+
+
+def nothing_else(_: str) -> DraftSources:
+    return DraftSources({}, scored(0.0))
+
+
+def start(start_engine: StartEngine, name: str, find: Any, **settings: Any) -> Engine:
+    chosen = {"draft_type": "mtp", "num_draft_tokens": 4, "prefill_chunk_tokens": 16} | settings
+    return start_engine(name, make_sources=nothing_else, find_head=find, **chosen)
+
+
+def run(engine: Engine, asked: Sequence[GenerationRequest]) -> list[list[int]]:
+    answers = [ask(engine, one) for one in asked]
+    return [list(answer.finished().tokens) for answer in answers]
+
+
+@pytest.mark.parametrize(("name", "temperature"), spread(list(CONFIGS), TEMPERATURES))
+def test_a_head_that_knows_the_answers_is_always_right(
+    name: str, temperature: float, start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = requests(temperature)
+    engine = start(start_engine, name, finding(knowing(name, asked)), prefix_cache_bytes=0)
+    assert run(engine, asked) == [expected_tokens(name, one) for one in asked]
+    assert "without drafts" not in caplog.text
+    last = ask(engine, asked[3]).finished()
+    assert list(last.tokens) == expected_tokens(name, asked[3])
+    report = last.usage.drafting
+    assert report.gate_decision == "mtp"
+    assert report.num_drafted
+    assert report.num_accepted == report.num_drafted
+    assert dict(report.origins)["mtp"] > 0
+    assert 0 < report.drafter_s < last.usage.total_s
+
+
+def random_mtp(family: str, num: int = 3) -> Callable[[LoadedModel], NamedHead]:
+    def find(loaded: LoadedModel) -> NamedHead:
+        config = tiny_config(family, **SIZES)
+        return NamedHead(MTPHead(FAMILIES[family], config, find_ends(loaded.model), num), "mtp")
+
+    return find
+
+
+def random_dflash(*windows: int | None) -> Callable[[LoadedModel], NamedHead]:
+    def find(loaded: LoadedModel) -> NamedHead:
+        with Taps(loaded.model, (0,)).record() as recorded:
+            loaded.model(mx.array([[1]]), cache=make_caches(loaded.model))
+        hidden = recorded.states()[0].shape[-1]
+        config = DFlashConfig(
+            hidden, 2 * hidden, 4, 2, 16, 1e-6, 1e4, None, 2048, False, 6, 3, (0, 1), tuple(windows)
+        )
+        return NamedHead(DFlashHead(config, find_ends(loaded.model)), "dflash")
+
+    return find
+
+
+HEADS = {
+    "llama, MTP": ("llama", random_mtp("llama")),
+    "llama, DFlash": ("llama", random_dflash(None, 12)),
+    "gemma 3, DFlash": ("gemma3_text", random_dflash(None)),
+    "qwen 3 next, MTP": ("qwen3_next", random_mtp("qwen3_next")),
+    "deepseek v3, MTP": ("deepseek_v3", random_mtp("deepseek_v3")),
+    "lfm2, DFlash": ("lfm2", random_dflash(12, None)),
+    "llama, a liar": ("llama", finding(ReadingHead({}))),
+    "baichuan m1, a liar": ("baichuan_m1", finding(ReadingHead({}))),
+}
+
+
+@pytest.mark.parametrize(("case", "temperature"), spread(list(HEADS), TEMPERATURES))
+def test_a_wrong_head_never_changes_the_tokens(
+    case: str, temperature: float, start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, find = HEADS[case]
+    asked = requests(temperature)
+    source = "dflash" if "DFlash" in case else "mtp"
+    engine = start(start_engine, name, find, draft_type="auto")
+    assert run(engine, asked) == [expected_tokens(name, one) for one in asked]
+    last = ask(engine, asked[3]).finished()
+    assert list(last.tokens) == expected_tokens(name, asked[3])
+    assert [name for name, *_ in last.usage.drafting.by_source] == [source]
+    assert "without drafts" not in caplog.text
+
+
+@pytest.fixture
+def scarce_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now and then the next step does not fit, so that the youngest sequence is preempted."""
+    rng, fits = random.Random(7), MemoryBudget.make_room
+    monkeypatch.setattr(
+        MemoryBudget, "make_room", lambda self, *rest: fits(self, *rest) and rng.random() > 0.05
+    )
+
+
+@pytest.mark.usefixtures("scarce_memory")
+@pytest.mark.parametrize("window", [None, 24], ids=["all", "window"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "lfm2", "baichuan_m1"])
+def test_rows_join_leave_and_restart_beside_lookups_and_are_drafted_for_by_what_they_hold(
+    name: str, window: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng, asked = random.Random(3), []
+    for number in range(14):
+        shared = prompt_of(30, number % 3)[: rng.randint(0, 30)]
+        prompt = [*shared, *prompt_of(rng.randint(1, 40), 10 + number)]
+        sampling = {"temperature": 0.9 * (number % 2), "seed": number}
+        asked.append(request(prompt, rng.randint(12, 40), name=str(number), **sampling))
+    expected = {one.prompt: expected_tokens(name, one) for one in asked}
+    head = knowing(name, asked, window=window)
+    drafter = Reluctant(expected, 0.4, num_ids=4096, name="suffix")
+    driven = Driven(
+        dataclasses.replace(loaded_once(name)),
+        lambda _: DraftSources({"suffix": drafter}, scored(1.0)),
+        find_head=finding(head),
+        max_rows=5,
+        num_draft_tokens=4,
+        prefill_chunk_tokens=16,
+        gate="off",
+    )
+    cancelled = {"4", "9"}
+
+    def cancel_some() -> bool:
+        for one in [
+            s.request.id for s in driven.worker.members if s.request.id in cancelled and s.num_answered
+        ]:
+            driven.worker.cancel(one)
+        return not driven.worker.has_work
+
+    for one in asked:
+        driven.ask(one)
+        if rng.random() < 0.6:
+            cancel_some()
+            driven.worker.step()
+    driven.step_until(cancel_some)
+    ends = [driven.answers[one.id].end() for one in asked]
+    finished = [end for end in ends if isinstance(end, Finished)]
+    assert len(finished) >= len(asked) - len(cancelled)
+    for one, end in zip(asked, ends, strict=True):
+        assert not isinstance(end, Finished) or list(end.tokens) == expected[one.prompt]
+    assert driven.worker.stats.num_preemptions > 0
+    by_source: dict[str, list[int]] = {}
+    for end in finished:
+        for source, drafted, accepted in end.usage.drafting.by_source:
+            counts = by_source.setdefault(source, [0, 0])
+            counts[0] += drafted
+            counts[1] += accepted
+    assert by_source["suffix"][1] < by_source["suffix"][0]
+    assert "without drafts" not in caplog.text
+    # It reads its own caches, which hold the row's text and nothing else.
+    assert by_source["mtp"][1] == by_source["mtp"][0] > 20
+
+
+def test_a_prompt_from_the_prefix_cache_is_drafted_for_from_its_first_known_state(
+    start_engine: StartEngine,
+) -> None:
+    asked = request(prompt_of(90), 30, name="again")
+    engine = start(start_engine, "llama", finding(knowing("llama", [asked])))
+    expected = expected_tokens("llama", asked)
+    first, second = (ask(engine, asked).finished() for _ in range(2))
+    assert [list(one.tokens) for one in (first, second)] == [expected, expected]
+    assert second.usage.num_cached_tokens > 80
+    assert second.usage.drafting.num_accepted == second.usage.drafting.num_drafted > 0
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_head_drafts_under_a_grammar(temperature: float, start_engine: StartEngine) -> None:
+    words = Grammar("regex", "(red|green|blue)( (red|green|blue)){5}")
+    asked = [
+        dataclasses.replace(
+            request(prompt_of(9 + i, i), 60, name=str(i), temperature=temperature, seed=i),
+            grammar=words if i % 2 else None,
+        )
+        for i in range(4)
+    ]
+    plain = run(start_engine("llama"), asked)
+    head = ReadingHead({one.prompt: tokens for one, tokens in zip(asked, plain, strict=True)})
+    assert run(start(start_engine, "llama", finding(head)), asked) == plain
+    assert run(start(start_engine, "llama", random_mtp("llama")), asked) == plain
+
+
+class Reluctant(Coin):
+    """A coin that has no draft half of the time."""
+
+    def propose(self, query: DraftQuery) -> Draft:
+        draft = super().propose(query)
+        return draft if query.seq % 2 and draft.tokens and draft.tokens[0] % 2 else NO_DRAFT
+
+
+class Failing(ReadingHead):
+    """A head that raises from its third draft on, or when it reads."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__({})
+        self.num_drafts = 0
+        self.method = method
+
+    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+        if self.method == "read" and following.shape[1] > 2:
+            raise RuntimeError("a fault in a head")
+        super().read(states, following, caches)
+
+    def draft(
+        self, states: mx.array, last: mx.array, caches: Sequence[Any], num: int, choose: Choose
+    ) -> mx.array:
+        self.num_drafts += 1
+        if self.method == "draft" and self.num_drafts > 2:
+            raise RuntimeError("a fault in a head")
+        return super().draft(states, last, caches, num, choose)
+
+
+@pytest.mark.parametrize("method", ["read", "draft"])
+def test_a_head_that_raises_costs_nothing_but_its_drafts(method: str, start_engine: StartEngine) -> None:
+    asked = requests(0.8)
+    engine = start(start_engine, "llama", finding(Failing(method)))
+    assert run(engine, asked) == [expected_tokens("llama", one) for one in asked]
+
+
+@pytest.mark.parametrize("layers", [(), (1, 0)], ids=["after the norm", "two layers"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "deepseek_v3", "lfm2"])
+def test_taps_leave_logits_as_they_are_and_the_model_as_it_was(name: str, layers: tuple[int, ...]) -> None:
+    model = loaded_once(name).model
+    tokens = mx.array([prompt_of(9)])
+    kinds = [type(model.model), *(type(layer) for layer in model.layers)]
+    before = model(tokens, cache=make_caches(model))
+    with Taps(model, layers).record() as recorded:
+        logits = model(tokens, cache=make_caches(model))
+    assert mx.array_equal(logits, before).item()
+    assert [type(model.model), *(type(layer) for layer in model.layers)] == kinds
+    (states,) = recorded.states()
+    normed = model.model(tokens, cache=make_caches(model))
+    assert states.shape == (1, 9, normed.shape[-1] * max(1, len(layers)))
+    if not layers:
+        assert mx.array_equal(states, normed).item()
+        return
+    # The first layer's output is what the second one reads.
+    second = states[..., normed.shape[-1] :]
+    fewer = recorded.outputs[1][0]
+    assert mx.array_equal(second, fewer).item()
+
+
+def test_a_head_that_reads_layers_that_a_model_lacks_is_refused() -> None:
+    loaded = make_loaded("llama")
+    with pytest.raises(ModelError, match=r"a head reads layer 40, counted from 0; Model has . layers"):
+        Driven(loaded, nothing_else, find_head=finding(ReadingHead({}, (0, 40))))
