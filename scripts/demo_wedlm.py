@@ -165,12 +165,7 @@ def training_batches(tokenizer: Tokenizer, rng: random.Random) -> Iterator[Batch
             if len((encoded := demo.encode(tokenizer, render(talk)))[0]) <= MOST_TOKENS
         ]
         pool = [(masked(sample, rng, 1.0), sample[1]) for sample in samples]
-        pool.sort(key=lambda pair: len(pair[0].tokens))
-        groups: list[list[tuple[Sequence, list[bool]]]] = [[]]
-        for pair in pool:
-            if groups[-1] and (len(groups[-1]) + 1) * len(pair[0].tokens) > BATCH_TOKENS * 1.1:
-                groups.append([])
-            groups[-1].append(pair)
+        groups = demo.grouped(pool, lambda pair: len(pair[0].tokens), BATCH_TOKENS * 1.1)
         rng.shuffle(groups)
         for group in groups:
             yield stack([s for s, _ in group], [a for _, a in group])

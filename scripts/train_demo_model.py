@@ -5,6 +5,9 @@
     python scripts/train_demo_model.py --size draft --minutes 15        # smaller model, same vocabulary
     python scripts/train_demo_model.py --size polish --minutes 20       # smaller model, other vocabulary
     python scripts/train_demo_model.py --size wedlm --minutes 30        # predicts masks too (demo_wedlm.py)
+    python scripts/train_demo_model.py --size states --count 3840       # what the next two learn from
+    python scripts/train_demo_model.py --size mtp --minutes 13          # head that drafts (demo_heads.py)
+    python scripts/train_demo_model.py --size dflash --minutes 16       # drafter of blocks (demo_heads.py)
 
 Needs torch, tokenizers, numpy and safetensors (the `train` extra); the server needs none of this.
 """
@@ -16,10 +19,11 @@ import random
 import shutil
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import accumulate, islice
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -61,6 +65,8 @@ DRAFT_CONFIG = {
 }
 # The model in demo_model/draft_polish has another vocabulary. Half of its training text has diacritics.
 POLISH_CONFIG = DRAFT_CONFIG | {"vocab_size": 3072}
+# Sizes that train no model but what drafts from its states.
+HEADS = ("states", "mtp", "dflash")
 # Words include a leading space, numbers are split into pairs of digits, line breaks include the indentation.
 SPLIT = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # For the Polish vocabulary: single digits; line breaks include the indentation, signs a leading space.
@@ -164,7 +170,7 @@ class Block(nn.Module):
             self.self_attn[f"{n}_proj"](h).view(batch, length, -1, CONFIG["head_dim"]).transpose(1, 2)
             for n in "qkv"
         )
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if past is not None:
             if self in past:
                 k, v = (torch.cat(pair, dim=2) for pair in zip(past[self], (k, v), strict=True))
@@ -175,9 +181,10 @@ class Block(nn.Module):
         return x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](h)) * self.mlp["up_proj"](h))
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x (..., head_dim) by the angles of its positions: cos, sin (..., head_dim / 2)."""
     a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 class Model(nn.Module):
@@ -342,15 +349,23 @@ def batches(tokenizer: Tokenizer, rng: random.Random, progress: list[float]) -> 
             pool = [encode(tokenizer, one) for one in rendered]
             pool += [repeated(rng, rng.randint(16, 128), 256) for _ in range(3)]
         limit = 700 if p < 0.3 else 1500 if p < 0.7 else 3000
-        pool = sorted((s for s in pool if len(s[0]) <= limit), key=lambda s: len(s[0]))
-        groups: list[list[Sample]] = [[]]
-        for sample in pool:
-            if groups[-1] and (len(groups[-1]) + 1) * len(sample[0]) > BATCH_TOKENS * 1.1:
-                groups.append([])
-            groups[-1].append(sample)
+        groups = grouped([s for s in pool if len(s[0]) <= limit], lambda s: len(s[0]), BATCH_TOKENS * 1.1)
         rng.shuffle(groups)
         for group in groups:
             yield collate(group, rng, p)
+
+
+T = TypeVar("T")
+
+
+def grouped(pool: list[T], length: Callable[[T], int], most_tokens: float) -> list[list[T]]:
+    """Return groups of similar length, shortest first, of at most so many tokens when padded."""
+    groups: list[list[T]] = [[]]
+    for one in sorted(pool, key=length):
+        if groups[-1] and (len(groups[-1]) + 1) * length(one) > most_tokens:
+            groups.append([])
+        groups[-1].append(one)
+    return groups
 
 
 def collate(group: list[Sample], rng: random.Random, progress: float) -> tuple[Tensor, ...]:
@@ -645,21 +660,31 @@ def main() -> None:
     parser.add_argument(
         "--port", type=int, default=29511, help="port that connects the processes, loopback only"
     )
-    parser.add_argument("--size", choices=("demo", "draft", "polish", "wedlm"), default="demo")
-    parser.add_argument("--work", type=Path, help="tokenizer and checkpoint; default .training/SIZE")
+    parser.add_argument("--size", choices=("demo", "draft", "polish", "wedlm", *HEADS), default="demo")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        help="tokenizer, states and checkpoint; default .training/SIZE, for heads .training/heads",
+    )
     parser.add_argument(
         "--start-from", type=Path, help="exported model to continue from, without a checkpoint"
     )
     parser.add_argument("--start-at", type=float, default=60.0, help="minute of the schedule to continue at")
-    parser.add_argument("--out", type=Path, help="default demo_model, or the draft model's folder in it")
+    parser.add_argument("--out", type=Path, help="default demo_model, or the folder of the size in it")
     parser.add_argument("--evaluate", action="store_true", help="measure --out instead of training")
     parser.add_argument("--export", action="store_true", help="write the checkpoint to --out, no training")
-    parser.add_argument("--count", type=int, default=200, help="held-out samples per family")
+    parser.add_argument(
+        "--count", type=int, default=200, help="held-out samples per family; of states, samples in all"
+    )
     arguments = parser.parse_args()
     demo = ROOT / "demo_model"
-    arguments.work = arguments.work or ROOT / ".training" / arguments.size
-    folders = {"demo": "", "draft": "draft", "polish": "draft_polish", "wedlm": "wedlm"}
-    arguments.out = arguments.out or demo / folders[arguments.size]
+    work = "heads" if arguments.size in HEADS else arguments.size
+    arguments.work = arguments.work or ROOT / ".training" / work
+    folders = {"demo": "", "polish": "draft_polish"}
+    arguments.out = arguments.out or demo / folders.get(arguments.size, arguments.size)
+    if arguments.size in HEADS:
+        import_module("demo_heads").run(arguments)
+        return
     if arguments.size == "wedlm":
         import_module("demo_wedlm").run(arguments)
         return
