@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from huggingface_hub import snapshot_download
 from mlx_lm.utils import MODEL_REMAPPING
 
 from engine.model.head_names import name_in_first_layer, name_in_head, rename
@@ -64,6 +65,22 @@ class FoundHead:
     depth: int = 1
 
 
+def find_folder(source: str) -> Path:
+    """Return the folder of a model, which may be the hub's cache. Raises ModelError if there is none."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if not folder.is_absolute() and not source.startswith("."):
+        try:
+            return Path(snapshot_download(source, local_files_only=True))
+        except Exception as fault:
+            raise ModelError(
+                f"there is no folder {source}, and no model of this name has been downloaded; "
+                f"`reprise serve --model {source}` downloads one from the hub"
+            ) from fault
+    raise ModelError(f"there is no model folder {source}")
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Read a folder's config.json. Raises ModelError."""
     try:
@@ -93,7 +110,7 @@ def find_own_heads(folder: Path, config: Mapping[str, Any]) -> list[FoundHead]:
     Raises ModelError if a file is truncated.
     """
     beside = [folder / name for name in SIDE_FILES]
-    shards = [read_header(path) for path in sorted(folder.glob("*.safetensors")) if path not in beside]
+    shards = [read_header(path) for path in sorted(folder.glob("model*.safetensors")) if path not in beside]
     num_layers = int(text_config(config).get("num_hidden_layers") or 0)
     found = []
     if names := _own_names(shards, num_layers):

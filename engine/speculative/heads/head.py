@@ -9,6 +9,7 @@ A head knows nothing of requests: it gets arrays of any number of rows, and cach
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -137,17 +138,18 @@ class _Body:
 def find_ends(model: Any) -> TargetEnds:
     """Return the ends of a model of mlx-lm, with whatever it does to its embeddings and logits.
 
-    Raises ValueError if the model's embedding or body does not have the name that is usual in mlx-lm.
+    Raises ValueError if the model's embedding, layers or body are not named as usual in mlx-lm.
     """
     owner = owner_of_body(model)
     body = owner and owner["model"]
-    if body is None or "embed_tokens" not in body:
+    if body is None or not {"embed_tokens", "layers"} <= body.keys():
         raise ValueError(f"{type(model).__name__} keeps its embedding in a place of its own")
-    scale = getattr(body, "embed_scale", None)
-
-    def embed(ids: mx.array) -> mx.array:
-        embedded: mx.array = body["embed_tokens"](ids)
-        return embedded if scale is None else embedded * scale
+    embed = body["embed_tokens"]
+    some = mx.arange(8)[None]
+    # Some models scale or norm embeddings before the first layer.
+    if not mx.array_equal(entering := _enter(body, some), embed(some)).item():
+        assert entering.shape == (1, 8, embed(some).shape[-1])
+        embed = partial(_enter, body)
 
     def logits(states: mx.array) -> mx.array:
         # The model itself applies its output head, as some scale or cap what it returns.
@@ -159,6 +161,38 @@ def find_ends(model: Any) -> TargetEnds:
         return found
 
     return TargetEnds(embed, logits)
+
+
+class _Entered(Exception):  # noqa: N818
+    """Carries what the first layer was given."""
+
+
+class _FirstLayer:
+    """Stands in for a body's first layer: raises _Entered when called, and is the layer in all else."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    def __call__(self, states: mx.array, *_: Any, **__: Any) -> mx.array:
+        raise _Entered(states)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+
+def _enter(body: Any, ids: mx.array) -> mx.array:
+    """Return what a body's first layer is given for ids (rows, width): (rows, width, hidden)."""
+    layers = body["layers"]
+    first = layers[0]
+    layers[0] = _FirstLayer(first)
+    try:
+        body(ids)
+    except _Entered as entered:
+        states: mx.array = entered.args[0]
+        return states
+    finally:
+        layers[0] = first
+    raise ValueError(f"{type(body).__name__} does not run its layers")
 
 
 def owner_of_body(model: Any) -> Any:

@@ -20,18 +20,27 @@ from engine.speculative.heads.mtp import MTPHead
 Weights = Mapping[str, mx.array]
 """Arrays by the names of their places in a module."""
 
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+"""What a configuration raises that lacks an entry, or has one of another type."""
+
 
 @dataclass(frozen=True)
-class Target:
+class Shape:
     """What a head must fit.
 
-    name: for people. config: of its config.json. num_layers, vocab_size: as loaded.
+    name: of the target, for people. config: of its config.json. num_layers, vocab_size: of the target.
     """
 
     name: str
     config: Mapping[str, Any]
     num_layers: int
     vocab_size: int
+
+
+@dataclass(frozen=True)
+class Target(Shape):
+    """A loaded target, for which a head is made."""
+
     ends: TargetEnds
 
 
@@ -52,7 +61,7 @@ def load_head(found: FoundHead, target: Target, max_drafted: int) -> MTPHead | D
     return head
 
 
-def check_fit(found: FoundHead, target: Target) -> None:
+def check_fit(found: FoundHead, target: Shape) -> None:
     """Raise ModelError if a head cannot be for a target, going by their configurations."""
     if found.kind == "mtp" and found.family not in FAMILIES:
         known = ", ".join(FAMILIES)
@@ -62,7 +71,8 @@ def check_fit(found: FoundHead, target: Target) -> None:
     wanted = {
         "hidden_size": (of_target.get("hidden_size"),),
         "vocab_size": (target.vocab_size, of_target.get("vocab_size")),
-        layers: (target.num_layers,),
+        # An MTP head's configuration may be the target's, or describe nothing but the head.
+        layers: (target.num_layers, *([found.depth] if found.kind == "mtp" else [])),
     }
     for key, due in wanted.items():
         if found.config.get(key, due[0]) not in due:
@@ -71,7 +81,7 @@ def check_fit(found: FoundHead, target: Target) -> None:
         return
     try:
         drafter = read_dflash_config(dict(found.config))
-    except (KeyError, TypeError, ValueError) as fault:
+    except _UNREADABLE as fault:
         raise ModelError(f"cannot read the configuration of {found.source}: {fault!r}") from fault
     if not 0 <= drafter.mask_token_id < target.vocab_size:
         mask = f"its mask_token_id {drafter.mask_token_id}"
@@ -82,7 +92,7 @@ def check_fit(found: FoundHead, target: Target) -> None:
         raise _misfit(found, target, f"its block_size is {drafter.block_size}, which leaves nothing to draft")
 
 
-def _misfit(found: FoundHead, target: Target, why: str) -> ModelError:
+def _misfit(found: FoundHead, target: Shape, why: str) -> ModelError:
     return ModelError(
         f"the {NAMES[found.kind]} in {found.source} does not fit {target.name}: {why}. "
         "Use one that was made for this model, or none"
@@ -139,7 +149,7 @@ def make_dflash(source: str, config: dict[str, Any], weights: Weights, ends: Tar
     """
     try:
         made = read_dflash_config(config)
-    except (KeyError, TypeError, ValueError) as fault:
+    except _UNREADABLE as fault:
         raise ModelError(f"cannot make a drafter from the configuration of {source}: {fault!r}") from fault
     head = DFlashHead(made, ends)
     _fill(source, head, weights)
@@ -147,7 +157,7 @@ def make_dflash(source: str, config: dict[str, Any], weights: Weights, ends: Tar
 
 
 def read_dflash_config(config: dict[str, Any]) -> DFlashConfig:
-    """Read a drafter's config.json. Raises KeyError, TypeError or ValueError."""
+    """Read a drafter's config.json. Raises one of _UNREADABLE."""
     of_drafter = config["dflash_config"]
     num_layers = int(config["num_hidden_layers"])
     taps = of_drafter.get("target_layer_ids") or spread_taps(int(config["num_target_layers"]), num_layers)
@@ -168,7 +178,7 @@ def read_dflash_config(config: dict[str, Any]) -> DFlashConfig:
         attention_bias=bool(config.get("attention_bias", False)),
         block_size=int(config["block_size"]),
         mask_token_id=int(of_drafter["mask_token_id"]),
-        taps=tuple(taps),
+        taps=tuple(map(int, taps)),
         windows=tuple(
             int(config["sliding_window"]) if kind == "sliding_attention" else None for kind in kinds
         ),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from bench.architectures.tiny_models import make_model, tiny_config
+from bench.architectures.tiny_models import architectures, make_model, tiny_config
 from config.settings import BUNDLED_MODEL
+from engine.model.head_names import name_in_head
 from engine.model.loading import ModelError, load_model
-from engine.speculative.heads.formats import find_own_heads, identify
+from engine.speculative.heads.formats import find_own_heads, identify, text_config
 from engine.speculative.heads.head import TargetEnds
 from engine.speculative.heads.making import Target, check_fit, choose, load_head
 from tests.engine.speculative.heads import folders, published
@@ -44,6 +46,22 @@ def test_a_model_loads_as_if_no_head_were_in_its_folder(family: str, tmp_path: P
     ids = mx.array([[4, 8, 15, 16, 23, 42]])
     assert mx.array_equal(loaded.model(ids), model(ids))
     assert [head.family for head in find_own_heads(tmp_path, config)] == [family]
+
+
+def test_no_array_of_any_architecture_is_taken_for_one_of_a_head() -> None:
+    tried = 0
+    for name in architectures():
+        # It needs a package of its own.
+        if name == "olmo":
+            continue
+        config = tiny_config(name)
+        module = import_module(f"mlx_lm.models.{name}")
+        model = module.Model(module.ModelArgs.from_dict(config))
+        num_layers = text_config(config).get("num_hidden_layers") or 0
+        arrays = [array for array, _ in tree_flatten(model.parameters())]
+        assert [array for array in arrays if name_in_head(array, num_layers) is not None] == []
+        tried += 1
+    assert tried > 100
 
 
 def test_a_sidecar_is_read_in_the_bits_in_which_it_was_written(tmp_path: Path) -> None:
@@ -118,6 +136,26 @@ def test_a_drafter_of_another_model_is_refused(tmp_path: Path, changes: dict[str
     with pytest.raises(
         ModelError, match=f"DFlash drafter in {tmp_path} does not fit the model: {why}.*Use one"
     ):
+        check_fit(found, target(config_of("llama")))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dflash_config": None},
+        {"dflash_config": {"mask_token_id": 5, "target_layer_ids": ["first"]}},
+        {"hidden_size": "wide"},
+        {"layer_types": ["linear_attention"] * 2},
+        {"layer_types": ["sliding_attention"] * 2},
+        {"rope_theta": None},
+    ],
+)
+def test_a_drafter_whose_configuration_cannot_be_read_is_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    found = identify(write_dflash(tmp_path, **changes))
+    assert found is not None
+    with pytest.raises(ModelError, match=f"{tmp_path}"):
         check_fit(found, target(config_of("llama")))
 
 

@@ -1,0 +1,99 @@
+"""`reprise info`: say what a model's folder holds, without loading it."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.checkpoint import CheckpointInfo
+
+HELP = "Say what a model's folder holds, and which drafters it can have, without loading it."
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model and --json to the parser."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="A model's folder, or the name of a model that has been downloaded."
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the description; return 0, or 1 if there is no such folder or its files cannot be read."""
+    # Imported here so that other commands do not load the engine.
+    from engine.checkpoint import inspect_checkpoint
+    from engine.model.loading import ModelError
+
+    try:
+        info = inspect_checkpoint(arguments.model)
+    except ModelError as fault:
+        print(f"reprise: {fault}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps(asdict(info), indent=2))
+    else:
+        _print_table(info)
+    return 0
+
+
+def _print_table(info: "CheckpointInfo") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=info.name, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in describe(info):
+        table.add_row(name, value)
+    Console(highlight=False, markup=False).print(table)
+
+
+def describe(info: "CheckpointInfo") -> list[tuple[str, str]]:
+    """Return the lines of the table: names and values."""
+    lines = [
+        ("kind", f"{info.kind} ({info.architecture})"),
+        ("layers", _count(info.num_layers)),
+        ("context", f"{_count(info.context_tokens)} tokens"),
+        ("vocabulary", f"{_count(info.vocab_size)} tokens"),
+        ("weights", f"{_bytes(info.weight_bytes)} in {info.num_files} file(s), {_weights(info)}"),
+    ]
+    if cache := info.cache:
+        lines.append(("1,000 tokens", f"{_bytes(1000 * cache.token_bytes)} of keys and values"))
+        lines += [
+            ("sliding window", f"of {window:,} tokens, {_bytes(each * window)} a row")
+            for each, window in cache.windows
+        ]
+        if cache.fixed_bytes:
+            lines.append(("state", f"{_bytes(cache.fixed_bytes)} a row"))
+        shared = "one forward pass for all, if the trial at load finds no fault"
+        lines.append(("rows", shared if cache.has_known_kinds else "a forward pass each"))
+    for head in info.heads:
+        more = f", {head.num_layers} layers, of which the first is used" if head.num_layers > 1 else ""
+        lines.append(("head", f"{head.kind} in {head.source}, {_bytes(head.num_bytes)}{more}"))
+    if info.kind == "model":
+        lines.append(("drafters", ", ".join(info.drafters) or "none"))
+    lines += [("refused", reason) for reason in info.refused]
+    return lines
+
+
+def _weights(info: "CheckpointInfo") -> str:
+    if info.quantization is None:
+        return info.dtype or "no numbers"
+    told = ", ".join(f"{name} {value}" for name, value in info.quantization.items())
+    return f"quantized ({told}), the rest {info.dtype}"
+
+
+def _count(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"
+
+
+def _bytes(number: float) -> str:
+    unit = 0
+    while number >= 1024 and unit < len(_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{number:.0f} {_UNITS[unit]}" if unit == 0 else f"{number:.1f} {_UNITS[unit]}"

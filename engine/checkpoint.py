@@ -1,0 +1,257 @@
+"""Describe what a model's folder holds, from its configuration and the headers of its files.
+
+No weights are read. What depends on the architecture is found from a model of mlx-lm whose arrays are never
+computed. Whether rows really share a forward pass is tried when the model is loaded (kv_cache/probes.py).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.utils
+
+from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
+from engine.model import wedlm
+from engine.model.loading import ModelError, display_name, find_context_tokens
+from engine.model.safetensors_file import SafetensorsFile, read_header
+from engine.speculative.heads.formats import (
+    NAMES,
+    SIDE_FILES,
+    FoundHead,
+    family_of,
+    find_folder,
+    find_own_heads,
+    identify,
+    read_config,
+    text_config,
+)
+from engine.speculative.heads.making import Shape, check_fit, choose
+
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of a number, by the type's name in safetensors files, of the types in which models compute."""
+
+
+@dataclass(frozen=True)
+class HeadInfo:
+    """A head in the folder. kind: for people. fault: why it cannot be used; None if it can."""
+
+    kind: str
+    source: str
+    num_bytes: int
+    num_layers: int
+    fault: str | None
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """What a row keeps. token_bytes: of a token, where all tokens are kept. fixed_bytes: at any length.
+
+    windows: (bytes of a token, tokens) of each size of sliding window.
+    has_known_kinds: whether all kinds of caches are known here. Only then can rows share a forward pass, and
+        go back to where a draft was rejected.
+    """
+
+    token_bytes: int
+    fixed_bytes: int
+    windows: tuple[tuple[int, int], ...]
+    has_known_kinds: bool
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What a folder holds.
+
+    kind: "model", or what its head is called. num_layers, context_tokens, vocab_size: None if the
+        configuration does not say. quantization: None if weights are not quantized.
+    cache: None if it cannot be known without loading the model. drafters: draft types that it can have.
+    refused: what would be refused, each with the reason.
+    """
+
+    name: str
+    folder: str
+    kind: str
+    architecture: str
+    num_layers: int | None
+    context_tokens: int | None
+    vocab_size: int | None
+    dtype: str
+    quantization: Mapping[str, Any] | None
+    weight_bytes: int
+    num_files: int
+    cache: CacheInfo | None = None
+    heads: tuple[HeadInfo, ...] = ()
+    drafters: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+def inspect_checkpoint(source: str) -> CheckpointInfo:
+    """Describe a model's folder, or a head's.
+
+    source: the folder, or the name of a model on the hub that has been downloaded.
+    Raises ModelError if it is neither, or one of its files cannot be read.
+    """
+    folder = find_folder(source)
+    config = read_config(folder)
+    try:
+        return _inspect(folder, source, config)
+    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        raise ModelError(f"{folder / 'config.json'} has an entry that cannot be read: {fault!r}") from fault
+
+
+def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInfo:
+    paths = [path for path in sorted(folder.glob("model*.safetensors")) if path.name not in SIDE_FILES]
+    files = [read_header(path) for path in paths]
+    refused = _missing_files(folder, files)
+    try:
+        head = identify(folder)
+    except ModelError as fault:
+        return _describe(folder, source, config, files, "drafter", refused=(str(fault),))
+    if head is not None:
+        return _describe(folder, source, config, files, NAMES[head.kind], refused=refused)
+    cache, unknown = _find_cache(config, files)
+    heads, head_faults = _describe_heads(folder, config)
+    refused += ((unknown,) if unknown else ()) + head_faults
+    drafters: tuple[str, ...] = ()
+    if cache is not None and cache.has_known_kinds:
+        drafters = ("suffix", "ngram-mod", "ngram-simple", "draft-model")
+        drafters += ("mtp",) if len(heads) == 1 and heads[0].fault is None else ()
+        drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
+    return _describe(folder, source, config, files, "model", cache, heads, drafters, refused)
+
+
+def _describe(
+    folder: Path,
+    source: str,
+    config: Mapping[str, Any],
+    files: list[SafetensorsFile],
+    kind: str,
+    cache: CacheInfo | None = None,
+    heads: tuple[HeadInfo, ...] = (),
+    drafters: tuple[str, ...] = (),
+    refused: tuple[str, ...] = (),
+) -> CheckpointInfo:
+    text = text_config(config)
+    quantization = config.get("quantization") or config.get("quantization_config")
+    return CheckpointInfo(
+        name=display_name(source),
+        folder=str(folder),
+        kind=kind,
+        architecture=str(config.get("model_type", "unknown")),
+        num_layers=_number(text, "num_hidden_layers", "n_layers", "num_layers", "n_layer"),
+        context_tokens=find_context_tokens(dict(config)),
+        vocab_size=_number(text, "vocab_size"),
+        dtype=_main_dtype(files),
+        quantization=None if quantization is None else _uniform(quantization),
+        # Those of a head in the model's own files count as the head's.
+        weight_bytes=sum(file.num_bytes for file in files)
+        - sum(head.num_bytes for head in heads if head.source == str(folder)),
+        num_files=len(files),
+        cache=cache,
+        heads=heads,
+        drafters=drafters,
+        refused=refused,
+    )
+
+
+def _number(config: Mapping[str, Any], *keys: str) -> int | None:
+    return next((int(config[key]) for key in keys if config.get(key) is not None), None)
+
+
+def _uniform(quantization: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of all layers; a configuration may name single layers beside it."""
+    return {key: value for key, value in quantization.items() if isinstance(value, str | int | float)}
+
+
+def _main_dtype(files: list[SafetensorsFile]) -> str:
+    """Return the type of most numbers, of those types in which models compute; empty if there are none."""
+    sizes: Counter[str] = Counter()
+    for file in files:
+        for array in file.arrays.values():
+            if array.dtype in BYTES:
+                sizes[array.dtype] += array.size
+    return max(sizes, key=lambda dtype: sizes[dtype], default="")
+
+
+def _missing_files(folder: Path, files: list[SafetensorsFile]) -> tuple[str, ...]:
+    """Say what the folder lacks of what it must have."""
+    missing: tuple[str, ...] = () if files else (f"{folder} has no safetensors file",)
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        named = set(index["weight_map"].values())
+    except FileNotFoundError:
+        return missing
+    except (OSError, ValueError, KeyError, AttributeError) as fault:
+        return (*missing, f"model.safetensors.index.json cannot be read: {fault!r}")
+    absent = sorted(name for name in named if not (folder / str(name)).is_file())
+    return missing + tuple(f"{name} is missing, which the index names; download it" for name in absent)
+
+
+def _find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[CacheInfo | None, str | None]:
+    """Return what a row of such a model takes, or why that cannot be known."""
+    if "model_file" in config:
+        return None, "it brings Python code of its own, which only --trust-remote-code runs"
+    try:
+        model_class, args = mlx_lm.utils._get_classes(config)
+    except Exception:
+        known = f"mlx-lm {version('mlx-lm')}"
+        return None, f"{known} does not know the architecture {config.get('model_type')}"
+    try:
+        model = model_class(args.from_dict(deepcopy(config)))
+        caches = make_caches(model)
+        # Nothing of it is ever computed: the shapes are enough.
+        model(mx.array([[0]]), cache=caches)
+        return _measure(caches, BYTES.get(_main_dtype(files), 2)), None
+    except Exception as fault:
+        return None, f"mlx-lm cannot build it from its configuration: {fault!r}"
+
+
+def _measure(caches: list[Any], number_bytes: int) -> CacheInfo:
+    token_bytes = fixed_bytes = 0
+    windows: Counter[int] = Counter()
+    for cache in leaves(caches):
+        keys = getattr(cache, "keys", None)
+        if keys is None:
+            fixed_bytes += sum(array.nbytes for array in getattr(cache, "cache", []) if array is not None)
+            continue
+        each = sum(array.shape[1] * array.shape[3] for array in (keys, cache.values)) * number_bytes
+        if window := getattr(cache, "window", None):
+            windows[window] += each
+        else:
+            token_bytes += each
+    are_known = all(can_trim(cache) or is_recurrent(cache) for cache in leaves(caches))
+    of_windows = tuple((each, window) for window, each in windows.items())
+    return CacheInfo(token_bytes, fixed_bytes, of_windows, are_known)
+
+
+def _describe_heads(folder: Path, config: dict[str, Any]) -> tuple[tuple[HeadInfo, ...], tuple[str, ...]]:
+    """Return the heads in a model's folder, and why some of them cannot be used."""
+    try:
+        found = find_own_heads(folder, config)
+    except ModelError as fault:
+        return (), (str(fault),)
+    text = text_config(config)
+    shape = Shape(
+        family_of(config), config, int(text.get("num_hidden_layers") or 0), int(text.get("vocab_size") or 0)
+    )
+    heads = tuple(_describe_head(one, shape) for one in found)
+    faults = [head.fault for head in heads if head.fault]
+    try:
+        choose(found)
+    except ModelError as fault:
+        faults.append(str(fault))
+    return heads, tuple(faults)
+
+
+def _describe_head(found: FoundHead, shape: Shape) -> HeadInfo:
+    fault = None
+    try:
+        check_fit(found, shape)
+    except ModelError as misfit:
+        fault = str(misfit)
+    return HeadInfo(NAMES[found.kind], found.source, found.num_bytes, found.depth, fault)
