@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from mlx_lm.utils import MODEL_REMAPPING
@@ -25,11 +25,10 @@ from mlx_lm.utils import MODEL_REMAPPING
 from engine.model.head_names import name_in_first_layer, name_in_head, rename
 from engine.model.loading import ModelError
 from engine.model.safetensors_file import SafetensorsFile, read_header
+from engine.request import HeadKind
 from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
 
-Kind = Literal["mtp", "dflash"]
-
-NAMES: dict[Kind, str] = {"mtp": "MTP head", "dflash": "DFlash drafter"}
+NAMES: dict[HeadKind, str] = {"mtp": "MTP head", "dflash": "DFlash drafter"}
 """What heads are called, for people."""
 
 SIDE_FILES = ("model-mtp.safetensors", "mtp.safetensors", "mtp/weights.safetensors")
@@ -55,7 +54,7 @@ class FoundHead:
     depth: layers of an MTP head. The first is used, and applied to its own output instead of the others.
     """
 
-    kind: Kind
+    kind: HeadKind
     source: str
     family: str
     config: Mapping[str, Any]
