@@ -25,6 +25,7 @@ from engine.speculative.heads.formats import (
     SIDE_FILES,
     FoundHead,
     family_of,
+    find_folder,
     find_own_heads,
     identify,
     read_config,
@@ -122,24 +123,6 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         drafters += ("mtp",) if len(heads) == 1 and heads[0].fault is None else ()
         drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
     return _describe(folder, source, config, files, "model", cache, heads, drafters, refused)
-
-
-def find_folder(source: str) -> Path:
-    """Return the folder of a model, which may be the hub's cache. Raises ModelError if there is none."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    if not folder.is_absolute() and not source.startswith("."):
-        from huggingface_hub import snapshot_download
-
-        try:
-            return Path(snapshot_download(source, local_files_only=True))
-        except Exception as fault:
-            raise ModelError(
-                f"there is no folder {source}, and no model of this name has been downloaded; "
-                f"`reprise serve --model {source}` downloads one from the hub"
-            ) from fault
-    raise ModelError(f"there is no model folder {source}")
 
 
 def _describe(

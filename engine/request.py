@@ -52,6 +52,9 @@ class Sampling:
         return bool(self.logit_bias or self.allowed or self.ignores_eos or self.min_tokens)
 
 
+HeadKind = Literal["mtp", "dflash"]
+"""What drafts from a model's hidden states: an MTP head, or a DFlash drafter."""
+
 DraftType = Literal[
     "auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "mtp", "dflash", "wedlm"
 ]
@@ -404,7 +407,7 @@ class ModelInfo:
     fingerprint: equal for equal weights and configuration under the same version of MLX.
     memory_limit: how memory limits context_tokens; None if it does not.
     draft_strategy: how the draft model's drafts are translated; None without a draft model.
-    head: what drafts from its hidden states: "mtp" or "dflash"; None without either.
+    head: what drafts from its hidden states; None if nothing does.
     batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
     sampling_defaults: what its makers recommend.
     mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
@@ -425,7 +428,7 @@ class ModelInfo:
     fingerprint: str = ""
     memory_limit: MemoryLimit | None = None
     draft_strategy: str | None = None
-    head: str | None = None
+    head: HeadKind | None = None
     batching: str = ""
     exact: str = ""
     sampling_defaults: SamplingDefaults = SamplingDefaults()

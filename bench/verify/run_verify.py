@@ -87,9 +87,12 @@ def verify(
     local: LocalEngine, chats: Sequence[Chat], arguments: argparse.Namespace, console: Console
 ) -> list[Row]:
     """Return a row per draft type and prompt length."""
+    head = local.engine.info.head
     own: dict[DraftType, object] = {
-        "draft-model": arguments.draft_model, "wedlm": local.engine.info.mask_token_id,
+        "draft-model": None if head else arguments.draft_model, "wedlm": local.engine.info.mask_token_id,
     }  # fmt: skip
+    if head:
+        own[head] = True
     types = [*LOOKUPS, *(name for name, found in own.items() if found is not None)]
     cases = {}
     for (at, chat), temperature in product(enumerate(chats), TEMPERATURES):

@@ -137,6 +137,7 @@ def _check_draft(body: GenerationFields, settings: Settings, info: ModelInfo) ->
         missing, remedy = "has no draft model", ", or start the server with --draft-model"
     if kind in ("mtp", "dflash") and info.head != kind:
         missing = "serves no model with an MTP head" if kind == "mtp" else "has no DFlash drafter"
+        remedy = ", or start the server with --draft-model and the folder of one"
     if kind == "wedlm" and info.mask_token_id is None:
         missing = "serves no WeDLM model"
     if missing:

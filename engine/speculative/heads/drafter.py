@@ -21,6 +21,7 @@ from engine.kv_cache.batched import GroupedKVCache, RaggedKVCache
 from engine.kv_cache.per_row import Caches, leaves, make_caches
 from engine.kv_cache.rows import BatchedRows, evaluate
 from engine.model.loading import LoadedModel
+from engine.request import HeadKind
 from engine.sampling.sampler import Sampler
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID, DraftModel
@@ -37,7 +38,7 @@ class NamedHead:
     """A head, and the source that timings name for its drafts: one of MODELS."""
 
     head: Head
-    source: str
+    source: HeadKind
 
 
 class _HeadCaller:

@@ -3,12 +3,17 @@
 import logging
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-
 from config.settings import Settings
 from engine.model.loading import LoadedModel, ModelError
 from engine.speculative.heads.drafter import NamedHead
-from engine.speculative.heads.formats import NAMES, FoundHead, find_own_heads, identify, read_config
+from engine.speculative.heads.formats import (
+    NAMES,
+    FoundHead,
+    find_folder,
+    find_own_heads,
+    identify,
+    read_config,
+)
 from engine.speculative.heads.head import find_ends
 from engine.speculative.heads.making import Target, choose, load_head
 
@@ -63,18 +68,12 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
 
 
 def _own_head(settings: Settings) -> FoundHead | None:
-    folder = _folder(settings.model_source)
+    folder = find_folder(settings.model_source)
     return choose(find_own_heads(folder, read_config(folder)))
 
 
-def _folder(source: str) -> Path:
-    """Return the folder of a model that has been loaded, which may be the hub's cache."""
-    folder = Path(source).expanduser()
-    return folder if folder.is_dir() else Path(snapshot_download(source, local_files_only=True))
-
-
 def _load(settings: Settings, found: FoundHead, loaded: LoadedModel) -> NamedHead:
-    info, config = loaded.info, read_config(_folder(settings.model_source))
+    info, config = loaded.info, read_config(find_folder(settings.model_source))
     if info.mask_token_id is not None:
         raise ModelError(f"{info.name} drafts for itself; start without --draft-model {found.source}")
     try:

@@ -17,18 +17,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from huggingface_hub import snapshot_download
 from mlx_lm.utils import MODEL_REMAPPING
 
 from engine.model.head_names import name_in_first_layer, name_in_head, rename
 from engine.model.loading import ModelError
 from engine.model.safetensors_file import SafetensorsFile, read_header
+from engine.request import HeadKind
 from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
 
-Kind = Literal["mtp", "dflash"]
-
-NAMES: dict[Kind, str] = {"mtp": "MTP head", "dflash": "DFlash drafter"}
+NAMES: dict[HeadKind, str] = {"mtp": "MTP head", "dflash": "DFlash drafter"}
 """What heads are called, for people."""
 
 SIDE_FILES = ("model-mtp.safetensors", "mtp.safetensors", "mtp/weights.safetensors")
@@ -54,7 +54,7 @@ class FoundHead:
     depth: layers of an MTP head. The first is used, and applied to its own output instead of the others.
     """
 
-    kind: Kind
+    kind: HeadKind
     source: str
     family: str
     config: Mapping[str, Any]
@@ -62,6 +62,22 @@ class FoundHead:
     adds_one: bool
     num_bytes: int
     depth: int = 1
+
+
+def find_folder(source: str) -> Path:
+    """Return the folder of a model, which may be the hub's cache. Raises ModelError if there is none."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if not folder.is_absolute() and not source.startswith("."):
+        try:
+            return Path(snapshot_download(source, local_files_only=True))
+        except Exception as fault:
+            raise ModelError(
+                f"there is no folder {source}, and no model of this name has been downloaded; "
+                f"`reprise serve --model {source}` downloads one from the hub"
+            ) from fault
+    raise ModelError(f"there is no model folder {source}")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

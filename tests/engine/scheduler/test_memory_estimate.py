@@ -19,7 +19,7 @@ from config.settings import Settings
 from drafters.base import Draft, DraftQuery, SequenceStart
 from engine.kv_cache.probes import find_sharing
 from engine.model.loading import LoadedModel, describe
-from engine.request import DraftChoice, Finished, GenerationRequest
+from engine.request import DraftChoice, Finished, GenerationRequest, HeadKind
 from engine.scheduler.footprint import measure
 from engine.scheduler.memory_budget import make_memory_budget
 from engine.scheduler.step_clock import StepClock
@@ -227,7 +227,7 @@ def test_a_draft_model_is_within_the_memory_too(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("kind", ["mtp", "dflash"])
-def test_a_head_is_within_the_memory_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_is_within_the_memory_too(kind: HeadKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows, and the states that prompts and rows keep until it has read them."""
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
     monkeypatch.setattr(DraftForecast, "rate", 0.9)
@@ -248,7 +248,7 @@ def test_a_head_is_within_the_memory_too(kind: str, monkeypatch: pytest.MonkeyPa
         request(prompt_of(length, i), name=str(i), max_tokens=30, logit_bias=NEVER_END)
         for i, length in enumerate((320, 200, 250))
     ]
-    asked = [replace(one, draft=DraftChoice(kind)) for one in asked]  # type: ignore[arg-type]
+    asked = [replace(one, draft=DraftChoice(kind)) for one in asked]
     weight_bytes = loaded.info.weight_bytes + sum(
         array.nbytes for _, array in tree_flatten(head.parameters())
     )

@@ -102,6 +102,18 @@ EITHER = [
         "no_draft_model",
         "start the server with --draft-model",
     ),
+    (
+        {"draft": {"type": "mtp"}},
+        "draft.type",
+        "no_draft_model",
+        "serves no model with an MTP head; use one of",
+    ),
+    (
+        {"draft": {"type": "dflash"}},
+        "draft.type",
+        "no_draft_model",
+        "with --draft-model and the folder of one",
+    ),
     ({"draft": {"max_tokens": -1}}, "draft.max_tokens", "invalid_value", "at least 0"),
     ({"draft": {"max_tokens": 256}}, "draft.max_tokens", "invalid_value", "at most 255"),
     ({"draft": {"max_tokens": True}}, "draft.max_tokens", "invalid_type", "not a boolean"),

@@ -13,7 +13,7 @@ from drafters.base import NO_DRAFT, Draft, DraftQuery
 from engine.engine import Engine
 from engine.kv_cache.per_row import make_caches
 from engine.model.loading import LoadedModel, ModelError
-from engine.request import Finished, GenerationRequest, Grammar
+from engine.request import Finished, GenerationRequest, Grammar, HeadKind
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
 from engine.speculative.heads.drafter import NamedHead
@@ -42,7 +42,7 @@ def requests(temperature: float) -> list[GenerationRequest]:
     ]
 
 
-def finding(head: Head, source: str = "mtp") -> Callable[[LoadedModel], NamedHead]:
+def finding(head: Head, source: HeadKind = "mtp") -> Callable[[LoadedModel], NamedHead]:
     return lambda _: NamedHead(head, source)
 
 
