@@ -33,7 +33,7 @@ from bench.errors import ArgumentsError
 from bench.local_engine import LocalEngine
 from bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, read_prompts
 
-DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model")
+DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash")
 _WIDTH = 120
 
 

@@ -176,8 +176,12 @@ class DraftReading:
     def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, Reader, float] | None:
         """Return the row to read next, the one with the least left to read; None if none may be read.
 
-        Returns the row, its reader, and the seconds of a plain step. Texts that take too long are dropped.
+        Returns the row, its reader, and the seconds of a plain step. Texts that take too long are dropped,
+        and so are heads that have been idle for long.
         """
+        if isinstance(self._draft_model, HeadDrafter):
+            for row in self._draft_model.idle_rows():
+                self._drop(members[row], row)
         unread = [
             (row, reader)
             for row, reader in self._draft_model.unread()

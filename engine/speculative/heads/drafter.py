@@ -32,6 +32,10 @@ from engine.speculative.heads.states import States
 from engine.speculative.heads.taps import Recorded, Taps
 from engine.speculative.verify import RowInput
 
+MAX_IDLE_STEPS = 32
+"""Steps after which nothing more is drafted for a row whose head has neither read nor drafted meanwhile: to
+hand its states over takes time in every step, which nobody pays back."""
+
 
 @dataclass(frozen=True)
 class NamedHead:
@@ -55,12 +59,13 @@ class _HeadCaller:
 class HeadReader(Reader):
     """The part of one sequence that the head has read.
 
-    states: of the positions after that.
+    states: of the positions after that. num_idle: steps since it last read or drafted.
     """
 
     def __init__(self, head: Head, states: States) -> None:
         super().__init__()
         self.states = states
+        self.num_idle = 0
         self._head = head
 
     def compute(self, model: object, tokens: Sequence[int], max_ids: int) -> int:  # noqa: ARG002
@@ -71,6 +76,7 @@ class HeadReader(Reader):
             self._head.read(self.states.take(num_fed)[None], following, self.caches)
             evaluate(self.caches)
             self.num_computed += num_fed
+            self.num_idle = 0
         return num_fed
 
     def count_left(self, num_tokens: int) -> int:  # noqa: ARG002
@@ -160,6 +166,10 @@ class HeadDrafter:
         """Return the rows whose prompt is still to be read, with their readers."""
         return [(row, s.reader) for row, s in enumerate(self._rows) if s.reader and not s.is_ready]
 
+    def idle_rows(self) -> list[int]:
+        """Return the rows for which the head has done nothing for MAX_IDLE_STEPS."""
+        return [row for row, s in enumerate(self._rows) if s.reader and s.reader.num_idle > MAX_IDLE_STEPS]
+
     def start_drafting(self, row: int) -> None:
         """Give a row the caches of its reader, which has read the prompt."""
         reader = self._rows[row].reader
@@ -199,6 +209,7 @@ class HeadDrafter:
         for row, part in zip(self._rows, found, strict=True):
             if row.reader and part is not None:
                 row.reader.states.add(part)
+                row.reader.num_idle += 1
         return [part for part in found if part is not None]
 
     def fill_in(
@@ -217,6 +228,8 @@ class HeadDrafter:
             row.reader if row.reader and row.is_ready and row_input.num_wanted else None
             for row, row_input in zip(self._rows, inputs, strict=True)
         ]
+        for reader in filter(None, wanting):
+            reader.num_idle = 0
         backlogs = [min(MAX_BACKLOG_TOKENS, r.states.num - 1) if r else 0 for r in wanting]
         if any(backlogs):
             self._read(wanting, backlogs, committed)

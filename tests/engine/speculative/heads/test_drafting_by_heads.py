@@ -15,8 +15,9 @@ from engine.kv_cache.per_row import make_caches
 from engine.model.loading import LoadedModel, ModelError
 from engine.request import Finished, GenerationRequest, Grammar, HeadKind
 from engine.scheduler.memory_budget import MemoryBudget
+from engine.scheduler.speculation import Planner
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
-from engine.speculative.heads.drafter import NamedHead
+from engine.speculative.heads.drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
 from engine.speculative.heads.families import FAMILIES
 from engine.speculative.heads.head import Choose, Head, find_ends
 from engine.speculative.heads.mtp import MTPHead
@@ -289,3 +290,26 @@ def test_a_head_that_reads_layers_that_a_model_lacks_is_refused() -> None:
     loaded = make_loaded("llama")
     with pytest.raises(ModelError, match=r"a head reads layer 40, counted from 0; Model has . layers"):
         Driven(loaded, nothing_else, find_head=finding(ReadingHead({}, (0, 40))))
+
+
+def test_a_head_that_has_nothing_to_do_for_long_costs_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Handing over the states takes time in every step."""
+    monkeypatch.setattr(Planner, "plan", lambda *_: [])
+    asked = request(prompt_of(20), MAX_IDLE_STEPS + 20, logit_bias=((2, -100.0),))
+    driven = Driven(
+        loaded_once("llama"), nothing_else, find_head=finding(knowing("llama", [asked])), draft_type="mtp"
+    )
+    answer = driven.ask(asked)
+    head = driven.worker.batch.draft_model
+    assert isinstance(head, HeadDrafter)
+    driven.step_until(lambda: bool(driven.worker.members))
+    driven.worker.step()
+    with head.record() as recorded:
+        assert recorded is not None
+    driven.step_until(lambda: driven.worker.members[0].num_answered > MAX_IDLE_STEPS + 5)
+    with head.record() as recorded:
+        assert recorded is None
+    driven.finish()
+    assert list(answer.finished().tokens) == expected_tokens("llama", asked)
