@@ -11,7 +11,11 @@ from demo_corpus import held_out
 from mlx.nn.layers.base import Module
 from mlx_lm.models.llama import ModelArgs, TransformerBlock
 
-from config.settings import BUNDLED_MODEL
+from bench.local_engine import LocalEngine
+from bench.workloads import make_chats
+from config.settings import BUNDLED_MODEL, Settings
+from engine.request import DraftChoice, DraftType
+from engine.speculative.costs.step_costs import StepCosts
 
 FOLDERS = {"mtp": BUNDLED_MODEL / "mtp", "dflash": BUNDLED_MODEL / "dflash"}
 MOST_BYTES = 4_000_000
@@ -149,3 +153,19 @@ def fill_block(answer: Answer, config: dict[str, Any], anchor: int) -> list[int]
 def norm(x: mx.array, weight: mx.array) -> mx.array:
     """Apply an RMS norm with the demo model's epsilon."""
     return mx.fast.rms_norm(x, weight, read_config(BUNDLED_MODEL)["rms_norm_eps"])
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dflash"])
+def test_they_draft_for_the_server_and_change_no_answer(kind: DraftType) -> None:
+    settings = Settings(draft_model=str(FOLDERS[kind]), prefix_cache_bytes=0, draft_type=kind)
+    with LocalEngine(settings, StepCosts({(1, 1): 1.0}, is_learned=False)) as local:
+        turns = [
+            chat.turns[0]
+            for name in ("json_rag", "free")
+            for chat in make_chats(name, 1, 1, local.count_tokens)
+        ]
+        choices = (DraftChoice("none"), DraftChoice(kind))
+        plain, drafted = (local.answer(local.requests(turns, choice, 96, 1)) for choice in choices)
+    assert [end.tokens for end in drafted] == [end.tokens for end in plain]
+    num_tokens = sum(len(end.tokens) for end in drafted)
+    assert num_tokens > 1.3 * sum(end.usage.drafting.num_forwards for end in drafted)
