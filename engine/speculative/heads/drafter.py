@@ -228,8 +228,8 @@ class HeadDrafter:
             row.reader if row.reader and row.is_ready and row_input.num_wanted else None
             for row, row_input in zip(self._rows, inputs, strict=True)
         ]
-        for reader in filter(None, wanting):
-            reader.num_idle = 0
+        for busy in filter(None, wanting):
+            busy.num_idle = 0
         backlogs = [min(MAX_BACKLOG_TOKENS, r.states.num - 1) if r else 0 for r in wanting]
         if any(backlogs):
             self._read(wanting, backlogs, committed)
