@@ -336,24 +336,17 @@ class Training:
         each = F.cross_entropy(logits, wanted[counts], reduction="none")
         loss = (each * weight).sum() / weight.sum()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
         rate = min(1.0, (self.step + 1) / 50) * max(0.01, 1.0 - self.progress)
-        for optimizer, peak in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = peak * rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        demo.descend(self.head, self.optimizers, rate)
         self.step += 1
         is_right = torch.zeros_like(counts)
         is_right[counts] = logits.argmax(-1) == wanted[counts]
         return loss.item(), is_right.int().cumprod(-1).sum(-1)[counts.any(-1)].float().mean().item()
 
     def save(self) -> None:
-        """Write the head and the optimizers; the old file stays until the new one is complete."""
-        new = self.checkpoint.with_suffix(".new")
+        """Write the head and the optimizers."""
         state = {"head": self.head.state_dict(), "optimizers": [o.state_dict() for o, _ in self.optimizers]}
-        torch.save({**state, "seconds": self.seconds, "step": self.step}, new)
-        new.replace(self.checkpoint)
+        demo.save_whole({**state, "seconds": self.seconds, "step": self.step}, self.checkpoint)
 
 
 def train(arguments: argparse.Namespace) -> None:

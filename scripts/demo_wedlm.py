@@ -20,7 +20,7 @@ import train_demo_model as demo
 from demo_corpus import FAMILIES, Source, conversations
 from demo_corpus.rendering import render
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
 MASK = 4096
 WEDLM_CONFIG = {
@@ -234,23 +234,16 @@ class Training:
         of_state = F.mse_loss(self.model.norm(state[before]), known) / known.var()
         keep = KEEP_START + (KEEP_END - KEEP_START) * self.progress
         (of_masks + keep * of_next + STATE_WEIGHT * of_state).backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         rate = min(1.0, (self.step + 1) / 50) * max(0.01, 1.0 - self.progress)
-        for optimizer, peak in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = peak * rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        demo.descend(self.model, self.optimizers, rate)
         self.step += 1
         right = (logits.argmax(-1) == batch.wanted[hidden]).float().mean()
         return of_masks.item(), of_next.item(), of_state.item(), right.item()
 
     def save(self) -> None:
-        """Write the weights; the old file stays until the new one is complete."""
-        new = self.checkpoint.with_suffix(".new")
+        """Write the weights."""
         state = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o, _ in self.optimizers]}
-        torch.save({**state, "seconds": self.seconds, "step": self.step}, new)
-        new.replace(self.checkpoint)
+        demo.save_whole({**state, "seconds": self.seconds, "step": self.step}, self.checkpoint)
 
 
 def train(arguments: argparse.Namespace) -> None:

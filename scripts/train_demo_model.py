@@ -19,11 +19,11 @@ import random
 import shutil
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -368,6 +368,23 @@ def grouped(pool: list[T], length: Callable[[T], int], most_tokens: float) -> li
     return groups
 
 
+def descend(module: nn.Module, optimizers: Iterable[tuple[Any, float]], rate: float) -> None:
+    """Clip a module's gradients, and let each optimizer take a step at that share of its peak rate."""
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    for optimizer, peak in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = peak * rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def save_whole(state: dict[str, Any], file: Path) -> None:
+    """Write a checkpoint; the old file stays until the new one is complete."""
+    new = file.with_suffix(".new")
+    torch.save(state, new)
+    new.replace(file)
+
+
 def collate(group: list[Sample], rng: random.Random, progress: float) -> tuple[Tensor, ...]:
     """Pad samples on the right and stack them into a batch.
 
@@ -514,12 +531,8 @@ class Training:
         (loss + self.hints.loss(states, tokens, self.model.embed_tokens.weight)).backward()
         if self.arguments.processes > 1:
             self._average_gradients()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer, peak in zip(self.optimizers, (EMBEDDING_RATE, PEAK_RATE), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * self.rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        peaks = zip(self.optimizers, (EMBEDDING_RATE, PEAK_RATE), strict=True)
+        descend(self.model, peaks, self.rate)
         self.hints_optimizer.step()
         self.hints_optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -529,9 +542,7 @@ class Training:
         """Write the checkpoint atomically: the old one stays until the new one is complete."""
         state = {"model": self.model.state_dict(), "hints": self.hints.state_dict()}
         state["optimizers"] = [o.state_dict() for o in self.optimizers]
-        new = self.checkpoint.with_suffix(".new")
-        torch.save({**state, "seconds": self.seconds, "step": self.step}, new)
-        new.replace(self.checkpoint)
+        save_whole({**state, "seconds": self.seconds, "step": self.step}, self.checkpoint)
 
     def _average_gradients(self) -> None:
         parameters = [*self.model.parameters(), *self.hints.parameters()]

@@ -527,10 +527,12 @@ class MemoryBudget:
 
     def _most_cells(self, model: ModelMemory, step: StepDemands) -> int:
         """Return the most cells that rows take that share buffers, and prompts while they join them."""
+        if not step.complete:
+            return self._num_cells(model, step.rows)
         own = [self._prompt_columns(model, one.num_tokens) for one in step.complete]
         # They join one by one. Of those that have not yet, the rows' buffers later take at least what each
         # has now, but for what is to spare in its own.
-        later = GROWTH_TOKENS * max(0, len(own) - 1)
+        later = GROWTH_TOKENS * (len(own) - 1)
         return max(self._num_cells(model, step.rows) + sum(own), self._num_cells(model, step.joined) + later)
 
     def _num_cells(self, model: ModelMemory, rows: SequenceOf[Demand]) -> int:

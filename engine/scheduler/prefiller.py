@@ -25,8 +25,6 @@ from engine.step_error import StepError
 class Prefiller:
     """Feeds chunks of prompts to the target model.
 
-    taps: what a head of the target reads, if there is one.
-
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
     clock: measures the chunks; the steps use it too.
     """
@@ -34,6 +32,7 @@ class Prefiller:
     def __init__(
         self, model: Any, settings: Settings, prefix_lookup: PrefixLookup, taps: Taps | None = None
     ) -> None:
+        """taps: what a head of the target reads, if there is one."""
         self.prefilling: list[Sequence] = []
         self._taps = taps
         self._model = model
