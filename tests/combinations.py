@@ -13,28 +13,32 @@ FAMILIES = (
 )  # fmt: skip
 """The most used architectures; mlx-lm loads Mistral's models as llama, ministral3 or mistral3."""
 
-LIKE_OTHERS = ("qwen3", "gpt_oss", "qwen3_next")
-"""Architectures whose caches are of kinds that another tiny model has, too."""
 
+def every_kind_of_cache(names: Iterable[str], turn: int = 0, of: int = 1) -> list[Any]:
+    """Return the architectures; those whose turn it is not are marked slow, but for the first.
 
-def every_kind_of_cache(names: Iterable[str]) -> list[Any]:
-    """Return the architectures; those whose kinds of cache another one has are marked slow."""
-    return [pytest.param(n, marks=[pytest.mark.slow] if n in LIKE_OTHERS else []) for n in names]
+    of: how many tests take turns, so that together they try every one.
+    """
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] if at and at % of != turn else [])
+        for at, name in enumerate(names)
+    ]
 
 
 def spread(*axes: Iterable[Any] | Mapping[str, Any]) -> list[Any]:
-    """Return all combinations of the axes' values; every other one is marked slow.
+    """Return all combinations of the axes' values; every other one (of three axes two of three) is slow.
 
-    Those that stay are the ones whose places on the axes add up to an even number, as on a chessboard. Where
-    a third axis has two values, every pair of values from any two axes is still among them.
+    Those that stay are the ones whose places on the axes add up to a multiple of two, as on a chessboard, or
+    of three. Every value of an axis is still among them.
     axes: values, or values by the names that they have in the test's id.
     """
+    step = min(len(axes), 3)
     named = [axis.items() if isinstance(axis, Mapping) else [(str(v), v) for v in axis] for axis in axes]
     return [
         pytest.param(
             *(value for _, (_, value) in places),
             id="-".join(name for _, (name, _) in places),
-            marks=[pytest.mark.slow] if sum(at for at, _ in places) % 2 else [],
+            marks=[pytest.mark.slow] if sum(at for at, _ in places) % step else [],
         )
         for places in product(*(list(enumerate(axis)) for axis in named))
     ]

@@ -14,8 +14,9 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
 
 LONGEST = (
     "end_to_end/test_adversity.py",
-    "end_to_end/test_soak.py",
+    # Not of end_to_end, so that only one process at a time measures what steps cost.
     "engine/speculative/test_drafting.py",
+    "end_to_end/test_soak.py",
     "engine/scheduler/test_memory_budget.py",
     "engine/prefix_cache/test_trie.py",
     "bench/test_verify.py",

@@ -22,7 +22,7 @@ def start_engine() -> Iterator[StartEngine]:
 
     def start(
         name: str = "llama",
-        wrap: Callable[[Any], Any] = lambda model: model,
+        wrap: Callable[[Any], Any] | None = None,
         on_death: Callable[[str], None] | None = None,
         make_sources: MakeSources | None = None,
         load_draft: Load | None = None,

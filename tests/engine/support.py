@@ -3,6 +3,7 @@
 import functools
 import queue
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from bench.architectures import tiny_models
 from bench.architectures.tiny_models import tiny_config
 from config.settings import BUNDLED_MODEL
 from engine.engine import Engine
+from engine.model.findings import Findings
 from engine.model.loading import LoadedModel, describe
 from engine.request import Delta, Event, Failed, Finished, GenerationRequest, Sampling
 from engine.sampling.sampler import noise_key
@@ -58,6 +60,8 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 CONFIGS = {name: config_of(name) for name in NAMES}
+FINDINGS: dict[str, Findings] = defaultdict(Findings)
+"""What engines of these tests have found out about each random model, so that it is tried once."""
 
 
 def make_model(name: str, dtype: mx.Dtype = mx.float32, **changes: Any) -> Any:
@@ -74,11 +78,13 @@ def make_tokenizer() -> Tokenizer:
     return Tokenizer(load_tokenizer(Path(BUNDLED_MODEL)), VOCAB_SIZE)
 
 
-def make_loaded(name: str, wrap: Callable[[Any], Any] = lambda model: model) -> LoadedModel:
+def make_loaded(name: str, wrap: Callable[[Any], Any] | None = None) -> LoadedModel:
     """Make a random model with the bundled tokenizer. wrap: may replace the model by a wrapper."""
     model = make_model(name)
     info = describe(model, config_of(name), name, VOCAB_SIZE, None, 0.0)
-    return LoadedModel(wrap(model), make_tokenizer(), info)
+    if wrap:
+        return LoadedModel(wrap(model), make_tokenizer(), info)
+    return LoadedModel(model, make_tokenizer(), info, FINDINGS[name])
 
 
 class Answer:

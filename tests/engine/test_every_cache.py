@@ -105,7 +105,7 @@ def scarce_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS, 0, of=2))
 def test_a_batch_that_changes_all_the_time_equals_the_plain_loop(name: str) -> None:
     check_all(loaded_once(name), lambda one: expected_tokens(name, replace(one, id="r")))
 

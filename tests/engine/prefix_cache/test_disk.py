@@ -276,7 +276,7 @@ def long_prompt() -> list[int]:
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in CONFIGS]
 
 
-@pytest.mark.parametrize("name", [*every_kind_of_cache(CONFIGS), *OTHERS])
+@pytest.mark.parametrize("name", [*every_kind_of_cache(CONFIGS, 1, of=2), *OTHERS])
 def test_after_a_restart_long_prompts_are_cached_and_answers_equal(
     name: str, start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]
 ) -> None:

@@ -213,7 +213,7 @@ class Chat:
         return list(finished.tokens), finished.usage
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS, 0, of=3))
 def test_a_conversation_computes_only_its_new_tokens(name: str, start_engine: StartEngine) -> None:
     """Send four turns with the whole history: only the new tokens, and one more, are computed."""
     chat = Chat(start_engine, name)
@@ -237,7 +237,7 @@ def test_quantized_keys_are_cached_too(name: str, start_engine: StartEngine) -> 
         history = [*history, *answers[0].tokens, *prompt_of(20, turn + 1)]
 
 
-@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS, 1, of=3))
 def test_a_history_without_its_reasoning_is_cached_up_to_the_answer(
     name: str, start_engine: StartEngine
 ) -> None:
@@ -280,7 +280,7 @@ def test_the_rest_of_a_prompt_that_is_cut_is_fed_in_the_same_step() -> None:
     assert not driven.worker.prefilling
 
 
-@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS, 2, of=3))
 def test_a_prefix_that_two_prompts_share_serves_a_third(name: str, start_engine: StartEngine) -> None:
     """Send three prompts: with state, the second one shows at which length the state is worth keeping."""
     chat = Chat(start_engine, name)
@@ -290,7 +290,7 @@ def test_a_prefix_that_two_prompts_share_serves_a_third(name: str, start_engine:
     assert usage.num_cached_tokens == len(system)
 
 
-@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS, 0, of=3))
 def test_concurrent_prompts_prefill_their_shared_prefix_once(name: str, start_engine: StartEngine) -> None:
     """Send prompts at the same time: the later ones wait until the first has prefilled what they share."""
     engine, loaded = start_engine(name, prefill_chunk_tokens=32), make_loaded(name)
