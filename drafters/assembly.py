@@ -4,8 +4,8 @@ from pathlib import Path
 
 from config.settings import Settings
 from drafters.base import Drafter
-from drafters.ngram_mod import NgramModDrafter
-from drafters.ngram_mod_tables import NgramModTables
+from drafters.ngram_mod.drafter import NgramModDrafter
+from drafters.ngram_mod.tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.suffix import SuffixDrafter

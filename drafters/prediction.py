@@ -1,7 +1,7 @@
 """Draft from the answer that the client expects (OpenAI's `prediction`).
 
-A copy cursor follows the answer through the prediction from its first token on (see copying.py). It learns
-what the answer changes, and resumes after an insertion, deletion or replacement.
+A copy cursor follows the answer through the prediction from its first token on. It learns what the
+answer changes, and resumes after an insertion, deletion or replacement.
 """
 
 from array import array
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
-from drafters.copying import CopyCursor
-from drafters.growing_text import GrowingText
-from drafters.occurrences import MAX_MATCH_TOKENS, Ids, Occurrences, TailHashes
+from drafters.copies.copying import CopyCursor
+from drafters.copies.growing_text import GrowingText
+from drafters.copies.occurrences import MAX_MATCH_TOKENS, Ids, Occurrences, TailHashes
 
 RUN_STARTS = (2, 4, 8, 16, 32)
 """Lengths of the cursor's run at which the next bucket starts."""

@@ -1,9 +1,9 @@
 """Draft what followed the longest earlier occurrence of a sequence's end.
 
 Matches are looked up in the sequence itself, prompt and answer, and in the tenant's finished requests. While
-the answer copies a source, a cursor follows it there (see copying.py). The cursor knows more than a match
-does: what the answer changes, and where it resumes after a change. When the cursor is lost, the longest match
-is drafted and the cursor jumps to it.
+the answer copies a source, a cursor follows it there. The cursor knows more than a match does: what the
+answer changes, and where it resumes after a change. When the cursor is lost, the longest match is drafted and
+the cursor jumps to it.
 """
 
 from bisect import bisect_right
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices, TableFileError
-from drafters.copying import CopyCursor
-from drafters.growing_text import GrowingText
-from drafters.history import DEFAULT_TOKENS, History
+from drafters.copies.copying import CopyCursor
+from drafters.copies.growing_text import GrowingText
+from drafters.copies.history import DEFAULT_TOKENS, History
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 """Match lengths at which the next class starts: <3, 3, 4-5, 6-8, 9-15, 16-31, 32 and more tokens."""

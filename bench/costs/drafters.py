@@ -19,8 +19,8 @@ from itertools import pairwise, product
 from bench import document, options, outputs
 from bench.tables import Column, print_rows
 from drafters.base import Drafter, DraftQuery, SequenceStart
-from drafters.ngram_mod import NgramModDrafter
-from drafters.ngram_mod_tables import NgramModTables
+from drafters.ngram_mod.drafter import NgramModDrafter
+from drafters.ngram_mod.tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.repetition import score_in_slices

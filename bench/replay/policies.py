@@ -16,8 +16,8 @@ from bench.statistics import ratio
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
-from drafters.ngram_mod import NgramModDrafter
-from drafters.ngram_mod_tables import NgramModTables
+from drafters.ngram_mod.drafter import NgramModDrafter
+from drafters.ngram_mod.tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter

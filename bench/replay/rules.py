@@ -15,7 +15,7 @@ from bench.replay.policies import (
     two_widths,
 )
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
-from drafters.ngram_mod_table import NgramModTable
+from drafters.ngram_mod.table import NgramModTable
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftType
 

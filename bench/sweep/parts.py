@@ -27,8 +27,8 @@ from bench.sweep.replaying import (
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
-from drafters.ngram_mod import NAME, NgramModDrafter
-from drafters.ngram_mod_tables import NgramModTables
+from drafters.ngram_mod.drafter import NAME, NgramModDrafter
+from drafters.ngram_mod.tables import NgramModTables
 from drafters.repetition import repetition_score
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftType

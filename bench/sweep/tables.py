@@ -22,9 +22,9 @@ from bench.replay.pairs import TokenPair
 from bench.replay.policies import Outcome, Setup
 from bench.statistics import ratio
 from bench.sweep.replaying import player_at
-from drafters.ngram_mod import NAME, NgramModDrafter
-from drafters.ngram_mod_table import Hashes, NgramModCounts, NgramModTable, Tokens
-from drafters.ngram_mod_tables import NgramModTables
+from drafters.ngram_mod.drafter import NAME, NgramModDrafter
+from drafters.ngram_mod.table import Hashes, NgramModCounts, NgramModTable, Tokens
+from drafters.ngram_mod.tables import NgramModTables
 
 EDIT, AGAIN, NEW = "edit", "again", "new"
 

@@ -62,7 +62,7 @@ def test_an_edit_changes_a_file_and_is_the_same_for_the_same_seed(kind: str) -> 
 
 
 def test_renaming_keeps_a_file_python() -> None:
-    text = (ROOT / "drafters" / "history.py").read_text()
+    text = (ROOT / "drafters" / "copies" / "history.py").read_text()
     for seed in range(6):
         ast.parse(edit(text, "rename", random.Random(seed))[0])
 

@@ -20,7 +20,7 @@ from bench.workloads import Chat
 from cli.main import main
 from config.settings import Settings
 from drafters.base import TableFileError
-from drafters.ngram_mod_table import NgramModTable
+from drafters.ngram_mod.table import NgramModTable
 
 ROOT = Path(__file__).parent.parent.parent
 SETUP = Setup(Settings(), M4_PRO)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters import ngram_mod_tables
 from drafters.base import DraftQuery, SequenceStart, SharedTable, TableFileError, finish
-from drafters.ngram_mod import FIRST_COOLDOWN, LOW_STREAK, NgramModDrafter
-from drafters.ngram_mod_tables import NgramModTables
+from drafters.ngram_mod import tables
+from drafters.ngram_mod.drafter import FIRST_COOLDOWN, LOW_STREAK, NgramModDrafter
+from drafters.ngram_mod.tables import NgramModTables
 
 TEXT = random.Random(3).sample(range(50_000), 300)
 
@@ -152,7 +152,7 @@ def test_tenants_are_kept_apart_with_scope_api_key() -> None:
 
 
 def test_the_least_recently_used_table_is_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram_mod_tables, "MAX_TENANTS", 2)
+    monkeypatch.setattr(tables, "MAX_TENANTS", 2)
     drafter = make(scope="api-key")
     for tenant in ("anna", "ben", "anna", "carl"):
         draft_after(drafter, TEXT, tenant=tenant)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.ngram_mod_table import DEFAULT_SIZE, MULTIPLIER, NgramModCounts, NgramModTable
+from drafters.ngram_mod.table import DEFAULT_SIZE, MULTIPLIER, NgramModCounts, NgramModTable
 
 texts = st.lists(st.integers(0, 5), max_size=60)
 

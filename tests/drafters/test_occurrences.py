@@ -5,8 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.base import finish
-from drafters.growing_text import GrowingText
-from drafters.occurrences import LONGEST, MAX_MATCH_TOKENS, NGRAM_SIZES, Hashes, Ids, Occurrences, TailHashes
+from drafters.copies.growing_text import GrowingText
+from drafters.copies.occurrences import (
+    LONGEST,
+    MAX_MATCH_TOKENS,
+    NGRAM_SIZES,
+    Hashes,
+    Ids,
+    Occurrences,
+    TailHashes,
+)
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=120)
 

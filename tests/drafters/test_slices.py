@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters import growing_text, history, ngram_mod, ngram_simple
+from drafters import ngram_simple
 from drafters.base import (
     NO_DRAFT,
     SLICE_TOKENS,
@@ -20,6 +20,8 @@ from drafters.base import (
     SharedTable,
     finish,
 )
+from drafters.copies import growing_text, history
+from drafters.ngram_mod import drafter as ngram_mod
 from drafters.repetition import repetition_score, score_in_slices
 from drafters.suffix import SuffixDrafter
 from tests.drafters.makers import DRAFTERS, SHARING

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.base import NO_DRAFT, Drafter, DraftQuery, SequenceStart, SharedTable, TableFileError, finish
-from drafters.growing_text import GrowingText
-from drafters.history import History
+from drafters.copies.growing_text import GrowingText
+from drafters.copies.history import History
 from drafters.suffix import DISPUTED, FINISHED, MATCH, NUM_CLASSES, SuffixDrafter
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from config.settings import Settings
-from drafters import growing_text, history, ngram_mod, ngram_simple
+from drafters import ngram_simple
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
+from drafters.copies import growing_text, history
+from drafters.ngram_mod import drafter as ngram_mod
 from drafters.repetition import score_in_slices
 from engine.request import DraftChoice, Finished, GenerationRequest
 from engine.speculative.drafter_work import MAX_CLOSING, DrafterWork

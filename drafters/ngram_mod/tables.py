@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from drafters.base import TableFileError
-from drafters.ngram_mod_file import SavedTable, TableSpec, read_tables, write_tables
-from drafters.ngram_mod_table import DEFAULT_N, DEFAULT_SIZE, NgramModCounts, NgramModTable
+from drafters.ngram_mod.table import DEFAULT_N, DEFAULT_SIZE, NgramModCounts, NgramModTable
+from drafters.ngram_mod.table_file import SavedTable, TableSpec, read_tables, write_tables
 
 SCOPES = ("process", "api-key")
 MAX_TENANTS = 16

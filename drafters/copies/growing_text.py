@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 
 from drafters.base import SLICE_TOKENS, Slices
-from drafters.occurrences import LONGEST, MAX_MATCH_TOKENS, Ids, Match, Occurrences, TailHashes
+from drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Ids, Match, Occurrences, TailHashes
 
 _MIN_CAPACITY = 4096
 

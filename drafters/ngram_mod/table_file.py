@@ -15,7 +15,7 @@ import numpy as np
 
 from config.whole_file import remove_unfinished, write_in_folder
 from drafters.base import TableFileError
-from drafters.ngram_mod_table import Slots, Tokens
+from drafters.ngram_mod.table import Slots, Tokens
 
 MAGIC = b"reprise ngram-mod\n"
 VERSION = 1

@@ -11,8 +11,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from drafters.base import SLICE_TOKENS, Slices, finish
-from drafters.growing_text import GrowingText
-from drafters.occurrences import LONGEST, MAX_MATCH_TOKENS, Hashes, Ids, Match, Occurrences
+from drafters.copies.growing_text import GrowingText
+from drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Hashes, Ids, Match, Occurrences
 
 DEFAULT_TOKENS = 1 << 18
 """Default number of tokens kept; each takes 68 bytes."""

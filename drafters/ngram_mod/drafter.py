@@ -1,6 +1,6 @@
 """Draft from the shared n-gram table: what last followed the same n tokens, in any request.
 
-The tables are in ngram_mod_table.py and shared between requests. This file keeps the state of each request:
+The tables are in table.py and shared between requests. This file keeps the state of each request:
 its last n tokens, what it has not written to the table yet, and how its drafts were verified. A request whose
 drafts are mostly rejected stops drafting for a while (it cools down) without affecting other requests.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drafters.base import NO_DRAFT, SLICE_TOKENS, Draft, DraftQuery, SequenceStart, Slices, finish
-from drafters.ngram_mod_table import NgramModTable
-from drafters.ngram_mod_tables import NgramModTables
+from drafters.ngram_mod.table import NgramModTable
+from drafters.ngram_mod.tables import NgramModTables
 
 NAME = "ngram-mod"
 
