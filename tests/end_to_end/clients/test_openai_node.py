@@ -14,7 +14,7 @@ from config.settings import BUNDLED_MODEL
 from tests.server.openai_shapes import valid_chat, valid_completion
 from tests.server.responses_api.responses_shapes import valid_response
 
-FOLDER = Path(__file__).parents[1] / "node"
+FOLDER = Path(__file__).parents[2] / "node"
 END = json.loads((BUNDLED_MODEL / "config.json").read_text())["eos_token_id"]
 CAPTURED = {"return_completed_process": True, "capture_output": True, "text": True}
 ARGUMENTS = {"color": "red", "size": 12}

@@ -1,8 +1,8 @@
 """The real server under mixed traffic for minutes: no request is dropped or fails, and nothing leaks.
 
-.venv/bin/python -m pytest tests/end_to_end/test_soak.py            seconds
-.venv/bin/python -m pytest tests/end_to_end/test_soak.py -m slow    two minutes
-.venv/bin/python -m pytest tests/end_to_end/test_soak.py -m soak -s  half an hour, and its figures
+.venv/bin/python -m pytest tests/end_to_end/trouble/test_soak.py            seconds
+.venv/bin/python -m pytest tests/end_to_end/trouble/test_soak.py -m slow    two minutes
+.venv/bin/python -m pytest tests/end_to_end/trouble/test_soak.py -m soak -s  half an hour, and its figures
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.traffic import Traffic
+from tests.end_to_end.trouble.traffic import Traffic
 
 NUM_CLIENTS = 12
 MEBIBYTE = 2**20

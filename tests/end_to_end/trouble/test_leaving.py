@@ -27,7 +27,7 @@ from server.app import create_app
 from server.generation.event_queue import EventQueue
 from server.generation.request_output import RequestOutput
 from server.generation.submission import Submission
-from tests.end_to_end.traffic import SCHEMA, TOOLS
+from tests.end_to_end.trouble.traffic import SCHEMA, TOOLS
 from tests.server.served import served
 
 NUM_LEAVING = 40

@@ -11,7 +11,7 @@ import pytest
 
 from config.settings import BUNDLED_MODEL, Settings
 from engine.model.loading import LoadedModel, make_loader
-from tests.end_to_end.packages import INSTALLED_WITHIN_S, install
+from tests.end_to_end.clients.packages import INSTALLED_WITHIN_S, install
 
 DONE_WITHIN_S = 200
 QUESTIONS = ("The capital of France is", "Two and two make", "Répète: œuvre, 8 €,")

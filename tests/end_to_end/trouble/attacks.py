@@ -1,6 +1,6 @@
 """Send hostile requests of every kind at once, from a process of their own, and report how they ended.
 
-    python -m tests.end_to_end.attacks URL SECONDS
+    python -m tests.end_to_end.trouble.attacks URL SECONDS
 
 SECONDS: how long to send requests. With 0, each kind is sent once, in a small size, and has to end.
 Prints an Outcome as JSON.
@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from tests.end_to_end.conftest import CONTEXT_TOKENS
-from tests.end_to_end.traffic import REFUSED
+from tests.end_to_end.trouble.traffic import REFUSED
 
 MODEL = {"model": "demo"}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

