@@ -6,12 +6,12 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from cli.units import format_bytes
+
 if TYPE_CHECKING:
     from engine.checkpoint import CheckpointInfo
 
 HELP = "Say what a model's folder holds, and which drafters it can have, without loading it."
-
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,21 +60,21 @@ def describe(info: "CheckpointInfo") -> list[tuple[str, str]]:
         ("layers", _count(info.num_layers)),
         ("context", f"{_count(info.context_tokens)} tokens"),
         ("vocabulary", f"{_count(info.vocab_size)} tokens"),
-        ("weights", f"{_bytes(info.weight_bytes)} in {info.num_files} file(s), {_weights(info)}"),
+        ("weights", f"{format_bytes(info.weight_bytes)} in {info.num_files} file(s), {_weights(info)}"),
     ]
     if cache := info.cache:
-        lines.append(("1,000 tokens", f"{_bytes(1000 * cache.token_bytes)} of keys and values"))
+        lines.append(("1,000 tokens", f"{format_bytes(1000 * cache.token_bytes)} of keys and values"))
         lines += [
-            ("sliding window", f"of {window:,} tokens, {_bytes(each * window)} a row")
+            ("sliding window", f"of {window:,} tokens, {format_bytes(each * window)} a row")
             for each, window in cache.windows
         ]
         if cache.fixed_bytes:
-            lines.append(("state", f"{_bytes(cache.fixed_bytes)} a row"))
+            lines.append(("state", f"{format_bytes(cache.fixed_bytes)} a row"))
         shared = "one forward pass for all, if the trial at load finds no fault"
         lines.append(("rows", shared if cache.has_known_kinds else "a forward pass each"))
     for head in info.heads:
         more = f", {head.num_layers} layers, of which the first is used" if head.num_layers > 1 else ""
-        lines.append(("head", f"{head.kind} in {head.source}, {_bytes(head.num_bytes)}{more}"))
+        lines.append(("head", f"{head.kind} in {head.source}, {format_bytes(head.num_bytes)}{more}"))
     if info.kind == "model":
         lines.append(("drafters", ", ".join(info.drafters) or "none"))
     lines += [("refused", reason) for reason in info.refused]
@@ -90,10 +90,3 @@ def _weights(info: "CheckpointInfo") -> str:
 
 def _count(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
-
-
-def _bytes(number: float) -> str:
-    unit = 0
-    while number >= 1024 and unit < len(_UNITS) - 1:
-        number, unit = number / 1024, unit + 1
-    return f"{number:.0f} {_UNITS[unit]}" if unit == 0 else f"{number:.1f} {_UNITS[unit]}"

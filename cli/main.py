@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-from cli import bench, config, connect, info, serve, verify
+from cli import bench, config, connect, info, list_models, pull, rm, serve, verify
 from cli.arguments import Parser, UsageError, unknown_arguments
 from config.setting import SettingsError
 from config.sources import suggestion
@@ -21,6 +21,7 @@ _EXAMPLES = """\
 examples:
   reprise serve                                       serve the bundled model on http://127.0.0.1:8000
   reprise serve --model ~/models/qwen3-4b --port 0    serve your own model on a free port
+  reprise pull mlx-community/Qwen3-8B-4bit            download a model from the hub
   reprise info ~/models/qwen3-4b                      show what a model's folder holds and how it can draft
   reprise connect codex --write                       let Codex use the server that runs
   REPRISE_MAX_ROWS=4 reprise config                   show the settings in force and where they come from
@@ -29,6 +30,9 @@ examples:
 
 _COMMANDS = {
     "serve": serve,
+    "pull": pull,
+    "list": list_models,
+    "rm": rm,
     "info": info,
     "connect": connect,
     "config": config,

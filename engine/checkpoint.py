@@ -4,12 +4,10 @@ No weights are read. What depends on the architecture is found from a model of m
 computed. Whether rows really share a forward pass is tried when the model is loaded (kv_cache/probes.py).
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import mlx_lm.utils
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
 from engine.model.loading import ModelError, display_name, find_context_tokens
+from engine.model.model_folder import missing_shards, unknown_architecture
 from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.speculative.heads.formats import (
     NAMES,
@@ -181,27 +180,17 @@ def _main_dtype(files: list[SafetensorsFile]) -> str:
 def _missing_files(folder: Path, files: list[SafetensorsFile]) -> tuple[str, ...]:
     """Say what the folder lacks of what it must have."""
     missing: tuple[str, ...] = () if files else (f"{folder} has no safetensors file",)
-    try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        named = set(index["weight_map"].values())
-    except FileNotFoundError:
-        return missing
-    except (OSError, ValueError, KeyError, AttributeError) as fault:
-        return (*missing, f"model.safetensors.index.json cannot be read: {fault!r}")
-    absent = sorted(name for name in named if not (folder / str(name)).is_file())
-    return missing + tuple(f"{name} is missing, which the index names; download it" for name in absent)
+    return missing + missing_shards(folder)
 
 
 def _find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[CacheInfo | None, str | None]:
     """Return what a row of such a model takes, or why that cannot be known."""
     if "model_file" in config:
         return None, "it brings Python code of its own, which only --trust-remote-code runs"
+    if unknown := unknown_architecture(config):
+        return None, unknown
     try:
         model_class, args = mlx_lm.utils._get_classes(config)
-    except Exception:
-        known = f"mlx-lm {version('mlx-lm')}"
-        return None, f"{known} does not know the architecture {config.get('model_type')}"
-    try:
         model = model_class(args.from_dict(deepcopy(config)))
         model.set_dtype(DTYPES.get(_main_dtype(files), mx.bfloat16))
         caches = make_caches(model)

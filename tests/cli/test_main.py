@@ -9,6 +9,8 @@ import pytest
 from cli.main import main
 from config.settings import SETTINGS, Settings
 
+COMMANDS = ["serve", "pull", "list", "rm", "info", "connect", "config", "bench", "verify"]
+
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
@@ -31,7 +33,7 @@ def printed(capsys, *arguments):
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_names_every_command_and_shows_examples(capsys, arguments):
     out = printed(capsys, *arguments)
-    for command in ["serve", "info", "connect", "config", "bench"]:
+    for command in COMMANDS:
         assert f"\n    {command} " in out
     assert out.count("\n  reprise serve") + out.count(" reprise config") == 3
 
@@ -115,7 +117,7 @@ def test_config_says_that_a_key_is_set_but_does_not_show_it(capsys, form):
         (["serve", "extra"], "unknown argument extra (see reprise serve --help)"),
         (["serve", "--port"], "argument --port: expected one argument (see reprise serve --help)"),
         (["conifg"], "unknown command conifg; did you mean config?"),
-        (["xyzzy"], "unknown command xyzzy; the commands are serve, info, connect, config, bench, verify"),
+        (["xyzzy"], f"unknown command xyzzy; the commands are {', '.join(COMMANDS)}"),
         (["config", "--config", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
     ],
 )

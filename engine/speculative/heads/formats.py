@@ -23,6 +23,7 @@ from huggingface_hub import snapshot_download
 from mlx_lm.utils import MODEL_REMAPPING
 
 from engine.model.head_names import name_in_first_layer, name_in_head, rename
+from engine.model.hub_cache import NEEDED_FILES
 from engine.model.loading import ModelError
 from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.request import HeadKind
@@ -71,11 +72,12 @@ def find_folder(source: str) -> Path:
         return folder
     if not folder.is_absolute() and not source.startswith("."):
         try:
-            return Path(snapshot_download(source, local_files_only=True))
+            patterns = list(NEEDED_FILES)
+            return Path(snapshot_download(source, local_files_only=True, allow_patterns=patterns))
         except Exception as fault:
             raise ModelError(
                 f"there is no folder {source}, and no model of this name has been downloaded; "
-                f"`reprise serve --model {source}` downloads one from the hub"
+                f"`reprise pull {source}` downloads one from the hub"
             ) from fault
     raise ModelError(f"there is no model folder {source}")
 

@@ -1,0 +1,50 @@
+"""`reprise list`: show the models that have been downloaded from the hub."""
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from cli.units import format_bytes
+
+if TYPE_CHECKING:
+    from engine.model.model_folder import ModelFolder
+
+HELP = "Show the models that have been downloaded, with size and context."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --json to the parser."""
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the models; return 0."""
+    # Imported here so that other commands do not load the engine.
+    from engine.model.hub_cache import HubCache
+
+    cache = HubCache()
+    models = cache.list_models()
+    if arguments.json:
+        print(json.dumps([asdict(model) for model in models], indent=2, default=str))
+    elif models:
+        _print_table(models)
+    else:
+        print(f"there are no models in {cache.folder}; `reprise pull NAME` downloads one")
+    return 0
+
+
+def _print_table(models: list["ModelFolder"]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", style="bold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("context", justify="right", no_wrap=True)
+    table.add_column("cannot be served", overflow="fold")
+    for model in models:
+        context = "" if model.context_tokens is None else f"{model.context_tokens:,}"
+        table.add_row(model.name, format_bytes(model.num_bytes), context, model.fault or "")
+    Console(highlight=False, markup=False).print(table)

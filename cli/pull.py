@@ -1,0 +1,42 @@
+"""`reprise pull`: download a model from the hub, or what is missing of it."""
+
+import argparse
+import sys
+
+HELP = "Download a model from the hub, or continue where a download broke off."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model's name to the parser."""
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="Name on the hub, such as mlx-community/Qwen3-8B-4bit. HF_TOKEN, HF_ENDPOINT and HF_HUB_CACHE "
+        "are respected.",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Download the model; return 0, or 1 if it is not there as a whole, or not one that can be served."""
+    # Imported here so that other commands do not load the engine.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    from engine.model.hub_cache import HubError
+    from engine.model.hub_download import pull
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(arguments.name, total=None)
+            found = pull(arguments.name, lambda done, total: bar.update(task, completed=done, total=total))
+    except HubError as fault:
+        print(f"reprise: {fault}", file=sys.stderr)
+        return 1
+    print(found.path)
+    if found.fault:
+        print(f"reprise: {found.name} is downloaded, but cannot be served: {found.fault}", file=sys.stderr)
+        return 1
+    print(f"reprise: serve it with: reprise serve --model {found.name}", file=sys.stderr)
+    return 0

@@ -1,0 +1,28 @@
+"""`reprise rm`: delete a model that has been downloaded from the hub."""
+
+import argparse
+import sys
+
+from cli.units import format_bytes
+
+HELP = "Delete a model that has been downloaded, or what a broken download left."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model's name to the parser."""
+    parser.add_argument("name", metavar="NAME", help="Name of the model, as `reprise list` shows it.")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Delete the model; return 0, or 1 if there is none of this name or it cannot be deleted."""
+    # Imported here so that other commands do not load the engine.
+    from engine.model.hub_cache import HubCache, HubError
+
+    try:
+        freed = HubCache().remove(arguments.name)
+    except HubError as fault:
+        print(f"reprise: {fault}", file=sys.stderr)
+        return 1
+    print(f"removed {arguments.name} ({format_bytes(freed)})")
+    return 0

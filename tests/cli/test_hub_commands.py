@@ -1,0 +1,65 @@
+"""`reprise pull`, `list` and `rm` against a hub on this machine."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from bench.architectures.tiny_models import write_random_model
+from cli.main import main
+from tests.engine.model.fake_hub import MODEL, FakeHub, serve
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    folder = write_random_model("llama", tmp_path / "model")
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with serve({file.name: file.read_bytes() for file in folder.iterdir()}, {"model.safetensors"}) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield hub
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_model_is_pulled_listed_described_and_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert "there are no models" in capsys.readouterr().out
+    assert main(["pull", MODEL]) == 0
+    said = capsys.readouterr()
+    assert Path(said.out.strip(), "config.json").is_file()
+    assert f"reprise serve --model {MODEL}" in said.err
+    assert main(["list", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["path"], listed["fault"]) == (MODEL, said.out.strip(), None)
+    assert main(["list"]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split() == ["model", "size", "context", "cannot", "be", "served"]
+    assert line.split()[0] == MODEL
+    assert main(["info", MODEL, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["context_tokens"] == listed["context_tokens"]
+    assert main(["rm", MODEL]) == 0
+    assert MODEL in capsys.readouterr().out
+    assert main(["rm", MODEL]) == 1
+    assert "there is no model" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line_and_a_status(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "no-org/model"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [line for line in said.err.splitlines() if "reprise:" in line] == [
+        f"reprise: there is no model no-org/model on {hub.endpoint}, or it is private and wants HF_TOKEN"
+    ]
+
+
+def test_a_model_that_cannot_be_served_is_no_success(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads(hub.files["config.json"]) | {"model_type": "telepathy"}
+    hub.files["config.json"] = json.dumps(config).encode()
+    assert main(["pull", MODEL]) == 1
+    assert "does not know the architecture telepathy" in capsys.readouterr().err
