@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from config.version import VERSION
 from engine.request import ModelInfo
 from engine.speculative.costs.step_costs import StepCosts
 
@@ -53,7 +54,7 @@ def new_document(
         )
     curve = [{"width": one, "seconds": costs.seconds(1, one)} for one in costs.widths] if costs else []
     return {
-        "reprise": version("reprise"), "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "reprise": VERSION, "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "model": {name: getattr(model, name) for name in _OF_MODEL} if model else None,
         "command": shlex.join(["reprise", *getattr(arguments, "given", ())]), "cost_curve": curve, **sections,
@@ -84,7 +85,7 @@ def describe_machine() -> Machine:
         "cpu": _cpu_model(), "cores": num_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{_system()} {platform.machine()}", "python": platform.python_version(),
-        "reprise": _version("reprise"), "mlx": _version("mlx"), "mlx_lm": _version("mlx-lm"),
+        "reprise": VERSION, "mlx": _version("mlx"), "mlx_lm": _version("mlx-lm"),
         "load_at_start": round(os.getloadavg()[0], 2),
     }  # fmt: skip
 

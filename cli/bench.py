@@ -5,6 +5,7 @@ from functools import partial
 from importlib import import_module
 
 from cli.arguments import UsageError
+from config.version import DISTRIBUTION
 
 HELP = "Run a benchmark, such as a server under load, or decoding with and without drafts."
 
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             from bench.outputs import run_command
         except ModuleNotFoundError as fault:
             raise UsageError(
-                f"{fault.name} is not installed; benchmarks need `pip install reprise[bench]`"
+                f"{fault.name} is not installed; benchmarks need the extra bench: {DISTRIBUTION}[bench]"
             ) from None
         first, text = str(command.__doc__).split("\n\n", 1)
         summary = first.partition("`: ")[2]

@@ -11,6 +11,7 @@ from cli import bench, config, connect, info, list_models, pull, rm, serve, veri
 from cli.arguments import Parser, UsageError, unknown_arguments
 from config.setting import SettingsError
 from config.sources import suggestion
+from config.version import VERSION
 
 _DESCRIPTION = """\
 Reprise serves a language model on this machine to OpenAI and Anthropic clients, with MLX. It answers
@@ -90,8 +91,8 @@ def _parse(given: list[str]) -> argparse.Namespace:
 
 
 def _versions() -> str:
-    parts = []
-    for package in ("reprise", "mlx", "mlx-lm"):
+    parts = [f"reprise {VERSION}"]
+    for package in ("mlx", "mlx-lm"):
         try:
             parts.append(f"{package} {version(package)}")
         except PackageNotFoundError:

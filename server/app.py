@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from config.settings import Settings
+from config.version import VERSION
 from server.engine_protocol import EngineProtocol
 from server.generation.recorder import Recorder
 from server.generation.service import Service
@@ -87,7 +87,7 @@ def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
     # FastAPI's pages of API docs are off: they load scripts from other sites.
     app = FastAPI(
         title="Reprise",
-        version=version("reprise"),
+        version=VERSION,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,

@@ -1,11 +1,11 @@
 """Generate docs/api.md."""
 
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Any
 
 from fastapi.routing import APIRoute
 
+from config.version import VERSION
 from server.app import BODIES, ROUTES
 from server.errors import ApiError
 from server.reference.field_rows import FIRST_VERSION, SINCE, Row, read_rows
@@ -60,7 +60,7 @@ _REFUSED = ("Field", "Accepted values", "Error message", "Since")
 def write_api_page() -> str:
     """Return the page: all endpoints with their fields. Raises UndocumentedError."""
     routes = _routes()
-    parts = [_HEADER.format(version=version("reprise"))]
+    parts = [_HEADER.format(version=VERSION)]
     index = [
         (f"[`{_title(route)}`](#{_anchor(_title(route))})", _description(route), _since(route))
         for route in routes

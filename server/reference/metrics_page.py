@@ -1,7 +1,6 @@
 """Generate docs/metrics.md."""
 
-from importlib.metadata import version
-
+from config.version import VERSION
 from server.metrics.definitions import GROUPS, MetricEntry, MetricGroup
 from server.reference.markdown import table
 
@@ -18,7 +17,7 @@ buckets. If the server has API keys, Prometheus must send one too.
 
 def write_metrics_page() -> str:
     """Return the page: a section for each group of metrics."""
-    return "\n".join([_HEADER.format(version=version("reprise")), *map(_section, GROUPS)])
+    return "\n".join([_HEADER.format(version=VERSION), *map(_section, GROUPS)])
 
 
 def _section(group: MetricGroup) -> str:

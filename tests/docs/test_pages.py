@@ -15,8 +15,8 @@ FOLDERS = (".", "docs", "demo_model", "drafters", "engine")
 PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 README = ROOT / "README.md"
 MAX_README_LINES = 160
-OTHER_FLAGS = {"--basetemp", "--cuda", "--slow", "--version"}
-"""Flags of the scripts, and of `reprise` itself."""
+OTHER_FLAGS = {"--basetemp", "--cuda", "--from", "--slow", "--version", "--wheel"}
+"""Flags of the scripts, of uv, and of `reprise` itself."""
 PAGES_WITH_FLAGS = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
 FLAG = r"(?<![\w-])--[a-z][a-z-]+"
 
@@ -69,7 +69,7 @@ def help_of(*command):
 def command_flags():
     """Return every flag of every command."""
     benchmarks = re.findall(r"^    (\w+)", help_of("bench"), re.MULTILINE)
-    texts = [help_of("serve"), help_of("connect"), help_of("config"), help_of("verify")]
+    texts = [help_of("serve"), help_of("connect"), help_of("config"), help_of("verify"), help_of("list")]
     texts += [help_of("bench", benchmark) for benchmark in benchmarks]
     return set(re.findall(FLAG, "".join(texts)))
 

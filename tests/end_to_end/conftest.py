@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 STARTED_WITHIN_S = 240
 RECORDED = "recorded.jsonl"
+FROM_CHECKOUT = (sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())")
 CONTEXT_TOKENS = 8192
 """Less than the bundled model takes, so that an answer without an end does not run for minutes."""
 
@@ -32,19 +33,24 @@ def serving(folder: Path, *flags: str) -> Iterator[tuple[str, list[str]]]:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *flags: str) -> Iterator[tuple[str, list[str], "subprocess.Popen[str]"]]:
+def started(
+    folder: Path,
+    *flags: str,
+    command: Sequence[str] = FROM_CHECKOUT,
+    cwd: Path | None = None,
+) -> Iterator[tuple[str, list[str], "subprocess.Popen[str]"]]:
     """As serving(), but the process is there to be ended; if that is not done, it is killed."""
     # Variables of the person who runs the tests must not change what is tested.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
     environment["REPRISE_CALIBRATION_FILE"] = str(folder / "costs.json")
     environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / "ngrams")
-    command = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())"]
     limit = ("--max-context-tokens", str(CONTEXT_TOKENS))
     process = subprocess.Popen(
         [*command, "serve", "--port", "0", "--served-model-name", "demo", *limit, *flags],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        cwd=cwd,
     )
     printed: list[str] = []
     is_known = threading.Event()
