@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -68,7 +69,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             _add_flag(group, known)
 
 
-def resolve_arguments(arguments: argparse.Namespace) -> Resolved:
+def resolve_arguments(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Resolved:
     """Merge the parsed flags with the environment, the file and the defaults.
 
     Raises SettingsError as config.sources.resolve() does.
@@ -79,7 +80,7 @@ def resolve_arguments(arguments: argparse.Namespace) -> Resolved:
         for name, text in given.items()
         if text is not None
     }
-    return resolve(flags, os.environ, Path(arguments.config) if arguments.config else None)
+    return resolve(flags, environment, Path(arguments.config) if arguments.config else None)
 
 
 def unknown_arguments(parser: Parser, unknown: list[str]) -> UsageError:

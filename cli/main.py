@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-from cli import bench, config, connect, info, list_models, pull, rm, serve, verify
+from cli import bench, config, connect, info, list_models, pull, rm, serve, service, verify
 from cli.arguments import Parser, UsageError, unknown_arguments
 from config.setting import SettingsError
 from config.sources import suggestion
@@ -39,6 +39,7 @@ _COMMANDS = {
     "config": config,
     "bench": bench,
     "verify": verify,
+    "service": service,
 }
 
 

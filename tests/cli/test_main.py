@@ -9,7 +9,7 @@ import pytest
 from cli.main import main
 from config.settings import SETTINGS, Settings
 
-COMMANDS = ["serve", "pull", "list", "rm", "info", "connect", "config", "bench", "verify"]
+COMMANDS = ["serve", "pull", "list", "rm", "info", "connect", "config", "bench", "verify", "service"]
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,18 @@ FOLDERS = (".", "docs", "demo_model", "drafters", "engine")
 PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 README = ROOT / "README.md"
 MAX_README_LINES = 160
-OTHER_FLAGS = {"--basetemp", "--cuda", "--from", "--slow", "--version", "--wheel"}
-"""Flags of the scripts, of uv, and of `reprise` itself."""
+OTHER_FLAGS = {
+    "--basetemp",
+    "--cuda",
+    "--from",
+    "--homepage",
+    "--slow",
+    "--url",
+    "--user",
+    "--version",
+    "--wheel",
+}
+"""Flags of the scripts, of other programs, and of `reprise` itself."""
 PAGES_WITH_FLAGS = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
 FLAG = r"(?<![\w-])--[a-z][a-z-]+"
 
@@ -70,6 +80,7 @@ def command_flags():
     """Return every flag of every command."""
     benchmarks = re.findall(r"^    (\w+)", help_of("bench"), re.MULTILINE)
     texts = [help_of("serve"), help_of("connect"), help_of("config"), help_of("verify"), help_of("list")]
+    texts += [help_of("service", action) for action in ("install", "logs")]
     texts += [help_of("bench", benchmark) for benchmark in benchmarks]
     return set(re.findall(FLAG, "".join(texts)))
 
