@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-from cli import bench, config, connect, info, list_models, pull, rm, serve, service, verify
+from cli import bench, config, connect, doctor, info, list_models, pull, rm, serve, service, verify
 from cli.arguments import Parser, UsageError, unknown_arguments
 from config.setting import SettingsError
 from config.sources import suggestion
@@ -27,6 +27,7 @@ examples:
   reprise connect codex --write                       let Codex use the server that runs
   REPRISE_MAX_ROWS=4 reprise config                   show the settings in force and where they come from
   reprise verify --exact                              check that drafting changes no token on this machine
+  reprise doctor                                      check that a server would work here
 """
 
 _COMMANDS = {
@@ -40,6 +41,7 @@ _COMMANDS = {
     "bench": bench,
     "verify": verify,
     "service": service,
+    "doctor": doctor,
 }
 
 

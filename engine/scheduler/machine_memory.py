@@ -26,6 +26,11 @@ def usable_bytes() -> int:
     return int(HOST_SHARE * min(host_bytes(), _container_bytes()))
 
 
+def working_set_bytes() -> int | None:
+    """Return what the system recommends to keep resident for Metal at most; None without Metal."""
+    return int(mx.device_info()["max_recommended_working_set_size"]) if mx.metal.is_available() else None
+
+
 def wire_weights() -> None:
     """Make Metal keep all arrays that exist now, which are the weights, resident until the process ends.
 
@@ -33,12 +38,12 @@ def wire_weights() -> None:
     that grow have been reported to crash macOS (mlx-lm issues 883 and 1666, mlx issue 3186).
     Raises ModelError if there is no Metal, or the system does not let that much be wired.
     """
-    if not mx.metal.is_available():
+    limit = working_set_bytes()
+    if limit is None:
         raise ModelError("--wire-weights has an effect with Metal only, on a Mac: start without it")
     # Buffers in MLX's cache would be wired too.
     mx.clear_cache()
     num_bytes = mx.get_active_memory()
-    limit = int(mx.device_info()["max_recommended_working_set_size"])
     if num_bytes > limit:
         raise ModelError(
             f"--wire-weights: the weights take {num_bytes / 2**20:,.0f} MiB, and this Mac wires at most "

@@ -9,7 +9,9 @@ import pytest
 from cli.main import main
 from config.settings import SETTINGS, Settings
 
-COMMANDS = ["serve", "pull", "list", "rm", "info", "connect", "config", "bench", "verify", "service"]
+COMMANDS = [
+    "serve", "pull", "list", "rm", "info", "connect", "config", "bench", "verify", "service", "doctor",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

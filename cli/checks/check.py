@@ -1,0 +1,16 @@
+"""The result of one check."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found, for people. advice: the way out; empty if everything is well."""
+
+    name: str
+    level: Level
+    found: str
+    advice: str = ""

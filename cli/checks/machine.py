@@ -1,0 +1,154 @@
+"""Check what can be known without MLX: Python, memory, disk, port, and the file of stored costs."""
+
+import json
+import platform
+import shutil
+import socket
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from cli.checks.check import Check
+from cli.units import format_bytes
+from config.settings import Settings
+
+NEWEST_PYTHON = (3, 14)
+LOW_DISK_BYTES, NO_DISK_BYTES = 10 << 30, 1 << 30
+OLD_DAYS = 180
+_DAY_S = 86_400
+
+
+def check_python() -> Check:
+    """Check the version, and on a Mac that Python is built for Apple Silicon."""
+    found = f"{platform.python_version()} ({platform.machine()})"
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        advice = "MLX needs Python for Apple Silicon; this one runs under Rosetta, or on an Intel Mac"
+        return Check("Python", "problem", found, advice)
+    if sys.version_info[:2] > NEWEST_PYTHON:
+        newest = ".".join(map(str, NEWEST_PYTHON))
+        return Check("Python", "warning", found, f"Reprise is tested with versions up to {newest}")
+    return Check("Python", "ok", found)
+
+
+def check_packages() -> Check:
+    """Check that MLX and mlx-lm are installed, and that only one build of MLX is."""
+    found = {name: _version(name) for name in ("mlx", "mlx-lm", "mlx-cpu", "mlx-cuda-13")}
+    shown = ", ".join(f"{name} {number}" for name, number in found.items() if number)
+    if not found["mlx"] or not found["mlx-lm"]:
+        return Check("packages", "problem", shown or "no MLX", "install Reprise again (docs/install.md)")
+    if found["mlx-cpu"] and found["mlx-cuda-13"]:
+        advice = "both builds have the same library: uninstall mlx-cpu, and install mlx-cuda-13 again"
+        return Check("packages", "problem", shown, advice)
+    return Check("packages", "ok", shown)
+
+
+def check_memory(usable_bytes: int, weight_bytes: int | None) -> Check:
+    """Check that the weights fit into what models and caches may use, and into what is free now.
+
+    weight_bytes: of all models that will be loaded; None if unknown.
+    """
+    memory = psutil.virtual_memory()
+    found = (
+        f"{format_bytes(memory.total)}, {format_bytes(memory.available)} of it free; "
+        f"models and caches may use {format_bytes(usable_bytes)}"
+    )
+    weights = weight_bytes or 0
+    if weights > usable_bytes:
+        advice = f"the weights take {format_bytes(weights)}: choose a smaller or a quantized model"
+        return Check("memory", "problem", found, advice)
+    if weights > memory.available:
+        advice = f"the weights take {format_bytes(weights)}: end other programs, or expect swapping"
+        return Check("memory", "warning", found, advice)
+    return Check("memory", "ok", found)
+
+
+def check_wired_limit(working_set_bytes: int | None, weight_bytes: int | None) -> Check:
+    """Check that the weights fit into what macOS lets Metal keep resident. None: there is no Metal."""
+    if working_set_bytes is None:
+        return Check("wired limit", "ok", "none without Metal")
+    found = f"{format_bytes(working_set_bytes)} may stay resident for Metal"
+    if weight_bytes and weight_bytes > working_set_bytes:
+        megabytes = -(-weight_bytes // 2**20) + 1024
+        advice = f"raise it with sudo sysctl iogpu.wired_limit_mb={megabytes}, or choose a smaller model"
+        return Check("wired limit", "problem", found, advice)
+    return Check("wired limit", "ok", found)
+
+
+def check_disk(folder: Path, use: str) -> Check:
+    """Check the free space of a folder that may not exist yet, and that it can be written. use: what for."""
+    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    try:
+        free = shutil.disk_usage(existing).free
+        probe = existing / f".reprise-{time.time_ns()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as fault:
+        return Check(f"disk for {use}", "problem", f"{existing}: {fault.strerror}", "make it writable")
+    found = f"{format_bytes(free)} free in {existing}"
+    if free < NO_DISK_BYTES:
+        return Check(f"disk for {use}", "problem", found, "free some space (`reprise list`, `reprise rm`)")
+    if free < LOW_DISK_BYTES:
+        return Check(f"disk for {use}", "warning", found, "few models fit; `reprise list` shows what is here")
+    return Check(f"disk for {use}", "ok", found)
+
+
+def check_port(settings: Settings) -> Check:
+    """Check that the server could listen at its address, and that others could not use it without a key."""
+    # Imported here: it loads the server.
+    from server.http.listener import ListenError, bind_address
+    from server.run import exposure_error
+
+    place = f"{settings.host} port {settings.port}"
+    try:
+        with bind_address(settings.host, settings.port) as bound:
+            fault = exposure_error(settings, bound)
+    except ListenError as error:
+        if _answers(settings):
+            return Check(
+                "address", "warning", f"{place}: a server answers there", "it may be Reprise already"
+            )
+        return Check("address", "problem", str(error), "end what uses it, or choose another with --port")
+    return Check("address", "problem", fault) if fault else Check("address", "ok", f"{place} is free")
+
+
+def check_costs(file: str | None, now_s: float | None = None) -> Check:
+    """Check the file of measured costs: whether it can be read, and its age. now_s: by default, the time."""
+    name = "costs of steps"
+    if file is None:
+        return Check(name, "ok", "measured after every start (--calibration-file none)")
+    path = Path(file).expanduser()
+    try:
+        count = len(json.loads(path.read_text()))
+        age_s = (time.time() if now_s is None else now_s) - path.stat().st_mtime
+    except FileNotFoundError:
+        return Check(name, "ok", "none stored; they are measured in the first idle seconds of a server")
+    except (OSError, ValueError, TypeError) as fault:
+        return Check(
+            name, "warning", f"{path} cannot be read: {fault}", "delete it; costs are measured again"
+        )
+    found = f"of {count} model(s) or setting(s), written {max(age_s, 0) / _DAY_S:.0f} days ago"
+    if age_s < -_DAY_S:
+        advice = "the clock was set back since, or is wrong; --recalibrate measures them again"
+        return Check(name, "warning", f"{found}: later than now", advice)
+    if age_s > OLD_DAYS * _DAY_S:
+        return Check(name, "warning", found, "--recalibrate measures them again")
+    return Check(name, "ok", found)
+
+
+def _answers(settings: Settings) -> bool:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared
+    try:
+        socket.create_connection((host, settings.port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

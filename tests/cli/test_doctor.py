@@ -1,0 +1,150 @@
+"""`reprise doctor` finds what is wrong, names the way out, and shares figures alone."""
+
+import json
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.checks import machine, sharing
+from cli.checks.check import Check
+from cli.checks.trial import Answer, Device, TrialError, trial
+from cli.doctor import check_answer, check_device
+from cli.main import main
+from config.settings import Settings
+
+GIB = 1 << 30
+ANSWER = Answer(
+    "I am", 2, 0.5, 100.0, True, {"name": "alice-tune", "device": "CPU"}, [{"width": 1, "seconds": 0.1}]
+)
+
+
+def test_all_is_well_with_the_bundled_model(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "--port", "0", "--api-key", "key"]) == 0
+    checks = json.loads(capfd.readouterr().out)["checks"]
+    assert [check["name"] for check in checks] == [
+        "Python", "packages", "disk for models", "disk for what is measured", "costs of steps", "address",
+        "device", "model", "memory", "wired limit", "answer",
+    ]  # fmt: skip
+    assert {check["level"] for check in checks} <= {"ok", "warning"}
+    assert "24 tokens" in checks[-1]["found"]
+
+
+def test_a_missing_model_and_a_port_in_use_are_problems(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["doctor", "--model", str(tmp_path / "none"), "--port", str(port)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"warning address: 127.0.0.1 port {port}: a server answers there" in lines
+    assert f"problem model: there is no model folder {tmp_path / 'none'}" in lines
+    assert any(line.startswith("warning answer: not tried") for line in lines)
+    assert lines[-1].startswith("1 problem(s), ")
+
+
+def test_arguments_are_checked_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--prot", "1"]) == 2
+    assert "did you mean --port?" in capsys.readouterr().err
+
+
+def test_a_process_that_dies_or_fails_is_a_finding() -> None:
+    with trial() as process:
+        assert process.call(os.path.basename, "a/b") == "b"
+        with pytest.raises(TrialError, match="ZeroDivisionError"):
+            process.call(divmod, 1, 0)
+        with pytest.raises(TrialError, match="without a word"):
+            process.call(os._exit, 1)
+
+
+def level(check: Check) -> str:
+    """Return the level, after checking that everything but ok has a way out."""
+    assert (check.level == "ok") == (not check.advice)
+    return check.level
+
+
+def test_memory_is_compared_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = machine.psutil.virtual_memory()._replace(total=32 * GIB, available=8 * GIB)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: known)
+    assert [level(machine.check_memory(24 * GIB, weights * GIB)) for weights in (4, 16, 28)] == [
+        "ok", "warning", "problem",
+    ]  # fmt: skip
+    assert level(machine.check_wired_limit(None, 28 * GIB)) == "ok"
+    assert level(machine.check_wired_limit(24 * GIB, 16 * GIB)) == "ok"
+    assert "iogpu.wired_limit_mb=29696" in machine.check_wired_limit(24 * GIB, 28 * GIB).advice
+
+
+def test_a_full_or_a_missing_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    found = []
+    for free in (20 * GIB, 5 * GIB, GIB // 2):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _path, free=free: usage._replace(free=free))
+        found.append(level(machine.check_disk(tmp_path / "not" / "yet", "models")))
+    assert found == ["ok", "warning", "problem"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_costs_are_of_some_age(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    assert level(machine.check_costs(None)) == level(machine.check_costs(str(file))) == "ok"
+    file.write_text("{}")
+    written_s = file.stat().st_mtime
+    days = {0: "ok", 200: "warning", -2: "warning"}
+    for count, expected in days.items():
+        assert level(machine.check_costs(str(file), written_s + count * 86_400)) == expected
+    file.write_text("{")
+    assert level(machine.check_costs(str(file))) == "warning"
+
+
+def test_the_address_must_be_free_and_need_a_key() -> None:
+    assert level(machine.check_port(Settings(port=0))) == "ok"
+    open_to_all = machine.check_port(Settings(port=0, host="0.0.0.0"))
+    assert open_to_all.level == "problem"
+    assert "--api-key" in open_to_all.found
+    assert machine.check_port(Settings(host="192.0.2.1")).level == "problem"
+
+
+def test_a_mac_without_metal_and_a_changed_token_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert level(check_device(Device("CPU", GIB, None))) == "warning"
+    assert level(check_device(Device("Apple M4 (Metal)", GIB, GIB))) == "ok"
+    assert level(check_answer(ANSWER)) == "ok"
+    changed = Answer(**(vars(ANSWER) | {"is_equal": False}))
+    assert level(check_answer(changed)) == "warning"
+
+
+def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
+    private = tmp_path / "alice" / "private-model"
+    private.mkdir(parents=True)
+    rows: list[dict[str, Any]] = [
+        {"draft_type": "suffix", "tps": 3.5, "parity": "equal", "text": "my diary", "file": "/home/alice/x"},
+        {"draft_type": "none", "names": ["alice"], "samples": [1] * 1000, "/home/alice/key": 1},
+    ]
+    document = {
+        "command": f"reprise verify --model {private}",
+        "date": "2026-11-23",
+        "verify": {"rows": rows},
+    }
+    (tmp_path / "verify.json").write_text(
+        json.dumps(document | {"model": {"name": "alice-tune", "num_layers": 6}})
+    )
+    checks = [Check("model", "problem", f"{private} is broken", f"look into {private}")]
+    device = Device("Apple M4 (Metal)", GIB, GIB)
+    shared = sharing.share(Settings(model=str(private)), checks, device, ANSWER, [tmp_path / "verify.json"])
+    text = sharing.as_markdown(shared)
+    for secret in ("alice", "diary", "I am", str(tmp_path), str(Path.home())):
+        assert secret not in text
+    (result,) = shared["results"]
+    assert result["model"] == {"num_layers": 6}
+    first, second = result["verify"]["rows"]
+    assert first == {"draft_type": "suffix", "tps": 3.5, "parity": "equal"}
+    assert len(second["samples"]) == sharing.MAX_ITEMS
+    assert shared["checks"] == {"model": "problem"}
+    assert shared["model"] == {"source": "a folder", "device": "CPU"}
+    assert shared["answer"] == {"num_tokens": 2, "load_s": 0.5, "tokens_per_s": 100.0, "is_equal": True}
+    assert shared["cost_curve"] == ANSWER.cost_curve
+    assert sharing.source_of(Settings(model="alice/Qwen3-8B-4bit")) == "Qwen3-8B-4bit"
