@@ -12,7 +12,7 @@ import pytest
 
 from cli.checks import machine, sharing
 from cli.checks.check import Check
-from cli.checks.trial import Answer, Device, TrialError, trial
+from cli.checks.trial import Answer, Device, TrialError, find_device, trial
 from cli.doctor import check_answer, check_device
 from cli.main import main
 from config.settings import Settings
@@ -115,6 +115,15 @@ def test_a_mac_without_metal_and_a_changed_token_are_warnings(monkeypatch: pytes
     assert level(check_answer(ANSWER)) == "ok"
     changed = Answer(**(vars(ANSWER) | {"is_equal": False}))
     assert level(check_answer(changed)) == "warning"
+
+
+@pytest.mark.mac
+@pytest.mark.skipif(sys.platform != "darwin", reason="Metal is macOS's")
+def test_metal_is_found() -> None:
+    with trial() as process:
+        device = process.call(find_device)
+    assert device.name.endswith("(Metal)")
+    assert 0 < (device.working_set_bytes or 0) <= machine.psutil.virtual_memory().total
 
 
 def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
