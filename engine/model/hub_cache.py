@@ -4,9 +4,10 @@ A model is whole if every file is there that mlx-lm needs, by the list of files 
 beside a snapshot, and by the model's own index of shards. Downloading is in hub_download.py.
 """
 
-import re
+import fcntl
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -47,30 +48,33 @@ class HubCache:
 
     def list_models(self) -> list[ModelFolder]:
         """Describe every model in the cache, also those of which the download did not end, sorted by name."""
-        return sorted((self._describe(name) for name in self._names()), key=lambda model: model.name.lower())
+        found = (self._describe(name, home) for name, home in self._homes())
+        return sorted(found, key=lambda model: model.name.lower())
 
     def find(self, name: str) -> ModelFolder | None:
         """Describe a model; None if nothing of it is in the cache. Raises HubError."""
-        return self._describe(name) if self.home(name).is_dir() else None
+        home = self.home(name)
+        return self._describe(name, home) if home.is_dir() else None
 
     def remove(self, name: str) -> int:
         """Delete a model, or what a download left of it, and return the bytes freed. Raises HubError."""
         home = self.home(name)
         if not home.is_dir():
             raise HubError("unknown", f"there is no model {name} in {self.folder}")
-        num_bytes = _size(home)
-        scan = scan_cache_dir(self.folder)
-        # huggingface_hub knows which files other models share; what it cannot read shares none.
-        for repo in scan.repos:
-            if repo.repo_path.resolve() == home.resolve():
-                scan.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()
-        try:
-            shutil.rmtree(home)
-        except FileNotFoundError:
-            pass
-        except OSError as fault:
-            raise HubError("failed", f"cannot remove {name}: {fault}") from fault
-        shutil.rmtree(self.folder / ".locks" / home.name, ignore_errors=True)
+        with self.locked(name):
+            num_bytes = _size(home)
+            scan = scan_cache_dir(self.folder)
+            # huggingface_hub knows which files other models share; what it cannot read shares none.
+            for repo in scan.repos:
+                if repo.repo_path.resolve() == home.resolve():
+                    scan.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()
+            try:
+                shutil.rmtree(home)
+            except FileNotFoundError:
+                pass
+            except OSError as fault:
+                raise HubError("failed", f"cannot remove {name}: {fault}") from fault
+            shutil.rmtree(self.folder / ".locks" / home.name, ignore_errors=True)
         return num_bytes
 
     def home(self, name: str) -> Path:
@@ -83,14 +87,29 @@ class HubCache:
             ) from fault
         return self.folder / (_PREFIX + name.replace("/", "--"))
 
-    def _names(self) -> Iterator[str]:
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Keep others, also in other processes, from downloading or removing a model. Raises HubError."""
+        folder = self.folder / ".locks" / self.home(name).name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stream = (folder / "pull.lock").open("w")
+        except OSError as fault:
+            raise HubError("failed", f"cannot write to {self.folder}: {fault.strerror}") from fault
+        with stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as fault:
+                raise HubError("busy", f"{name} is being downloaded or removed already") from fault
+            yield
+
+    def _homes(self) -> Iterator[tuple[str, Path]]:
         for home in self.folder.glob(f"{_PREFIX}*"):
             name = home.name.removeprefix(_PREFIX).replace("--", "/")
-            if home.is_dir() and re.fullmatch(r"[^/]+(/[^/]+)?", name):
-                yield name
+            if home.is_dir():
+                yield name, home
 
-    def _describe(self, name: str) -> ModelFolder:
-        home = self.home(name)
+    def _describe(self, name: str, home: Path) -> ModelFolder:
         snapshot = self._newest_snapshot(home)
         num_bytes = _size(home)
         broken_off = f"its download has not ended; `reprise pull {name}` continues it"

@@ -8,8 +8,8 @@ be loaded or listed as whole.
 """
 
 import errno
-import fcntl
 import hashlib
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -52,12 +52,14 @@ NUM_STREAMS = 4
 RESERVED_BYTES = 1 << 30
 """Bytes of the disk that a download leaves free."""
 
+_SHA256 = re.compile("[0-9a-f]{64}")
+
 
 def pull(name: str, report: ReportBytes | None = None, cache: HubCache | None = None) -> ModelFolder:
     """Download a model, or what is missing of it, and describe it. Raises HubError, or what report raises."""
     cache = cache or HubCache()
     home = cache.home(name)
-    with _locked(cache, name), _explained(cache, name), disable_progress_bars():
+    with cache.locked(name), _explained(cache, name), disable_progress_bars():
         commit, files = _list_files(cache, name)
         _Download(cache, name, commit, files, report or (lambda _done, _total: None)).run()
     found = cache.find(name)
@@ -75,6 +77,8 @@ class _Download:
         self._cache, self._name, self._commit, self._report = cache, name, commit, report
         self._blobs = cache.home(name) / "blobs"
         self._total = sum(file.size or 0 for file in files)
+        if not all(_SHA256.fullmatch(file.lfs.sha256) for file in files if file.lfs):
+            raise HubError("failed", f"{cache.endpoint} names files of {name} by something else than SHA-256")
         # Over plain HTTP the hub gives no larger ones; huggingface_hub has another way to them.
         self._large = [
             file for file in files if file.lfs and file.lfs.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
@@ -142,6 +146,9 @@ class _Download:
         # Where the hub sends us is another host, which must not see the token.
         is_elsewhere = urlsplit(found.location).netloc != urlsplit(url).netloc
         with partial.open("ab") as stream:
+            if stream.tell() > file.lfs.size:
+                stream.seek(0)
+                stream.truncate()
             counted = _Counted(stream, lambda num_bytes: self.add(file, num_bytes))
             http_get(
                 found.location,
@@ -197,23 +204,6 @@ def _list_files(cache: HubCache, name: str) -> tuple[str, list[RepoSibling]]:
         held = "GGUF files" if gguf else "no config.json with model*.safetensors"
         raise HubError("kind", f"{name} is no model for mlx-lm: it has {held}; look for one in mlx-community")
     return str(info.sha), files
-
-
-@contextmanager
-def _locked(cache: HubCache, name: str) -> Iterator[None]:
-    """Keep other processes from downloading the same model. Raises HubError if one does already."""
-    folder = cache.folder / ".locks" / cache.home(name).name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stream = (folder / "pull.lock").open("w")
-    except OSError as fault:
-        raise HubError("failed", f"cannot write to {cache.folder}: {fault.strerror}") from fault
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise HubError("busy", f"{name} is being downloaded already, by another process") from fault
-        yield
 
 
 @contextmanager

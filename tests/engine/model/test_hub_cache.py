@@ -93,6 +93,34 @@ def test_a_pull_that_was_interrupted_continues_within_the_file(hub: FakeHub, cac
     assert hub.ranges == [(WEIGHTS, None), (WEIGHTS, f"bytes={4 * PIECE_BYTES}-")]
 
 
+@pytest.mark.parametrize("begun", ["wrong", "too long", "sent again"])
+def test_what_a_file_begins_with_is_never_believed(hub: FakeHub, cache: HubCache, begun: str) -> None:
+    data = hub.files[WEIGHTS]
+    held = {"wrong": b"wrong", "too long": b"0" * (len(data) + 1), "sent again": data[:PIECE_BYTES]}
+    hub.ignores_ranges = begun == "sent again"
+    blobs = cache.home(MODEL) / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{hub.file_info(WEIGHTS)[0]}.incomplete").write_bytes(held[begun])
+    if begun == "wrong":
+        assert "damaged" in explain(cache, "failed")
+    assert (pull(MODEL, cache=cache).path / WEIGHTS).read_bytes() == data
+
+
+def test_one_at_a_time_downloads_or_removes_a_model(cache: HubCache) -> None:
+    def again(_done: int, _total: int) -> None:
+        with pytest.raises(HubError, match="already"):
+            pull(MODEL, cache=cache)
+        with pytest.raises(HubError, match="already"):
+            cache.remove(MODEL)
+
+    assert pull(MODEL, again, cache).fault is None
+
+
+def test_a_hub_cannot_choose_where_files_go(hub: FakeHub, cache: HubCache) -> None:
+    hub.names[WEIGHTS] = "../../../" + "0" * 55
+    assert "SHA-256" in explain(cache, "failed")
+
+
 def test_a_file_that_arrives_damaged_is_never_kept(hub: FakeHub, cache: HubCache) -> None:
     hub.damaged = {WEIGHTS}
     assert "damaged" in explain(cache, "failed")
