@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from config.whole_file import write_whole
+
 
 class ServiceError(Exception):
     """The supervisor cannot do what was asked; the message is one line that says why."""
@@ -56,7 +58,8 @@ def install(supervisor: Supervisor, text: str) -> None:
     supervisor.check()
     try:
         supervisor.file.parent.mkdir(parents=True, exist_ok=True)
-        supervisor.file.write_text(text, encoding="utf-8")
+        # Only for its owner: an API key may be among the arguments.
+        write_whole(supervisor.file, text.encode())
     except OSError as fault:
         raise ServiceError(f"cannot write {supervisor.file}: {fault.strerror}") from fault
     try:

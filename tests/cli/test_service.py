@@ -98,7 +98,7 @@ def test_it_is_installed_shown_and_removed(machine: Machine, capsys: pytest.Capt
     assert main(["service", "remove"]) == 1
     assert capsys.readouterr().out.count("not installed") == 2
     assert main(["service", "install", "--", *ARGUMENTS]) == 0
-    assert machine.file.is_file()
+    assert machine.file.stat().st_mode & 0o777 == 0o600
     assert str(machine.file) in capsys.readouterr().out
     assert main(["service", "status"]) == 0
     said = capsys.readouterr().out

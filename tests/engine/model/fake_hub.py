@@ -29,7 +29,9 @@ class FakeHub:
     endpoint: str = ""
     ranges: list[tuple[str, str | None]] = field(default_factory=list)
     """Names of the large files that were asked for, each with the header Range."""
-    tokens_elsewhere: list[str] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
+    tokens_elsewhere: set[str] = field(default_factory=set)
+    """What the header Authorization held, at the hub and where it redirects to."""
 
     def file_info(self, name: str) -> tuple[str, int]:
         """Return the name that the hub gives to the content of a file, and its size."""
@@ -62,6 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
+        if not path.startswith("/elsewhere/"):
+            self.hub.tokens.update(self.headers.get_all("authorization", []))
         api = f"/api/models/{MODEL}"
         if path in (api, f"{api}/revision/main"):
             self._send_json({"id": MODEL, "sha": COMMIT, "siblings": [*map(self._sibling, self.hub.files)]})
@@ -70,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif found := re.fullmatch(rf"/{MODEL}/resolve/{COMMIT}/(.+)", path):
             self._resolve(found[1])
         elif found := re.fullmatch(r"/elsewhere/(.+)", path):
-            self.hub.tokens_elsewhere += self.headers.get_all("authorization", [])
+            self.hub.tokens_elsewhere.update(self.headers.get_all("authorization", []))
             self._send_large(found[1])
         else:
             self._send(404, b"", {"X-Error-Code": "RepoNotFound"})

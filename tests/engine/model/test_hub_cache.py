@@ -56,7 +56,7 @@ def test_a_pulled_model_is_whole_and_listed(hub: FakeHub, cache: HubCache) -> No
     total = sum(map(len, needed.values()))
     assert reports[-1] == (total, total)
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)
-    assert hub.tokens_elsewhere == []
+    assert (hub.tokens, hub.tokens_elsewhere) == ({"Bearer hf_secret"}, set())
 
 
 def test_a_downloaded_model_is_found_by_its_name(cache: HubCache, monkeypatch: pytest.MonkeyPatch) -> None:
