@@ -14,7 +14,7 @@ import pytest
 from config.version import DISTRIBUTION, VERSION
 from tests.end_to_end.conftest import started
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PACKAGES = ("bench", "cli", "config", "demo_model", "drafters", "engine", "server")
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
