@@ -38,6 +38,8 @@ class Arm:
 
 
 PLAIN = Arm()
+LOOKED_UP = ("auto", "suffix", "ngram-simple", "ngram-mod")
+"""Draft types whose gain in hindsight can be replayed from the text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +292,7 @@ def check(local: LocalEngine, cases: Mapping[str, Case], runs: Sequence[Row]) ->
             )  # fmt: skip
         found = {"case": name, "turn": turn, "arm": arm, "parity": parity}
         is_alone = len(case.chats) == len(case.chats[0].turns) == 1 and not case.has_schema
-        if is_alone and first["draft_type"] != "draft-model" and first["num_draft_tokens"]:
+        if is_alone and first["draft_type"] in LOOKED_UP and first["num_draft_tokens"]:
             widest = first["num_draft_tokens"] + 1
             costs, answer = local.engine.costs, first["tokens"][0]
             found["best_width"], found["hindsight"] = speedups(

@@ -21,7 +21,7 @@ from bench.cost_curves import Curve, built_in
 from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, make_cases, num_runs, settings_of
 from bench.errors import ArgumentsError
 from bench.experiment import Row
-from bench.local_engine import LocalEngine
+from bench.local_engine import LocalEngine, equal_costs
 from bench.options import Flag
 from bench.workloads import WORKLOADS
 from config.settings import BUNDLED_MODEL
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_names("--workloads", arguments.workloads, tuple(WORKLOADS))
     curve = built_in()[PUBLISHED]
     lists: dict[str, StepCosts | None] = {
-        "free": StepCosts({(1, 1): 1.0}, is_learned=False), "measured here": None, curve.name: _costs(curve),
+        "free": equal_costs(), "measured here": None, curve.name: _costs(curve),
     }  # fmt: skip
     rows: list[Row] = []
     with outputs.Work() as work:

@@ -162,6 +162,7 @@ FIGURES = {
     "batch": Figure(_DECODE, [_CHATS, *_SPEEDS]),
     "second-edit": Figure(_DECODE, _DECODE_DRAFTS),
     "workloads": Figure(_DECODE, [_CHATS, *_SPEEDS]),
+    **{f"heads-{name}": Figure(_DECODE, _DECODE_DRAFTS) for name in ("mtp", "dflash", "draft-model")},
     "serving": Figure(_SERVE, _LEVELS),
     "serving-ratios": Figure(_of("serve", "comparisons"), run_serve.RATIOS),
     "caches": Figure(_of_models, _MODELS),

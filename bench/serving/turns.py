@@ -14,13 +14,12 @@ from typing import Any
 
 from bench import document, options
 from bench.experiment import Row
-from bench.local_engine import LocalEngine
+from bench.local_engine import LocalEngine, equal_costs
 from bench.outputs import Work, finish, make_console
 from bench.serving.servers import PromptMaker
 from bench.tables import Column, print_rows
 from config.settings import BUNDLED_MODEL, Settings
 from engine.request import Finished, GenerationRequest, ModelInfo, Sampling
-from engine.speculative.costs.step_costs import StepCosts
 
 COLUMNS = [
     Column("number", "turn"),
@@ -81,7 +80,7 @@ def _chat(
     """Return the answers of all turns. cache: settings. ends: answers that an earlier chat gave."""
     settings = Settings(model=str(arguments.model), draft_type="none", **cache)
     ends = list(ends)
-    with LocalEngine(settings, StepCosts({(1, 1): 1.0}, is_learned=False)) as local:
+    with LocalEngine(settings, equal_costs()) as local:
         engine = local.engine
         messages = [*PromptMaker(engine.tokenizer, arguments.prompt_tokens, seed=1).make().messages]
         # The end tokens are forbidden, so that all answers have the same length.

@@ -18,7 +18,7 @@ from bench import document, options, outputs
 from bench.decode.answering import PLAIN, Answering, Arm, Case, add_nested, check
 from bench.errors import ArgumentsError
 from bench.experiment import Parity, Row
-from bench.local_engine import LocalEngine
+from bench.local_engine import LocalEngine, equal_costs
 from bench.options import Flag
 from bench.outputs import Work
 from bench.tables import Column, print_rows
@@ -28,7 +28,6 @@ from config.settings import Settings
 from engine.request import DraftType
 from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.exact_widths import Exactness
-from engine.speculative.costs.step_costs import StepCosts
 
 RUNS = 3
 TEMPERATURES = (0.0, 0.8)
@@ -54,11 +53,6 @@ COLUMNS = [
     Column("first_divergence", "first difference",
            lambda first: f"token {first['token']}, margin {first['margin']:.2g}" if first else "-"),
 ]  # fmt: skip
-
-
-def costs_of(arguments: argparse.Namespace) -> StepCosts:
-    """Return equal costs for every width, by which every draft is worth trying."""
-    return StepCosts({(1, width): 1.0 for width in (1, *_widths(arguments))}, is_learned=False)
 
 
 def _widths(arguments: argparse.Namespace) -> list[int]:
@@ -192,7 +186,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _check_tokens(chats: list[Chat] | None, arguments: argparse.Namespace, console: Console) -> int:
     settings = _settings(arguments, prefix_cache_bytes=0, max_rows=1)
-    with LocalEngine(settings, costs_of(arguments)) as local:
+    with LocalEngine(settings, equal_costs(*_widths(arguments))) as local:
         rows = verify(local, group(local, chats, arguments), arguments, console)
         print_verdicts(console, rows, local, arguments.exact)
         exact = find_exact(local, arguments)
