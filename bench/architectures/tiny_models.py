@@ -69,10 +69,10 @@ def tiny_config(name: str, **changes: Any) -> dict[str, Any]:
 def _needs(name: str) -> dict[str, Any]:
     """Return what an architecture needs beyond TINY, or instead of it."""
     found: dict[str, Any] = {}
-    for change in _TABLES["changes"]:
-        if name in change["of"]:
+    for change in (*_TABLES["changes"], _TABLES["own_changes"].get(name, {})):
+        if name in change.get("of", [name]):
             found |= {key: value for key, value in change.items() if key != "of"}
-    return found | _TABLES["own_changes"].get(name, {})
+    return found
 
 
 def make_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Any:

@@ -22,14 +22,11 @@ from config.settings import BUNDLED_MODEL, Settings
 from engine.request import Finished, GenerationRequest, ModelInfo, Sampling
 
 COLUMNS = [
-    Column("number", "turn"),
-    Column("num_prompt_tokens", "prompt"),
-    Column("num_cached_tokens", "cached"),
-    Column("warm_ms", "cache, ms", "0"),
-    Column("cold_ms", "no cache, ms", "0"),
+    Column("number", "turn"), Column("num_prompt_tokens", "prompt"), Column("num_cached_tokens", "cached"),
+    Column("warm_ms", "cache, ms", "0"), Column("cold_ms", "no cache, ms", "0"),
     Column("of_first", "/ turn 1", "2"),
     Column(lambda row: row["warm_ms"] / row["cold_ms"], "/ no cache", "2"),
-]
+]  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

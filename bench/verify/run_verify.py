@@ -110,18 +110,6 @@ def verify(
     return rows
 
 
-def print_verdicts(console: Console, rows: Sequence[Row], local: LocalEngine, exact: bool) -> None:
-    """Print a line per draft type and prompt length."""
-    mode = "exact" if exact else "fast"
-    title = f"Drafted against plain answers of {local.engine.info.name}, {mode} mode"
-    print_rows(console, rows, COLUMNS, title, group="draft_type")
-
-
-def find_exact(local: LocalEngine, arguments: argparse.Namespace) -> Exactness:
-    """Try which widths of a step are exact, with one row and with several."""
-    return local.engine.find_exact(list(product(EXACT_ROWS, _widths(arguments))))
-
-
 def print_exact(console: Console, local: LocalEngine, found: Exactness) -> None:
     """Print what a batch shares, and the exact widths by number of rows and circumstance."""
     rows = [
@@ -188,8 +176,10 @@ def _check_tokens(chats: list[Chat] | None, arguments: argparse.Namespace, conso
     settings = _settings(arguments, prefix_cache_bytes=0, max_rows=1)
     with LocalEngine(settings, equal_costs(*_widths(arguments))) as local:
         rows = verify(local, group(local, chats, arguments), arguments, console)
-        print_verdicts(console, rows, local, arguments.exact)
-        exact = find_exact(local, arguments)
+        mode = "exact" if arguments.exact else "fast"
+        title = f"Drafted against plain answers of {local.engine.info.name}, {mode} mode"
+        print_rows(console, rows, COLUMNS, title, group="draft_type")
+        exact = local.engine.find_exact(list(product(EXACT_ROWS, _widths(arguments))))
         print_exact(console, local, exact)
         _finish(arguments, console, local, rows, exact=exact.describe())
     return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
