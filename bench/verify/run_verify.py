@@ -1,8 +1,17 @@
 """`reprise verify`: compare drafted answers with plain ones, token by token; with --speed, their times.
 
-Every prompt is answered three times plainly and three times with each draft type, greedily and with a
-temperature; all 3 x 3 pairs of token ids are compared. Drafts are verified here whether or not they pay off,
-so that many widths are tried.
+Answer prompts three times plainly and three times with each draft type, greedily and with a temperature,
+and compare all pairs, token by token. Drafts are verified whether or not they pay off, so that many widths
+are tried. Without --exact, near-ties may be decided differently on machines whose kernels depend on the
+width of a step; differences are then reported, but are no failure. With --exact, any difference gives exit
+status 1.
+
+Lists the widths of a step that are exact on this machine: with one row and several, equal and different
+lengths (without and with a mask), and long contexts.
+
+With --speed, answers are timed instead: with drafting as `reprise serve` drafts and without, alternating.
+Exit status 1 then means that a request took longer than the bound on drafting allows, by more than the
+measured noise, or that single runs did so too often for chance.
 """
 
 import argparse
@@ -128,17 +137,7 @@ _WIDTH = 120
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise verify` to the parser."""
-    parser.description = (
-        "Answer prompts three times plainly and three times with each draft type, and compare all pairs, "
-        "token by token. Without --exact, near-ties may be decided differently on machines whose kernels "
-        "depend on the width of a step; differences are then reported, but are no failure. With --exact, "
-        "any difference gives exit status 1. It lists the widths of a step that are exact on this machine: "
-        "with one row and several, equal and different lengths (without and with a mask), and long contexts. "
-        "With --speed, answers are timed instead: with drafting as "
-        "`reprise serve` drafts and without, alternating. Exit status 1 then means that a request took "
-        "longer than the bound on drafting allows, by more than the measured noise, or that single runs did "
-        "so too often for chance."
-    )
+    parser.description = str(__doc__).split("\n\n", 1)[1]
     options.add(parser, draft_model=None, seed=1, json=None)
     options.declare(
         parser,
