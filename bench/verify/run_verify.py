@@ -18,7 +18,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -138,18 +137,15 @@ _WIDTH = 120
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise verify` to the parser."""
     parser.description = str(__doc__).split("\n\n", 1)[1]
-    options.add(parser, draft_model=None, seed=1, json=None)
+    options.add(
+        parser, model=None, draft_model=None, prompts=None, prompt_tokens=(200, 600), max_tokens=128, seed=1,
+        json=None,
+    )  # fmt: skip
     options.declare(
         parser,
         Flag("--speed", None, None, None,
              "Time each request with drafting and without, and compare with the bound on how much drafting "
              "may slow it down."),
-        Flag("--model", options.model_folder, "DIR", None, "Default: the bundled model."),
-        Flag("--prompts", Path, "FILE", None,
-             'JSON lines of chats: {"messages": [...]}. Default: generated prompts.'),
-        Flag("--prompt-tokens", options.levels, "N,M", (200, 600),
-             "Approximate lengths of the generated prompts."),
-        Flag("--max-tokens", options.count, "N", 128, "Maximum tokens of each answer."),
         Flag("--num-draft-tokens", options.count, "N", 31, "Maximum draft length."),
         Flag("--exact", None, None, None, "Draft only at widths that a trial at start found to be exact."),
         Flag("--rounds", options.count, "N", None,
