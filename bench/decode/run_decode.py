@@ -77,7 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         cases = make_cases([*chats, own], arguments.streams)
         # Taken before the runs: the machine's load is then that of other processes, and the step costs are
         # those measured while nothing else ran.
-        record = document.new_document(arguments, local.engine.info, local.engine.costs, decode={})
+        measured = None if arguments.verify_all else local.engine.costs
+        record = document.new_document(arguments, local.engine.info, measured, decode={})
         with outputs.Work(num_runs(cases, len(arms) - 2, repeats)) as work:
             answering = Answering(local, max_tokens, arguments.seed, work, meter)
             runs = answering.compare(arms, cases, repeats, resume=arguments.resume, key=record["command"])

@@ -206,5 +206,6 @@ def _finish(
     """Print the machine, and write the JSON that the user asked for."""
     what = "speed" if arguments.speed else "tokens"
     section = {"what": what, "seed": arguments.seed, "rows": rows} | found
-    record = document.new_document(arguments, local.engine.info, local.engine.costs, verify=section)
+    measured = local.engine.costs if arguments.speed else None
+    record = document.new_document(arguments, local.engine.info, measured, verify=section)
     outputs.finish(console, arguments, record, rows)
