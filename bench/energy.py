@@ -1,11 +1,10 @@
-"""Energy counters of the machine: RAPL on Linux, powermetrics on macOS, NVML for NVIDIA GPUs.
+"""Energy counters of the machine: RAPL on Linux, powermetrics on macOS.
 
 They count the energy of whole components, so other work and idle power are included.
 Where counters cannot be read, nothing is estimated: EnergyMeter.read() returns None and EnergyMeter.reason
 says why.
 """
 
-import ctypes
 import os
 import re
 import subprocess
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Self
 
 POWERCAP = Path("/sys/class/powercap")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -139,39 +138,6 @@ class PowerMetrics(EnergyCounter):
         self._has_output.set()
 
 
-class NvmlCounter(EnergyCounter):
-    """The sum over all GPUs. Raises OSError if there is no driver or a GPU has no energy counter.
-
-    library: used instead of the driver's, for tests.
-    """
-
-    def __init__(self, library: Any = None) -> None:
-        self._library = library or ctypes.CDLL("libnvidia-ml.so.1")
-        self._call("nvmlInit_v2")
-        count = ctypes.c_uint()
-        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        self._devices = [ctypes.c_void_p() for _ in range(count.value)]
-        for index, device in enumerate(self._devices):
-            self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
-        self.what = "GPU" if len(self._devices) == 1 else f"{len(self._devices)} GPUs"
-        self.joules()
-
-    def joules(self) -> float:
-        """Return the joules since the driver was loaded. Raises OSError."""
-        counts_mj = [ctypes.c_ulonglong() for _ in self._devices]
-        for device, counted in zip(self._devices, counts_mj, strict=True):
-            self._call("nvmlDeviceGetTotalEnergyConsumption", device, ctypes.byref(counted))
-        return sum(one.value for one in counts_mj) * 1e-3
-
-    def close(self) -> None:
-        """Shut the library down."""
-        self._library.nvmlShutdown()
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        if status := getattr(self._library, name)(*arguments):
-            raise OSError(f"NVML returned error {status}")
-
-
 class EnergyMeter:
     """Adds up the energy counters of this machine.
 
@@ -216,23 +182,21 @@ class EnergyMeter:
 
 
 def _machine_counters(faults: list[str]) -> list[EnergyCounter]:
-    """Return every counter that can be read here, and add to faults those that cannot."""
-    makers: dict[str, list[Callable[[], EnergyCounter]]] = {}
+    """Return the counters that can be read here, and add to faults what cannot be counted."""
+    name, makers = "", list[Callable[[], EnergyCounter]]()
     if sys.platform == "darwin":
-        makers["powermetrics"] = [PowerMetrics]
+        name, makers = "powermetrics", [PowerMetrics]
     elif sys.platform == "linux":
-        makers["RAPL"] = [partial(RaplZone, zone) for zone in rapl_zones()]
-        if not makers["RAPL"]:
+        name, makers = "RAPL", [partial(RaplZone, zone) for zone in rapl_zones()]
+        if not makers:
             faults.append("no RAPL counters under /sys/class/powercap")
     if NVIDIA_DRIVER.exists():
-        makers["NVML"] = [NvmlCounter]
-    found: list[EnergyCounter] = []
-    for what, group in makers.items():
-        try:
-            # All or none: a sum without one of the processors would be a wrong figure.
-            found += [make() for make in group]
-        except PermissionError:
-            faults.append(f"no permission to read {what}" + ("" if os.geteuid() == 0 else " (needs root)"))
-        except (OSError, ValueError) as fault:
-            faults.append(f"{what}: {fault}")
-    return found
+        faults.append("NVIDIA GPUs")
+    try:
+        # All or none: a sum without one of the processors would be a wrong figure.
+        return [make() for make in makers]
+    except PermissionError:
+        faults.append(f"no permission to read {name}" + ("" if os.geteuid() == 0 else " (needs root)"))
+    except (OSError, ValueError) as fault:
+        faults.append(f"{name}: {fault}")
+    return []

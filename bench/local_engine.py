@@ -24,6 +24,14 @@ FORCE, EVEN_OUT = 1e6, 1e4
 """The bias of the only allowed tokens, and a temperature that makes the model's own logits negligible."""
 
 
+def equal_costs(*widths: int) -> StepCosts:
+    """Return costs by which a step takes equally long at every width, so that every draft is worth trying.
+
+    widths: also to be in the table, besides 1.
+    """
+    return StepCosts({(1, width): 1.0 for width in (1, *widths)}, is_learned=False)
+
+
 class LocalEngine:
     """An engine that runs while the context is open.
 
@@ -34,10 +42,7 @@ class LocalEngine:
     def __init__(self, settings: Settings, costs: StepCosts | None = None) -> None:
         self.drafters: dict[str, Drafter] = {}
         self.engine = Engine(
-            settings,
-            make_sources=lambda name: self._sources(settings, name),
-            costs=costs,
-            waits_for_costs=True,
+            settings, make_sources=partial(self._sources, settings), costs=costs, waits_for_costs=True
         )
 
     def __enter__(self) -> "LocalEngine":
@@ -101,7 +106,7 @@ class LocalEngine:
 
     def answer(self, requests: Sequence[GenerationRequest]) -> list[Finished]:
         """Answer all requests at once and return when all have finished. Raises RuntimeError if one fails."""
-        ended: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
         def listen(event: Event, at: int) -> None:
             if event.is_terminal:
@@ -110,9 +115,7 @@ class LocalEngine:
         for at, request in enumerate(requests):
             self.engine.submit(request, partial(listen, at=at))
         ends = dict(ended.get() for _ in requests)
-        for fault in ends.values():
-            if not isinstance(fault, Finished):
-                raise RuntimeError(
-                    f"a request failed: {fault.message if isinstance(fault, Failed) else fault}"
-                )
-        return [end for at in range(len(requests)) if isinstance(end := ends[at], Finished)]
+        for end in ends.values():
+            if not isinstance(end, Finished):
+                raise RuntimeError(f"a request failed: {end.message if isinstance(end, Failed) else end}")
+        return [ends[at] for at in range(len(requests))]

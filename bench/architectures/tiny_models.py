@@ -19,7 +19,9 @@ from config.settings import BUNDLED_MODEL
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 # TOML has no null.
-TINY: dict[str, Any] = _TABLES["fields"] | {"rope_scaling": None}
+TINY: dict[str, Any] = {"rope_scaling": None} | {
+    name: value for value, names in _TABLES["fields"] for name in names.split()
+}
 """A value for every field of a configuration, by its name. Architectures take those that they know."""
 
 MIXER_OUTPUTS = (".o_proj.weight", ".out_proj.weight")
@@ -67,8 +69,8 @@ def tiny_config(name: str, **changes: Any) -> dict[str, Any]:
 def _needs(name: str) -> dict[str, Any]:
     """Return what an architecture needs beyond TINY, or instead of it."""
     found: dict[str, Any] = {}
-    for change in _TABLES["changes"]:
-        if name in change["of"]:
+    for change in (*_TABLES["changes"], _TABLES["own_changes"].get(name, {})):
+        if name in change.get("of", [name]):
             found |= {key: value for key, value in change.items() if key != "of"}
     return found
 

@@ -38,6 +38,8 @@ class Arm:
 
 
 PLAIN = Arm()
+LOOKED_UP = ("auto", "suffix", "ngram-simple", "ngram-mod")
+"""Draft types whose gain in hindsight can be replayed from the text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +272,8 @@ def num_runs(cases: Mapping[str, Case], num_drafted: int, repeats: int) -> int:
 def check(local: LocalEngine, cases: Mapping[str, Case], runs: Sequence[Row]) -> list[Row]:
     """Return a row for each drafted answer: case, turn, arm, parity, and best_width and hindsight speedups.
 
-    Speedups are only of single turns without a schema, drafted from the text of the chat alone.
+    Speedups are only of single turns without a schema, drafted from the text of the chat alone, by measured
+    costs.
     """
     answers: dict[tuple[str, int, str], list[Row]] = {}
     for run in runs:
@@ -290,9 +293,11 @@ def check(local: LocalEngine, cases: Mapping[str, Case], runs: Sequence[Row]) ->
             )  # fmt: skip
         found = {"case": name, "turn": turn, "arm": arm, "parity": parity}
         is_alone = len(case.chats) == len(case.chats[0].turns) == 1 and not case.has_schema
-        if is_alone and first["draft_type"] != "draft-model" and first["num_draft_tokens"]:
+        costs, answer = local.engine.costs, first["tokens"][0]
+        # Costs that are not this machine's say nothing about what its best width would gain.
+        is_priced = is_alone and costs.is_learned and first["draft_type"] in LOOKED_UP
+        if is_priced and first["num_draft_tokens"]:
             widest = first["num_draft_tokens"] + 1
-            costs, answer = local.engine.costs, first["tokens"][0]
             found["best_width"], found["hindsight"] = speedups(
                 costs, first["draft_type"], prompts[0], answer, widest
             )

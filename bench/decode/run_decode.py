@@ -30,7 +30,7 @@ from bench.decode.answering import (
 from bench.decode.rows import COLUMNS, NOTES, flat, print_divergences, rows_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
-from bench.local_engine import LocalEngine
+from bench.local_engine import LocalEngine, equal_costs
 from bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, read_prompts
 
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash")
@@ -51,8 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         resume=None,
         **options.OUTPUTS,
     )  # fmt: skip
-    text = "Chats decoded at the same time."
-    options.declare(parser, options.Flag("--streams", options.count, "N", 1, text))
+    options.declare(
+        parser,
+        options.Flag("--streams", options.count, "N", 1, "Chats decoded at the same time."),
+        options.Flag("--verify-all", None, None, None,
+                     "Verify every draft, as if a step cost the same at every width: what drafts bring in "
+                     "tokens, whether or not they pay."),
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,12 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
         arguments, **options.draft_model_settings(arguments), max_rows=max(8, arguments.streams),
         num_draft_tokens=max(arguments.num_draft_tokens),
     )  # fmt: skip
-    with EnergyMeter() as meter, LocalEngine(settings) as local:
+    costs = equal_costs(settings.num_draft_tokens + 1) if arguments.verify_all else None
+    with EnergyMeter() as meter, LocalEngine(settings, costs) as local:
         chats = chats_of(arguments, local, (arguments.cases or 1) * arguments.streams)
         cases = make_cases([*chats, own], arguments.streams)
         # Taken before the runs: the machine's load is then that of other processes, and the step costs are
         # those measured while nothing else ran.
-        record = document.new_document(arguments, local.engine.info, local.engine.costs, decode={})
+        measured = None if arguments.verify_all else local.engine.costs
+        record = document.new_document(arguments, local.engine.info, measured, decode={})
         with outputs.Work(num_runs(cases, len(arms) - 2, repeats)) as work:
             answering = Answering(local, max_tokens, arguments.seed, work, meter)
             runs = answering.compare(arms, cases, repeats, resume=arguments.resume, key=record["command"])

@@ -21,8 +21,9 @@ from bench.cost_curves import Curve, built_in
 from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, make_cases, num_runs, settings_of
 from bench.errors import ArgumentsError
 from bench.experiment import Row
-from bench.local_engine import LocalEngine
+from bench.local_engine import LocalEngine, equal_costs
 from bench.options import Flag
+from bench.tables import Column
 from bench.workloads import WORKLOADS
 from config.settings import BUNDLED_MODEL
 from engine.request import Streaming
@@ -33,16 +34,11 @@ PUBLISHED = "apple-m4-pro-4bit"
 _SUMMED = ("num_tokens", "num_forwards", "num_fed", "decode_s", "charged_s", "charged_plain_s")
 DRAFTED = {"lookup": Arm("suffix"), "own": Arm("wedlm"), "lookup and own": Arm("auto")}
 COLUMNS = [
-    tables.Column("chats", "chats", is_key=True),
-    tables.Column("arm", "drafts, or streaming", is_key=True),
-    tables.Column("costs", "costs of steps", is_key=True),
-    tables.Column("tokens_per_forward", "tokens per\nforward", "2"),
-    tables.Column("fed_per_forward", "fed per\nforward", "1"),
-    tables.Column("generated_per_fed", "generated\n/ fed", "2"),
-    tables.Column("right", "right", "%"),
-    tables.Column("same", "same", "%"),
-    tables.Column("speedup", "speed of plain", "2"),
-]
+    Column("chats", "chats", is_key=True), Column("arm", "drafts, or streaming", is_key=True),
+    Column("costs", "costs of steps", is_key=True), Column("tokens_per_forward", "tokens per\nforward", "2"),
+    Column("fed_per_forward", "fed per\nforward", "1"), Column("generated_per_fed", "generated\n/ fed", "2"),
+    Column("right", "right", "%"), Column("same", "same", "%"), Column("speedup", "speed of plain", "2"),
+]  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_names("--workloads", arguments.workloads, tuple(WORKLOADS))
     curve = built_in()[PUBLISHED]
     lists: dict[str, StepCosts | None] = {
-        "free": StepCosts({(1, 1): 1.0}, is_learned=False), "measured here": None, curve.name: _costs(curve),
+        "free": equal_costs(), "measured here": None, curve.name: _costs(curve),
     }  # fmt: skip
     rows: list[Row] = []
     with outputs.Work() as work:

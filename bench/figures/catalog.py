@@ -102,13 +102,11 @@ def _wedlm(is_streaming: bool) -> Callable[[Document], Sequence[Row]]:
 
 _CHATS = Column(_chats, "chats")
 _SPEEDS = [
-    Column("tokens_per_forward", "tokens per forward pass", "1"),
-    Column("acceptance", "accepted", "%"),
-    Column("plain_tps", "tokens/s without", "0"),
-    Column("decode_tps", "tokens/s with", "0"),
+    Column("tokens_per_forward", "tokens per forward pass", "1"), Column("acceptance", "accepted", "%"),
+    Column("plain_tps", "tokens/s without", "0"), Column("decode_tps", "tokens/s with", "0"),
     Column("speedup", "speedup", "2"),
     Column(lambda row: "equal" if row["parity"] == "PASS" else "DIFFER", "tokens"),
-]
+]  # fmt: skip
 _TRANSLATION = [
     Column("draft_model", "draft model"), Column("strategy", "strategy"), Column("workload", "chats"),
     Column(_lengths("acceptance", "%"), "accepted, k = 2, 4, 6"),
@@ -117,11 +115,9 @@ _TRANSLATION = [
     Column("parity", "tokens"),
 ]  # fmt: skip
 _FITS = [
-    Column("num_draft_tokens", "draft length"),
-    Column("step_cost", "cost of a step, in plain steps", "2"),
-    Column("break_even", "break-even acceptance rate", "2"),
-    Column(interval, "95 % interval"),
-]
+    Column("num_draft_tokens", "draft length"), Column("step_cost", "cost of a step, in plain steps", "2"),
+    Column("break_even", "break-even acceptance rate", "2"), Column(interval, "95 % interval"),
+]  # fmt: skip
 _CHOICES = [
     Column("workload", "chats"), Column("draft_type", "draft type"),
     Column("num_draft_tokens", "maximum draft length"), Column("acceptance", "accepted", "%"),
@@ -152,16 +148,16 @@ _MODELS = [
     Column(_ratio("inter-token p50"), "between tokens, median"),
 ]  # fmt: skip
 
+_BY_DRAFTS = [_CHATS, Column("draft_type", "draft type"), *_SPEEDS]
 _DECODE, _PEERS, _SERVE = _of("decode"), _of("peers"), _of("serve", "levels")
-
-_DECODE_DRAFTS = [_CHATS, Column("draft_type", "draft type"), *_SPEEDS]
 
 FIGURES = {
     "drafting": Figure(_DECODE, [_CHATS, *_SPEEDS[:-1]]),
     "hindsight": Figure(_DECODE, _HINDSIGHT),
     "batch": Figure(_DECODE, [_CHATS, *_SPEEDS]),
-    "second-edit": Figure(_DECODE, _DECODE_DRAFTS),
+    "second-edit": Figure(_DECODE, _BY_DRAFTS),
     "workloads": Figure(_DECODE, [_CHATS, *_SPEEDS]),
+    **{f"heads-{name}": Figure(_DECODE, _BY_DRAFTS) for name in ("mtp", "dflash", "draft-model")},
     "serving": Figure(_SERVE, _LEVELS),
     "serving-ratios": Figure(_of("serve", "comparisons"), run_serve.RATIOS),
     "caches": Figure(_of_models, _MODELS),

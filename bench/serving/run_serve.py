@@ -71,13 +71,11 @@ LEVELS = [
     Column(_times("inter_token_s", 2), "inter-token, ms\np50 / p95 / p99"),
 ]  # fmt: skip
 RATIOS = [
-    Column("concurrency", "streams"),
-    Column("quantity", "quantity"),
-    Column("against", "against"),
+    Column("concurrency", "streams"), Column("quantity", "quantity"), Column("against", "against"),
     Column(lambda row: row["ratio"] and row["ratio"]["of_medians"], "ratio", "3"),
     Column(lambda row: tables.interval(row["ratio"] or {}, "lowest", "highest", 3), "per round"),
     Column(lambda row: "above 1" if row["higher_is_better"] else "below 1", "better"),
-]
+]  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -146,19 +146,19 @@ class PromptMaker:
 
     def make(self) -> Question:
         """Return a prompt that begins unlike all earlier ones."""
-        best: tuple[tuple[str, ...], Question] | None = None
+        found: dict[tuple[str, ...], Question] = {}
         for _ in range(_TRIES):
             words, prompt = self._fill()
             opening = tuple(words[:_OPENING_WORDS])
-            is_new = bool(words) and opening not in self._openings
-            if is_new and (best is None or len(prompt.ids) > len(best[1].ids)):
-                best = opening, prompt
-            if best and len(best[1].ids) == self.num_tokens:
-                break
-        if best is None:
+            if words and opening not in self._openings:
+                found[opening] = prompt
+                if len(prompt.ids) == self.num_tokens:
+                    break
+        if not found:
             raise BenchError(f"no more distinct prompts of {self.num_tokens} tokens; use longer prompts")
-        self._openings.add(best[0])
-        return best[1]
+        opening = max(found, key=lambda one: len(found[one].ids))
+        self._openings.add(opening)
+        return found[opening]
 
     def _fill(self) -> tuple[list[str], Question]:
         """Choose as many random words as fit, the last one so that the length is exact if possible."""

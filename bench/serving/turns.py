@@ -14,23 +14,19 @@ from typing import Any
 
 from bench import document, options
 from bench.experiment import Row
-from bench.local_engine import LocalEngine
+from bench.local_engine import LocalEngine, equal_costs
 from bench.outputs import Work, finish, make_console
 from bench.serving.servers import PromptMaker
 from bench.tables import Column, print_rows
 from config.settings import BUNDLED_MODEL, Settings
 from engine.request import Finished, GenerationRequest, ModelInfo, Sampling
-from engine.speculative.costs.step_costs import StepCosts
 
 COLUMNS = [
-    Column("number", "turn"),
-    Column("num_prompt_tokens", "prompt"),
-    Column("num_cached_tokens", "cached"),
-    Column("warm_ms", "cache, ms", "0"),
-    Column("cold_ms", "no cache, ms", "0"),
+    Column("number", "turn"), Column("num_prompt_tokens", "prompt"), Column("num_cached_tokens", "cached"),
+    Column("warm_ms", "cache, ms", "0"), Column("cold_ms", "no cache, ms", "0"),
     Column("of_first", "/ turn 1", "2"),
     Column(lambda row: row["warm_ms"] / row["cold_ms"], "/ no cache", "2"),
-]
+]  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +77,7 @@ def _chat(
     """Return the answers of all turns. cache: settings. ends: answers that an earlier chat gave."""
     settings = Settings(model=str(arguments.model), draft_type="none", **cache)
     ends = list(ends)
-    with LocalEngine(settings, StepCosts({(1, 1): 1.0}, is_learned=False)) as local:
+    with LocalEngine(settings, equal_costs()) as local:
         engine = local.engine
         messages = [*PromptMaker(engine.tokenizer, arguments.prompt_tokens, seed=1).make().messages]
         # The end tokens are forbidden, so that all answers have the same length.

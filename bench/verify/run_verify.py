@@ -1,15 +1,23 @@
 """`reprise verify`: compare drafted answers with plain ones, token by token; with --speed, their times.
 
-Every prompt is answered three times plainly and three times with each draft type, greedily and with a
-temperature; all 3 x 3 pairs of token ids are compared. Drafts are verified here whether or not they pay off,
-so that many widths are tried.
+Answer prompts three times plainly and three times with each draft type, greedily and with a temperature,
+and compare all pairs, token by token. Drafts are verified whether or not they pay off, so that many widths
+are tried. Without --exact, near-ties may be decided differently on machines whose kernels depend on the
+width of a step; differences are then reported, but are no failure. With --exact, any difference gives exit
+status 1.
+
+Lists the widths of a step that are exact on this machine: with one row and several, equal and different
+lengths (without and with a mask), and long contexts.
+
+With --speed, answers are timed instead: with drafting as `reprise serve` drafts and without, alternating.
+Exit status 1 then means that a request took longer than the bound on drafting allows, by more than the
+measured noise, or that single runs did so too often for chance.
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +26,7 @@ from bench import document, options, outputs
 from bench.decode.answering import PLAIN, Answering, Arm, Case, add_nested, check
 from bench.errors import ArgumentsError
 from bench.experiment import Parity, Row
-from bench.local_engine import LocalEngine
+from bench.local_engine import LocalEngine, equal_costs
 from bench.options import Flag
 from bench.outputs import Work
 from bench.tables import Column, print_rows
@@ -28,7 +36,6 @@ from config.settings import Settings
 from engine.request import DraftType
 from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.exact_widths import Exactness
-from engine.speculative.costs.step_costs import StepCosts
 
 RUNS = 3
 TEMPERATURES = (0.0, 0.8)
@@ -54,11 +61,6 @@ COLUMNS = [
     Column("first_divergence", "first difference",
            lambda first: f"token {first['token']}, margin {first['margin']:.2g}" if first else "-"),
 ]  # fmt: skip
-
-
-def costs_of(arguments: argparse.Namespace) -> StepCosts:
-    """Return equal costs for every width, by which every draft is worth trying."""
-    return StepCosts({(1, width): 1.0 for width in (1, *_widths(arguments))}, is_learned=False)
 
 
 def _widths(arguments: argparse.Namespace) -> list[int]:
@@ -116,18 +118,6 @@ def verify(
     return rows
 
 
-def print_verdicts(console: Console, rows: Sequence[Row], local: LocalEngine, exact: bool) -> None:
-    """Print a line per draft type and prompt length."""
-    mode = "exact" if exact else "fast"
-    title = f"Drafted against plain answers of {local.engine.info.name}, {mode} mode"
-    print_rows(console, rows, COLUMNS, title, group="draft_type")
-
-
-def find_exact(local: LocalEngine, arguments: argparse.Namespace) -> Exactness:
-    """Try which widths of a step are exact, with one row and with several."""
-    return local.engine.find_exact(list(product(EXACT_ROWS, _widths(arguments))))
-
-
 def print_exact(console: Console, local: LocalEngine, found: Exactness) -> None:
     """Print what a batch shares, and the exact widths by number of rows and circumstance."""
     rows = [
@@ -146,29 +136,16 @@ _WIDTH = 120
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise verify` to the parser."""
-    parser.description = (
-        "Answer prompts three times plainly and three times with each draft type, and compare all pairs, "
-        "token by token. Without --exact, near-ties may be decided differently on machines whose kernels "
-        "depend on the width of a step; differences are then reported, but are no failure. With --exact, "
-        "any difference gives exit status 1. It lists the widths of a step that are exact on this machine: "
-        "with one row and several, equal and different lengths (without and with a mask), and long contexts. "
-        "With --speed, answers are timed instead: with drafting as "
-        "`reprise serve` drafts and without, alternating. Exit status 1 then means that a request took "
-        "longer than the bound on drafting allows, by more than the measured noise, or that single runs did "
-        "so too often for chance."
-    )
-    options.add(parser, draft_model=None, seed=1, json=None)
+    parser.description = str(__doc__).split("\n\n", 1)[1]
+    options.add(
+        parser, model=None, draft_model=None, prompts=None, prompt_tokens=(200, 600), max_tokens=128, seed=1,
+        json=None,
+    )  # fmt: skip
     options.declare(
         parser,
         Flag("--speed", None, None, None,
              "Time each request with drafting and without, and compare with the bound on how much drafting "
              "may slow it down."),
-        Flag("--model", options.model_folder, "DIR", None, "Default: the bundled model."),
-        Flag("--prompts", Path, "FILE", None,
-             'JSON lines of chats: {"messages": [...]}. Default: generated prompts.'),
-        Flag("--prompt-tokens", options.levels, "N,M", (200, 600),
-             "Approximate lengths of the generated prompts."),
-        Flag("--max-tokens", options.count, "N", 128, "Maximum tokens of each answer."),
         Flag("--num-draft-tokens", options.count, "N", 31, "Maximum draft length."),
         Flag("--exact", None, None, None, "Draft only at widths that a trial at start found to be exact."),
         Flag("--rounds", options.count, "N", None,
@@ -192,10 +169,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _check_tokens(chats: list[Chat] | None, arguments: argparse.Namespace, console: Console) -> int:
     settings = _settings(arguments, prefix_cache_bytes=0, max_rows=1)
-    with LocalEngine(settings, costs_of(arguments)) as local:
+    with LocalEngine(settings, equal_costs(*_widths(arguments))) as local:
         rows = verify(local, group(local, chats, arguments), arguments, console)
-        print_verdicts(console, rows, local, arguments.exact)
-        exact = find_exact(local, arguments)
+        mode = "exact" if arguments.exact else "fast"
+        title = f"Drafted against plain answers of {local.engine.info.name}, {mode} mode"
+        print_rows(console, rows, COLUMNS, title, group="draft_type")
+        exact = local.engine.find_exact(list(product(EXACT_ROWS, _widths(arguments))))
         print_exact(console, local, exact)
         _finish(arguments, console, local, rows, exact=exact.describe())
     return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
@@ -227,5 +206,6 @@ def _finish(
     """Print the machine, and write the JSON that the user asked for."""
     what = "speed" if arguments.speed else "tokens"
     section = {"what": what, "seed": arguments.seed, "rows": rows} | found
-    record = document.new_document(arguments, local.engine.info, local.engine.costs, verify=section)
+    measured = local.engine.costs if arguments.speed else None
+    record = document.new_document(arguments, local.engine.info, measured, verify=section)
     outputs.finish(console, arguments, record, rows)

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
-
-from bench.errors import reason
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.requests.function_tools import FunctionTool
@@ -140,10 +137,9 @@ def render_turn(tokenizer: "Tokenizer", turn: Turn) -> tuple[int, ...]:
     return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)
 
 
-READ = (
-    "messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "response_format",
-)  # fmt: skip
-"""The fields of a request that are read."""
+PLAIN = ("temperature", "max_tokens")
+READ = (*PLAIN, "messages", "tools", "max_completion_tokens", "response_format")
+"""The fields that are read of a request without messages, and of one with messages."""
 
 
 def read_prompts(path: Path) -> list[Chat]:
@@ -194,51 +190,31 @@ def read_prompts(path: Path) -> list[Chat]:
 
 def _turn(line: object) -> Turn:
     """Make the turn of a line. Raises ValueError."""
-    if not isinstance(line, dict):
-        raise ValueError('expected an object with a list "messages"')
-    reference = line.get("output")
+    given = line if isinstance(line, dict) else {}
+    known = {name: given[name] for name in READ if name in given}
+    reference, text = given.get("output"), given.get("prompt")
     if not isinstance(reference, str | None):
         raise ValueError("output is not text")
-    if "messages" not in line:
-        return _plain(line, reference)
-    if not isinstance(line["messages"], list):
-        raise ValueError('expected an object with a list "messages"')
+    if is_plain := "messages" not in known and isinstance(text, str) and bool(text):
+        known = {name: known[name] for name in PLAIN if name in known} | {"messages": [user(text)]}
+    if not isinstance(known.get("messages"), list):
+        raise ValueError('expected an object with a list "messages" or a text "prompt"')
     try:
-        body = validate({name: line[name] for name in READ if name in line}, ChatRequest)
+        body = validate(known, ChatRequest)
     except BadRequestError as fault:
         raise ValueError(fault.message) from None
-    messages = tuple(line["messages"])
+    messages = tuple(known["messages"])
     if body.messages[-1].role == "assistant":
         if len(messages) == 1:
             raise ValueError("it contains an answer but no request")
         *_, last = body.messages
         messages, reference = messages[:-1], last.content if reference is None else reference
     return Turn(
-        messages, reference, tools=tuple(line.get("tools") or ()),
-        temperature=body.temperature if line.get("temperature") is not None else 0.0,
-        schema=_schema(line.get("response_format")), max_tokens=body.requested_max_tokens,
+        () if is_plain else messages, reference, tools=tuple(known.get("tools") or ()),
+        temperature=body.temperature if known.get("temperature") is not None else 0.0,
+        schema=_schema(known.get("response_format")), max_tokens=body.requested_max_tokens,
+        text=text if is_plain else None,
     )  # fmt: skip
-
-
-class _PlainPrompt(BaseModel):
-    """The fields that are read of a line without messages."""
-
-    model_config = ConfigDict(strict=True)
-
-    prompt: str = Field(min_length=1)
-    max_tokens: PositiveInt | None = None
-    temperature: float | None = None
-
-
-def _plain(line: dict[str, Any], reference: str | None) -> Turn:
-    if "prompt" not in line:
-        raise ValueError('expected an object with a list "messages" or a text "prompt"')
-    try:
-        found = _PlainPrompt.model_validate(line)
-    except ValidationError as fault:
-        raise ValueError(reason(fault)) from None
-    temperature = found.temperature or 0.0
-    return Turn((), reference, temperature=temperature, max_tokens=found.max_tokens, text=found.prompt)
 
 
 def _schema(form: dict[str, Any] | None) -> str | None:

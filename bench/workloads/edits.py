@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn
-from bench.workloads.words import NOUNS, VERBS, Supply, identifiers, number, phrase, thing, value
+from bench.workloads.words import NOUNS, VERBS, identifiers, kept, number, phrase, thing, value
 
 KINDS = ("value", "rename", "docstring", "return")
 """Kinds of changes to a file."""
@@ -18,27 +18,22 @@ Line = tuple[str, str]
 """One or more lines of a file, and the text to add if the file ends here."""
 
 
-class File:
-    """A random file that can be cut at any number of statements.
+def make_file(
+    rng: random.Random, num_constants: tuple[int, int] = (1, 4), num_statements: tuple[int, int] = (1, 4)
+) -> Callable[[int], str]:
+    """Make a random file; return a function that returns its first statements, this many, in a code fence.
 
     num_constants: range of the number of constants before each function.
     num_statements: range of the number of statements in each function.
     """
+    first = kept(_lines(random.Random(rng.random()), num_constants, num_statements))
 
-    def __init__(
-        self,
-        rng: random.Random,
-        num_constants: tuple[int, int] = (1, 4),
-        num_statements: tuple[int, int] = (1, 4),
-    ) -> None:
-        file_rng = random.Random(rng.random())
-        self._lines = Supply(_lines(file_rng, num_constants, num_statements))
-
-    def text(self, count: int) -> str:
-        """Return the first count statements, in a code fence."""
-        lines = self._lines.first(count)
+    def text(count: int) -> str:
+        lines = first(count)
         code = "\n".join(text for text, _ in lines) + lines[-1][1]
         return f"```python\n{code}\n```"
+
+    return text
 
 
 def change(file: str, rng: random.Random, kinds: Sequence[str] = KINDS) -> tuple[str, str]:
@@ -145,13 +140,13 @@ MAX_STATEMENTS = 20_000
 
 
 def _edit(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    file = File(rng).text(MEDIUM_STATEMENTS)
+    file = make_file(rng)(MEDIUM_STATEMENTS)
     request, changed = change(file, rng, ["value"])
     return single_turn(f"{request} {WHOLE}\n\n{file}", changed)
 
 
 def _edit_again(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    file = File(rng).text(MEDIUM_STATEMENTS)
+    file = make_file(rng)(MEDIUM_STATEMENTS)
     name = constants(file)[0][0]
     (first,), (second,) = (
         single_turn(f"{verb} {name} to {new}.\n\n{file}", set_value(file, name, new))
@@ -160,8 +155,8 @@ def _edit_again(rng: random.Random, _: Grow) -> Sequence[Turn]:
     return [replace(first, is_measured=False), second]
 
 
-def _grown(file: File, grow: Grow) -> str:
-    return file.text(grow(lambda count: f"Set lantern to 100. {WHOLE}\n\n{file.text(count)}", MAX_STATEMENTS))
+def _grown(file: Callable[[int], str], grow: Grow) -> str:
+    return file(grow(lambda count: f"Set lantern to 100. {WHOLE}\n\n{file(count)}", MAX_STATEMENTS))
 
 
 def _edits(file: str, rng: random.Random, num_turns: int) -> list[Turn]:
@@ -182,9 +177,9 @@ WORKLOADS = (
     Workload("edits_again_cold", "the chats of edits_again without the earlier edit",
              lambda rng, grow: _edit_again(rng, grow)[1:]),
     Workload("code", "one change in a file of the given length, answered in full",
-             lambda rng, grow: _edits(_grown(File(rng), grow), rng, 1), (600, 800)),
+             lambda rng, grow: _edits(_grown(make_file(rng), grow), rng, 1), (600, 800)),
     Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
-             lambda rng, _: _edits(File(rng).text(SHORT_STATEMENTS), rng, 6)),
+             lambda rng, _: _edits(make_file(rng)(SHORT_STATEMENTS), rng, 6)),
     Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",
-             lambda rng, grow: _edits(_grown(File(rng, (12, 24), (2, 4)), grow), rng, 4), (1500,)),
+             lambda rng, grow: _edits(_grown(make_file(rng, (12, 24), (2, 4)), grow), rng, 4), (1500,)),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn
-from bench.workloads.words import ADJECTIVES, FIELDS, NOUNS, PHRASES, Supply, names, number, phrase, value
+from bench.workloads.words import ADJECTIVES, FIELDS, NOUNS, PHRASES, kept, names, number, phrase, value
 
 NUM_QUESTIONS = 3
 MAX_ITEMS = 20_000
@@ -24,16 +24,16 @@ def _as_lines(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _records(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    records = Supply(_made(rng, 4)).first(6)
+    records = kept(_made(rng, 4))(6)
     record = rng.choice(records)
     request = f"Return the record of {record['name']} as JSON.\n\n{_as_lines(records)}"
     return single_turn(request, json.dumps(record))
 
 
 def _json_rag(rng: random.Random, grow: Grow) -> Sequence[Turn]:
-    supply = Supply(_made(random.Random(rng.random()), rng.randint(4, 6)))
-    count = grow(lambda count: f"What is the color of ?\n\n{_as_lines(supply.first(count))}", MAX_ITEMS)
-    records = supply.first(count)
+    first = kept(_made(random.Random(rng.random()), rng.randint(4, 6)))
+    count = grow(lambda count: f"What is the color of ?\n\n{_as_lines(first(count))}", MAX_ITEMS)
+    records = first(count)
     asked = (_question(rng, rng.choice(records)) for _ in range(NUM_QUESTIONS))
     return conversation(asked, f"\n\n{_as_lines(records)}")
 
@@ -86,10 +86,10 @@ def _joined(sentences: Sequence[Sentence]) -> str:
 
 
 def _passage(rng: random.Random, grow: Grow) -> Sequence[Turn]:
-    supply = Supply(_sentences(random.Random(rng.random())))
+    first = kept(_sentences(random.Random(rng.random())))
     asked = "Quote the sentence that mentions .\n\n"
-    count = grow(lambda count: asked + _joined(supply.first(count)), MAX_ITEMS)
-    return _quotes(supply.first(count), rng, NUM_QUESTIONS)
+    count = grow(lambda count: asked + _joined(first(count)), MAX_ITEMS)
+    return _quotes(first(count), rng, NUM_QUESTIONS)
 
 
 def _quotes(sentences: Sequence[Sentence], rng: random.Random, num_turns: int) -> list[Turn]:
@@ -99,12 +99,12 @@ def _quotes(sentences: Sequence[Sentence], rng: random.Random, num_turns: int) -
 
 
 def _repeat(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    text = _joined(Supply(_sentences(rng)).first(6))
+    text = _joined(kept(_sentences(rng))(6))
     return single_turn(f"Repeat the text.\n\n{text}", text)
 
 
 def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    sentences = Supply(_sentences(rng)).first(21)
+    sentences = kept(_sentences(rng))(21)
     quoted = [sentences[at] for at in sorted(rng.sample(range(len(sentences)), 4))]
     *people, last = [person for _, person in quoted]
     request = (
@@ -121,7 +121,7 @@ WORKLOADS = (
              _json_rag, (600, 800)),
     Workload("extraction", "five values as JSON, constrained by a schema", _extraction),
     Workload("quotes", "one short sentence quoted out of six",
-             lambda rng, _: _quotes(Supply(_sentences(rng)).first(6), rng, 1)),
+             lambda rng, _: _quotes(kept(_sentences(rng))(6), rng, 1)),
     Workload("passages", "six sentences repeated in full", _repeat),
     Workload("passage", "three sentences quoted, one by one, from a text of the given length", _passage,
              (600, 800)),

@@ -23,35 +23,29 @@ _WORD = re.compile(r"[A-Za-z]+")
 _SUFFIX = "_polish"
 
 
-class _Speller:
-    """Replaces English words by Polish ones, one for one, until they run out."""
+def in_polish(turns: Sequence[Turn], rng: random.Random) -> list[Turn]:
+    """Return the turns of a chat with Polish words in messages and references. Tools and schemas stay."""
+    supplies = [iter(rng.sample(polish, len(polish))) for _, polish in _KINDS]
+    known: dict[str, str] = {}
 
-    def __init__(self, rng: random.Random) -> None:
-        self._supplies = [iter(rng.sample(polish, len(polish))) for _, polish in _KINDS]
-        self._known: dict[str, str] = {}
-
-    def respell(self, text: str) -> str:
-        """Return the text with the workloads' nouns, adjectives and names in Polish."""
-        return _WORD.sub(lambda match: self._word(match[0]), text)
-
-    def _word(self, word: str) -> str:
-        lower = word.lower()
-        if lower not in self._known:
+    def translate(match: re.Match[str]) -> str:
+        """Replace nouns, adjectives and names by Polish ones, one for one, until they run out."""
+        word, lower = match[0], match[0].lower()
+        if lower not in known:
             kind = next((at for at, (english, _) in enumerate(_KINDS) if lower in english), None)
-            self._known[lower] = lower if kind is None else next(self._supplies[kind], lower)
-        other = self._known[lower]
+            known[lower] = lower if kind is None else next(supplies[kind], lower)
+        other = known[lower]
         # Words that are not ours keep their capitals, so they are returned unchanged.
         return word if other == lower else other.capitalize() if word[0].isupper() else other
 
+    def respell(text: str) -> str:
+        return _WORD.sub(translate, text)
 
-def in_polish(turns: Sequence[Turn], rng: random.Random) -> list[Turn]:
-    """Return the turns of a chat with Polish words in messages and references. Tools and schemas stay."""
-    speller = _Speller(rng)
     return [
         replace(
             turn,
-            messages=tuple({**one, "content": speller.respell(one["content"])} for one in turn.messages),
-            reference=None if turn.reference is None else speller.respell(turn.reference),
+            messages=tuple({**one, "content": respell(one["content"])} for one in turn.messages),
+            reference=None if turn.reference is None else respell(turn.reference),
         )
         for turn in turns
     ]

@@ -23,13 +23,9 @@ from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL
 
 COLUMNS = [
-    Column("name", "workload"),
-    Column("summary", "description"),
-    Column("turns", "turns", "0"),
-    Column("first", "first prompt", "0"),
-    Column("last", "last prompt", "0"),
-    Column("answer", "answer", "0"),
-]
+    Column("name", "workload"), Column("summary", "description"), Column("turns", "turns", "0"),
+    Column("first", "first prompt", "0"), Column("last", "last prompt", "0"), Column("answer", "answer", "0"),
+]  # fmt: skip
 
 _WIDTH = 120
 

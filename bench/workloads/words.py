@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from bench import lexicon
 
@@ -26,17 +26,15 @@ _NUM_SINGLE = 160
 """Number of names used alone; the others are used in pairs, so that no name is part of another."""
 
 
-class Supply(Generic[ItemT]):
-    """An endless sequence of items, made on demand and kept."""
+def kept(made: Iterator[ItemT]) -> Callable[[int], list[ItemT]]:
+    """Return a function that returns the first items, which are made on demand and kept."""
+    items: list[ItemT] = []
 
-    def __init__(self, made: Iterator[ItemT]) -> None:
-        self._made = made
-        self._kept: list[ItemT] = []
+    def first(count: int) -> list[ItemT]:
+        items.extend(islice(made, max(0, count - len(items))))
+        return items[:count]
 
-    def first(self, count: int) -> list[ItemT]:
-        """Return the first count items."""
-        self._kept += islice(self._made, max(0, count - len(self._kept)))
-        return self._kept[:count]
+    return first
 
 
 def names(rng: random.Random) -> Iterator[str]:

@@ -19,6 +19,7 @@ from bench.local_engine import LocalEngine
 from bench.outputs import duration
 from bench.tables import print_rows, write_csv
 from cli.main import main
+from config.settings import BUNDLED_MODEL
 from engine.request import DraftingReport, Finished, GenerationRequest, Usage
 
 PROMISED = """
@@ -224,6 +225,19 @@ def test_drafts_are_measured_turn_by_turn_and_under_a_schema(
     printed = capsys.readouterr()
     assert printed.out.count("PASS") == len(rows)
     assert "json_rag, 120 tokens (" in printed.err
+
+
+def test_every_draft_can_be_verified_whether_or_not_it_pays(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    given = ["--draft-model", str(BUNDLED_MODEL / "mtp"), "--draft-types", "mtp", "--num-draft-tokens", "3"]
+    given += ["--workloads", "arithmetic", "--cases", "1", "--repeats", "1", "--max-tokens", "12"]
+    assert main(["bench", "decode", *given, "--verify-all", "--json", str(file)]) == 0
+    record = json.loads(file.read_text())
+    (row,) = record["decode"]["rows"]
+    assert row["parity"] == "PASS"
+    assert row["drafted_by_position"][2] > 0
+    assert row["of_best_width"] is None
+    assert record["cost_curve"] == []
 
 
 def test_a_planted_divergence_is_reported_and_fails_the_command(

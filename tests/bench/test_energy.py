@@ -2,12 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench import energy
-from bench.energy import EnergyMeter, NvmlCounter, PowerMetrics, RaplZone, rapl_zones, read_samples
+from bench.energy import EnergyMeter, PowerMetrics, RaplZone, rapl_zones, read_samples
 
 PRINTED = """\
 Machine model: Mac16,8
@@ -121,38 +120,8 @@ def test_powermetrics_that_may_not_run_is_refused(monkeypatch: pytest.MonkeyPatc
         PowerMetrics((sys.executable, "-c", "import sys; sys.exit(1)"))
 
 
-class Driver:
-    """A library with two GPUs that have used 1.5 and 2.25 J, or that returns an error status."""
-
-    def __init__(self, status: int = 0) -> None:
-        self.status = status
-
-    def nvmlInit_v2(self) -> int:  # noqa: N802 - the driver's own names
-        return 0
-
-    def nvmlShutdown(self) -> int:  # noqa: N802
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = 2
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:  # noqa: N802
-        device._obj.value = 1 + index
-        return 0
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, counted: Any) -> int:  # noqa: N802
-        counted._obj.value = 750 * (1 + device.value)
-        return self.status
-
-
-def test_all_gpus_are_added_up() -> None:
-    counter = NvmlCounter(Driver())
-    assert (counter.what, counter.joules()) == ("2 GPUs", 3.75)
-    with EnergyMeter([counter]) as meter:
-        assert meter.read() == 3.75
-
-
-def test_a_gpu_that_does_not_count_is_refused() -> None:
-    with pytest.raises(OSError, match="returned error 3"):
-        NvmlCounter(Driver(status=3))
+def test_a_gpu_that_no_counter_covers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(energy, "rapl_zones", lambda: [zone(tmp_path / "zone", "package-0")])
+    monkeypatch.setattr(energy, "NVIDIA_DRIVER", tmp_path)
+    assert EnergyMeter().source == "package-0; not included: NVIDIA GPUs"

@@ -37,7 +37,9 @@ def test_drafting_on_the_bundled_model_is_certified(
     printed = capsys.readouterr().out
     assert printed.count("PASS") == 3
     assert "FAIL" not in printed
-    found = json.loads((tmp_path / "verify.json").read_text())["verify"]
+    record = json.loads((tmp_path / "verify.json").read_text())
+    assert record["cost_curve"] == []
+    found = record["verify"]
     assert [row["parity"] for row in found["rows"]] == ["PASS"] * 3
     assert any(row["drafted_tokens"] for row in found["rows"])
     all_widths = f"all up to {num_drafted + 1}"

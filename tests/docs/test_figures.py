@@ -62,6 +62,10 @@ def test_every_figure_is_made_by_one_run():
     assert [name for run in RUNS for name in run.figures] == list(FIGURES)
 
 
+def test_the_whole_run_is_planned_to_take_an_hour():
+    assert sum(run.seconds for run in RUNS) <= 3600
+
+
 @pytest.mark.parametrize("made", RUNS, ids=lambda one: one.figures[0])
 def test_every_command_can_be_parsed(made, capsys):
     assert main(["bench", *made.command.split(), *made.quick.split(), "--nothing"]) == 2
