@@ -26,6 +26,7 @@ _PLACEHOLDERS = {
     "threshold": "FRACTION",
     "overhead": "FRACTION",
     "record": "FILE",
+    "path": "FOLDER",
 }
 """Placeholder for a flag's value in the help, by the last word of the setting's name."""
 _PRECEDENCE = (

@@ -28,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
 def as_json(resolved: Resolved) -> str:
     """Return a JSON object that maps each setting to its value, its source and the name of that source.
 
-    The source is default, file, environment or flag. A secret that is set appears as "hidden".
+    The source is default, file, environment or flag. A secret that is set appears as "hidden". The sections
+    of single models, if there are any, are under "models".
     """
     table = {
         name: {"value": getattr(resolved.settings, name), "source": origin.source, "name": origin.name}
@@ -37,14 +38,21 @@ def as_json(resolved: Resolved) -> str:
     for name, entry in table.items():
         if entry["value"] and SETTINGS[name].secret:
             entry["value"] = "hidden"
-    return json.dumps(table, indent=2)
+    sections = {"models": resolved.sections} if resolved.sections else {}
+    return json.dumps(table | sections, indent=2)
 
 
 def as_toml(resolved: Resolved) -> str:
     """Return a valid settings file. Settings without a value become comments, since TOML has no null."""
     lines = {name: _line(name, getattr(resolved.settings, name)) for name in SETTINGS}
     width = max(map(len, lines.values()))
-    return "\n".join(f"{line:<{width}}  # {resolved.origins[name]}" for name, line in lines.items())
+    shown = [f"{line:<{width}}  # {resolved.origins[name]}" for name, line in lines.items()]
+    for model, section in resolved.sections.items():
+        shown += ["", f"[models.{json.dumps(model)}]"]
+        shown += [
+            f"{name} = {json.dumps('none' if value is None else value)}" for name, value in section.items()
+        ]
+    return "\n".join(shown)
 
 
 def _line(name: str, value: object) -> str:

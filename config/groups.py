@@ -14,7 +14,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "kv_bits",
             "mask_token_id",
             "trust_remote_code",
+            "adapter_path",
         ),
+        "Several models": ("models_dir", "allow_load", "load_timeout_s", "idle_unload_s"),
         "Address and access": (
             "host",
             "port",

@@ -11,11 +11,17 @@ from config.access import check_access
 from config.setting import Setting, SettingsError, make_setting, setting
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
+BUNDLED_NAME = "reprise-demo"
 
 
 def default_calibration_file(environment: Mapping[str, str] = os.environ) -> str:
     """Return the default file for measured costs of steps, in the user's cache folder (XDG_CACHE_HOME)."""
     return str(Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "reprise" / "costs.json")
+
+
+def display_name(source: str) -> str:
+    """Return the name that people recognize: the folder's own name, or the name on the model hub."""
+    return Path(source).resolve().name if Path(source).is_dir() else source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,30 @@ class Settings:
     )
     trust_remote_code: bool = setting(
         False, "Allow a model that needs it to run the Python code in its folder."
+    )
+    adapter_path: str | None = setting(
+        None, "Folder of a LoRA adapter in mlx-lm's format, which is added to the model."
+    )
+    models_dir: str | None = setting(
+        None,
+        "Folder of model folders, as FOLDER/NAME or FOLDER/OWNER/NAME. Requests may ask for these models and "
+        "for those in the model hub's cache, which are then loaded.",
+    )
+    allow_load: bool | None = setting(
+        None,
+        "Whether requests may load, unload and pull models. With true also without --models-dir, for the "
+        "models in the hub's cache.",
+        unset="with --models-dir, if only this machine can connect",
+    )
+    load_timeout_s: float = setting(
+        300.0, "Seconds that a request waits for its model to be loaded. Then it gets a 503.", at_least=0.01
+    )
+    idle_unload_s: float | None = setting(
+        None,
+        "Seconds without a request after which a model is unloaded, unless requests say otherwise "
+        "(keep_alive). A model is also unloaded if another one needs its memory.",
+        at_least=0,
+        unset="never for that alone",
     )
     host: str = setting("127.0.0.1", "Address to listen on. 0.0.0.0 lets other machines connect.")
     port: int = setting(8000, "Port to listen on. 0 chooses a free one.", at_least=0, at_most=65535)
@@ -285,6 +315,11 @@ class Settings:
             raise SettingsError(
                 "prefix_cache_dir is set, so prefix_cache_bytes must be above 0: prefixes are read into it"
             )
+        if self.wire_weights and self.may_unload:
+            raise SettingsError(
+                "wire_weights keeps the weights of one model for good: do not set models_dir, allow_load or "
+                "idle_unload_s"
+            )
         if self.ngram_size_min > self.ngram_size_max:
             raise SettingsError(
                 f"ngram_size_min is {self.ngram_size_min}; it must not be above ngram_size_max, "
@@ -303,6 +338,21 @@ class Settings:
     def needs_key(self) -> bool:
         """Whether clients must send a key."""
         return bool(self.api_key or self.api_key_file)
+
+    @property
+    def serves_several(self) -> bool:
+        """Whether requests may ask for other models than the one that the server starts with."""
+        return self.models_dir is not None or bool(self.allow_load)
+
+    @property
+    def may_unload(self) -> bool:
+        """Whether models come and go. Otherwise there is one, from start to end."""
+        return self.serves_several or self.idle_unload_s is not None
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model that the server starts with."""
+        return BUNDLED_NAME if self.model is None else display_name(self.model)
 
     @property
     def model_source(self) -> str:

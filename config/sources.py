@@ -2,15 +2,18 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+from config.per_model import Section, check_section, settings_of
 from config.setting import Setting, SettingsError
 from config.settings import SETTINGS, Settings
 
 CONFIG_VARIABLE = "REPRISE_CONFIG"
+SECTIONS = "models"
+"""The table of a settings file that has a section for each model."""
 _PREFIX = "REPRISE_"
 
 
@@ -27,10 +30,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The settings in force, and the origin of each value."""
+    """The settings in force, and the origin of each value. sections: what the file sets for single models."""
 
     settings: Settings
     origins: Mapping[str, Origin]
+    sections: Mapping[str, Section] = field(default_factory=dict)
 
 
 def resolve(
@@ -59,14 +63,20 @@ def resolve(
 
     if file is None and environment.get(CONFIG_VARIABLE):
         file = Path(environment[CONFIG_VARIABLE])
+    sections: dict[str, Section] = {}
     if file is not None:
-        for name, given in _read(file).items():
+        table = _read(file)
+        sections = _sections(table.pop(SECTIONS, {}), file)
+        for name, given in table.items():
             take(SETTINGS[name], given, Origin("file", str(file)))
     for name, given in _from_variables(environment).items():
         take(SETTINGS[name], given, Origin("environment", SETTINGS[name].variable))
     for name, given in (flags or {}).items():
         take(SETTINGS[name], given, Origin("flag", SETTINGS[name].flag))
-    return Resolved(Settings(**values), origins)
+    settings = Settings(**values)
+    for name in sections:
+        settings_of(settings, sections, name)
+    return Resolved(settings, origins, sections)
 
 
 def suggestion(unknown: str, known: Iterable[str], prefix: str = "") -> str:
@@ -87,9 +97,16 @@ def _read(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} is not valid TOML: {error}") from None
     for key in table:
-        if key not in SETTINGS:
+        if key not in SETTINGS and key != SECTIONS:
             raise SettingsError(f"unknown setting {key} in {file}{suggestion(key, SETTINGS)}")
     return table
+
+
+def _sections(given: object, file: Path) -> dict[str, Section]:
+    """Return what the sections of a file set, by the models' names. Raises SettingsError."""
+    if not isinstance(given, dict):
+        raise SettingsError(f'{SECTIONS} in {file} must be sections such as [models."qwen3-4b"]')
+    return {name: check_section(name, section) for name, section in given.items()}
 
 
 def _from_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,9 +14,10 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm.utils
 
+from config.settings import display_name
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
-from engine.model.loading import ModelError, display_name, find_context_tokens
+from engine.model.loading import ModelError, find_context_tokens
 from engine.model.model_folder import missing_shards, unknown_architecture
 from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.speculative.heads.formats import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from config.settings import Settings
+from config.settings import Settings, display_name
 from drafters.base import TableFileError
 from engine.faults.watchdog import Watchdog
 from engine.lifecycle import Lifecycle
@@ -21,7 +21,6 @@ from engine.model.loading import (
     LoadedModel,
     ModelError,
     StartProgress,
-    display_name,
     make_draft_loader,
     make_loader,
 )

@@ -33,7 +33,6 @@ from engine.text.tokenizer_reading import read_once
 
 log = logging.getLogger("reprise.engine")
 
-BUNDLED_NAME = "reprise-demo"
 CONTEXT_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -106,16 +105,16 @@ Load = Callable[[Progress | None], LoadedModel]
 def make_loader(settings: Settings) -> Load:
     """Return a function that loads the model named by the settings, for the engine's thread to call."""
     source = settings.model_source
-    name = BUNDLED_NAME if settings.model is None else display_name(source)
     template = read_template(settings.chat_template)
     options = _load_options(settings)
     return partial(
         load_model,
         source,
-        name,
+        settings.model_name,
         settings.max_context_tokens,
         chat_template=template,
         mask_token_id=settings.mask_token_id,
+        adapter=settings.adapter_path,
         **options,
     )
 
@@ -145,11 +144,6 @@ def _load_options(settings: Settings) -> dict[str, Any]:
     return {"trusts_code": settings.trust_remote_code, "cache_folder": cache_folder}
 
 
-def display_name(source: str) -> str:
-    """Return the name that people recognize: the folder's own name, or the name on the model hub."""
-    return Path(source).resolve().name if Path(source).is_dir() else source
-
-
 def load_model(
     source: str,
     name: str,
@@ -160,12 +154,14 @@ def load_model(
     cache_folder: Path | None = None,
     chat_template: str | None = None,
     mask_token_id: int | None = None,
+    adapter: str | None = None,
 ) -> LoadedModel:
     """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
 
     trusts_code: run Python code that comes with the model, if the model requires it.
     cache_folder: keeps tables of the tokens, and what is found out about the model, between starts.
     chat_template: takes the place of the model's own. mask_token_id: the same; only a WeDLM model has one.
+    adapter: the folder of a LoRA adapter that is added to the model.
     Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
@@ -174,10 +170,13 @@ def load_model(
         raise ModelError(f"{source} is not a model folder: it has no config.json")
     if not folder.exists() and (folder.is_absolute() or source.startswith(".")):
         raise ModelError(f"there is no model folder {source}")
+    if adapter is not None and not (Path(adapter).expanduser() / "adapter_config.json").is_file():
+        raise ModelError(f"--adapter-path {adapter}: there is no adapter_config.json")
     try:
         load = partial(
             mlx_lm.load,
             source,
+            adapter_path=None if adapter is None else str(Path(adapter).expanduser()),
             lazy=True,
             return_config=True,
             # Without this setting, transformers asks at the terminal.

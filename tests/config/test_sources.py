@@ -2,6 +2,8 @@ from itertools import product
 
 import pytest
 
+from cli.config import as_toml
+from config.per_model import settings_of
 from config.setting import SettingsError
 from config.settings import SETTINGS, Settings, default_calibration_file
 from config.sources import Origin, resolve
@@ -154,3 +156,61 @@ def test_a_file_that_is_not_text_is_an_error(tmp_path):
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path, name):
     with pytest.raises(SettingsError, match="cannot read"):
         resolve(file=tmp_path / name)
+
+
+def test_a_section_overrides_settings_for_one_model(toml):
+    resolved = resolve(
+        {"kv_bits": "8", "draft_type": "suffix"},
+        file=toml(
+            'max_context_tokens = 900\n[models."org/one"]\nmax_context_tokens = 300\ndraft_type = "none"\n'
+        ),
+    )
+    one = settings_of(resolved.settings, resolved.sections, "org/one")
+    other = settings_of(resolved.settings, resolved.sections, "org/other")
+    assert (one.max_context_tokens, one.draft_type, one.kv_bits) == (300, "none", 8)
+    assert (other.max_context_tokens, other.draft_type, other.kv_bits) == (900, "suffix", 8)
+
+
+def test_what_was_chosen_for_the_first_model_does_not_hold_for_others(toml):
+    resolved = resolve(
+        {"model": "org/first", "draft_model": "org/small", "draft_type": "draft-model"},
+        file=toml('[models."org/one"]\ndraft_model = "org/tiny"\ndraft_type = "draft-model"\n'),
+    )
+    chosen = {
+        name: (found.draft_model, found.draft_type)
+        for name in ("org/first", "org/one", "org/other")
+        if (found := settings_of(resolved.settings, resolved.sections, name))
+    }
+    assert chosen == {
+        "org/first": ("org/small", "draft-model"),
+        "org/one": ("org/tiny", "draft-model"),
+        "org/other": (None, "auto"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        ("port = 1", r'port holds for the whole server: set it outside of \[models."one"\]'),
+        ("draft_tipe = 1", r'unknown setting draft_tipe in \[models."one"\]; did you mean draft_type\?'),
+        ("kv_bits = 'x'", r'kv_bits is \'x\'; .*\(set in \[models."one"\]\)'),
+        ("kv_bits = 5", r'kv_bits is 5; it must be 4 or 8, or none \(for \[models."one"\]\)'),
+    ],
+)
+def test_a_section_with_a_mistake_is_refused_by_name(toml, section, complaint):
+    with pytest.raises(SettingsError, match=complaint):
+        resolve(file=toml(f'[models."one"]\n{section}\n'))
+
+
+def test_models_that_are_no_sections_are_refused(toml):
+    with pytest.raises(SettingsError, match="must be sections such as"):
+        resolve(file=toml("models = 3\n"))
+    with pytest.raises(SettingsError, match=r'\[models."one"\] must be a section'):
+        resolve(file=toml("[models]\none = 3\n"))
+
+
+def test_the_printed_settings_with_sections_are_a_settings_file(toml):
+    text = 'max_rows = 2\n[models."org/one"]\nmax_context_tokens = "none"\nexact = true\n'
+    resolved = resolve(file=toml(text))
+    again = resolve(file=toml(as_toml(resolved)))
+    assert (again.settings, again.sections) == (resolved.settings, resolved.sections)

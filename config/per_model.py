@@ -1,0 +1,78 @@
+"""Find the settings of one model: the server's, but for what the section [models."NAME"] of the file sets."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+from config.groups import GROUPS
+from config.setting import SettingsError, Value
+from config.settings import SETTINGS, Settings
+
+Section = Mapping[str, Value]
+"""What a section sets, by the settings' names."""
+
+OWN = ("chat_template", "mask_token_id", "adapter_path", "draft_model", *GROUPS["Streaming decoding"])
+"""Settings that were chosen for the model that the server starts with. Others have them only by a section."""
+
+PER_MODEL = frozenset(
+    {
+        *OWN,
+        *GROUPS["Drafting"],
+        *GROUPS["Draft model"],
+        "sampling_defaults",
+        "max_context_tokens",
+        "kv_bits",
+        "trust_remote_code",
+        "idle_unload_s",
+        "max_rows",
+        "max_queue",
+        "prefill_chunk_tokens",
+        "max_stall_ms",
+        "default_max_tokens",
+        "prefix_cache_bytes",
+        "ngram_size_min",
+        "ngram_size_max",
+    }
+) - {"calibration_file"}
+"""Settings that a section may set."""
+
+DRAFT_TYPES_OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
+"""Draft types that not every model can have."""
+
+
+def check_section(name: str, given: object) -> Section:
+    """Return what the section of a model sets. Raises SettingsError for an unknown name or a wrong value."""
+    where = f'[models."{name}"]'
+    if not isinstance(given, dict):
+        raise SettingsError(f"{where} must be a section of settings")
+    for key in given:
+        if key in SETTINGS and key not in PER_MODEL:
+            raise SettingsError(f"{key} holds for the whole server: set it outside of {where}")
+        if key not in SETTINGS:
+            closest = get_close_matches(key, PER_MODEL, n=1)
+            hint = f"; did you mean {closest[0]}?" if closest else ""
+            raise SettingsError(f"unknown setting {key} in {where}{hint}")
+    try:
+        return {key: SETTINGS[key].check(value) for key, value in given.items()}
+    except SettingsError as fault:
+        raise SettingsError(f"{fault} (set in {where})") from None
+
+
+def settings_of(settings: Settings, sections: Mapping[str, Section], name: str) -> Settings:
+    """Return the settings for a model.
+
+    settings: the server's. sections: by the model's name.
+    name: the model's; that of the model that the server starts with has all of the server's settings.
+    Raises SettingsError if what the section sets does not go together with the rest.
+    """
+    values: dict[str, Any] = {}
+    if name != settings.model_name:
+        values = {own: SETTINGS[own].default for own in OWN}
+        if settings.draft_type in DRAFT_TYPES_OF_MODELS:
+            values["draft_type"] = "auto"
+    values |= sections.get(name, {})
+    try:
+        return replace(settings, **values)
+    except SettingsError as fault:
+        raise SettingsError(f'{fault} (for [models."{name}"])') from None
