@@ -24,6 +24,7 @@ from engine.model.loading import (
     make_draft_loader,
     make_loader,
 )
+from engine.parked import ParkedWorker
 from engine.request import (
     EngineCounts,
     EngineStatus,
@@ -36,6 +37,7 @@ from engine.request import (
     Sink,
 )
 from engine.sampling.grammar import Grammars
+from engine.scheduler.memory_budget import MemoryBudget
 from engine.setup import FindHead, MakeSources, make_worker
 from engine.speculative import shared_table
 from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_shapes
@@ -58,6 +60,10 @@ class Engine:
     find_head: finds the head that drafts from the target's states; by default in the folders that they name.
     costs: what steps cost; by default they are measured, while the engine is idle, and kept on disk.
     waits_for_costs: whether start() returns only when they are known.
+    inbox: takes other threads' messages; of an engine whose thread is a pool's.
+
+    The thread is this engine's own from start() to stop(), or that of a pool (pool.py), which calls load(),
+    turn(), pause(), unload() and end() on it.
 
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
     """
@@ -71,6 +77,7 @@ class Engine:
         find_head: FindHead | None = None,
         costs: StepCosts | None = None,
         waits_for_costs: bool = False,
+        inbox: Inbox | None = None,
     ) -> None:
         self.settings = settings
         self._make_sources = make_sources
@@ -79,12 +86,13 @@ class Engine:
         self._load = load or make_loader(settings)
         self._load_draft = load_draft or make_draft_loader(settings)
         self._find_head = find_head
-        self._inbox: Inbox = queue.SimpleQueue()
+        self._inbox: Inbox = inbox or queue.SimpleQueue()
         self._lifecycle = Lifecycle(settings.max_rows, settings.max_rows + settings.max_queue)
         self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
         self._loaded: LoadedModel | None = None
         self._grammars: Grammars
         self._worker: Worker | None = None
+        self._loop: Loop | None = None
         self._stats = EngineStats()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._started = threading.Event()
@@ -218,8 +226,7 @@ class Engine:
 
         Requests that wait for a row, and those that do not finish in time, get Failed("draining").
         """
-        self._lifecycle.begin_draining(drain_s)
-        self._inbox.put(Stop())
+        self.begin_stop(drain_s)
         if self._thread.is_alive():
             self._thread.join()
 
@@ -257,28 +264,32 @@ class Engine:
 
         return counted
 
-    def _run(self) -> None:
-        try:
-            worker = self._load_worker()
-            if worker:
-                self._serve_until_death(worker)
-        finally:
-            self._watchdog.stop()
-            self._worker = None
-            mx.clear_cache()
-            # Streams left to the interpreter's exit can abort the process.
-            mx.clear_streams()
+    def begin_stop(self, drain_s: float) -> None:
+        """Begin what stop() does, and do not wait for its end."""
+        self._lifecycle.begin_draining(drain_s)
+        self._inbox.put(Stop())
 
-    def _load_worker(self) -> Worker | None:
-        """Load the model and set up a worker. If that fails, return None and leave the error to start()."""
+    def abandon(self, fault: str) -> None:
+        """End all requests as failed, because the thread that owns MLX has died of a fault."""
+        self._lifecycle.die(fault)
+        if self._loop:
+            self._loop.end_all(Failed("engine", f"the engine has stopped: {fault}"))
+
+    def load(self, on_progress: StartProgress | None = None) -> None:
+        """Load the model and set up its worker, on the thread that owns MLX. Raises ModelError.
+
+        Requests that came before an unload() go on.
+        on_progress: see start().
+        """
+        self._on_progress = on_progress
         try:
-            self._loaded = self._load(self._loading(self.settings.model_source))
-            self._grammars = Grammars(self._loaded.tokenizer)
+            loaded = self._loaded = self._load(self._loading(self.settings.model_source))
+            self._grammars = Grammars(loaded.tokenizer)
             draft_name = self.settings.draft_model or "the draft model"
             given = find_given_head(self.settings)
             draft = self._load_draft(self._loading(draft_name)) if self._load_draft and not given else None
-            self._worker = make_worker(
-                self._loaded,
+            worker = make_worker(
+                loaded,
                 self.settings,
                 self._make_sources,
                 draft,
@@ -287,18 +298,134 @@ class Engine:
                 self._progress,
                 self._find_head or partial(find_head, self.settings, given),
             )
-            self._stats = self._worker.stats
-            shared_table.restore(self._sources(), self.settings)
+            shared_table.restore(worker.proposers.sources, self.settings)
         except BaseException as fault:
-            self._start_error = (
-                fault if isinstance(fault, ModelError) else ModelError(f"cannot load: {fault}")
-            )
-            self._started.set()
-            return None
+            self._forget()
+            if isinstance(fault, ModelError):
+                raise
+            raise ModelError(f"cannot load: {fault}") from fault
+        self._worker, self._stats = worker, worker.stats
+        if self._loop is None:
+            self._loop = Loop(worker, self._inbox, self._lifecycle, loaded.tokenizer, self._grammars)
+        else:
+            for sequence in self._loop.worker.live:
+                worker.submit(sequence)
+            self._loop.worker = worker
         self._lifecycle.begin_ready()
-        self._watchdog.start()
-        self._started.set()
-        return self._worker
+
+    @property
+    def memory_budget(self) -> MemoryBudget | None:
+        """The estimates of what its requests take; None while the model is not loaded."""
+        return self._worker.queue.memory_budget if self._worker else None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether turn() would do anything. On the thread that owns MLX."""
+        return self._loop is not None and self._loop.has_work
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has stopped, or died. On the thread that owns MLX."""
+        return self._loop is None or self._loop.is_done or self.is_dead
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has died of a fault."""
+        return self._lifecycle.state == "dead"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests decode or prefill. On the thread that owns MLX."""
+        return self._worker is not None and bool(self._worker.running)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether requests wait for memory that other models hold. On the thread that owns MLX."""
+        return self._worker is not None and self._worker.is_blocked
+
+    @property
+    def num_live(self) -> int:
+        """The requests that have not ended."""
+        return self._lifecycle.num_live
+
+    @property
+    def num_ended(self) -> int:
+        """The requests that have ended."""
+        return self._lifecycle.num_ended
+
+    @property
+    def num_progressed(self) -> int:
+        """A number that grows with every committed token and every prompt chunk."""
+        return self._worker.num_progressed if self._worker else 0
+
+    def turn(self) -> None:
+        """Take the messages that have come and run a step, on the thread that owns MLX; on a fault, die."""
+        assert self._loop is not None
+        try:
+            self._loop.turn()
+        # Whatever was raised, every live request must get its terminal event.
+        except BaseException as fault:
+            self._die(fault)
+
+    def pause(self) -> None:
+        """Wait for what is in flight, before another engine's turn on the thread that owns MLX."""
+        if self._worker and self._loop:
+            try:
+                self._worker.pause()
+            except BaseException as fault:
+                self._die(fault)
+
+    def prepare(self) -> bool:
+        """Do a part of what can be done while there is no work; returns whether there may be more."""
+        return self._loop is not None and self._loop.prepare()
+
+    def unload(self) -> None:
+        """Free the model, on the thread that owns MLX. Requests that wait go on after the next load()."""
+        worker, loop = self._worker, self._loop
+        if worker and loop:
+            parked = ParkedWorker()
+            parked.waiting.extend(worker.park())
+            loop.worker = parked
+            try:
+                self._learn(worker)
+            finally:
+                worker.queue.prefix_lookup.close()
+        self._forget()
+
+    def end(self, failed: Failed) -> None:
+        """End all requests and free the model, on the thread that owns MLX."""
+        if self._loop:
+            self._loop.end_all(failed)
+            self.unload()
+
+    def _forget(self) -> None:
+        """Let go of the model; its description and tokenizer stay."""
+        self._worker = None
+        if self._loaded:
+            self._loaded = replace(self._loaded, model=None)
+
+    def _learn(self, worker: Worker) -> None:
+        """Let drafters learn what they put off, and save the table of n-grams."""
+        worker.proposers.work.finish()
+        shared_table.save(worker.proposers.sources, self.settings)
+
+    def _run(self) -> None:
+        try:
+            try:
+                self.load(self._on_progress)
+            except ModelError as fault:
+                self._start_error = fault
+                self._started.set()
+                return
+            self._watchdog.start()
+            self._started.set()
+            self._serve_until_death()
+        finally:
+            self._watchdog.stop()
+            self._worker = self._loop = None
+            mx.clear_cache()
+            # Streams left to the interpreter's exit can abort the process.
+            mx.clear_streams()
 
     def _progress_made(self) -> tuple[int, int] | None:
         """Return numbers that grow with progress, None without work. Called on the watchdog's thread."""
@@ -319,23 +446,22 @@ class Engine:
         if self._on_progress:
             self._on_progress(stage, share)
 
-    def _serve_until_death(self, worker: Worker) -> None:
+    def _serve_until_death(self) -> None:
+        worker, loop = self._worker, self._loop
+        assert worker and loop
         worker.stats.stations.start()
-        loop = Loop(worker, self._inbox, self._lifecycle, self.tokenizer, self._grammars)
         try:
             loop.run()
-            worker.proposers.work.finish()
-            shared_table.save(self._sources(), self.settings)
+            self._learn(worker)
         # Whatever was raised, every live request must get its terminal event.
         except BaseException as fault:
-            self._die(loop, fault)
+            self._die(fault)
         finally:
             worker.queue.prefix_lookup.close()
 
-    def _die(self, loop: Loop, fault: BaseException) -> None:
+    def _die(self, fault: BaseException) -> None:
         log.critical("the engine's thread died", exc_info=fault)
         text = f"{type(fault).__name__}: {fault}"
-        self._lifecycle.die(text)
-        loop.end_all(Failed("engine", f"the engine has stopped: {text}"))
+        self.abandon(text)
         if self.on_death:
             self.on_death(text)

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.lifecycle import Lifecycle
+from engine.parked import ParkedWorker
 from engine.request import Failed, GenerationRequest, SharedTableError, Sink
 from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
@@ -60,6 +61,19 @@ Message = Submit | Cancel | Stop | Call
 Inbox = queue.SimpleQueue[Message]
 """Messages from other threads, in the order in which they were sent."""
 
+
+class WakingInbox(Inbox):
+    """One of the inboxes of a thread that waits for all of them at once. wake: called for each message."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def put(self, item: Message, block: bool = True, timeout: float | None = None) -> None:
+        """Add a message."""
+        super().put(item, block, timeout)
+        self._wake()
+
+
 CALM_S = 0.5
 """Seconds without work after which the vocabulary for grammars is made and the costs of steps are measured. A
 request may wait for one part of that."""
@@ -70,13 +84,19 @@ STOPPING = Failed("draining", "the server is stopping")
 class Loop:
     """Runs a worker. Used only by the thread that owns MLX.
 
+    worker: a ParkedWorker while the model's weights are not in memory.
     lifecycle: knows how long draining may take.
     """
 
     def __init__(
-        self, worker: Worker, inbox: Inbox, lifecycle: Lifecycle, tokenizer: Tokenizer, grammars: Grammars
+        self,
+        worker: Worker | ParkedWorker,
+        inbox: Inbox,
+        lifecycle: Lifecycle,
+        tokenizer: Tokenizer,
+        grammars: Grammars,
     ) -> None:
-        self._worker = worker
+        self.worker = worker
         self._inbox = inbox
         self._lifecycle = lifecycle
         self._tokenizer = tokenizer
@@ -87,17 +107,37 @@ class Loop:
 
     def run(self) -> None:
         """Run steps until a Stop arrives, then drain: until all running requests have ended or time is up."""
-        worker = self._worker
-        while not self._is_stopping or (worker.has_work and not self._lifecycle.is_out_of_time):
-            if not worker.has_work:
+        while not self.is_done:
+            if not self.worker.has_work:
                 mx.clear_cache()
             self._take_messages()
-            worker.step()
+            self.worker.step()
         self.end_all(STOPPING)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a Stop arrived, and all running requests have ended or time is up."""
+        return self._is_stopping and not (self.worker.has_work and not self._lifecycle.is_out_of_time)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether turn() would do anything."""
+        return self.worker.has_work or not self._inbox.empty()
+
+    def turn(self) -> None:
+        """Take all messages in the inbox, and run a step, on a thread that has several loops."""
+        while not self._inbox.empty():
+            self._take_message()
+        self.worker.step()
+
+    def prepare(self) -> bool:
+        """Do a part of what can be done in advance; returns whether there may be more."""
+        self._has_idle_work = self._prepare_grammars() or self.worker.measure_costs()
+        return self._has_idle_work
 
     def end_all(self, failed: Failed) -> None:
         """Send every live request its terminal event, including those still in the inbox."""
-        for sequence in self._worker.live:
+        for sequence in self.worker.live:
             sequence.fail(failed)
         if self._message is not None:
             _refuse(self._message, failed)
@@ -107,24 +147,27 @@ class Loop:
     @station("messages")
     def _take_messages(self) -> None:
         """Take all messages in the inbox; while there is no work, wait for a message that brings some."""
-        while not self._worker.has_work or not self._inbox.empty():
-            # Kept until it is handled, so that end_all() finds it if that is what the thread dies of.
-            self._message = self._next_message()
-            self._handle(self._message)
-            # While the loop waits, this would keep the last request alive.
-            self._message = None
+        while not self.worker.has_work or not self._inbox.empty():
+            self._take_message()
             if self._is_stopping:
                 break
 
+    def _take_message(self) -> None:
+        # Kept until it is handled, so that end_all() finds it if that is what the thread dies of.
+        self._message = self._next_message()
+        self._handle(self._message)
+        # While the loop waits, this would keep the last request alive.
+        self._message = None
+
     def _next_message(self) -> Message:
         """Wait for a message. Once it is calm, do meanwhile what can be done in advance, a part at a time."""
-        if self._has_idle_work and not self._worker.has_work:
+        if self._has_idle_work and not self.worker.has_work:
             try:
                 with station("idle"):
                     return self._inbox.get(timeout=CALM_S)
             except queue.Empty:
                 while self._inbox.empty() and self._has_idle_work:
-                    self._has_idle_work = self._prepare_grammars() or self._worker.measure_costs()
+                    self.prepare()
         with station("idle"):
             return self._inbox.get()
 
@@ -136,7 +179,7 @@ class Loop:
         if isinstance(message, Submit):
             self._submit(message)
         elif isinstance(message, Cancel):
-            self._worker.cancel(message.request_id)
+            self.worker.cancel(message.request_id)
         elif isinstance(message, Call):
             message.perform()
         else:
@@ -145,14 +188,14 @@ class Loop:
     def _submit(self, submitted: Submit) -> None:
         try:
             sequence = Sequence.of(submitted.request, submitted.sink, self._tokenizer, self._grammars)
-            self._worker.submit(sequence)
+            self.worker.submit(sequence)
         except Exception as fault:
             log.error("request %s cannot be queued", submitted.request.id, exc_info=True)
             submitted.sink(Failed("request", f"the request cannot be queued: {fault}"))
 
     def _stop(self) -> None:
         self._is_stopping = True
-        for sequence in self._worker.queue.waiting:
+        for sequence in self.worker.queue.waiting:
             sequence.fail(STOPPING)
 
 

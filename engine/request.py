@@ -453,6 +453,48 @@ class EngineStatus:
     retry_after_s: float = RETRY_AFTER_S
 
 
+LoadFault = Literal["unknown", "not_loadable", "too_large", "draining"]
+
+
+class ModelLoadError(Exception):
+    """A model that a request asks for cannot be loaded; the message is one line that says why.
+
+    kind: unknown (no such model), not_loadable (its files are at fault), too_large (for the memory of all
+    models), or draining (the server is stopping).
+    """
+
+    def __init__(self, kind: LoadFault, message: str) -> None:
+        super().__init__(message)
+        self.kind: LoadFault = kind
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One of the models that requests may ask for.
+
+    size_bytes: of its weights. context_tokens: the longest text, as far as it is known before it was loaded.
+    progress: the loaded share of its weights, 0 to 1; None unless it is loading.
+    fault: why it cannot be loaded, as far as its files show it or the last attempt did; None otherwise.
+    num_running, num_waiting: its requests.
+    num_loads, num_unloads: since the server started.
+    info: as loaded. can_call, can_think: whether it has tools and reasoning. None if it never was loaded.
+    """
+
+    name: str
+    state: Literal["unloaded", "loading", "loaded"]
+    size_bytes: int
+    context_tokens: int | None
+    progress: float | None = None
+    fault: str | None = None
+    num_running: int = 0
+    num_waiting: int = 0
+    num_loads: int = 0
+    num_unloads: int = 0
+    info: ModelInfo | None = None
+    can_call: bool | None = None
+    can_think: bool | None = None
+
+
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds, in seconds, of the buckets for inter-token gaps."""
 

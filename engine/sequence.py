@@ -176,6 +176,13 @@ class Sequence:
         """Drop its arrays. Committed tokens stay, and the same tokens will follow them."""
         self.prefill, self.row_sampling = Prefill(), None
 
+    def park(self) -> None:
+        """Forget what belongs to its worker, which ends with the model's weights; another one takes it on."""
+        self.restart()
+        self.prefix = PrefixSearch(self.prefix.num_cached)
+        if self.drafts:
+            self.drafts.close()
+
     def give_up_drafts(self, fault: Exception) -> None:
         """Stop drafting after a fault; the answer is decoded plainly from here on."""
         log.warning("request %s continues without drafts: %s", self.request.id, fault)

@@ -1,6 +1,7 @@
 """Count what the engine does. The engine's thread writes, but for the stalls; any thread may read."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import accumulate
 from time import perf_counter
 from typing import get_args
@@ -9,6 +10,17 @@ import mlx.core as mx
 
 from engine.request import GAP_BOUNDS_S, EngineCounts
 from engine.stations import EngineStation, StationClock
+
+
+def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
+    """Return the sums of what several engines counted; the memory of MLX is not summed."""
+    return EngineCounts(
+        num_failed_steps=sum(one.num_failed_steps for one in several),
+        num_preemptions=sum(one.num_preemptions for one in several),
+        num_plain_probes=sum(one.num_plain_probes for one in several),
+        gaps_up_to=tuple(map(sum, zip(*(one.gaps_up_to for one in several), strict=True))),
+        gap_sum_s=sum(one.gap_sum_s for one in several),
+    )
 
 
 class EngineStats:

@@ -11,6 +11,7 @@ kept and no text is read, reading a step is the only wait.
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import mlx.core as mx
@@ -150,10 +151,37 @@ class Worker:
                     self._clock.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether sequences wait, but a step does nothing: they wait for memory that other models hold."""
+        return bool(self.queue.waiting) and not self.running and not self.proposers.work.is_left
+
     def step(self) -> None:
         """Advance every sequence by one step. A fault in it ends at most the request that caused it."""
+        self._guard(self._advance)
+
+    def pause(self) -> None:
+        """Wait for what is in flight, as another model has the device next. A fault is as in step()."""
+        self._guard(self._settle)
+
+    def park(self) -> list[Sequence]:
+        """Return the sequences that wait, for a worker that replaces this one. None may run."""
+        waiting = self.live
+        for sequence in waiting:
+            sequence.park()
+        self.queue.waiting.clear()
+        return waiting
+
+    def _settle(self) -> None:
+        self._clock.settle()
+        self._wait_for_step()
+        # The next step's time would contain what the other model does.
+        self._clock.reset()
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Do a part of the work; if it fails, end the request at fault and restart the others."""
         try:
-            self._advance()
+            action()
         except StepError as failed:
             self._restart(failed)
         # Whatever raised this, the device's state cannot be trusted any more.
@@ -238,7 +266,8 @@ class Worker:
         ):
             if reading and reading.stop(self.members):
                 continue
-            if len(self.running) < 2:
+            # Alone it fits, unless other models hold the memory: then it waits for it.
+            if len(self.running) < (1 if budget.shared else 2):
                 return
             if self.batch.in_flight:
                 # Its tokens are valid, and may end sequences.

@@ -102,15 +102,18 @@ Load = Callable[[Progress | None], LoadedModel]
 """Loads the model; the engine calls it on its own thread."""
 
 
-def make_loader(settings: Settings) -> Load:
-    """Return a function that loads the model named by the settings, for the engine's thread to call."""
+def make_loader(settings: Settings, name: str | None = None) -> Load:
+    """Return a function that loads the model named by the settings, for the engine's thread to call.
+
+    name: by which it is known; by default the settings' own.
+    """
     source = settings.model_source
     template = read_template(settings.chat_template)
     options = _load_options(settings)
     return partial(
         load_model,
         source,
-        settings.model_name,
+        name or settings.model_name,
         settings.max_context_tokens,
         chat_template=template,
         mask_token_id=settings.mask_token_id,

@@ -34,6 +34,7 @@ from engine.sampling.pieces import ALL_NEEDS, LIKELIHOOD_ARRAYS, Needs, find_nee
 from engine.scheduler.footprint import Cells, Footprint, measure
 from engine.scheduler.machine_memory import usable_bytes, wire_weights
 from engine.scheduler.prefill_budget import count_fitting, share_tokens
+from engine.scheduler.shared_memory import SharedMemory
 from engine.sequence import Sequence
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
@@ -202,7 +203,8 @@ class Estimate:
 class MemoryBudget:
     """Estimates how much memory rows need, and compares it with the budget. Lengths are in tokens.
 
-    weight_bytes: memory for weights. room_bytes: memory for everything else.
+    weight_bytes: memory for weights. room_bytes: memory for everything else, if no other model is loaded.
+    shared: the memory that other models share with these; None if there are no others.
     models: the target model and, if any, the draft model.
     vocab_size: of the target model.
     chunk_tokens: prompt tokens fed at once for which memory is reserved. largest_chunk_tokens: maximum.
@@ -222,8 +224,11 @@ class MemoryBudget:
         ahead_tokens: int,
         has_masks: bool = False,
     ) -> None:
+        self.weight_bytes = weight_bytes
+        self.shared: SharedMemory | None = None
         self.room_bytes = room_bytes
-        self._weight_bytes = weight_bytes
+        self._reserved_bytes = 0
+        self._reserved_for: ref[Sequence] | None = None
         self._models = models
         self._vocab_size = vocab_size
         self.chunk_tokens = chunk_tokens
@@ -243,6 +248,26 @@ class MemoryBudget:
     def used_bytes(self) -> int:
         """The estimate for the step that make_room() was last called for, without weights and prefixes."""
         return self._used_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        """The memory for everything but weights that other models leave now."""
+        return self.room_bytes if self.shared is None else self.room_bytes - self.shared.beside(self)
+
+    @property
+    def held_bytes(self) -> int:
+        """What other models cannot have: see shared_memory.py."""
+        return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
+
+    def give_up(self, num_bytes: int) -> bool:
+        """Drop cached prefixes of at least so many bytes, or all; return whether any were dropped."""
+        kept = self._prefix_bytes
+        self._shrink_prefixes(max(0, kept - num_bytes))
+        return self._prefix_bytes < kept
+
+    @property
+    def _prefix_bytes(self) -> int:
+        return sum(cache.num_bytes for cache in self.prefixes)
 
     def max_tokens(self, limit: int) -> int:
         """Return the longest sequence, up to limit, that fits alone; 0 if none fits."""
@@ -266,7 +291,7 @@ class MemoryBudget:
         """Whether a waiting sequence fits beside those that decode (members) and those that prefill."""
         # Alone it always fits, since the context is limited; without this it might wait forever.
         if not (members or prefilling):
-            return True
+            return self._reserve([sequence])
         length = _length_to_admit(sequence)
         # The same sequences only grow, so what did not fit beside them does not fit now.
         running = [ref(s) for s in members], [ref(s) for s in prefilling]
@@ -274,7 +299,7 @@ class MemoryBudget:
             return False
         rows = [self._demand(s, _length_to_admit(s)) for s in members]
         prompts = [self._demand(s, _length_to_admit(s)) for s in (*prefilling, sequence)]
-        if self._estimate_full(rows, prompts).total <= self.room_bytes:
+        if self._estimate_full(rows, prompts).total <= self.left_bytes:
             return True
         self._refused_beside, self._refused_tokens = running, length
         return False
@@ -291,6 +316,8 @@ class MemoryBudget:
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
         reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
         """
+        if not self._reserve([*members, *prefilling]):
+            return False
         shared = rows[0] if isinstance(rows[0], BatchedRows) else None
         has_windows = bool(self._models[0].footprint.windows)
         own = {s: _windows_of(s.prefill.caches) for s in prefilling if has_windows}
@@ -300,8 +327,8 @@ class MemoryBudget:
 
         estimate = estimate_step(self.chunk_tokens)
         read = sum(self._reading_bytes(len(s.tokens)) for s in reading)
-        self._shrink_prefixes(self.room_bytes - estimate.total - read)
-        spare = self.room_bytes - estimate.total - read - sum(cache.num_bytes for cache in self.prefixes)
+        self._shrink_prefixes(self.left_bytes - estimate.total - read)
+        spare = self.left_bytes - estimate.total - read - self._prefix_bytes
         if prefilling and spare > 0:
             # Of half at most: buffers may grow ahead of need into the rest.
             larger = self._feed_more(estimate_step, estimate.total + spare // 2)
@@ -324,6 +351,24 @@ class MemoryBudget:
                 model_rows.limit_growth(num_cells + ahead)
                 held = sum(slots * columns for slots, columns in model_rows.extents)
                 self._used_bytes += max(0, held - num_cells) * cell_bytes
+        return True
+
+    def _reserve(self, running: SequenceOf[Sequence]) -> bool:
+        """Reserve, beside other models, what the oldest sequence takes at its end; return whether it fits."""
+        if self.shared is None:
+            return True
+        if not running:
+            self._reserved_bytes, self._reserved_for = 0, None
+            return True
+        oldest = min(running, key=lambda s: s.timing.submitted_at)
+        if self._reserved_for is not None and self._reserved_for() is oldest:
+            return True
+        # What the one before has reserved is free again.
+        self._reserved_bytes, self._reserved_for = 0, None
+        needed = self.bytes_alone(len(oldest.request.prompt) + oldest.request.max_tokens)
+        if not self.shared.make_room(needed, self):
+            return False
+        self._reserved_bytes, self._reserved_for = needed, ref(oldest)
         return True
 
     def _feed_more(self, estimate_step: Callable[[int], Estimate], max_bytes: int) -> Estimate:
@@ -365,13 +410,13 @@ class MemoryBudget:
 
     def _limit_mlx(self, operation: int) -> None:
         """Make MLX wait for the device while there is no room for one more operation of that many bytes."""
-        mx.set_memory_limit(max(0, self._weight_bytes + self.room_bytes - operation))
+        mx.set_memory_limit(max(0, self.weight_bytes + self.room_bytes - operation))
 
     def may_measure(self, lengths: SequenceOf[int]) -> bool:
         """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
-        held = sum(cache.num_bytes for cache in self.prefixes)
+        held = self._prefix_bytes
         rows = [Demand(length, self._most_sampling) for length in lengths]
-        return self._estimate_full(rows, []).total + held <= self.room_bytes
+        return self._estimate_full(rows, []).total + held <= self.left_bytes
 
     def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1) -> bool:
         """Drop cached prefixes until copies of a row's caches fit; return whether they do.
@@ -380,7 +425,7 @@ class MemoryBudget:
         """
         memory = self._models[model]
         copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self.chunk_tokens)
-        left = self.room_bytes - self._used_bytes - num_copies * copied
+        left = self.left_bytes - self._used_bytes - num_copies * copied
         if left >= 0:
             self._shrink_prefixes(left)
         return left >= 0
@@ -391,7 +436,7 @@ class MemoryBudget:
         num_tokens: target tokens of the text.
         """
         needed = self._reading_bytes(num_tokens)
-        left = self.room_bytes - self._used_bytes - needed
+        left = self.left_bytes - self._used_bytes - needed
         if left >= 0:
             self._shrink_prefixes(left)
             self._used_bytes += needed
@@ -399,7 +444,7 @@ class MemoryBudget:
 
     def _shrink_prefixes(self, num_bytes: int) -> None:
         """Drop cached prefixes, those of the first cache first, until at most num_bytes are kept."""
-        kept = sum(cache.num_bytes for cache in self.prefixes)
+        kept = self._prefix_bytes
         for cache in self.prefixes:
             others = kept - cache.num_bytes
             cache.shrink_to(max(0, num_bytes - others))

@@ -38,10 +38,12 @@ class DraftSources:
     """The drafters by name, as the command line makes them, and the score by which the gate rates prompts.
 
     score: returns the work of computing a prompt's score, which returns it.
+    numbers: by which the drafters know sequences; of all models that share them.
     """
 
     drafters: Mapping[str, Drafter]
     score: Callable[[Sequence[int]], Generator[int, None, float]]
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
 class Proposers:
@@ -74,7 +76,6 @@ class Proposers:
         self.token_yield = TokenYield()
         self.prompt_gate = PromptGate()
         self.work = DrafterWork()
-        self._numbers = itertools.count()
 
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> "SequenceDrafts":
         """Choose a sequence's drafters and open them. A drafter that raises is left out.
@@ -89,7 +90,7 @@ class Proposers:
         if request.draft.max_tokens is not None:
             limit = min(limit, request.draft.max_tokens)
         drafts = SequenceDrafts(
-            next(self._numbers),
+            next(self.sources.numbers),
             limit,
             gate,
             acceptance,

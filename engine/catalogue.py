@@ -1,0 +1,120 @@
+"""Find the models that requests may ask for: in a folder of models, and in the cache of the model hub."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from config.settings import Settings
+from engine.model.hub_cache import HubCache, HubError
+from engine.model.model_folder import ModelFolder, describe_folder
+
+ADAPTER_CONFIG = "adapter_config.json"
+MAX_PARTS = 2
+"""A model's folder is FOLDER/NAME or FOLDER/OWNER/NAME."""
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model on disk. name: by which requests ask for it. adapter: the folder of a LoRA adapter, if any."""
+
+    name: str
+    folder: ModelFolder
+    adapter: Path | None = None
+
+
+class Catalogue:
+    """The models of the settings' folder, and those in the hub's cache if requests may ask for them.
+
+    The first one is the model that the server starts with. Any thread may use it; it always reads the disk.
+    An adapter NAME in the folder makes a model BASE:NAME of every BASE.
+    """
+
+    def __init__(self, settings: Settings, hub: HubCache | None = None) -> None:
+        self._settings = settings
+        self._folder = Path(settings.models_dir).expanduser() if settings.models_dir else None
+        self._hub = (hub or HubCache()) if settings.serves_several else None
+
+    def find(self, name: str) -> FoundModel | None:
+        """Return a model; None if there is none of that name."""
+        if name == self._settings.model_name:
+            return self._first()
+        if (folder := self._find_folder(name)) is not None:
+            return FoundModel(name, folder)
+        base, _, adapter = name.rpartition(":")
+        path = self._path(adapter)
+        if not base or path is None or not (path / ADAPTER_CONFIG).is_file():
+            return None
+        found = self.find(base)
+        return found and replace(found, name=name, adapter=path)
+
+    def list_all(self) -> list[FoundModel]:
+        """Return all models, the one that the server starts with first. Other names are sorted."""
+        first = self._first()
+        here = {first.name: first}
+        taken = first.folder.path.resolve()
+        others = [folder for folder in self._folders() if folder.path.resolve() != taken]
+        others.sort(key=lambda folder: folder.name.lower())
+        here |= {folder.name: FoundModel(folder.name, folder) for folder in others if folder.name not in here}
+        for adapter in self._adapters():
+            base = self._base_of(adapter, here)
+            if base is not None:
+                name = f"{base.name}:{adapter.name}"
+                here[name] = replace(base, name=name, adapter=adapter)
+        return list(here.values())
+
+    def _first(self) -> FoundModel:
+        settings = self._settings
+        name, path = settings.model_name, Path(settings.model_source)
+        folder = describe_folder(path, name) if path.is_dir() else None
+        if folder is None:
+            folder = _in_hub(self._hub or HubCache(), settings.model_source)
+        return FoundModel(name, folder or ModelFolder(name, path, 0))
+
+    def _find_folder(self, name: str) -> ModelFolder | None:
+        path = self._path(name)
+        if path is not None and (path / "config.json").is_file():
+            return describe_folder(path, name)
+        return _in_hub(self._hub, name) if self._hub else None
+
+    def _path(self, name: str) -> Path | None:
+        """Return the path of a name in the folder; None without a folder, or if the name leads elsewhere."""
+        parts = name.split("/")
+        if self._folder is None or len(parts) > MAX_PARTS or "\0" in name or {"", ".", ".."} & {*parts}:
+            return None
+        return self._folder / name
+
+    def _folders(self) -> Iterator[ModelFolder]:
+        if self._folder is not None:
+            for pattern in ("*/config.json", "*/*/config.json"):
+                for file in self._folder.glob(pattern):
+                    # An adapter, or a part of a model, has no weights of its own.
+                    if any(file.parent.glob("model*.safetensors")):
+                        name = file.parent.relative_to(self._folder).as_posix()
+                        yield describe_folder(file.parent, name)
+        if self._hub is not None:
+            yield from self._hub.list_models()
+
+    def _adapters(self) -> list[Path]:
+        return (
+            sorted(file.parent for file in self._folder.glob(f"*/{ADAPTER_CONFIG}")) if self._folder else []
+        )
+
+    def _base_of(self, adapter: Path, models: dict[str, FoundModel]) -> FoundModel | None:
+        """Return the model that an adapter was trained for, by its configuration; None if it is not here."""
+        try:
+            trained = str(json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["model"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if trained in models:
+            return models[trained]
+        path = Path(trained).expanduser().resolve()
+        return next((one for one in models.values() if one.folder.path.resolve() == path), None)
+
+
+def _in_hub(hub: HubCache, name: str) -> ModelFolder | None:
+    try:
+        return hub.find(name)
+    # No name of the hub looks like this.
+    except HubError:
+        return None

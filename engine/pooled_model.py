@@ -1,0 +1,91 @@
+"""A model that requests may ask for, loaded or not, and the use that a request makes of it."""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from engine.catalogue import FoundModel
+from engine.engine import Engine
+from engine.request import ModelEntry, ModelInfo
+
+
+class ModelUse:
+    """A request's use of a loaded model, until end(). keep_s: how long to keep the model then; see end()."""
+
+    def __init__(self, engine: Engine, end: Callable[["ModelUse"], None]) -> None:
+        self.engine = engine
+        self.keep_s: float | None = None
+        self._end: Callable[[ModelUse], None] | None = end
+
+    def end(self) -> None:
+        """End the use, once. Any thread may do so.
+
+        Without other requests the model stays for keep_s seconds: None as the settings say, below 0 for good.
+        """
+        end, self._end = self._end, None
+        if end:
+            end(self)
+
+
+@dataclass(eq=False)
+class PooledModel:
+    """A model that requests may ask for. The pool's lock guards what other threads read or change.
+
+    found: where it is on disk. engine: exists while its weights are loaded, or requests wait for them.
+    is_loaded: whether its weights are in memory. progress: None unless it is loading.
+    uses: requests that it was given to. waiting: who waits for it.
+    leaving: who waits for it to be unloaded; until then it is given to no further request.
+    used_at: when it was last asked for or left, by time.monotonic(). keep_s: as the last use said.
+    """
+
+    found: FoundModel
+    engine: Engine | None = None
+    is_loaded: bool = False
+    progress: float | None = None
+    fault: str | None = None
+    info: ModelInfo | None = None
+    can_call: bool | None = None
+    can_think: bool | None = None
+    num_uses: int = 0
+    num_loads: int = 0
+    num_unloads: int = 0
+    used_at: float = 0.0
+    keep_s: float | None = None
+    waiting: deque["Future[ModelUse]"] = field(default_factory=deque)
+    leaving: list["Future[None]"] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name by which requests ask for it."""
+        return self.found.name
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether any of its requests has not ended."""
+        return self.engine is not None and self.engine.num_live > 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether requests wait for its weights."""
+        return bool(self.waiting) or (not self.is_loaded and self.is_answering)
+
+    def entry(self) -> ModelEntry:
+        """Describe it."""
+        status = self.engine.status() if self.engine else None
+        tokens = self.info.context_tokens if self.info else self.found.folder.context_tokens
+        return ModelEntry(
+            name=self.name,
+            state="loaded" if self.is_loaded else "unloaded" if self.progress is None else "loading",
+            size_bytes=self.info.weight_bytes if self.info else self.found.folder.weight_bytes,
+            context_tokens=tokens,
+            progress=self.progress,
+            fault=self.fault or self.found.folder.fault,
+            num_running=status.num_running if status else 0,
+            num_waiting=(status.num_waiting if status else 0) + len(self.waiting),
+            num_loads=self.num_loads,
+            num_unloads=self.num_unloads,
+            info=self.info,
+            can_call=self.can_call,
+            can_think=self.can_think,
+        )

@@ -1,0 +1,39 @@
+"""Write tiny random models with the bundled model's tokenizer into folders, and what they answer alone."""
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from config.settings import BUNDLED_MODEL
+from engine.model.loading import LoadedModel, load_model
+from engine.request import GenerationRequest
+from tests.engine.support import config_of, make_model, oracle
+
+
+def write_model(folder: Path, name: str = "llama", seed: int = 0, **changes: object) -> Path:
+    """Write a model; another seed makes other weights. changes: entries of its configuration to replace."""
+    folder.mkdir(parents=True)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(BUNDLED_MODEL / file, folder)
+    (folder / "config.json").write_text(json.dumps(config_of(name) | {"eos_token_id": 2} | changes))
+    mx.random.seed(seed)
+    model = make_model(name, **changes)
+    arrays = dict(tree_flatten(model.parameters()))
+    if seed:
+        arrays = {key: array + 0.05 * mx.random.normal(array.shape) for key, array in arrays.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), arrays, metadata={"format": "mlx"})
+    return folder
+
+
+@cache
+def _loaded(folder: Path) -> LoadedModel:
+    return load_model(str(folder), folder.name, None)
+
+
+def answer_of(folder: Path, asked: GenerationRequest) -> list[int]:
+    """Return what the plain loop answers with a folder's model, which stays loaded."""
+    return oracle(_loaded(folder), asked)

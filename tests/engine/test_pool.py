@@ -1,0 +1,339 @@
+"""Several models on one thread: each answers as if it were alone, and memory comes back."""
+
+import gc
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from config.settings import Settings
+from drafters.assembly import make_drafters
+from drafters.repetition import score_in_slices
+from engine.catalogue import Catalogue
+from engine.engine import Engine
+from engine.model.hub_cache import HubCache
+from engine.pool import ModelPool
+from engine.request import Failed, Finished, GenerationRequest, ModelLoadError
+from engine.speculative.proposers import DraftSources
+from tests.engine.model_folders import answer_of, write_model
+from tests.engine.support import Answer, prompt_of, request, wait_until
+from tests.engine.test_machine import POISON, Breaking
+
+StartPool = Callable[..., ModelPool]
+
+FOR_TWO, FOR_ONE = 17 * 2**20, 15 * 2**20
+"""Memory for two of the models, or one, and a request: 2.3 MiB of weights each, and 10.6 MiB."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of models: one, org/two, three, and broken, whose weights are cut off."""
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "one", "llama", 1)
+    write_model(folder / "org" / "two", "qwen3", 2)
+    write_model(folder / "three", "llama", 3)
+    broken = write_model(folder / "broken", "llama", 4)
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    return folder
+
+
+@pytest.fixture
+def start_pool(models: Path, tmp_path: Path) -> Iterator[StartPool]:
+    """Return a function that starts a pool on the folder's models, the first of them loaded."""
+    pools: list[ModelPool] = []
+
+    def start(
+        first: str = "one", sections: Any = None, make_sources: Any = None, **settings: Any
+    ) -> ModelPool:
+        wanted = Settings(model=str(models / first), **{"models_dir": str(models)} | settings)
+        catalogue = Catalogue(wanted, HubCache(tmp_path / "hub"))
+        pool = ModelPool(wanted, sections, make_sources, catalogue)
+        pool.start()
+        pools.append(pool)
+        return pool
+
+    yield start
+    for pool in pools:
+        pool.stop(drain_s=0)
+
+
+def ask(pool: ModelPool, name: str, asked: GenerationRequest, keep_s: float | None = None) -> Answer:
+    """Ask a model of the pool, which is loaded for it; return the Answer."""
+    use = pool.acquire(name).result(60)
+    answer = Answer()
+    use.keep_s = keep_s
+    use.engine.submit(asked, answer)
+    answer.cancel = partial(use.engine.cancel, asked.id)  # type: ignore[attr-defined]
+    use.end()
+    return answer
+
+
+def states(pool: ModelPool) -> dict[str, str]:
+    return {entry.name: entry.state for entry in pool.entries()}
+
+
+def test_models_are_listed_and_loaded_when_a_request_asks_for_them(
+    start_pool: StartPool, models: Path
+) -> None:
+    pool = start_pool()
+    assert states(pool) == {"one": "loaded", "broken": "unloaded", "org/two": "unloaded", "three": "unloaded"}
+    for name in ("org/two", "one", "three"):
+        asked = request(prompt_of(20), temperature=0.8)
+        assert list(ask(pool, name, asked).finished().tokens) == answer_of(models / name, asked)
+    assert states(pool) == {"one": "loaded", "broken": "unloaded", "org/two": "loaded", "three": "loaded"}
+    [entry] = [entry for entry in pool.entries() if entry.name == "org/two"]
+    assert entry.context_tokens == 1024
+    assert entry.info is not None
+    assert entry.size_bytes == entry.info.weight_bytes > 0
+
+
+def test_models_answer_at_the_same_time_as_if_each_were_alone(start_pool: StartPool, models: Path) -> None:
+    pool = start_pool()
+    names = ("one", "org/two", "three")
+    asked = [
+        request(prompt_of(30 + 7 * at, at), max_tokens=60, name=f"r{at}", temperature=0.7, seed=at)
+        for at in range(9)
+    ]
+    answers = [(names[at % 3], one, ask(pool, names[at % 3], one)) for at, one in enumerate(asked)]
+    for name, one, answer in answers:
+        assert list(answer.finished().tokens) == answer_of(models / name, one)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("nobody", "unknown", "no model nobody"),
+        ("../one", "unknown", "no model"),
+        ("/etc", "unknown", "no model"),
+        ("broken", "not_loadable", "broken cannot be loaded"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_an_error_and_others_go_on(
+    start_pool: StartPool, models: Path, name: str, kind: str, message: str
+) -> None:
+    pool = start_pool()
+    asked = request(prompt_of(20), max_tokens=200)
+    running = ask(pool, "one", asked)
+    with pytest.raises(ModelLoadError, match=message) as raised:
+        pool.acquire(name).result(60)
+    assert raised.value.kind == kind
+    assert list(running.finished().tokens) == answer_of(models / "one", asked)
+    assert list(ask(pool, "three", asked).finished().tokens) == answer_of(models / "three", asked)
+
+
+def test_a_model_too_large_for_all_memory_is_an_error(
+    start_pool: StartPool, models: Path, tmp_path: Path
+) -> None:
+    large = shutil.copytree(models / "one", tmp_path / "models" / "large")
+    # A file with a hole takes no disk.
+    os.truncate(large / "model.safetensors", 300 * 2**20)
+    pool = start_pool("one", memory_bytes=200 * 2**20, models_dir=str(large.parent))
+    with pytest.raises(ModelLoadError, match=r"large takes .* MiB at least") as raised:
+        pool.acquire("large").result(60)
+    assert raised.value.kind == "too_large"
+    pool.acquire("one").result(60).end()
+
+
+def test_an_unloaded_model_gives_its_memory_back_and_is_loaded_again(
+    start_pool: StartPool, models: Path
+) -> None:
+    pool = start_pool()
+    asked = request(prompt_of(50), max_tokens=40)
+    before = pool.counts().active_bytes
+    for _ in range(2):
+        expected = answer_of(models / "three", asked)
+        gc.collect()
+        before = pool.counts().active_bytes
+        assert list(ask(pool, "three", asked).finished().tokens) == expected
+        pool.unload("three").result(60)
+        assert states(pool)["three"] == "unloaded"
+        assert pool.counts().active_bytes == before
+
+
+def test_a_model_without_requests_is_unloaded_after_a_while_or_when_its_request_says(
+    start_pool: StartPool, models: Path
+) -> None:
+    pool = start_pool(idle_unload_s=0.2)
+    asked = request(prompt_of(20))
+    ask(pool, "three", asked, keep_s=-1).finished()
+    ask(pool, "org/two", asked).finished()
+    wait_until(lambda: states(pool)["one"] == states(pool)["org/two"] == "unloaded")
+    assert states(pool)["three"] == "loaded"
+    ask(pool, "three", asked, keep_s=0).finished()
+    wait_until(lambda: states(pool)["three"] == "unloaded")
+    # Also the one that it started with comes back.
+    assert list(ask(pool, "one", asked).finished().tokens) == answer_of(models / "one", asked)
+
+
+def test_unloading_waits_for_answers(start_pool: StartPool, models: Path) -> None:
+    pool = start_pool()
+    asked = request(prompt_of(20), max_tokens=300)
+    answer = ask(pool, "three", asked)
+    left = pool.unload("three")
+    again = pool.acquire("three")
+    assert list(answer.finished().tokens) == answer_of(models / "three", asked)
+    left.result(60)
+    again.result(60).end()
+    assert states(pool)["three"] == "loaded"
+
+
+def test_the_one_unused_for_longest_is_unloaded_when_memory_needs_it(
+    start_pool: StartPool, models: Path
+) -> None:
+    pool = start_pool(memory_bytes=FOR_TWO)
+    asked = request(prompt_of(20), max_tokens=30)
+    loaded = []
+    for name in ("one", "org/two", "one", "three", "org/two", "one"):
+        assert list(ask(pool, name, asked).finished().tokens) == answer_of(models / name, asked)
+        loaded.append({entry.name for entry in pool.entries() if entry.state == "loaded"})
+    assert loaded == [
+        {"one"},
+        {"one", "org/two"},
+        {"one", "org/two"},
+        {"one", "three"},
+        {"three", "org/two"},
+        {"org/two", "one"},
+    ]
+
+
+@pytest.mark.parametrize("memory_bytes", [FOR_TWO, FOR_ONE], ids=["for two models", "for one model"])
+def test_what_does_not_fit_beside_others_waits_and_no_answer_is_lost(
+    start_pool: StartPool, models: Path, memory_bytes: int
+) -> None:
+    pool = start_pool(memory_bytes=memory_bytes)
+    names = ("one", "org/two", "three")
+    asked = [request(prompt_of(30 + at, at), max_tokens=40, name=f"r{at}") for at in range(9)]
+    uses = [pool.acquire(names[at % 3]) for at in range(9)]
+    answers = []
+    for one, waiting in zip(asked, uses, strict=True):
+        answers.append(Answer())
+        use = waiting.result(60)
+        use.engine.submit(one, answers[-1])
+        use.end()
+    for at, (one, answer) in enumerate(zip(asked, answers, strict=True)):
+        assert list(answer.finished().tokens) == answer_of(models / names[at % 3], one)
+
+
+def run_at_random(pool: ModelPool, models: Path, num_rounds: int, seed: int) -> None:
+    """Load, unload, ask and cancel at random; every answer must be right, or cancelled by the test."""
+    chance = random.Random(seed)
+    names = ("one", "org/two", "three")
+    asked: list[tuple[str, GenerationRequest, Answer]] = []
+    cancelled: set[str] = set()
+    for at in range(num_rounds):
+        name = chance.choice(names)
+        match chance.choice(["ask", "ask", "ask", "unload", "load", "cancel"]):
+            case "ask":
+                one = request(
+                    prompt_of(chance.choice([5, 40, 90]), at % 3), chance.choice([3, 30]), name=f"r{at}",
+                    temperature=0.8, seed=at % 4,
+                )  # fmt: skip
+                asked.append((name, one, ask(pool, name, one, chance.choice([None, 0, -1]))))
+            case "unload":
+                pool.unload(name)
+            case "load":
+                pool.acquire(name).add_done_callback(lambda future: future.result().end())
+            case "cancel" if asked:
+                _, one, answer = chance.choice(asked)
+                cancelled.add(one.id)
+                answer.cancel()  # type: ignore[attr-defined]
+    for name, one, answer in asked:
+        end = answer.end()
+        if isinstance(end, Failed):
+            assert end.kind == "cancelled", end
+            assert one.id in cancelled
+        else:
+            assert isinstance(end, Finished)
+            assert list(end.tokens) == answer_of(models / name, one)
+
+
+@pytest.mark.parametrize(
+    "memory_bytes", [None, FOR_TWO, FOR_ONE], ids=["ample", "for two models", "for one model"]
+)
+@pytest.mark.parametrize("num_rounds", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_any_order_of_loads_and_requests_leaves_nothing_behind(
+    start_pool: StartPool, models: Path, num_rounds: int, memory_bytes: int | None
+) -> None:
+    for name in ("one", "org/two", "three"):
+        answer_of(models / name, request(prompt_of(5), 1))
+    gc.collect()
+    mx.clear_cache()
+    pool = start_pool(memory_bytes=memory_bytes)
+    run_at_random(pool, models, num_rounds, seed=num_rounds)
+    for name in ("one", "org/two", "three"):
+        pool.unload(name).result(60)
+    baseline = pool.counts().active_bytes
+    run_at_random(pool, models, num_rounds, seed=num_rounds + 1)
+    for name in ("one", "org/two", "three"):
+        pool.unload(name).result(60)
+    assert set(states(pool).values()) == {"unloaded"}
+    assert pool.counts().active_bytes == baseline
+
+
+def test_a_failing_step_of_one_model_leaves_the_others(models: Path, tmp_path: Path) -> None:
+    def make_engine(settings: Settings, load: Any, *others: Any, **named: Any) -> Engine:
+        def load_breaking(progress: Any) -> Any:
+            loaded = load(progress)
+            return replace(loaded, model=Breaking(loaded.model)) if loaded.info.name == "three" else loaded
+
+        return Engine(settings, load_breaking, *others, **named)
+
+    wanted = Settings(model=str(models / "one"), models_dir=str(models))
+    pool = ModelPool(wanted, catalogue=Catalogue(wanted, HubCache(tmp_path)), make_engine=make_engine)
+    pool.start()
+    good = [request(prompt_of(30, at), max_tokens=40, name=f"good {at}") for at in range(4)]
+    answers = [ask(pool, ("one", "three")[at % 2], one) for at, one in enumerate(good)]
+    poisoned = ask(pool, "three", request([*prompt_of(10), POISON], name="bad"))
+    assert poisoned.failed().kind == "request"
+    for at, (one, answer) in enumerate(zip(good, answers, strict=True)):
+        assert list(answer.finished().tokens) == answer_of(models / ("one", "three")[at % 2], one)
+    assert pool.counts().num_failed_steps >= 1
+    pool.stop(drain_s=0)
+
+
+def test_what_drafters_learned_and_kept_prefixes_are_used_after_a_reload(
+    start_pool: StartPool, models: Path, tmp_path: Path
+) -> None:
+    def make_sources(settings: Settings) -> Any:
+        return lambda name: DraftSources(make_drafters(settings, name), score_in_slices)
+
+    folder = str(tmp_path / "prefixes")
+    pool = start_pool(make_sources=make_sources, prefix_cache_dir=folder, draft_type="ngram-mod")
+    asked = request(prompt_of(400), max_tokens=60)
+    expected = answer_of(models / "one", asked)
+    assert list(ask(pool, "one", asked).finished().tokens) == expected
+    pool.unload("one").result(60)
+    again = ask(pool, "one", asked).finished()
+    assert list(again.tokens) == expected
+    assert again.usage.num_cached_tokens >= 256
+    assert again.usage.drafting.num_accepted > 0
+    # Of another model with the same vocabulary too, and it changes none of its answers.
+    assert list(ask(pool, "three", asked).finished().tokens) == answer_of(models / "three", asked)
+
+
+def test_a_section_sets_a_models_context(start_pool: StartPool) -> None:
+    pool = start_pool(sections={"three": {"max_context_tokens": 100}})
+    use = pool.acquire("three").result(60)
+    assert use.engine.info.context_tokens == 100
+    use.end()
+    assert pool.info.context_tokens == 1024
+
+
+def test_stopping_answers_what_runs_and_refuses_what_waits(start_pool: StartPool, models: Path) -> None:
+    pool = start_pool()
+    asked = request(prompt_of(20), max_tokens=100)
+    answer = ask(pool, "three", asked)
+    wait_until(lambda: bool(answer.text))
+    pool.stop(drain_s=60)
+    assert list(answer.finished().tokens) == answer_of(models / "three", asked)
+    with pytest.raises(ModelLoadError) as raised:
+        pool.acquire("one")
+    assert raised.value.kind == "draining"
