@@ -1,8 +1,14 @@
 """`reprise serve`: start the engine and the server with the settings in force."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from cli.arguments import add_settings, resolve_arguments
+from config.settings import Settings
+
+if TYPE_CHECKING:
+    # Importing it takes seconds.
+    from engine.setup import MakeSources
 
 HELP = "Serve a model until Ctrl-C."
 
@@ -15,11 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the process is asked to stop; return the exit status."""
-    settings = resolve_arguments(arguments).settings
+    resolved = resolve_arguments(arguments)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from drafters.assembly import make_drafters
     from drafters.repetition import score_in_slices
     from engine.speculative.proposers import DraftSources
     from server.run import run as run_server
 
-    return run_server(settings, lambda name: DraftSources(make_drafters(settings, name), score_in_slices))
+    def make_sources(settings: Settings) -> "MakeSources":
+        return lambda vocabulary: DraftSources(make_drafters(settings, vocabulary), score_in_slices)
+
+    return run_server(resolved.settings, make_sources, resolved.sections)

@@ -6,10 +6,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from config.settings import Settings
-from engine.model.hub_cache import HubCache, HubError
+from engine.model.hub_cache import HubCache, HubError, HubFault
+from engine.model.hub_download import ReportBytes, pull
 from engine.model.model_folder import ModelFolder, describe_folder
+from engine.request import LoadFault, ModelLoadError
 
 ADAPTER_CONFIG = "adapter_config.json"
+_LOAD_FAULTS: dict[HubFault, LoadFault] = {
+    "name": "unknown",
+    "unknown": "unknown",
+    "gated": "not_loadable",
+    "kind": "not_loadable",
+    "space": "no_space",
+}
 MAX_PARTS = 2
 """A model's folder is FOLDER/NAME or FOLDER/OWNER/NAME."""
 
@@ -62,6 +71,13 @@ class Catalogue:
                 name = f"{base.name}:{adapter.name}"
                 here[name] = replace(base, name=name, adapter=adapter)
         return list(here.values())
+
+    def pull(self, name: str, report: ReportBytes) -> None:
+        """Download a model into the hub's cache. Raises ModelLoadError, or what report raises."""
+        try:
+            pull(name, report, self._hub)
+        except HubError as fault:
+            raise ModelLoadError(_LOAD_FAULTS.get(fault.kind, "unreachable"), str(fault)) from fault
 
     def _first(self) -> FoundModel:
         settings = self._settings

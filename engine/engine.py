@@ -65,6 +65,7 @@ class Engine:
     The thread is this engine's own from start() to stop(), or that of a pool (pool.py), which calls load(),
     turn(), pause(), unload() and end() on it.
 
+    attached: what its users keep beside it; it ends with the engine.
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
     """
 
@@ -80,6 +81,7 @@ class Engine:
         inbox: Inbox | None = None,
     ) -> None:
         self.settings = settings
+        self.attached: dict[str, Any] = {}
         self._make_sources = make_sources
         self._costs, self._waits_for_costs = costs, waits_for_costs
         self.on_death: Callable[[str], None] | None = None

@@ -30,6 +30,7 @@ from engine.engine import Engine
 from engine.faults.watchdog import Watchdog
 from engine.kept_sources import KeptSources, MakeSourcesFor
 from engine.loop import CALM_S, STOPPING, WakingInbox
+from engine.model.hub_download import ReportBytes
 from engine.model.loading import ModelError, StartProgress, make_draft_loader, make_loader
 from engine.pooled_model import ModelUse, PooledModel
 from engine.request import (
@@ -196,6 +197,16 @@ class ModelPool:
                 future.set_result(None)
         self._wake.set()
         return future
+
+    def pull(self, name: str, report: ReportBytes) -> ModelEntry:
+        """Download a model from the hub, which takes long, and describe it. Raises ModelLoadError.
+
+        report: see hub_download.py. What it raises ends the download, which can be continued.
+        """
+        self._catalogue.pull(name, report)
+        entry = self.find(name)
+        assert entry is not None
+        return entry
 
     def settings_of(self, name: str) -> Settings:
         """Return the settings for a model."""

@@ -453,14 +453,14 @@ class EngineStatus:
     retry_after_s: float = RETRY_AFTER_S
 
 
-LoadFault = Literal["unknown", "not_loadable", "too_large", "draining"]
+LoadFault = Literal["unknown", "not_loadable", "too_large", "unreachable", "no_space", "draining"]
 
 
 class ModelLoadError(Exception):
     """A model that a request asks for cannot be loaded; the message is one line that says why.
 
     kind: unknown (no such model), not_loadable (its files are at fault), too_large (for the memory of all
-    models), or draining (the server is stopping).
+    models), unreachable (the hub, now), no_space (the disk is full), or draining (the server is stopping).
     """
 
     def __init__(self, kind: LoadFault, message: str) -> None:

@@ -10,13 +10,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from config.settings import Settings
 from config.version import VERSION
-from server.engine_protocol import EngineProtocol
+from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.generation.recorder import Recorder
 from server.generation.service import Service
 from server.http.access import OPEN_PATHS, Access
 from server.http.api_keys import load_keys
 from server.http.body_limit import BodyLimit
 from server.http.error_handlers import install_error_handlers
+from server.http.model_uses import ModelUses
 from server.http.openapi import complete_document
 from server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
@@ -24,6 +25,7 @@ from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
+from server.requests.models import ModelRequest, PullRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
@@ -60,23 +62,26 @@ BODIES = (
     EmbeddingsRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    ModelRequest,
+    PullRequest,
 )
 
 
-def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
+def create_app(engine: EngineProtocol, settings: Settings, models: ModelsProtocol | None = None) -> FastAPI:
     """Build the app. The caller starts and stops the engine.
 
+    models: the same as the engine, if it is several models.
     Raises SettingsError if the key file cannot be used or the record file cannot be written.
     """
     keys = load_keys(settings)
-    counters = Metrics(engine)
+    counters = Metrics(engine, models)
     recorder = (
         Recorder(Path(settings.record).expanduser(), settings.record_bytes) if settings.record else None
     )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.service = Service(engine, settings, counters, recorder)
+        app.state.service = Service(engine, settings, counters, recorder, models)
         if recorder:
             recorder.start()
         yield
@@ -101,6 +106,7 @@ def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
     app.add_middleware(
         BodyLimit, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
     )
+    app.add_middleware(ModelUses)
     app.add_middleware(Access, settings=settings, keys=keys)
     if settings.cors_origin:
         app.add_middleware(

@@ -1,13 +1,14 @@
 """What a person sees while the server starts: a progress bar, then the banner."""
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from config.settings import Settings
-from engine.request import ModelInfo
+from engine.request import ModelEntry, ModelInfo
 
 SHOW_PROGRESS_AFTER_S = 0.5
 
@@ -100,6 +101,18 @@ def describe_sampling(settings: Settings, info: ModelInfo) -> str:
     return f"{shown} (generation_config.json)" if shown else "OpenAI's defaults"
 
 
+MAX_NAMES = 8
+"""Names of other models that the banner shows."""
+
+
+def describe_models(others: Sequence[ModelEntry], settings: Settings) -> str:
+    """Describe the models that requests may ask for besides the one that the server started with."""
+    names = [entry.name for entry in others if not entry.fault]
+    more = [f"and {len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
+    how = "loaded when a request asks for them" if settings.allow_load else "loaded with --allow-load only"
+    return f"{', '.join([*names[:MAX_NAMES], *more])} ({how})" if names else "none found"
+
+
 def banner(
     info: ModelInfo,
     names: tuple[str, ...],
@@ -109,17 +122,20 @@ def banner(
     needs_key: bool,
     sampling: str = "OpenAI's defaults",
     decoding: str = "",
+    others: str = "",
 ) -> str:
     """Return the text that says what is served and where, with a curl command to try it.
 
     drafts: as describe_drafts() returns it.
     needs_key: whether the curl command needs an API key, for which it has a placeholder.
     sampling: as describe_sampling() returns it. decoding: as describe_decoding() does.
+    others: as describe_models() does; empty if there is one model.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
     rows = {
         "model": f"{', '.join(names)} ({kind})",
+        "others": others,
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
         "context": f"{info.context_tokens} tokens",

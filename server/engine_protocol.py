@@ -4,10 +4,21 @@ They stand in for the real classes, which import MLX; tests implement them with 
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
+from config.settings import Settings
 from engine.foreign.tool_calls import WrittenCall
-from engine.request import EngineCounts, EngineStatus, GenerationRequest, Grammar, ModelInfo, PromptEnd, Sink
+from engine.request import (
+    EngineCounts,
+    EngineStatus,
+    GenerationRequest,
+    Grammar,
+    ModelEntry,
+    ModelInfo,
+    PromptEnd,
+    Sink,
+)
 from engine.text.markers import Markers
 
 
@@ -134,3 +145,54 @@ class EngineProtocol(Protocol):
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running sequences finish for up to drain_s seconds, then stop."""
+
+
+class PooledEngineProtocol(EngineProtocol, Protocol):
+    """The engine of one of several models.
+
+    settings: of this model. attached: what its users keep beside it; it ends with the engine.
+    """
+
+    settings: Settings
+    attached: dict[str, Any]
+
+
+class ModelUseProtocol(Protocol):
+    """A request's use of a loaded model. keep_s: how long to keep it afterwards; None as the settings say."""
+
+    keep_s: float | None
+
+    @property
+    def engine(self) -> PooledEngineProtocol:
+        """The model's engine."""
+
+    def end(self) -> None:
+        """End the use, once."""
+
+
+class ModelsProtocol(EngineProtocol, Protocol):
+    """Several models. As an engine it is all of them together, or the one that the server started with."""
+
+    def entries(self) -> list[ModelEntry]:
+        """Describe all models, the one that the server started with first. Blocks: it reads the disk."""
+
+    def loaded_entries(self) -> list[ModelEntry]:
+        """Describe the models that are or were loaded, or are waited for. Never blocks for long."""
+
+    def find(self, name: str) -> ModelEntry | None:
+        """Describe a model; None if there is none of that name. Blocks."""
+
+    def acquire(self, name: str) -> "Future[Any]":
+        """Load a model for a request; the future has its ModelUseProtocol. Blocks, but not for the load.
+
+        Raises ModelLoadError, as the future does.
+        """
+
+    def unload(self, name: str) -> "Future[None]":
+        """Unload a model once its requests have ended. Blocks, but not for that. Raises ModelLoadError."""
+
+    def pull(self, name: str, report: Callable[[int, int], None]) -> ModelEntry:
+        """Download a model from the hub, which takes long, and describe it. Raises ModelLoadError.
+
+        report: called on several threads with the bytes that are there, and those of the whole model.
+        """

@@ -3,7 +3,7 @@
 ApiError
 |- BadRequestError            400  the request is wrong; param and code say where and how
 |- UnauthorizedError          401  no API key, or an invalid one
-|- ForbiddenError             403  the Host or Origin header is not allowed
+|- ForbiddenError             403  the Host or Origin header is not allowed, or no model may be loaded
 |- NotFoundError              404  no such endpoint or stored object; 405 for a wrong method
 |- ModelNotFoundError         404  no such model
 |- BodyTimeoutError           408  the client sends its body too slowly
@@ -13,7 +13,7 @@ ApiError
 |- TooBusyError               429  the request queue is full; Retry-After says when to try again
 |- RequestFailedError         500  this request failed; others are not affected
 |- NotImplementedHereError    501  an endpoint of the API that this server does not implement
-`- UnavailableError           503  the engine is loading, draining, stalled or dead
+`- UnavailableError           503  the engine is loading, draining, stalled or dead, or a model loads too long
 ClientGoneError                    the client has disconnected; not an ApiError, since nothing is sent
 """
 
@@ -22,7 +22,10 @@ from collections.abc import Mapping
 from copy import copy
 from math import ceil
 
-from engine.request import RETRY_AFTER_S, EngineError, Failed
+from engine.request import RETRY_AFTER_S, EngineError, Failed, ModelLoadError
+
+LOAD_RETRY_S = 10.0
+"""Seconds after which to ask again for a model that could not be loaded for now."""
 
 
 def requested_name(path: str, names: Mapping[str, str]) -> str:
@@ -88,7 +91,7 @@ class UnauthorizedError(ApiError):
 
 
 class ForbiddenError(ApiError):
-    """The request's Host or Origin header is not allowed."""
+    """The request's Host or Origin header is not allowed, or it may not load models."""
 
     status = 403
     type = "invalid_request_error"
@@ -102,12 +105,13 @@ class NotFoundError(ApiError):
 
 
 class ModelNotFoundError(NotFoundError):
-    """The requested model is not the one that this server serves."""
+    """The requested model is not one that this server serves."""
 
-    def __init__(self, requested: str, served: tuple[str, ...]) -> None:
+    def __init__(self, requested: str, served: tuple[str, ...] = ()) -> None:
         names = " or ".join(f"'{name}'" for name in served)
+        known = f"this server serves {names}" if served else "GET /v1/models lists those that do"
         super().__init__(
-            f"The model '{shortened(requested)}' does not exist; this server serves {names}. Start it with "
+            f"The model '{shortened(requested)}' does not exist; {known}. Start it with "
             "--served-model-name '*' to have it answer to any name.",
             param="model",
             code="model_not_found",
@@ -204,7 +208,7 @@ class NotImplementedHereError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """The engine takes no requests: it is loading, draining, stalled or dead."""
+    """The engine takes no requests: it is loading, draining, stalled or dead. Or a model loads too long."""
 
     status = 503
 
@@ -232,6 +236,30 @@ def from_engine(fault: EngineError) -> ApiError:
             return UnavailableError(str(fault), code="draining", headers=headers)
         case "engine_dead":
             return UnavailableError(str(fault), code="engine_dead")
+
+
+def from_load(fault: Exception) -> ApiError:
+    """Make the error for a model that cannot be loaded, or not in time (TimeoutError, with its name)."""
+    if isinstance(fault, TimeoutError):
+        return UnavailableError(
+            f"The model '{fault}' was not loaded in time (--load-timeout-s). Try again later.",
+            code="load_timeout",
+            headers=retry_after(LOAD_RETRY_S),
+        )
+    if not isinstance(fault, ModelLoadError):
+        raise fault
+    message = f"{str(fault)[:1].upper()}{str(fault)[1:]}."
+    match fault.kind:
+        case "unknown":
+            return NotFoundError(message, param="model", code="model_not_found")
+        case "draining":
+            return UnavailableError(message, code="draining", headers=retry_after(RETRY_AFTER_S))
+        case "unreachable":
+            return UnavailableError(message, code="hub_unreachable", headers=retry_after(LOAD_RETRY_S))
+        case "no_space":
+            return UnavailableError(message, code="disk_full", headers=retry_after(LOAD_RETRY_S))
+        case "not_loadable" | "too_large":
+            return BadRequestError(message, param="model", code=f"model_{fault.kind}")
 
 
 def from_failure(event: Failed, grammar_param: str) -> ApiError:

@@ -29,6 +29,7 @@ class RequestRecord:
 
     id: the client's X-Request-Id, or an id made here.
     unique: an id made here, which no two requests share; clients may send the same id twice.
+    model: which of several models serves it; None where there is one.
     finish_reason: the choices' finish reasons, in order, with spaces between; "cancelled" if the client left,
         "error" if the request failed.
     error: the code of the error that was sent, as a response or in a stream; None if there was none.
@@ -46,6 +47,7 @@ class RequestRecord:
     id: str
     unique: str
     endpoint: str
+    model: str | None = None
     status: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int | None = 0
@@ -75,6 +77,8 @@ class RequestRecord:
     def as_text(self) -> str:
         """Return the record as one line of text."""
         parts = [f"{self.id} {self.endpoint} {self.status}"]
+        if self.model is not None:
+            parts.append(f"model {as_header([self.model])}")
         if self.error is not None:
             parts.append(self.error)
         if self.finish_reason is not None:
@@ -169,6 +173,8 @@ def log_request(record: RequestRecord) -> None:
 def _fields(record: RequestRecord) -> dict[str, object]:
     fields = {"event": "request"} | asdict(record)
     del fields["unique"], fields["field_names"]
+    if record.model is None:
+        del fields["model"]
     return fields
 
 

@@ -7,7 +7,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -15,11 +16,19 @@ from typing import TYPE_CHECKING
 import uvicorn
 from sse_starlette.sse import AppStatus
 
+from config.per_model import Section, settings_of
 from config.settings import Settings
 from engine.request import SharedTableError
 from server.app import create_app
-from server.banner import LoadingBar, banner, describe_decoding, describe_drafts, describe_sampling
-from server.engine_protocol import EngineProtocol
+from server.banner import (
+    LoadingBar,
+    banner,
+    describe_decoding,
+    describe_drafts,
+    describe_models,
+    describe_sampling,
+)
+from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
 from server.http.connection import uvicorn_config
@@ -28,7 +37,7 @@ from server.logs import LOGGER, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
-    from engine.setup import MakeSources
+    from engine.kept_sources import MakeSourcesFor
 
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that they close it first."""
@@ -91,20 +100,25 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
-    """Serve the model of the settings until a signal; return the exit status.
+def run(
+    settings: Settings,
+    make_sources: "MakeSourcesFor | None" = None,
+    sections: Mapping[str, Section] | None = None,
+) -> int:
+    """Serve the model of the settings, or several, until a signal; return the exit status.
 
-    make_sources: makes the drafters for the model's vocabulary; None turns drafting off.
+    make_sources: makes the drafters of a model with given settings; None turns drafting off.
+    sections: settings of single models.
     """
     # Loading makes many objects, and hardly any that must be collected.
     gc.disable()
     try:
-        return _start(settings, make_sources)
+        return _start(settings, make_sources, sections or {})
     finally:
         gc.enable()
 
 
-def _start(settings: Settings, make_sources: "MakeSources | None") -> int:
+def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: Mapping[str, Section]) -> int:
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
         bound = bind_address(settings.host, settings.port)
@@ -118,9 +132,27 @@ def _start(settings: Settings, make_sources: "MakeSources | None") -> int:
         from engine.model.loading import ModelError
 
         try:
-            return serve(Engine(settings, make_sources=make_sources), settings, bound)
+            if settings.may_unload:
+                return _serve_several(settings, make_sources, sections, bound)
+            settings = settings_of(settings, sections, settings.model_name)
+            engine = Engine(settings, make_sources=make_sources(settings) if make_sources else None)
+            return serve(engine, settings, bound)
         except ModelError as fault:
             return _fail(str(fault))
+
+
+def _serve_several(
+    settings: Settings,
+    make_sources: "MakeSourcesFor | None",
+    sections: Mapping[str, Section],
+    bound: socket.socket,
+) -> int:
+    from engine.pool import ModelPool
+
+    pool = ModelPool(settings, dict(sections), make_sources)
+    if settings.allow_load is None:
+        settings = replace(settings, allow_load=is_loopback(bound.getsockname()[0]))
+    return serve(pool, settings, bound, pool)
 
 
 def exposure_error(settings: Settings, bound: socket.socket) -> str | None:
@@ -139,21 +171,24 @@ def exposure_error(settings: Settings, bound: socket.socket) -> str | None:
     )
 
 
-def serve(engine: EngineProtocol, settings: Settings, bound: socket.socket) -> int:
+def serve(
+    engine: EngineProtocol, settings: Settings, bound: socket.socket, models: ModelsProtocol | None = None
+) -> int:
     """Start the engine, serve it on a bound socket until a signal, and return the exit status.
 
+    models: the same as the engine, if it is several models.
     Raises what engine.start() raises.
     """
     # The engine ends each stream properly when it drains; sse-starlette would cut streams off first.
     AppStatus.enable_automatic_graceful_drain = False
     config = uvicorn_config(
-        create_app(engine, settings),
+        create_app(engine, settings, models),
         settings.body_timeout_s,
         lifespan="on",
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=LAST_WRITES_S,
     )
-    announce = partial(_announce, engine, settings, url_of(bound))
+    announce = partial(_announce, engine, settings, url_of(bound), models)
     server = HttpServer(config, engine, settings.drain_s, announce)
     engine.on_death = server.note_death
     with LoadingBar() as bar:
@@ -167,7 +202,9 @@ def serve(engine: EngineProtocol, settings: Settings, bound: socket.socket) -> i
     return 0
 
 
-def _announce(engine: EngineProtocol, settings: Settings, address: str) -> None:
+def _announce(
+    engine: EngineProtocol, settings: Settings, address: str, models: ModelsProtocol | None = None
+) -> None:
     names = tuple(dict.fromkeys((engine.info.name, *settings.served_model_name)))
     if settings.log_format == "json":
         ready = {"event": "ready", "address": address, "model": engine.info.name}
@@ -177,7 +214,10 @@ def _announce(engine: EngineProtocol, settings: Settings, address: str) -> None:
         has_template = engine.tokenizer.has_chat_template
         sampling = describe_sampling(settings, engine.info)
         decoding, needs_key = describe_decoding(settings), settings.needs_key
-        text = banner(engine.info, names, address, drafts, has_template, needs_key, sampling, decoding)
+        others = describe_models(models.entries()[1:], settings) if models else ""
+        text = banner(
+            engine.info, names, address, drafts, has_template, needs_key, sampling, decoding, others
+        )
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 

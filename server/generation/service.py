@@ -5,6 +5,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from copy import copy
 from functools import cached_property
 from typing import get_args
 
@@ -12,7 +13,7 @@ from fastapi import Request
 
 from config.settings import Settings
 from engine.stations import LoopStation, StationClock
-from server.engine_protocol import EngineProtocol
+from server.engine_protocol import EngineProtocol, ModelsProtocol, PooledEngineProtocol
 from server.errors import ModelNotFoundError, UnavailableError, retry_after
 from server.generation.event_queue import EventBridge
 from server.generation.prompts import PromptEncoder
@@ -22,6 +23,7 @@ from server.metrics.loop_lag import LoopLag
 from server.metrics.registry import Metrics
 from server.responses_api.store import ResponseStore
 
+_VIEW = "service"
 ANY_MODEL = "*"
 """The name in --served-model-name that stands for every name."""
 
@@ -30,12 +32,20 @@ class Service:
     """The shared objects of one app. Create it on the app's event loop.
 
     recorder: None if requests are not recorded.
+    models: if there are several, which engine is then as a whole; of() returns the objects of one of them.
     """
 
     def __init__(
-        self, engine: EngineProtocol, settings: Settings, metrics: Metrics, recorder: Recorder | None = None
+        self,
+        engine: EngineProtocol,
+        settings: Settings,
+        metrics: Metrics,
+        recorder: Recorder | None = None,
+        models: ModelsProtocol | None = None,
     ) -> None:
         self.engine = engine
+        self.models = models
+        self._name: str | None = None
         self.settings = settings
         self.metrics = metrics
         max_requests = settings.max_rows + settings.max_queue
@@ -51,6 +61,22 @@ class Service:
         metrics.set_response_store(self.responses)
         self.recorder = recorder
         self.created = int(time.time())
+
+    def of(self, engine: PooledEngineProtocol, name: str) -> "Service":
+        """Return the objects of one of several models, in whose place only its own differ.
+
+        engine: the model's. name: by which it is known.
+        """
+        view: Service | None = engine.attached.get(_VIEW)
+        if view is None:
+            view = engine.attached[_VIEW] = copy(self)
+            for found in ("model_names", "fingerprint"):
+                view.__dict__.pop(found, None)
+            view.engine, view.settings, view._name = engine, engine.settings, name
+            max_requests = engine.settings.max_rows + engine.settings.max_queue
+            view.prompts = PromptEncoder(engine, max_requests, self.metrics)
+            view.tool_calls = ToolCallParsing(engine, self.metrics, max_requests)
+        return view
 
     def call_on_loop(self, action: Callable[[], None]) -> None:
         """Call a function on the event loop: now, or soon if this is another thread."""
@@ -69,6 +95,8 @@ class Service:
     @cached_property
     def model_names(self) -> tuple[str, ...]:
         """The model's name and its aliases, without duplicates."""
+        if self._name is not None:
+            return (self._name,)
         names = dict.fromkeys((self.engine.info.name, *self.settings.served_model_name))
         return tuple(name for name in names if name != ANY_MODEL)
 
@@ -104,9 +132,24 @@ class Service:
         """
         if requested is None:
             return self.model_names[0]
+        if self._name is not None:
+            # It was found by what was requested.
+            return requested
         if requested not in self.model_names and ANY_MODEL not in self.settings.served_model_name:
             raise ModelNotFoundError(requested, self.model_names)
         return requested
+
+    def resolve(self, requested: str | None) -> str:
+        """Return the name of one of several models, or a name that none has."""
+        if requested is None or requested in self.settings.served_model_name:
+            return self.settings.model_name
+        return requested
+
+    def resolve_unknown(self, name: str) -> str:
+        """Return the name of the model that answers to a name that none has. Raises ModelNotFoundError."""
+        if ANY_MODEL not in self.settings.served_model_name:
+            raise ModelNotFoundError(name)
+        return self.settings.model_name
 
 
 def service_of(request: Request) -> Service:

@@ -6,6 +6,7 @@ An ApiError has its status and OpenAI's error object; the request's path decides
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from pydantic_core import to_json
 from starlette.types import Scope
 
 from server.errors import ApiError
@@ -39,6 +40,22 @@ def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
     if fault.code in _CODES_FOR_SDKS:
         error["details"] = {"error_code": fault.code}
     return {"type": "error", "error": error, "request_id": request_id}
+
+
+def error_frame(fault: ApiError, scope: Scope) -> bytes:
+    """Return the event with which a stream ends that has had nothing but comments, in its API's format.
+
+    scope: the request's; the error's code is noted in its log record.
+    """
+    record = record_in(scope)
+    record.note(fault.code or fault.type)
+    fault = fault.renamed(record.field_names)
+    if speaks_anthropic(scope["path"]):
+        return b"event: error\ndata: " + to_json(anthropic_error(fault, record.id)) + b"\n\n"
+    if scope["path"] == "/v1/responses":
+        error = {"type": "error", "sequence_number": 0, **fault.body()["error"]}
+        return b"event: error\ndata: " + to_json(error | {"type": "error"}) + b"\n\n"
+    return b"data: " + to_json(fault.body()) + b"\n\n"
 
 
 def error_response(fault: ApiError, scope: Scope) -> JSONResponse:

@@ -1,15 +1,15 @@
 """Read values at each scrape: from the engine, its caches and tables, and the process."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.request import GAP_BOUNDS_S, EngineCounts, SharedTableError
+from engine.request import GAP_BOUNDS_S, EngineCounts, ModelEntry, SharedTableError
 from engine.stations import OTHER, StationClock
-from server.engine_protocol import EngineProtocol
+from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.metrics.definitions import GROUPS, NGRAMS, PREFIXES, RESPONSES, MetricEntry, MetricGroup
 from server.responses_api.store import ResponseStore
 
@@ -22,9 +22,11 @@ class ScrapeCollector(Collector):
     """Reads current values at each scrape.
 
     store: the store of responses. loop_stations: the event loop's seconds. None until the app has them.
+    models: if there are several.
     """
 
-    def __init__(self, engine: EngineProtocol) -> None:
+    def __init__(self, engine: EngineProtocol, models: ModelsProtocol | None = None) -> None:
+        self._models = models
         self.store: ResponseStore | None = None
         self.loop_stations: StationClock | None = None
         self._engine = engine
@@ -42,6 +44,7 @@ class ScrapeCollector(Collector):
         loop_s = self.loop_stations.seconds if self.loop_stations else {}
         by_label = {
             **self._prefix_values(),
+            **self._model_values(),
             "reprise_engine_seconds_total": counts.station_s,
             # Outside of its stations the event loop mostly waits.
             "reprise_event_loop_seconds_total": {k: s for k, s in loop_s.items() if k != OTHER},
@@ -77,6 +80,34 @@ class ScrapeCollector(Collector):
             for name, value in _named(PREFIXES, "reprise_prefix_cache_", status).items():
                 found.setdefault(name, {})[model] = value
         return found
+
+    def _model_values(self) -> Mapping[str, _Values]:
+        """Return the values of each model by metric and model."""
+        entries = self._models.loaded_entries() if self._models else [self._only_model()]
+        by_name: dict[str, Callable[[ModelEntry], float]] = {
+            "loaded": lambda one: one.state == "loaded",
+            "rows": lambda one: one.num_running,
+            "waiting": lambda one: one.num_waiting,
+            "weight_bytes": lambda one: one.size_bytes if one.state == "loaded" else 0,
+            "loads_total": lambda one: one.num_loads,
+            "unloads_total": lambda one: one.num_unloads,
+        }
+        return {
+            f"reprise_model_{name}": {entry.name: value(entry) for entry in entries}
+            for name, value in by_name.items()
+        }
+
+    def _only_model(self) -> ModelEntry:
+        info, status = self._engine.info, self._engine.status()
+        return ModelEntry(
+            info.name,
+            "loaded",
+            info.weight_bytes,
+            info.context_tokens,
+            num_running=status.num_running,
+            num_waiting=status.num_waiting,
+            num_loads=1,
+        )
 
     def _ngram_status(self) -> _Values:
         try:

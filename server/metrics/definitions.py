@@ -322,7 +322,27 @@ PREFIXES = MetricGroup(
         ),
     ),
     "`model` is `target`, whose texts are prompts, or `draft`: the draft model has a prefix cache of its "
-    "own, in its own tokens, and no files. Absent if the prefix cache is off (`--prefix-cache-bytes 0`).",
+    "own, in its own tokens, and no files. With several models it is the name of a loaded one, with ` draft` "
+    "behind it for its draft model. Absent if the prefix cache is off (`--prefix-cache-bytes 0`).",
+)
+
+MODELS = MetricGroup(
+    "Models",
+    True,
+    (
+        MetricEntry("reprise_model_loaded", "gauge", "1 if the model's weights are in memory.", _BY_MODEL),
+        MetricEntry("reprise_model_rows", "gauge", "Number of its sequences in the batch.", _BY_MODEL),
+        MetricEntry(
+            "reprise_model_waiting",
+            "gauge",
+            "Number of requests that wait for the model, or for a row of it.",
+            _BY_MODEL,
+        ),
+        MetricEntry("reprise_model_weight_bytes", "gauge", "Memory for its weights while loaded.", _BY_MODEL),
+        MetricEntry("reprise_model_loads_total", "counter", "Total number of its loads.", _BY_MODEL),
+        MetricEntry("reprise_model_unloads_total", "counter", "Total number of its unloads.", _BY_MODEL),
+    ),
+    "`model` is the name of each model that was asked for, and of the one that the server started with.",
 )
 
 NGRAMS = MetricGroup(
@@ -350,7 +370,8 @@ NGRAMS = MetricGroup(
             "reprise_ngram_table_misses_total", "counter", "Total number of lookups that found nothing."
         ),
     ),
-    "Absent if the model does not support drafting.",
+    "Absent if the model does not support drafting. With several models it is that of the one that the "
+    "server started with, while that is loaded.",
 )
 
 RESPONSES = MetricGroup(
@@ -388,4 +409,4 @@ MEMORY = MetricGroup(
     ),
 )
 
-GROUPS = (REQUESTS, SEQUENCES, DRAFTS, ENGINE, TIME, LOOP, PREFIXES, NGRAMS, RESPONSES, MEMORY)
+GROUPS = (REQUESTS, SEQUENCES, DRAFTS, ENGINE, TIME, LOOP, MODELS, PREFIXES, NGRAMS, RESPONSES, MEMORY)

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from engine.request import Failed, Finished, Usage
 from engine.stations import StationClock
-from server.engine_protocol import EngineProtocol
+from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.metrics.collectors import ScrapeCollector
 from server.metrics.definitions import GROUPS, MetricEntry
 from server.metrics.endpoints import endpoint_of
@@ -28,12 +28,12 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class Metrics:
     """The metrics of one app, in their own registry. May be used on any thread."""
 
-    def __init__(self, engine: EngineProtocol) -> None:
+    def __init__(self, engine: EngineProtocol, models: ModelsProtocol | None = None) -> None:
         made = {m.name: _make(m) for group in GROUPS if not group.is_scraped for m in group.metrics}
         self._counters = {name: metric for name, metric in made.items() if isinstance(metric, Counter)}
         self._histograms = {name: metric for name, metric in made.items() if isinstance(metric, Histogram)}
         self._gauges = {name: metric for name, metric in made.items() if isinstance(metric, Gauge)}
-        self._collector = ScrapeCollector(engine)
+        self._collector = ScrapeCollector(engine, models)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_WithoutCreated(list(made.values())))
         self._registry.register(self._collector)

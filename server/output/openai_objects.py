@@ -326,8 +326,36 @@ class ModelCard(BaseModel):
     sampling_defaults: dict[str, float]
 
 
+class ListedModelCard(ModelCard):
+    """One of several models under one of its names. What is not known before it is loaded is null.
+
+    state: whether its weights are in memory. size_bytes: of its weights. progress: the loaded share of them,
+    0 to 1, while it is loading. fault: why it cannot be loaded, if that is known. running, waiting: its
+    requests.
+    """
+
+    context_length: int | None  # type: ignore[assignment]
+    max_model_len: int | None  # type: ignore[assignment]
+    meta: ModelMeta | None  # type: ignore[assignment]
+    tools: bool | None  # type: ignore[assignment]
+    reasoning: bool | None  # type: ignore[assignment]
+    state: Literal["unloaded", "loading", "loaded"]
+    size_bytes: int
+    progress: float | None
+    fault: str | None
+    running: int
+    waiting: int
+
+
 class ModelList(BaseModel):
     """All names by which a request may name the model."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class ListedModels(BaseModel):
+    """All names by which a request may name one of several models."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedModelCard]

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from server.requests.drafts import DraftFields
+from server.requests.models import KeepAlive
 from server.requests.streaming_decoding import StreamingDecodingFields
 from server.requests.structured_output import StructuredFields
 from server.validation.field_errors import field_error
@@ -157,6 +158,11 @@ class GenerationFields(StructuredFields, StreamingDecodingFields):
     )
     draft: DraftFields = Field(
         DraftFields(), description="How to draft for this request. Not in OpenAI's API."
+    )
+    keep_alive: KeepAlive = Field(
+        None,
+        description="With several models: seconds for which the model stays loaded without more requests, or "
+        'a duration such as "5m"; below 0 for good. null: --idle-unload-s. Not in OpenAI\'s API.',
     )
     user: str | None = Field(None, description="Accepted; has no effect.")
     metadata: Metadata | None = Field(None, description="Accepted; has no effect.")

@@ -1,10 +1,13 @@
 """POST /v1/chat/completions."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from server.generation.chat import answer_chat
+from server.generation.model_use import serve_model
 from server.generation.respond import response_head
-from server.generation.service import service_of
+from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.output.openai_format import ChatFormat
 from server.output.openai_presenter import OpenAIPresenter
@@ -18,10 +21,12 @@ router = APIRouter()
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
 async def create_chat_completion(request: Request) -> Response:
     """Generate the next message of a conversation."""
-    service = service_of(request)
     body = await read_body(request, ChatRequest)
-    service.check_ready()
-    service.check_model(body.model)
+    answer = partial(_answer, request, body)
+    return await serve_model(request, body.model, answer, stream=body.stream, keep_alive=body.keep_alive)
+
+
+async def _answer(request: Request, body: ChatRequest, service: Service) -> Response:
     # There is only one tier, whichever was requested.
     head = response_head(request, service, body.model, "default" if body.service_tier else None)
     # OpenAI's streams begin with null content if there are tools, else with an empty string.

@@ -1,10 +1,13 @@
 """POST /v1/completions."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
+from server.generation.model_use import serve_model
 from server.generation.respond import respond, response_head
-from server.generation.service import service_of
+from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.output.checked import WholeSchemas, checked
 from server.output.openai_format import CompletionFormat
@@ -21,10 +24,12 @@ router = APIRouter()
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts."""
-    service = service_of(request)
     body = await read_body(request, CompletionRequest)
-    service.check_ready()
-    service.check_model(body.model)
+    answer = partial(_answer, request, body)
+    return await serve_model(request, body.model, answer, stream=body.stream, keep_alive=body.keep_alive)
+
+
+async def _answer(request: Request, body: CompletionRequest, service: Service) -> Response:
     prompts = await service.prompts.encode_prompts(request, body)
     head = response_head(request, service, body.model)
     response_format = CompletionFormat(body.num_top_logprobs is not None)

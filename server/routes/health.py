@@ -11,8 +11,12 @@ router = APIRouter()
 
 @router.get("/health")
 async def health(request: Request) -> JSONResponse:
-    """Return the server's status: 200 if it accepts requests, else 503 with the reason."""
-    status = service_of(request).engine.status()
+    """Return the server's status: 200 if it accepts requests, else 503 with the reason.
+
+    With several models it also says which are loaded, or how far they are.
+    """
+    service = service_of(request)
+    status = service.engine.status()
     body: dict[str, object] = {
         "status": status.state,
         "running": status.num_running,
@@ -20,6 +24,11 @@ async def health(request: Request) -> JSONResponse:
     }
     if status.fault is not None:
         body["reason"] = status.fault
+    if service.models is not None:
+        body["models"] = [
+            {"id": entry.name, "state": entry.state, "progress": entry.progress, "running": entry.num_running}
+            for entry in service.models.loaded_entries()
+        ]
     return JSONResponse(body, 200 if status.state == "ready" else 503)
 
 

@@ -1,12 +1,15 @@
 """POST /v1/messages and /v1/messages/count_tokens, as in Anthropic's API."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
+from server.generation.model_use import serve_model
 from server.generation.respond import response_head
-from server.generation.service import Service, service_of
+from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.messages_api.presenter import MessagePresenter
@@ -26,9 +29,11 @@ router = APIRouter()
 @router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
 async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation, in Anthropic's format."""
-    service = service_of(request)
     body = await read_body(request, MessagesRequest)
-    service.check_ready()
+    return await serve_model(request, body.model, partial(_answer, request, body), stream=body.stream)
+
+
+async def _answer(request: Request, body: MessagesRequest, service: Service) -> Response:
     head = response_head(request, service, body.model)
     presenter = MessagePresenter(head, record_of(request).id, body)
     drops_billing = _drops_billing(request, service, body)
@@ -42,12 +47,13 @@ async def create_message(request: Request) -> Response:
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))
-async def count_tokens(request: Request) -> JSONResponse:
+async def count_tokens(request: Request) -> Response:
     """Count the tokens of a conversation's prompt."""
-    service = service_of(request)
     body = await read_body(request, CountTokensRequest)
-    service.check_ready()
-    service.check_model(body.model)
+    return await serve_model(request, body.model, partial(_count, request, body))
+
+
+async def _count(request: Request, body: CountTokensRequest, service: Service) -> Response:
     try:
         chat = to_prompt_request(body, drops_billing=_drops_billing(request, service, body))
         check_tools(service, chat)

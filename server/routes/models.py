@@ -1,48 +1,213 @@
-"""GET /v1/models and /v1/models/{name}."""
+"""/v1/models: list models, and where there are several load, unload and download them."""
 
-from fastapi import APIRouter, Request
+import asyncio
+import threading
+from collections.abc import AsyncIterator
 
+from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
+
+from engine.request import ModelEntry, ModelInfo
+from server.engine_protocol import ModelsProtocol
+from server.errors import ApiError, ForbiddenError, ModelNotFoundError, RequestFailedError, from_load
+from server.generation.model_use import find_loadable, serve_model
 from server.generation.service import Service, service_of
-from server.output.openai_objects import ModelCard, ModelList, ModelMeta
+from server.generation.sse import TokenStream
+from server.http.openapi import body_schema
+from server.http.request_log import record_of
+from server.logs import LOGGER
+from server.output.openai_objects import ListedModelCard, ListedModels, ModelCard, ModelList, ModelMeta
+from server.requests.models import ModelRequest, PullRequest
+from server.validation.body import read_body
+
+REPORT_S = 0.5
+"""Seconds between events about the progress of a download."""
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
-async def list_models(request: Request) -> ModelList:
-    """List the served model under its name and its aliases."""
+async def list_models(request: Request) -> ModelList | ListedModels:
+    """List the served model under its name and its aliases, or all models that requests may ask for."""
     service = service_of(request)
     service.check_ready()
-    return ModelList(data=[_card(service, name) for name in service.model_names])
+    if service.models is None:
+        return ModelList(data=[_card(service, name) for name in service.model_names])
+    entries = await asyncio.to_thread(service.models.entries)
+    names = {entry.name: entry for entry in entries}
+    names |= {alias: entries[0] for alias in service.model_names if alias not in names}
+    return ListedModels(data=[_card_of(service, name, entry) for name, entry in names.items()])
 
 
 # Of type path, since model names may contain slashes.
 @router.get("/v1/models/{name:path}")
-async def retrieve_model(request: Request, name: str) -> ModelCard:
-    """Return the served model, by its name or one of its aliases."""
+async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModelCard:
+    """Return a model, by its name or one of its aliases."""
     service = service_of(request)
     service.check_ready()
-    return _card(service, service.check_model(name))
+    if service.models is None:
+        return _card(service, service.check_model(name))
+    return await _find_card(service, service.models, name)
+
+
+@router.post("/v1/models/load", openapi_extra=body_schema(ModelRequest))
+async def load_model(request: Request) -> Response:
+    """Load a model, and return it once it is loaded. Only where there are several models."""
+    body = await read_body(request, ModelRequest)
+    _check_several(service_of(request))
+
+    async def answer(_: Service) -> Response:
+        return await _card_response(service_of(request), body.model)
+
+    return await serve_model(request, body.model, answer)
+
+
+@router.post("/v1/models/unload", openapi_extra=body_schema(ModelRequest))
+async def unload_model(request: Request) -> Response:
+    """Unload a model once its requests have ended, and return it. Only where there are several models."""
+    service, body = service_of(request), await read_body(request, ModelRequest)
+    models = _check_several(service)
+    _check_allowed(service)
+    name = await find_loadable(service, body.model)
+    future = await asyncio.to_thread(models.unload, name)
+    try:
+        async with asyncio.timeout(service.settings.load_timeout_s):
+            await asyncio.wrap_future(future)
+    except Exception as fault:
+        raise from_load(TimeoutError(name) if isinstance(fault, TimeoutError) else fault) from fault
+    return await _card_response(service, body.model)
+
+
+@router.post("/v1/models/pull", openapi_extra=body_schema(PullRequest))
+async def pull_model(request: Request) -> Response:
+    """Download a model from the hub, with events about the progress. Only where there are several models.
+
+    The last event has the status success, or is an error. A download that breaks off can be continued.
+    """
+    service, body = service_of(request), await read_body(request, PullRequest)
+    models = _check_several(service)
+    _check_allowed(service)
+    pull = _Pull(models, body.model)
+    return TokenStream(pull.events(request), at_end=pull.stop)
+
+
+class _Pull:
+    """A download on a thread of its own. Both counts are of bytes."""
+
+    def __init__(self, models: ModelsProtocol, name: str) -> None:
+        self._models, self._name = models, name
+        self._completed, self._total = 0, 0
+        self._is_stopped = threading.Event()
+
+    async def stop(self) -> None:
+        """End the download, unless it has ended."""
+        self._is_stopped.set()
+
+    async def events(self, request: Request) -> AsyncIterator[bytes]:
+        """Download the model; yield what its stream consists of."""
+        task = asyncio.create_task(asyncio.to_thread(self._models.pull, self._name, self._report))
+        while not task.done():
+            yield self._event("downloading")
+            await asyncio.wait({task}, timeout=REPORT_S)
+        try:
+            task.result()
+            yield self._event("success")
+        except Exception as fault:  # noqa: BLE001 - logged, or the client's
+            error = _pull_error(fault, record_of(request).id)
+            record_of(request).note(error.code or error.type)
+            yield b"data: " + to_json({"status": "error", **error.body()}) + b"\n\n"
+
+    def _report(self, completed: int, total: int) -> None:
+        self._completed, self._total = completed, total
+        if self._is_stopped.is_set():
+            raise InterruptedError("the client left")
+
+    def _event(self, status: str) -> bytes:
+        counts = {"completed_bytes": self._completed, "total_bytes": self._total}
+        return b"data: " + to_json({"status": status, **counts}) + b"\n\n"
+
+
+def _pull_error(fault: Exception, request_id: str) -> ApiError:
+    try:
+        return from_load(fault)
+    except Exception:  # noqa: BLE001 - a bug, or a stop
+        LOGGER.exception("%s: a download failed", request_id)
+        return RequestFailedError.internal(request_id)
+
+
+def _check_several(service: Service) -> ModelsProtocol:
+    service.check_ready()
+    if service.models is None:
+        raise ForbiddenError(
+            "This server serves one model. Start it with --models-dir or --allow-load to serve several.",
+            code="loading_not_allowed",
+        )
+    return service.models
+
+
+def _check_allowed(service: Service) -> None:
+    if not service.settings.allow_load:
+        raise ForbiddenError(
+            "This server loads and unloads no models for requests. Start it with --allow-load to allow it.",
+            code="loading_not_allowed",
+        )
+
+
+async def _card_response(service: Service, name: str) -> Response:
+    assert service.models is not None
+    card = await _find_card(service, service.models, name)
+    return Response(card.model_dump_json(), media_type="application/json")
+
+
+async def _find_card(service: Service, models: ModelsProtocol, name: str) -> ListedModelCard:
+    entry = await asyncio.to_thread(models.find, service.resolve(name))
+    if entry is None:
+        raise ModelNotFoundError(name)
+    return _card_of(service, name, entry)
 
 
 def _card(service: Service, name: str) -> ModelCard:
     info, markers = service.engine.info, service.engine.tokenizer.markers
-    meta = ModelMeta(
-        n_vocab=info.vocab_size,
-        n_ctx=info.context_tokens,
-        n_ctx_train=info.context_tokens,
-        n_params=info.num_parameters,
-        size=info.weight_bytes,
-    )
     return ModelCard(
         id=name,
         created=service.created,
         context_length=info.context_tokens,
         max_model_len=info.context_tokens,
-        meta=meta,
+        meta=_meta(info),
         tools=markers.can_call,
         reasoning=markers.can_think,
-        sampling_defaults=info.sampling_defaults.known
-        if service.settings.sampling_defaults == "model"
-        else {},
+        sampling_defaults=_sampling(service, info),
+    )
+
+
+def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
+    return ListedModelCard(
+        id=name,
+        created=service.created,
+        context_length=entry.context_tokens,
+        max_model_len=entry.context_tokens,
+        meta=_meta(entry.info) if entry.info else None,
+        tools=entry.can_call,
+        reasoning=entry.can_think,
+        sampling_defaults=_sampling(service, entry.info) if entry.info else {},
+        state=entry.state,
+        size_bytes=entry.size_bytes,
+        progress=entry.progress,
+        fault=entry.fault,
+        running=entry.num_running,
+        waiting=entry.num_waiting,
+    )
+
+
+def _sampling(service: Service, info: ModelInfo) -> dict[str, float]:
+    return info.sampling_defaults.known if service.settings.sampling_defaults == "model" else {}
+
+
+def _meta(info: ModelInfo) -> ModelMeta:
+    return ModelMeta(
+        n_vocab=info.vocab_size,
+        n_ctx=info.context_tokens,
+        n_ctx_train=info.context_tokens,
+        n_params=info.num_parameters,
+        size=info.weight_bytes,
     )

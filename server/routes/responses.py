@@ -1,5 +1,6 @@
 """POST /v1/responses, and the endpoints for stored responses."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -7,6 +8,7 @@ from fastapi.responses import JSONResponse
 
 from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
+from server.generation.model_use import serve_model
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
 from server.http.openapi import body_schema, query_schema
@@ -36,9 +38,11 @@ _PREFIXES = {
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
 async def create_response(request: Request) -> Response:
     """Generate a response, which may continue an earlier one."""
-    service = service_of(request)
     body = await read_body(request, ResponsesRequest)
-    service.check_ready()
+    return await serve_model(request, body.model, partial(_answer, request, body), stream=body.stream)
+
+
+async def _answer(request: Request, body: ResponsesRequest, service: Service) -> Response:
     head = response_head(request, service, body.model)
     conversion = _conversion(request, service, body)
     chat, input_items = conversion.chat(), conversion.items
@@ -66,12 +70,13 @@ async def create_response(request: Request) -> Response:
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
-async def count_input_tokens(request: Request) -> JSONResponse:
+async def count_input_tokens(request: Request) -> Response:
     """Count the prompt tokens that this request would have at /v1/responses."""
-    service = service_of(request)
     body = await read_body(request, ResponsesRequest)
-    service.check_ready()
-    service.check_model(body.model)
+    return await serve_model(request, body.model, partial(_count, request, body))
+
+
+async def _count(request: Request, body: ResponsesRequest, service: Service) -> Response:
     conversion = _conversion(request, service, body)
     chat = conversion.chat()
     try:

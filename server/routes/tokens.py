@@ -1,14 +1,16 @@
 """POST /tokenize and /detokenize, compatible with llama-server and vLLM."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from server.generation.chat import check_tools
+from server.generation.model_use import serve_model
 from server.generation.prompts import TokenIds
-from server.generation.service import Service, service_of
+from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.requests.chat import ChatRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
@@ -19,12 +21,13 @@ router = APIRouter()
 
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
-async def tokenize(request: Request) -> JSONResponse:
+async def tokenize(request: Request) -> Response:
     """Tokenize a text or a conversation."""
-    service = service_of(request)
     body = await read_body(request, TokenizeRequest)
-    service.check_ready()
-    service.check_model(body.model)
+    return await serve_model(request, body.model, partial(_tokenize, request, body))
+
+
+async def _tokenize(request: Request, body: TokenizeRequest, service: Service) -> Response:
     tokens = await _tokens(request, service, body)
     answer: dict[str, Any] = {
         "tokens": tokens,
@@ -42,23 +45,29 @@ async def tokenize(request: Request) -> JSONResponse:
 
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
-async def detokenize(request: Request) -> JSONResponse:
+async def detokenize(request: Request) -> Response:
     """Return the text of token ids, under llama-server's name (content) and vLLM's (prompt)."""
-    service = service_of(request)
     body = await read_body(request, DetokenizeRequest)
-    service.check_ready()
-    service.check_model(body.model)
-    text = await service.prompts.decode(request, body.tokens)
-    return JSONResponse({"content": text, "prompt": text})
+
+    async def answer(service: Service) -> Response:
+        text = await service.prompts.decode(request, body.tokens)
+        return JSONResponse({"content": text, "prompt": text})
+
+    return await serve_model(request, body.model, answer)
 
 
 @router.get("/tokenizer_info")
-async def tokenizer_info(request: Request) -> JSONResponse:
-    """Return the tokenizer's class, its special tokens and the chat template, as vLLM does."""
-    service = service_of(request)
-    service.check_ready()
-    shown = service.engine.tokenizer.description
-    return JSONResponse({**shown, "model_max_length": service.engine.info.context_tokens})
+async def tokenizer_info(request: Request) -> Response:
+    """Return the tokenizer's class, its special tokens and the chat template, as vLLM does.
+
+    With several models it is that of the model that the server started with.
+    """
+
+    async def describe(service: Service) -> Response:
+        shown = service.engine.tokenizer.description
+        return JSONResponse({**shown, "model_max_length": service.engine.info.context_tokens})
+
+    return await serve_model(request, None, describe)
 
 
 async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> TokenIds:

@@ -1,0 +1,210 @@
+"""Serve a request by the model that it asks for; if that is not loaded, wait until it is.
+
+A stream tells in comments how far the model is. Its status is 200 by then, so an error is an event.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
+
+from fastapi import Request, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from server.engine_protocol import ModelsProtocol, ModelUseProtocol
+from server.errors import ApiError, ClientGoneError, ForbiddenError, RequestFailedError, from_load
+from server.generation.service import Service, service_of
+from server.http.error_format import error_frame
+from server.http.model_uses import end_later
+from server.http.request_log import note_ignored, record_of
+from server.logs import LOGGER
+from server.requests.models import KeepAlive, keep_alive_s
+
+Answer = Callable[[Service], Awaitable[Response]]
+"""Answers a request with the objects of the model that it asks for."""
+
+QUIET_S = 0.25
+"""Seconds for which a stream waits for its model without a word, so that an early error has its status."""
+
+COMMENT_S = 1.0
+"""Seconds between comments about the progress of a load."""
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def serve_model(
+    request: Request, model: str | None, answer: Answer, *, stream: bool = False, keep_alive: KeepAlive = None
+) -> Response:
+    """Answer a request by the model of that name, by default the one that the server started with.
+
+    stream: whether the response is a stream. keep_alive: for how long to keep the model afterwards.
+    Raises ApiError if the model cannot be had, and what answer() raises.
+    """
+    service = service_of(request)
+    service.check_ready()
+    if service.models is None:
+        if keep_alive is not None:
+            note_ignored(request, ["keep_alive"])
+        service.check_model(model)
+        return await answer(service)
+    keep_s = keep_alive_s(keep_alive)
+    name = await find_loadable(service, model)
+    record_of(request).model = name
+    future = await asyncio.to_thread(_acquire, service.models, name)
+
+    async def answer_with(use: ModelUseProtocol) -> Response:
+        use.keep_s = keep_s
+        end_later(request, use.end)
+        return await answer(service.of(use.engine, name))
+
+    waiting = _Waiting(service, name, future)
+    if not stream:
+        return await answer_with(await waiting.wait_long(request.receive))
+    use = await waiting.wait(request.receive, QUIET_S, is_over=False)
+    return LoadingStream(request, waiting, answer_with) if use is None else await answer_with(use)
+
+
+async def find_loadable(service: Service, model: str | None) -> str:
+    """Return the name of a model that requests may use. Raises ModelNotFoundError or ForbiddenError."""
+    assert service.models is not None
+    name = service.resolve(model)
+    entry = await asyncio.to_thread(service.models.find, name)
+    if entry is None:
+        name = service.resolve_unknown(name)
+        entry = await asyncio.to_thread(service.models.find, name)
+    may_load = service.settings.allow_load or name == service.settings.model_name
+    if entry is not None and entry.state == "unloaded" and not may_load:
+        raise ForbiddenError(
+            f"The model '{name}' is not loaded, and this server loads none for requests. Start it with "
+            "--allow-load to allow it.",
+            code="loading_not_allowed",
+            param="model",
+        )
+    return name
+
+
+def _acquire(models: ModelsProtocol, name: str) -> "Future[ModelUseProtocol]":
+    try:
+        return models.acquire(name)
+    except Exception as fault:
+        raise from_load(fault) from fault
+
+
+class _Waiting:
+    """Waits for a model. future: its use, which is ended if it comes when nobody waits any more."""
+
+    def __init__(self, service: Service, name: str, future: "Future[ModelUseProtocol]") -> None:
+        self.service, self.name = service, name
+        self._future = future
+
+    def comment(self) -> bytes:
+        """Return a comment of a stream about how far the model is."""
+        entries = self.service.models.loaded_entries() if self.service.models else []
+        progress = next((entry.progress for entry in entries if entry.name == self.name), None)
+        what = "waiting for memory" if progress is None else f"{progress:.0%}"
+        return f": loading {self.name}, {what}\n\n".encode()
+
+    async def wait_long(self, receive: Receive) -> ModelUseProtocol:
+        """Wait for the use of the model for --load-timeout-s. Raises as wait()."""
+        use = await self.wait(receive, self.service.settings.load_timeout_s)
+        assert use is not None
+        return use
+
+    async def wait(
+        self, receive: Receive, limit_s: float, *, is_over: bool = True
+    ) -> ModelUseProtocol | None:
+        """Wait for the use of the model; None after limit_s if more time is left.
+
+        is_over: whether no time is left after limit_s. Raises ApiError if the model cannot be loaded or the
+        time is over, and ClientGoneError if the client has left.
+        """
+        waiting = asyncio.wrap_future(self._future)
+        left = asyncio.ensure_future(_disconnect(receive))
+        use = None
+        try:
+            either: set[asyncio.Future[Any]] = {waiting, left}
+            await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                use = waiting.result()
+            elif left.done():
+                raise ClientGoneError
+            elif is_over:
+                raise from_load(TimeoutError(self.name))
+        except (ApiError, ClientGoneError):
+            raise
+        except Exception as fault:
+            raise from_load(fault) from fault
+        finally:
+            left.cancel()
+            if use is None and (is_over or left.done()):
+                self.give_up()
+        return use
+
+    def give_up(self) -> None:
+        """Wait no longer."""
+        if not self._future.cancel():
+            self._future.add_done_callback(_end_use)
+
+
+def _end_use(future: "Future[ModelUseProtocol]") -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().end()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class LoadingStream(Response):
+    """A stream that begins with comments while its model is loaded, and goes on as that model's response."""
+
+    def __init__(
+        self, request: Request, waiting: _Waiting, answer: Callable[[ModelUseProtocol], Awaitable[Response]]
+    ) -> None:
+        super().__init__()
+        self._request, self._waiting, self._answer = request, waiting, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See starlette.responses.Response."""
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        try:
+            response = await self._answer(await self._wait(receive, send))
+        except ClientGoneError:
+            return
+        except ApiError as fault:
+            await send(_last(error_frame(fault, scope)))
+        # A bug in the server. The status has been sent already, so the error is sent as the last event.
+        except Exception:  # noqa: BLE001 - logged
+            record = record_of(self._request)
+            LOGGER.exception("%s %s failed in its stream", record.id, record.endpoint)
+            await send(_last(error_frame(RequestFailedError.internal(record.id), scope)))
+        else:
+            await response(scope, receive, _without_start(send))
+
+    async def _wait(self, receive: Receive, send: Send) -> ModelUseProtocol:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._waiting.service.settings.load_timeout_s
+        while True:
+            comment = self._waiting.comment()
+            await send({"type": "http.response.body", "body": comment, "more_body": True})
+            left_s = until - loop.time()
+            use = await self._waiting.wait(receive, min(COMMENT_S, left_s), is_over=left_s <= COMMENT_S)
+            if use is not None:
+                return use
+
+
+def _last(frame: bytes) -> Message:
+    return {"type": "http.response.body", "body": frame, "more_body": False}
+
+
+def _without_start(send: Send) -> Send:
+    async def send_rest(message: Message) -> None:
+        if message["type"] != "http.response.start":
+            await send(message)
+
+    return send_rest

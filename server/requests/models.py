@@ -1,0 +1,47 @@
+"""The bodies that load, unload and pull models, and the time for which a request keeps its model loaded."""
+
+import re
+
+from pydantic import Field
+
+from server.errors import BadRequestError, shortened
+from server.validation.fields import RequestModel
+
+KeepAlive = float | str | None
+"""Ollama's keep_alive: seconds, or a text such as "5m" or "1h30m"; negative for good."""
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"-?(?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:ms|s|m|h))+")
+_PART = re.compile(r"([0-9.]+)(ms|s|m|h)")
+_NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
+
+
+class ModelRequest(RequestModel):
+    """The body that names a model."""
+
+    model: str = Field(description="The model's name, as GET /v1/models has it.")
+
+
+class PullRequest(RequestModel):
+    """The body of POST /v1/models/pull."""
+
+    model: str = Field(description="The model's name on the hub, such as mlx-community/Qwen3-8B-4bit.")
+
+
+def keep_alive_s(given: KeepAlive) -> float | None:
+    """Return for how many seconds to keep a model; below 0 for good. None if the request does not say.
+
+    Raises BadRequestError if it is neither a number nor a duration.
+    """
+    if given is None or isinstance(given, int | float):
+        return given
+    if _NUMBER.fullmatch(given):
+        return float(given)
+    if _DURATION.fullmatch(given):
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(given))
+        return -seconds if given.startswith("-") else seconds
+    raise BadRequestError(
+        f"'keep_alive' is '{shortened(given)}'; it must be seconds, or a duration such as \"5m\".",
+        param="keep_alive",
+        code="invalid_value",
+    )
