@@ -394,9 +394,11 @@ class ModelPool:
                 except ModelLoadError as fault:
                     self._drop(model, str(fault), fault)
             with self._lock:
-                self._wanted.popleft()
                 while model.is_loaded and model.waiting:
                     self._give(model, model.waiting.popleft())
+                # Who came after it failed tries again.
+                if not model.waiting:
+                    self._wanted.popleft()
 
     def _make_room_for(self, model: PooledModel) -> bool:
         """Free memory for a model to be loaded; return whether there is enough. Raises ModelLoadError."""

@@ -37,3 +37,21 @@ def _loaded(folder: Path) -> LoadedModel:
 def answer_of(folder: Path, asked: GenerationRequest) -> list[int]:
     """Return what the plain loop answers with a folder's model, which stays loaded."""
     return oracle(_loaded(folder), asked)
+
+
+def write_models(folder: Path) -> Path:
+    """Write the models one, org/two and three, and broken, whose weights are cut off."""
+    write_model(folder / "one", "llama", 1)
+    write_model(folder / "org" / "two", "qwen3", 2)
+    write_model(folder / "three", "llama", 3)
+    broken = write_model(folder / "broken", "llama", 4)
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    return folder
+
+
+def text_of(folder: Path, asked: GenerationRequest) -> str:
+    """Return the text of answer_of()."""
+    loaded = _loaded(folder)
+    tokens = answer_of(folder, asked)
+    return loaded.tokenizer.decode([token for token in tokens if token not in loaded.tokenizer.eos_ids])

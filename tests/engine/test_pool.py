@@ -22,7 +22,7 @@ from engine.model.hub_cache import HubCache
 from engine.pool import ModelPool
 from engine.request import Failed, Finished, GenerationRequest, ModelLoadError
 from engine.speculative.proposers import DraftSources
-from tests.engine.model_folders import answer_of, write_model
+from tests.engine.model_folders import answer_of, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until
 from tests.engine.test_machine import POISON, Breaking
 
@@ -35,14 +35,7 @@ FOR_TWO, FOR_ONE = 17 * 2**20, 15 * 2**20
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of models: one, org/two, three, and broken, whose weights are cut off."""
-    folder = tmp_path_factory.mktemp("models")
-    write_model(folder / "one", "llama", 1)
-    write_model(folder / "org" / "two", "qwen3", 2)
-    write_model(folder / "three", "llama", 3)
-    broken = write_model(folder / "broken", "llama", 4)
-    weights = (broken / "model.safetensors").read_bytes()
-    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    return folder
+    return write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -1,0 +1,271 @@
+"""A server of several models, over HTTP: they come and go as requests ask, and each answers as if alone."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from config.settings import Settings
+from engine.catalogue import Catalogue
+from engine.engine import Engine
+from engine.model.hub_cache import HubCache
+from engine.pool import ModelPool
+from server.app import create_app
+from tests.engine.model import fake_hub
+from tests.engine.model_folders import text_of, write_models
+from tests.engine.support import prompt_of, request, wait_until
+from tests.server.served import served
+
+PROMPT = prompt_of(20)
+ASKED = request(PROMPT, max_tokens=30)
+SAID = [{"role": "user", "content": "a"}]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+class Gate:
+    """Holds up the loads of models, but for the first one."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.opened.set()
+        self.is_first = True
+
+    def make_engine(self, settings: Settings, load: Any, *others: Any, **named: Any) -> Engine:
+        is_first, self.is_first = self.is_first, False
+
+        def wait_and_load(progress: Any) -> Any:
+            if not is_first:
+                progress(0.25)
+                assert self.opened.wait(60)
+            return load(progress)
+
+        return Engine(settings, wait_and_load, *others, **named)
+
+
+@contextmanager
+def serving(models: Path, hub: HubCache, gate: Gate | None = None, **settings: Any) -> Iterator[httpx.Client]:
+    given = {"model": str(models / "one"), "models_dir": str(models), "allow_load": True} | settings
+    wanted = Settings(**given)
+    make_engine = gate.make_engine if gate else Engine
+    pool = ModelPool(wanted, catalogue=Catalogue(wanted, hub), make_engine=make_engine)
+    pool.start()
+    try:
+        with served(create_app(pool, wanted, pool)) as url, httpx.Client(base_url=url, timeout=60) as client:
+            yield client
+    finally:
+        if gate:
+            gate.opened.set()
+        pool.stop(drain_s=0)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> HubCache:
+    return HubCache(tmp_path / "hub")
+
+
+@pytest.fixture
+def client(models: Path, hub: HubCache) -> Iterator[httpx.Client]:
+    with serving(models, hub) as client:
+        yield client
+
+
+def ask(client: httpx.Client, model: str | None, **more: Any) -> httpx.Response:
+    body = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0, "model": model} | more
+    return client.post("/v1/completions", json=body)
+
+
+def states(client: httpx.Client) -> dict[str, str]:
+    return {card["id"]: card["state"] for card in client.get("/v1/models").json()["data"]}
+
+
+def answer(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+def test_a_request_loads_the_model_that_it_asks_for(client: httpx.Client, models: Path) -> None:
+    assert states(client) == {
+        "one": "loaded", "broken": "unloaded", "org/two": "unloaded", "three": "unloaded"
+    }  # fmt: skip
+    for name in ("three", "org/two", None, "one"):
+        response = ask(client, name)
+        assert answer(response) == text_of(models / (name or "one"), ASKED)
+        assert response.json()["model"] == (name or "one")
+    fingerprints = {ask(client, name).json()["system_fingerprint"] for name in ("one", "org/two", "three")}
+    assert len(fingerprints) == 3
+    card = client.get("/v1/models/org/two").json()
+    assert (card["state"], card["context_length"], card["progress"]) == ("loaded", 1024, None)
+    assert card["size_bytes"] == card["meta"]["size"] > 0
+    counted = client.post("/tokenize", json={"content": "a b", "model": "three"}).json()
+    assert counted["max_model_len"] == 1024
+    assert 'reprise_model_loads_total{model="three"} 1.0' in client.get("/metrics").text
+
+
+def test_all_apis_find_their_model(client: httpx.Client) -> None:
+    said = [{"role": "user", "content": "hello"}]
+    sdk = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
+    assert sdk.chat.completions.create(model="three", messages=said, max_tokens=5).model == "three"  # type: ignore[arg-type]
+    assert sdk.responses.create(model="org/two", input="hello", max_output_tokens=5).model == "org/two"
+    body = {"model": "three", "messages": said}
+    assert client.post("/v1/messages", json=body | {"max_tokens": 5}).json()["model"] == "three"
+    assert client.post("/v1/messages/count_tokens", json=body).json()["input_tokens"] > 0
+    assert {model.id for model in sdk.models.list()} >= {"one", "org/two", "three"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/v1/completions", {"prompt": PROMPT}, "data: [DONE]"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5},
+            "data: [DONE]",
+        ),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 5}, "response.incomplete"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}, "message_stop"),
+    ],
+)
+def test_a_stream_shows_how_far_its_model_is_and_then_the_answer(
+    models: Path, hub: HubCache, path: str, body: dict[str, Any], last: str
+) -> None:
+    gate = Gate()
+    with serving(models, hub, gate) as client:
+        gate.opened.clear()
+        with client.stream("POST", path, json={"model": "three", "stream": True} | body) as response:
+            assert response.status_code == 200
+            lines = response.iter_lines()
+            assert next(lines) == ": loading three, 25%"
+            shown = client.get("/health").json()["models"]
+            assert {"id": "three", "state": "loading", "progress": 0.25, "running": 0} in shown
+            gate.opened.set()
+            rest = [line for line in lines if line and not line.startswith(": ")]
+        assert last in "\n".join(rest[-2:])
+
+
+def test_a_load_that_takes_too_long_is_a_503_and_harms_nobody(models: Path, hub: HubCache) -> None:
+    gate = Gate()
+    with serving(models, hub, gate, load_timeout_s=0.3, idle_unload_s=0.05) as client:
+        gate.opened.clear()
+        response = ask(client, "three")
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "load_timeout"
+        assert int(response.headers["retry-after"]) > 0
+        stream = ask(client, "three", stream=True)
+        assert stream.status_code == 200
+        assert '"code":"load_timeout"' in stream.text
+        gate.opened.set()
+        # Nobody uses it, so its time is over at once.
+        wait_until(lambda: states(client)["three"] == "unloaded")
+
+
+def test_a_client_that_leaves_while_its_model_is_loaded_leaves_nothing(models: Path, hub: HubCache) -> None:
+    gate = Gate()
+    with serving(models, hub, gate, idle_unload_s=0.05) as client:
+        gate.opened.clear()
+        body = {"prompt": PROMPT, "model": "three"}
+        with pytest.raises(httpx.TimeoutException):
+            client.post("/v1/completions", json=body, timeout=0.6)
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+            assert next(response.iter_lines()).startswith(": loading three")
+        gate.opened.set()
+        wait_until(lambda: states(client)["three"] == "unloaded")
+        assert client.get("/health").json()["waiting"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "code"),
+    [
+        ("nobody", 404, "model_not_found"),
+        ("../one", 404, "model_not_found"),
+        ("broken", 400, "model_not_loadable"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_an_error(
+    client: httpx.Client, models: Path, name: str, status: int, code: str
+) -> None:
+    for response in (
+        ask(client, name),
+        client.post("/v1/models/load", json={"model": name}),
+        client.post(
+            "/v1/messages",
+            json={"model": name, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+        ),
+    ):
+        assert response.status_code == status
+        error = response.json()["error"]
+        assert error.get("code", code) == code
+        assert name in error["message"]
+    assert answer(ask(client, "one")) == text_of(models / "one", ASKED)
+    assert client.get("/health").status_code == 200
+
+
+def test_models_are_loaded_and_unloaded_by_request(client: httpx.Client, models: Path) -> None:
+    loaded = client.post("/v1/models/load", json={"model": "three"}).json()
+    assert (loaded["id"], loaded["state"]) == ("three", "loaded")
+    left = client.post("/v1/models/unload", json={"model": "three"}).json()
+    assert (left["id"], left["state"]) == ("three", "unloaded")
+    assert client.post("/v1/models/unload", json={"model": "three"}).json()["state"] == "unloaded"
+    assert client.post("/v1/models/unload", json={"model": "one"}).json()["state"] == "unloaded"
+    assert client.get("/health").json()["status"] == "ready"
+    assert answer(ask(client, None)) == text_of(models / "one", ASKED)
+
+
+def test_keep_alive_says_how_long_a_model_stays(models: Path, hub: HubCache) -> None:
+    with serving(models, hub, idle_unload_s=0.05) as client:
+        ask(client, "three", keep_alive="5m")
+        ask(client, "org/two", keep_alive=0)
+        wait_until(lambda: states(client)["org/two"] == "unloaded")
+        assert states(client)["three"] == "loaded"
+        ask(client, "three", keep_alive=0)
+        wait_until(lambda: states(client)["three"] == "unloaded")
+        assert ask(client, "three", keep_alive="soon").json()["error"]["param"] == "keep_alive"
+
+
+def test_nothing_is_loaded_where_that_is_not_allowed(models: Path, hub: HubCache) -> None:
+    with serving(models, hub, allow_load=False, idle_unload_s=0.05) as client:
+        for response in (ask(client, "three"), client.post("/v1/models/load", json={"model": "three"})):
+            assert response.status_code == 403
+            assert response.json()["error"]["code"] == "loading_not_allowed"
+        assert ask(client, "nobody").status_code == 404
+        for path in ("unload", "pull"):
+            assert client.post(f"/v1/models/{path}", json={"model": "one"}).status_code == 403
+        # The owner chose this one.
+        wait_until(lambda: states(client)["one"] == "unloaded")
+        assert answer(ask(client, "one")) == text_of(models / "one", ASKED)
+
+
+def test_aliases_and_any_name_mean_the_first_model(models: Path, hub: HubCache) -> None:
+    with serving(models, hub, served_model_name=("gpt", "*")) as client:
+        for name in ("gpt", "whatever"):
+            assert answer(ask(client, name)) == text_of(models / "one", ASKED)
+        assert answer(ask(client, "three")) == text_of(models / "three", ASKED)
+        assert client.get("/v1/models/gpt").json()["state"] == "loaded"
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
+
+
+def test_a_model_is_pulled_with_progress_and_then_served(models: Path, tmp_path: Path) -> None:
+    files = {file.name: file.read_bytes() for file in (models / "three").iterdir()}
+    with fake_hub.serve(files, {"model.safetensors"}) as remote:
+        hub = HubCache(tmp_path / "hub", remote.endpoint)
+        with serving(models, hub) as client:
+            pulled = events(client.post("/v1/models/pull", json={"model": fake_hub.MODEL}))
+            assert pulled[0]["status"] == "downloading"
+            assert pulled[-1]["status"] == "success"
+            assert pulled[-1]["completed_bytes"] == pulled[-1]["total_bytes"] == sum(map(len, files.values()))
+            assert answer(ask(client, fake_hub.MODEL)) == text_of(models / "three", ASKED)
+            [failed] = events(client.post("/v1/models/pull", json={"model": "some-org/none"}))[-1:]
+            assert (failed["status"], failed["error"]["code"]) == ("error", "model_not_found")
+            assert states(client)[fake_hub.MODEL] == "loaded"
