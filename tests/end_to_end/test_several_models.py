@@ -125,7 +125,7 @@ def test_all_apis_find_their_model(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "last"),
     [
-        ("/v1/completions", {"prompt": PROMPT}, "data: [DONE]"),
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 5}, "data: [DONE]"),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5},

@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
+import mlx_lm
 from mlx.utils import tree_flatten
+from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from config.settings import BUNDLED_MODEL
 from engine.model.loading import LoadedModel, load_model
@@ -55,3 +57,25 @@ def text_of(folder: Path, asked: GenerationRequest) -> str:
     loaded = _loaded(folder)
     tokens = answer_of(folder, asked)
     return loaded.tokenizer.decode([token for token in tokens if token not in loaded.tokenizer.eos_ids])
+
+
+def write_adapter(folder: Path, base: Path, seed: int = 9) -> Path:
+    """Write a random LoRA adapter for a model, in mlx-lm's format."""
+    folder.mkdir(parents=True)
+    parameters = {"rank": 2, "scale": 8.0, "dropout": 0.0}
+    config = {"model": str(base), "num_layers": 1, "lora_parameters": parameters, "fine_tune_type": "lora"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    model, _ = mlx_lm.load(str(base))
+    model.freeze()
+    linear_to_lora_layers(model, 1, parameters)
+    mx.random.seed(seed)
+    arrays = {
+        key: 0.3 * mx.random.normal(array.shape) for key, array in tree_flatten(model.trainable_parameters())
+    }
+    mx.save_safetensors(str(folder / "adapters.safetensors"), arrays)
+    return folder
+
+
+def answer_with(base: Path, adapter: Path, asked: GenerationRequest) -> list[int]:
+    """Return what the plain loop answers with a model and an adapter."""
+    return oracle(load_model(str(base), base.name, None, adapter=str(adapter)), asked)

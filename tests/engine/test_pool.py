@@ -19,10 +19,11 @@ from drafters.repetition import score_in_slices
 from engine.catalogue import Catalogue
 from engine.engine import Engine
 from engine.model.hub_cache import HubCache
+from engine.model.loading import ModelError
 from engine.pool import ModelPool
 from engine.request import Failed, Finished, GenerationRequest, ModelLoadError
 from engine.speculative.proposers import DraftSources
-from tests.engine.model_folders import answer_of, write_models
+from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until
 from tests.engine.test_machine import POISON, Breaking
 
@@ -46,7 +47,7 @@ def start_pool(models: Path, tmp_path: Path) -> Iterator[StartPool]:
     def start(
         first: str = "one", sections: Any = None, make_sources: Any = None, **settings: Any
     ) -> ModelPool:
-        wanted = Settings(model=str(models / first), **{"models_dir": str(models)} | settings)
+        wanted = Settings(**{"model": str(models / first), "models_dir": str(models)} | settings)
         catalogue = Catalogue(wanted, HubCache(tmp_path / "hub"))
         pool = ModelPool(wanted, sections, make_sources, catalogue)
         pool.start()
@@ -330,3 +331,36 @@ def test_stopping_answers_what_runs_and_refuses_what_waits(start_pool: StartPool
     with pytest.raises(ModelLoadError) as raised:
         pool.acquire("one")
     assert raised.value.kind == "draining"
+
+
+def test_an_adapter_makes_another_model_of_its_base(
+    start_pool: StartPool, models: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(models / "one", tmp_path / "models" / "one")).parent
+    adapter = write_adapter(folder / "rhymes", folder / "one")
+    asked = request(prompt_of(60), max_tokens=30)
+    expected = answer_with(folder / "one", adapter, asked)
+    assert expected != answer_of(models / "one", asked)
+    where = {"model": str(folder / "one"), "models_dir": str(folder)}
+    pool = start_pool(**where, prefix_cache_dir=str(tmp_path / "prefixes"))
+    assert set(states(pool)) == {"one", "one:rhymes"}
+    # The prefixes of one are not those of the other, in memory or on disk.
+    for _ in range(2):
+        plain, adapted = ask(pool, "one", asked), ask(pool, "one:rhymes", asked)
+        assert list(plain.finished().tokens) == answer_of(models / "one", asked)
+        assert list(adapted.finished().tokens) == expected
+        pool.unload("one:rhymes").result(60)
+    with pytest.raises(ModelLoadError, match="no model one:nobody"):
+        pool.acquire("one:nobody")
+
+
+def test_the_adapter_of_the_settings_is_added_to_their_model(
+    start_pool: StartPool, models: Path, tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "rhymes", models / "one")
+    asked = request(prompt_of(60), max_tokens=30)
+    pool = start_pool(adapter_path=str(adapter))
+    assert list(ask(pool, "one", asked).finished().tokens) == answer_with(models / "one", adapter, asked)
+    assert list(ask(pool, "three", asked).finished().tokens) == answer_of(models / "three", asked)
+    with pytest.raises(ModelError, match=r"there is no adapter_config\.json"):
+        start_pool(adapter_path=str(tmp_path / "nowhere"))
