@@ -12,7 +12,10 @@ from config.settings import SETTINGS, Settings
 Section = Mapping[str, Value]
 """What a section sets, by the settings' names."""
 
-OWN = ("chat_template", "mask_token_id", "adapter_path", "draft_model", *GROUPS["Streaming decoding"])
+OWN = (
+    *("chat_template", "mask_token_id", "trust_remote_code", "adapter_path", "draft_model"),
+    *GROUPS["Streaming decoding"],
+)
 """Settings that were chosen for the model that the server starts with. Others have them only by a section."""
 
 PER_MODEL = frozenset(
@@ -23,7 +26,6 @@ PER_MODEL = frozenset(
         "sampling_defaults",
         "max_context_tokens",
         "kv_bits",
-        "trust_remote_code",
         "idle_unload_s",
         "max_rows",
         "max_queue",

@@ -35,6 +35,8 @@ max_context_tokens = "none"
 - A setting that takes several values is a list in TOML, a repeated flag, or one variable with commas.
 - A flag that takes `true` or `false` means `true` on its own.
 - The value `none` unsets an optional setting.
+- A section such as `[models."qwen3-8b"]` of the file sets what differs for one of
+  [several models](serving.md#several-models). It overrides all other places.
 - `reprise config` prints the settings in force and where each came from. Its output is a valid settings file.
 """
 
