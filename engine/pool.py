@@ -366,7 +366,7 @@ class ModelPool:
             if self._wake.wait(min(CALM_S, self._due_in_s())):
                 return
         ready = [model.engine for model in self._all() if model.is_loaded and model.engine]
-        while not self._wake.is_set() and any(engine.prepare() for engine in ready):
+        while not self._wake.is_set() and self._due_in_s() and any(engine.prepare() for engine in ready):
             pass
         with station("idle"):
             self._wake.wait(self._due_in_s())
@@ -464,7 +464,7 @@ class ModelPool:
         )
 
     def _note_loaded(self, model: PooledModel, engine: Engine) -> None:
-        budget = engine.memory_budget
+        budget = model.budget = engine.memory_budget
         assert budget is not None
         budget.shared = self._memory
         self._memory.holders.append(budget)
@@ -513,11 +513,7 @@ class ModelPool:
         requests wait: they go on when it is loaded again.
         """
         now = time.monotonic()
-        loaded = [
-            model
-            for model in self._all()
-            if model.is_loaded and model.engine and model.engine.memory_budget is not holder
-        ]
+        loaded = [model for model in self._all() if model.is_loaded and model.budget is not holder]
         free = [
             model
             for model in loaded
@@ -537,9 +533,8 @@ class ModelPool:
         if self._current is model:
             engine.pause()
             self._current = None
-        budget = engine.memory_budget
-        self._memory.holders = [one for one in self._memory.holders if one is not budget]
-        budget = None
+        self._memory.holders = [one for one in self._memory.holders if one is not model.budget]
+        model.budget = None
         try:
             engine.unload()
         except Exception:
@@ -684,10 +679,12 @@ class ModelPool:
         return float("inf") if keep_s is None or keep_s < 0 else keep_s
 
     def _due_in_s(self) -> float:
-        """Return in how many seconds the next model is to be unloaded for want of requests, at most a day."""
-        now, day_s = time.monotonic(), 86_400.0
-        idle = [model for model in self._all() if model.is_loaded and not model.num_uses]
-        return max(0.0, min([day_s, *(model.used_at + self._keep_s(model) - now for model in idle)]))
+        """Return in how many seconds to look again for models to unload, at most a day."""
+        now, most_s = time.monotonic(), CALM_S if self._wanted else 86_400.0
+        idle = [
+            model for model in self._all() if model.is_loaded and not model.num_uses and not model.is_wanted
+        ]
+        return max(0.0, min([most_s, *(model.used_at + self._keep_s(model) - now for model in idle)]))
 
     def _progress_made(self) -> tuple[int, ...] | None:
         """Return numbers that grow with progress, None without work. Called on the watchdog's thread."""

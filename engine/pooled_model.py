@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from engine.catalogue import FoundModel
 from engine.engine import Engine
 from engine.request import ModelEntry, ModelInfo
+from engine.scheduler.memory_budget import MemoryBudget
 
 
 class ModelUse:
@@ -34,7 +35,8 @@ class PooledModel:
 
     found: where it is on disk. engine: exists while its weights are loaded, or requests wait for them.
     is_loaded: whether its weights are in memory. progress: None unless it is loading.
-    uses: requests that it was given to. waiting: who waits for it.
+    budget: what it holds of the machine's memory; None while it is not loaded.
+    num_uses: requests that it was given to. waiting: who waits for it.
     leaving: who waits for it to be unloaded; until then it is given to no further request.
     used_at: when it was last asked for or left, by time.monotonic(). keep_s: as the last use said.
     """
@@ -42,6 +44,7 @@ class PooledModel:
     found: FoundModel
     engine: Engine | None = None
     is_loaded: bool = False
+    budget: MemoryBudget | None = None
     progress: float | None = None
     fault: str | None = None
     info: ModelInfo | None = None

@@ -316,7 +316,7 @@ class MemoryBudget:
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
         reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
         """
-        if not self._reserve([*members, *prefilling]):
+        if self.shared and not self._reserve([*members, *prefilling]):
             return False
         shared = rows[0] if isinstance(rows[0], BatchedRows) else None
         has_windows = bool(self._models[0].footprint.windows)

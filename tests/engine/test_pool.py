@@ -1,6 +1,7 @@
 """Several models on one thread: each answers as if it were alone, and memory comes back."""
 
 import gc
+import logging
 import os
 import random
 import shutil
@@ -272,14 +273,20 @@ def test_any_order_of_loads_and_requests_leaves_nothing_behind(
     assert pool.counts().active_bytes == baseline
 
 
+def breaking_engine(
+    breaking: Callable[[Any], Any], settings: Settings, load: Any, *others: Any, **named: Any
+) -> Engine:
+    """Make an engine; that of the model three has a model that breaks."""
+
+    def load_breaking(progress: Any) -> Any:
+        loaded = load(progress)
+        return replace(loaded, model=breaking(loaded.model)) if loaded.info.name == "three" else loaded
+
+    return Engine(settings, load_breaking, *others, **named)
+
+
 def test_a_failing_step_of_one_model_leaves_the_others(models: Path, tmp_path: Path) -> None:
-    def make_engine(settings: Settings, load: Any, *others: Any, **named: Any) -> Engine:
-        def load_breaking(progress: Any) -> Any:
-            loaded = load(progress)
-            return replace(loaded, model=Breaking(loaded.model)) if loaded.info.name == "three" else loaded
-
-        return Engine(settings, load_breaking, *others, **named)
-
+    make_engine = partial(breaking_engine, Breaking)
     wanted = Settings(model=str(models / "one"), models_dir=str(models))
     pool = ModelPool(wanted, catalogue=Catalogue(wanted, HubCache(tmp_path)), make_engine=make_engine)
     pool.start()
@@ -364,3 +371,44 @@ def test_the_adapter_of_the_settings_is_added_to_their_model(
     assert list(ask(pool, "three", asked).finished().tokens) == answer_of(models / "three", asked)
     with pytest.raises(ModelError, match=r"there is no adapter_config\.json"):
         start_pool(adapter_path=str(tmp_path / "nowhere"))
+
+
+class Fatal(BaseException):
+    """What no worker survives."""
+
+
+class Dying(Breaking):
+    """A model whose engine dies of the poison token."""
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        if (tokens == POISON).any().item():
+            raise Fatal
+        return super().__call__(tokens, cache)
+
+
+def test_an_engine_that_dies_takes_only_its_own_requests_along(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Captured log records would keep the arrays on the stack of a fault alive.
+    monkeypatch.setattr(logging.getLogger("reprise.engine"), "disabled", True)
+    wanted = Settings(model=str(models / "one"), models_dir=str(models))
+    make_engine = partial(breaking_engine, Dying)
+    pool = ModelPool(wanted, catalogue=Catalogue(wanted, HubCache(tmp_path)), make_engine=make_engine)
+    pool.start()
+    asked = request(prompt_of(30), max_tokens=60)
+    answer_of(models / "three", asked)
+    gc.collect()
+    before = pool.counts().active_bytes
+    running = ask(pool, "one", asked)
+    for _ in range(2):
+        assert ask(pool, "three", request([*prompt_of(10), POISON], name="bad")).failed().kind == "engine"
+        wait_until(lambda: states(pool)["three"] == "unloaded")
+        # It is loaded again for the next request.
+        assert list(ask(pool, "three", asked).finished().tokens) == answer_of(models / "three", asked)
+    assert list(running.finished().tokens) == answer_of(models / "one", asked)
+    assert pool.status().state == "ready"
+    for name in ("one", "three"):
+        pool.unload(name).result(60)
+    pool.acquire("one").result(60).end()
+    assert pool.counts().active_bytes == before
+    pool.stop(drain_s=0)
