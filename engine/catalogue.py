@@ -72,6 +72,12 @@ class Catalogue:
                 here[name] = replace(base, name=name, adapter=adapter)
         return list(here.values())
 
+    def weight_bytes(self, source: str) -> int:
+        """Return the bytes of the weights in a folder, or of a model in the hub's cache; 0 for neither."""
+        path = Path(source).expanduser()
+        folder = describe_folder(path) if path.is_dir() else _in_hub(self._hub or HubCache(), source)
+        return folder.weight_bytes if folder else 0
+
     def pull(self, name: str, report: ReportBytes) -> None:
         """Download a model into the hub's cache. Raises ModelLoadError, or what report raises."""
         try:
@@ -98,15 +104,17 @@ class Catalogue:
         parts = name.split("/")
         if self._folder is None or len(parts) > MAX_PARTS or "\0" in name or {"", ".", ".."} & {*parts}:
             return None
-        return self._folder / name
+        # What is in a model's folder is a part of it, such as a head.
+        is_part = len(parts) > 1 and (self._folder / parts[0] / "config.json").is_file()
+        return None if is_part else self._folder / name
 
     def _folders(self) -> Iterator[ModelFolder]:
         if self._folder is not None:
             for pattern in ("*/config.json", "*/*/config.json"):
                 for file in self._folder.glob(pattern):
-                    # An adapter, or a part of a model, has no weights of its own.
-                    if any(file.parent.glob("model*.safetensors")):
-                        name = file.parent.relative_to(self._folder).as_posix()
+                    name = file.parent.relative_to(self._folder).as_posix()
+                    # An adapter has no weights of this name.
+                    if self._path(name) and any(file.parent.glob("model*.safetensors")):
                         yield describe_folder(file.parent, name)
         if self._hub is not None:
             yield from self._hub.list_models()

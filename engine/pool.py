@@ -403,6 +403,8 @@ class ModelPool:
     def _make_room_for(self, model: PooledModel) -> bool:
         """Free memory for a model to be loaded; return whether there is enough. Raises ModelLoadError."""
         needed = model.found.folder.weight_bytes
+        if draft_model := self.settings_of(model.name).draft_model:
+            needed += self._catalogue.weight_bytes(draft_model)
         needed += needed // SPARE_SHARE
         if needed > self._memory.limit_bytes:
             raise ModelLoadError(
@@ -429,6 +431,8 @@ class ModelPool:
             if engine is None:
                 engine = self._new_engine(model)
                 with self._lock:
+                    if self._is_stopping:
+                        raise ModelError("the server is stopping")
                     model.engine = engine
             engine.load(partial(self._note_progress, model))
         except ModelError as raised:
@@ -448,7 +452,8 @@ class ModelPool:
 
     def _new_engine(self, model: PooledModel) -> Engine:
         found, settings = model.found, self.settings_of(model.name)
-        if model is not self._first:
+        # The first may be downloaded at its first load.
+        if model is not self._first or (model.num_loads and found.folder.path.is_dir()):
             settings = replace(settings, model=str(found.folder.path))
         if found.adapter:
             settings = replace(settings, adapter_path=str(found.adapter))
@@ -647,7 +652,8 @@ class ModelPool:
             return self._note(found) if found else None
 
     def _note(self, found: FoundModel) -> PooledModel:
-        model = self._models.setdefault(found.name, PooledModel(found))
+        limit = self.settings_of(found.name).max_context_tokens
+        model = self._models.setdefault(found.name, PooledModel(found, limit))
         if not model.engine:
             if model.found.folder != found.folder:
                 # What was wrong with it may have been mended.

@@ -33,7 +33,8 @@ class ModelUse:
 class PooledModel:
     """A model that requests may ask for. The pool's lock guards what other threads read or change.
 
-    found: where it is on disk. engine: exists while its weights are loaded, or requests wait for them.
+    found: where it is on disk. max_context_tokens: as its settings say.
+    engine: exists while its weights are loaded, or requests wait for them.
     is_loaded: whether its weights are in memory. progress: None unless it is loading.
     budget: what it holds of the machine's memory; None while it is not loaded.
     num_uses: requests that it was given to. waiting: who waits for it.
@@ -42,6 +43,7 @@ class PooledModel:
     """
 
     found: FoundModel
+    max_context_tokens: int | None = None
     engine: Engine | None = None
     is_loaded: bool = False
     budget: MemoryBudget | None = None
@@ -77,6 +79,8 @@ class PooledModel:
         """Describe it."""
         status = self.engine.status() if self.engine else None
         tokens = self.info.context_tokens if self.info else self.found.folder.context_tokens
+        if tokens and self.max_context_tokens:
+            tokens = min(tokens, self.max_context_tokens)
         return ModelEntry(
             name=self.name,
             state="loaded" if self.is_loaded else "unloaded" if self.progress is None else "loading",

@@ -412,3 +412,21 @@ def test_an_engine_that_dies_takes_only_its_own_requests_along(
     pool.acquire("one").result(60).end()
     assert pool.counts().active_bytes == before
     pool.stop(drain_s=0)
+
+
+def test_a_section_shows_in_the_list_before_its_model_is_loaded(start_pool: StartPool) -> None:
+    pool = start_pool(sections={"three": {"max_context_tokens": 100}})
+    assert {entry.name: entry.context_tokens for entry in pool.entries()} == {
+        "one": 1024,
+        "broken": 1024,
+        "org/two": 1024,
+        "three": 100,
+    }
+
+
+def test_parts_of_a_models_folder_are_no_models(start_pool: StartPool, models: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(models / "one", tmp_path / "models" / "one")).parent
+    shutil.copytree(models / "three", folder / "one" / "draft")
+    pool = start_pool(models_dir=str(folder), model=str(folder / "one"))
+    assert set(states(pool)) == {"one"}
+    assert pool.find("one/draft") is None
