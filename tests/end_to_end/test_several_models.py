@@ -269,3 +269,12 @@ def test_a_model_is_pulled_with_progress_and_then_served(models: Path, tmp_path:
             [failed] = events(client.post("/v1/models/pull", json={"model": "some-org/none"}))[-1:]
             assert (failed["status"], failed["error"]["code"]) == ("error", "model_not_found")
             assert states(client)[fake_hub.MODEL] == "loaded"
+
+
+def test_one_model_may_be_unloaded_while_nobody_asks(models: Path, hub: HubCache) -> None:
+    with serving(models, hub, models_dir=None, allow_load=None, idle_unload_s=0.05) as client:
+        wait_until(lambda: states(client) == {"one": "unloaded"})
+        for name in (None, "one"):
+            assert answer(ask(client, name)) == text_of(models / "one", ASKED)
+        assert ask(client, "three").status_code == 404
+        wait_until(lambda: states(client) == {"one": "unloaded"})

@@ -430,3 +430,20 @@ def test_parts_of_a_models_folder_are_no_models(start_pool: StartPool, models: P
     pool = start_pool(models_dir=str(folder), model=str(folder / "one"))
     assert set(states(pool)) == {"one"}
     assert pool.find("one/draft") is None
+
+
+@pytest.mark.parametrize("memory_bytes", [pytest.param(FOR_ONE, marks=pytest.mark.slow), FOR_TWO, 40 * 2**20])
+def test_models_together_never_take_more_memory_than_they_are_given(
+    start_pool: StartPool, models: Path, memory_bytes: int
+) -> None:
+    names = ("one", "org/two", "three")
+    asked = [request(prompt_of(40 + 60 * at, at), max_tokens=80, name=f"r{at}") for at in range(9)]
+    expected = [answer_of(models / names[at % 3], one) for at, one in enumerate(asked)]
+    gc.collect()
+    mx.clear_cache()
+    others = mx.get_active_memory()
+    pool = start_pool(memory_bytes=memory_bytes)
+    mx.reset_peak_memory()
+    answers = [ask(pool, names[at % 3], one) for at, one in enumerate(asked)]
+    assert [list(answer.finished().tokens) for answer in answers] == expected
+    assert mx.get_peak_memory() - others <= memory_bytes

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from config.settings import Settings
-from server.banner import LoadingBar, banner, describe_decoding, describe_drafts
+from engine.request import ModelEntry
+from server.banner import LoadingBar, banner, describe_decoding, describe_drafts, describe_models
 from tests.server.fake_engine import FakeEngine
 
 
@@ -94,3 +95,13 @@ def test_the_banner_says_what_was_found_by_trying():
     said = banner(info, ("m",), "http://a", "auto", True, False)
     assert "  batch    one forward pass for all rows\n" in said
     assert "  exact    1 row: 2, 3\n" in said
+
+
+def test_the_banner_names_the_other_models_that_can_be_loaded():
+    found = [ModelEntry(f"model {at}", "unloaded", 1, None) for at in range(9)]
+    broken = [ModelEntry("broken", "unloaded", 1, None, fault="no config.json")]
+    shown = describe_models([*broken, *found], Settings(allow_load=True))
+    names = ", ".join(f"model {at}" for at in range(8))
+    assert shown == f"{names}, and 1 more (loaded when a request asks for them)"
+    assert describe_models(found[:1], Settings()) == "model 0 (loaded with --allow-load only)"
+    assert describe_models(broken, Settings()) == "none found"

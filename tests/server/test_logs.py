@@ -212,3 +212,8 @@ def test_the_cached_tokens_of_a_request_that_has_yet_to_end_are_not_called_none(
     assert "cancelled, 3 prompt tokens, 0 completion tokens" in record.as_text()
     fill_record(record, [asked], {0: Usage(num_prompt_tokens=3, num_cached_tokens=2)}, 1)
     assert "3 prompt tokens (2 cached)" in record.as_text()
+
+
+def test_a_request_to_one_of_several_models_names_it():
+    record = RequestRecord("r", "u", "POST /v1/completions", model="org/two", status=200)
+    assert record.as_text().startswith("r POST /v1/completions 200, model org/two, ")
