@@ -60,6 +60,10 @@ def start_pool(models: Path, tmp_path: Path) -> Iterator[StartPool]:
         pool.stop(drain_s=0)
 
 
+def make_lookup_drafters(settings: Settings) -> Any:
+    return lambda name: DraftSources(make_drafters(settings, name), score_in_slices)
+
+
 def ask(pool: ModelPool, name: str, asked: GenerationRequest, keep_s: float | None = None) -> Answer:
     """Ask a model of the pool, which is loaded for it; return the Answer."""
     use = pool.acquire(name).result(60)
@@ -303,11 +307,8 @@ def test_a_failing_step_of_one_model_leaves_the_others(models: Path, tmp_path: P
 def test_what_drafters_learned_and_kept_prefixes_are_used_after_a_reload(
     start_pool: StartPool, models: Path, tmp_path: Path
 ) -> None:
-    def make_sources(settings: Settings) -> Any:
-        return lambda name: DraftSources(make_drafters(settings, name), score_in_slices)
-
     folder = str(tmp_path / "prefixes")
-    pool = start_pool(make_sources=make_sources, prefix_cache_dir=folder, draft_type="ngram-mod")
+    pool = start_pool(make_sources=make_lookup_drafters, prefix_cache_dir=folder, draft_type="ngram-mod")
     asked = request(prompt_of(400), max_tokens=60)
     expected = answer_of(models / "one", asked)
     assert list(ask(pool, "one", asked).finished().tokens) == expected
@@ -447,3 +448,37 @@ def test_models_together_never_take_more_memory_than_they_are_given(
     answers = [ask(pool, names[at % 3], one) for at, one in enumerate(asked)]
     assert [list(answer.finished().tokens) for answer in answers] == expected
     assert mx.get_peak_memory() - others <= memory_bytes
+
+
+def test_a_section_gives_a_model_its_draft_model_whose_memory_comes_back_too(
+    start_pool: StartPool, models: Path
+) -> None:
+    asked = request(prompt_of(40), max_tokens=40)
+    expected = answer_of(models / "three", asked)
+    section = {"draft_model": str(models / "one"), "draft_type": "draft-model", "prefix_cache_bytes": 2**20}
+    pool = start_pool(sections={"three": section}, make_sources=make_lookup_drafters)
+    ask(pool, "three", asked).finished()
+    pool.unload("three").result(60)
+    before = pool.counts().active_bytes
+    for _ in range(2):
+        finished = ask(pool, "three", asked).finished()
+        assert list(finished.tokens) == expected
+        assert pool.find("three").info.draft_strategy == "none"  # type: ignore[union-attr]
+        # The draft model's weights count, too.
+        assert pool.counts().active_bytes - before >= 2 * pool.info.weight_bytes
+        pool.unload("three").result(60)
+        assert pool.counts().active_bytes == before
+
+
+def test_memory_comes_back_from_a_process_that_froze_its_objects(start_pool: StartPool) -> None:
+    pool = start_pool()
+    pool.unload("one").result(60)
+    before = pool.counts().active_bytes
+    pool.acquire("one").result(60).end()
+    gc.freeze()
+    try:
+        pool.unload("one").result(60)
+        assert pool.counts().active_bytes == before
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
