@@ -59,6 +59,9 @@ RESERVED_CHUNK_TOKENS = 256
 CHUNK_STEP = 64
 """Prompt tokens by which chunks are lengthened while there is memory for them."""
 
+STEADY_TOKENS = 8
+"""Tokens by which rows may lengthen, while none joins or leaves, before a step is estimated again."""
+
 HELD_COPIES = 3
 """Copies of what a layer of a head holds while it drafts: of the last token, of the next, and one in use."""
 
@@ -208,7 +211,7 @@ class MemoryBudget:
     models: the target model and, if any, the draft model.
     vocab_size: of the target model.
     chunk_tokens: prompt tokens fed at once for which memory is reserved. largest_chunk_tokens: maximum.
-    ahead_tokens: maximum tokens by which a step lengthens a row before it is rolled back.
+    ahead_tokens: maximum tokens by which rows lengthen until the next estimate, before they are rolled back.
     has_masks: whether the target model predicts at masks, whose entropies every row may want.
     prefixes: the prefix caches, which give up memory that rows need, the first one first.
     """
@@ -237,6 +240,8 @@ class MemoryBudget:
         self._has_masks = has_masks
         self.prefixes: list[PrefixCache] = []
         self._used_bytes = 0
+        # Of the last estimate, if only rows ran: its room, and the rows with the lengths up to which it holds.
+        self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
         # Of a request that is not known yet, and of sequences, none of which is kept after its end.
         self._most_sampling = SamplingMemory.of(ALL_NEEDS, vocab_size)
         self._sampling: WeakKeyDictionary[Sequence, SamplingMemory] = WeakKeyDictionary()
@@ -316,6 +321,9 @@ class MemoryBudget:
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
         reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
         """
+        if self._is_steady(members, prefilling, reading):
+            return True
+        self._steady = 0, []
         if self.shared and not self._reserve([*members, *prefilling]):
             return False
         shared = rows[0] if isinstance(rows[0], BatchedRows) else None
@@ -351,7 +359,24 @@ class MemoryBudget:
                 model_rows.limit_growth(num_cells + ahead)
                 held = sum(slots * columns for slots, columns in model_rows.extents)
                 self._used_bytes += max(0, held - num_cells) * cell_bytes
+        # Beside other models both what is left and MLX's limit change at their turns.
+        if not (prefilling or reading or self.shared):
+            self._steady = self.room_bytes, [(s, len(s.tokens) + STEADY_TOKENS) for s in members]
         return True
+
+    def _is_steady(
+        self,
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
+        reading: SequenceOf[Sequence],
+    ) -> bool:
+        """Whether the last estimate had room for this step as well."""
+        room_bytes, steady = self._steady
+        if prefilling or reading or room_bytes != self.room_bytes or len(members) != len(steady):
+            return False
+        return all(
+            one is s and len(s.tokens) <= limit for s, (one, limit) in zip(members, steady, strict=True)
+        )
 
     def _reserve(self, running: SequenceOf[Sequence]) -> bool:
         """Reserve, beside other models, what the oldest sequence takes at its end; return whether it fits."""
@@ -529,7 +554,7 @@ class MemoryBudget:
         """Return the slots times columns of the windows that rows share, once these prompts joined them."""
         if model is self._models[0] and (rows := step.members):
             lengths = [one.num_tokens for one in joining]
-            return lambda window: rows.window_cells(window, lengths, model.width)
+            return lambda window: rows.window_cells(window, lengths, model.width + STEADY_TOKENS)
         num_slots, most = max_slots(len(step.rows) + len(joining)), self._most_columns(model, step)
         return lambda window: num_slots * window_columns(most, window, model.width)
 
@@ -650,7 +675,7 @@ def make_memory_budget(
         loaded.info.vocab_size,
         chunk_tokens=min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens),
         largest_chunk_tokens=settings.prefill_chunk_tokens,
-        ahead_tokens=width,
+        ahead_tokens=width + STEADY_TOKENS,
         has_masks=loaded.info.mask_token_id is not None,
     )
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)
