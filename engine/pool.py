@@ -58,6 +58,9 @@ log = logging.getLogger("reprise.engine")
 GRACE_S = 5.0
 """Seconds for which a model that was given to a request stays loaded until the request is queued."""
 
+BLOCKED_S = 0.02
+"""Seconds after which to look again whether a request fits into memory, if nothing else is to be done."""
+
 SPARE_SHARE = 16
 """A model to be loaded needs 1/SPARE_SHARE more than its weights at least."""
 
@@ -352,9 +355,13 @@ class ModelPool:
         self._current = model
         start = time.perf_counter()
         engine.turn()
-        # Without a step the others go first: what it waits for is theirs.
-        least_s = SLICE_S if engine.is_blocked and len(working) > 1 else 0.0
-        self._turns.charge(model, max(least_s, time.perf_counter() - start))
+        taken_s = time.perf_counter() - start
+        if engine.is_blocked:
+            # The others go first: what it waits for is theirs. Without others it looks again soon.
+            taken_s = max(SLICE_S, taken_s)
+            if len(working) == 1:
+                self._wake.wait(BLOCKED_S)
+        self._turns.charge(model, taken_s)
         if engine.is_dead and not self._is_stopping:
             self._drop(model, "its engine has died, as the log says")
         return True
