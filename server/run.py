@@ -37,7 +37,7 @@ from server.logs import LOGGER, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
-    from engine.kept_sources import MakeSourcesFor
+    from engine.pool.kept_sources import MakeSourcesFor
 
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that they close it first."""
@@ -147,7 +147,7 @@ def _serve_several(
     sections: Mapping[str, Section],
     bound: socket.socket,
 ) -> int:
-    from engine.pool import ModelPool
+    from engine.pool.pool import ModelPool
 
     pool = ModelPool(settings, dict(sections), make_sources)
     if settings.allow_load is None:

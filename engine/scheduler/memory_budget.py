@@ -240,7 +240,7 @@ class MemoryBudget:
         self._has_masks = has_masks
         self.prefixes: list[PrefixCache] = []
         self._used_bytes = 0
-        # Of the last estimate, if only rows ran: its room, and the rows with the lengths up to which it holds.
+        # Of the last estimate, if only rows ran: its room, and the lengths of rows up to which it holds.
         self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
         # Of a request that is not known yet, and of sequences, none of which is kept after its end.
         self._most_sampling = SamplingMemory.of(ALL_NEEDS, vocab_size)

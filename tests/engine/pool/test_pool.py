@@ -17,11 +17,11 @@ import pytest
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
-from engine.catalogue import Catalogue
 from engine.engine import Engine
 from engine.model.hub_cache import HubCache
 from engine.model.loading import ModelError
-from engine.pool import ModelPool
+from engine.pool.catalogue import Catalogue
+from engine.pool.pool import ModelPool
 from engine.request import Failed, Finished, GenerationRequest, ModelLoadError
 from engine.speculative.proposers import DraftSources
 from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_models

@@ -6,7 +6,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.turns import SLICE_S, Turns
+from engine.pool.turns import SLICE_S, Turns
 
 
 def run(turns: Turns[str], runners: list[str], cost_s: dict[str, float], until_s: float) -> Counter[str]:

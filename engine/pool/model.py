@@ -5,8 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from engine.catalogue import FoundModel
 from engine.engine import Engine
+from engine.pool.catalogue import FoundModel
 from engine.request import ModelEntry, ModelInfo
 from engine.scheduler.memory_budget import MemoryBudget
 

@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from config.settings import Settings
-from engine.catalogue import Catalogue
 from engine.engine import Engine
 from engine.model.hub_cache import HubCache
-from engine.pool import ModelPool
+from engine.pool.catalogue import Catalogue
+from engine.pool.pool import ModelPool
 from server.app import create_app
 from tests.engine.model import fake_hub
 from tests.engine.model_folders import text_of, write_models

@@ -25,14 +25,15 @@ import mlx.core as mx
 
 from config.per_model import Section, settings_of
 from config.settings import Settings
-from engine.catalogue import Catalogue, FoundModel
 from engine.engine import Engine
 from engine.faults.watchdog import Watchdog
-from engine.kept_sources import KeptSources, MakeSourcesFor
 from engine.loop import CALM_S, STOPPING, WakingInbox
 from engine.model.hub_download import ReportBytes
 from engine.model.loading import ModelError, StartProgress, make_draft_loader, make_loader
-from engine.pooled_model import ModelUse, PooledModel
+from engine.pool.catalogue import Catalogue, FoundModel
+from engine.pool.kept_sources import KeptSources, MakeSourcesFor
+from engine.pool.model import ModelUse, PooledModel
+from engine.pool.turns import SLICE_S, Turns
 from engine.request import (
     EngineCounts,
     EngineError,
@@ -51,7 +52,6 @@ from engine.scheduler.shared_memory import Holder, SharedMemory
 from engine.stations import EngineStation, StationClock, station
 from engine.stats import sum_counts
 from engine.text.tokenizer import Tokenizer
-from engine.turns import SLICE_S, Turns
 
 log = logging.getLogger("reprise.engine")
 
