@@ -62,8 +62,8 @@ class Engine:
     waits_for_costs: whether start() returns only when they are known.
     inbox: takes other threads' messages; of an engine whose thread is a pool's.
 
-    The thread is this engine's own from start() to stop(), or that of a pool (pool/pool.py), which calls load(),
-    turn(), pause(), unload() and end() on it.
+    The thread is this engine's own from start() to stop(), or that of a pool, which calls load(), turn(),
+    pause(), unload() and end() on it.
 
     attached: what its users keep beside it; it ends with the engine.
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.

@@ -25,7 +25,7 @@ from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
-from server.requests.models import ModelRequest, PullRequest
+from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
@@ -63,6 +63,7 @@ BODIES = (
     TokenizeRequest,
     DetokenizeRequest,
     ModelRequest,
+    LoadRequest,
     PullRequest,
 )
 

@@ -239,13 +239,18 @@ def from_engine(fault: EngineError) -> ApiError:
 
 
 def from_load(fault: Exception) -> ApiError:
-    """Make the error for a model that cannot be loaded, or not in time (TimeoutError, with its name)."""
+    """Make the error for a model that cannot be had, or not in time (TimeoutError, with its name).
+
+    Raises the fault itself if it is no error of a request.
+    """
     if isinstance(fault, TimeoutError):
         return UnavailableError(
             f"The model '{fault}' was not loaded in time (--load-timeout-s). Try again later.",
             code="load_timeout",
             headers=retry_after(LOAD_RETRY_S),
         )
+    if isinstance(fault, EngineError):
+        return from_engine(fault)
     if not isinstance(fault, ModelLoadError):
         raise fault
     message = f"{str(fault)[:1].upper()}{str(fault)[1:]}."

@@ -167,7 +167,8 @@ class ModelPool:
     def acquire(self, name: str) -> "Future[ModelUse]":
         """Load a model for a request, unless it is loaded. Its use must be ended, or its future cancelled.
 
-        Raises ModelLoadError for an unknown name; the future does so if the model cannot be loaded.
+        Raises ModelLoadError for an unknown name, and EngineError if too many wait for it already. The future
+        raises ModelLoadError if the model cannot be loaded.
         """
         model = self._find(name)
         if model is None:
@@ -179,6 +180,9 @@ class ModelPool:
             model.used_at = time.monotonic()
             if model.is_loaded and not self._wanted and not model.leaving:
                 self._give(model, future)
+            elif len(model.waiting) >= self.settings.max_rows + self.settings.max_queue:
+                message = f"{len(model.waiting)} requests wait for {name}; try again later"
+                raise EngineError("queue_full", message)
             else:
                 model.waiting.append(future)
                 self._want(model)

@@ -22,6 +22,16 @@ class ModelRequest(RequestModel):
     model: str = Field(description="The model's name, as GET /v1/models has it.")
 
 
+class LoadRequest(ModelRequest):
+    """The body of POST /v1/models/load."""
+
+    keep_alive: KeepAlive = Field(
+        None,
+        description="Seconds for which the model stays loaded without requests, or a duration such as "
+        '"5m"; below 0 for good. null: --idle-unload-s.',
+    )
+
+
 class PullRequest(RequestModel):
     """The body of POST /v1/models/pull."""
 

@@ -17,7 +17,7 @@ from server.http.openapi import body_schema
 from server.http.request_log import record_of
 from server.logs import LOGGER
 from server.output.openai_objects import ListedModelCard, ListedModels, ModelCard, ModelList, ModelMeta
-from server.requests.models import ModelRequest, PullRequest
+from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.validation.body import read_body
 
 REPORT_S = 0.5
@@ -50,16 +50,16 @@ async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModel
     return await _find_card(service, service.models, name)
 
 
-@router.post("/v1/models/load", openapi_extra=body_schema(ModelRequest))
+@router.post("/v1/models/load", openapi_extra=body_schema(LoadRequest))
 async def load_model(request: Request) -> Response:
     """Load a model, and return it once it is loaded. Only where there are several models."""
-    body = await read_body(request, ModelRequest)
+    body = await read_body(request, LoadRequest)
     _check_several(service_of(request))
 
     async def answer(_: Service) -> Response:
         return await _card_response(service_of(request), body.model)
 
-    return await serve_model(request, body.model, answer)
+    return await serve_model(request, body.model, answer, keep_alive=body.keep_alive)
 
 
 @router.post("/v1/models/unload", openapi_extra=body_schema(ModelRequest))
@@ -106,6 +106,8 @@ class _Pull:
     async def events(self, request: Request) -> AsyncIterator[bytes]:
         """Download the model; yield what its stream consists of."""
         task = asyncio.create_task(asyncio.to_thread(self._models.pull, self._name, self._report))
+        # Its client may leave before it ends.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         while not task.done():
             yield self._event("downloading")
             await asyncio.wait({task}, timeout=REPORT_S)

@@ -22,7 +22,7 @@ from engine.model.hub_cache import HubCache
 from engine.model.loading import ModelError
 from engine.pool.catalogue import Catalogue
 from engine.pool.pool import ModelPool
-from engine.request import Failed, Finished, GenerationRequest, ModelLoadError
+from engine.request import EngineError, Failed, Finished, GenerationRequest, ModelLoadError
 from engine.speculative.proposers import DraftSources
 from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until
@@ -482,3 +482,18 @@ def test_memory_comes_back_from_a_process_that_froze_its_objects(start_pool: Sta
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+
+
+def test_only_as_many_requests_wait_for_a_model_as_it_may_have(start_pool: StartPool) -> None:
+    pool = start_pool(max_rows=1, max_queue=2)
+    answer = ask(pool, "one", request(prompt_of(20), max_tokens=900))
+    # While it is to be unloaded, requests for it wait.
+    left = pool.unload("one")
+    waiting = [pool.acquire("one") for _ in range(3)]
+    with pytest.raises(EngineError, match="3 requests wait for one") as raised:
+        pool.acquire("one")
+    assert raised.value.code == "queue_full"
+    answer.cancel()  # type: ignore[attr-defined]
+    left.result(60)
+    for future in waiting:
+        future.result(60).end()
