@@ -420,7 +420,7 @@ class ModelPool:
         if needed > self._memory.limit_bytes:
             raise ModelLoadError(
                 "too_large",
-                f"{model.name} takes {needed / 2**20:,.0f} MiB at least, and there are "
+                f"model {model.name!r} takes {needed / 2**20:,.0f} MiB at least, and there are "
                 f"{self._memory.limit_bytes / 2**20:,.0f} MiB for all models (--memory-bytes)",
             )
         self._memory.loading_bytes = 0
@@ -433,7 +433,7 @@ class ModelPool:
         """Load a model, with turns for others in between. Raises ModelLoadError."""
         fault = model.found.folder.fault
         if fault and model is not self._first:
-            raise ModelLoadError("not_loadable", f"{model.name} cannot be loaded: {fault}")
+            raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {fault}")
         log.info("loading %s", model.name)
         engine = model.engine
         with self._lock:
@@ -459,7 +459,7 @@ class ModelPool:
             self._memory.loading_bytes = 0
         if self._is_stopping:
             raise ModelLoadError("draining", "the server is stopping")
-        raise ModelLoadError("not_loadable", f"{model.name} cannot be loaded: {told}")
+        raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {told}")
 
     def _new_engine(self, model: PooledModel) -> Engine:
         found, settings = model.found, self.settings_of(model.name)

@@ -112,7 +112,7 @@ def test_models_answer_at_the_same_time_as_if_each_were_alone(start_pool: StartP
         ("nobody", "unknown", "no model nobody"),
         ("../one", "unknown", "no model"),
         ("/etc", "unknown", "no model"),
-        ("broken", "not_loadable", "broken cannot be loaded"),
+        ("broken", "not_loadable", "model 'broken' cannot be loaded"),
     ],
 )
 def test_a_model_that_cannot_be_had_is_an_error_and_others_go_on(
@@ -135,7 +135,7 @@ def test_a_model_too_large_for_all_memory_is_an_error(
     # A file with a hole takes no disk.
     os.truncate(large / "model.safetensors", 300 * 2**20)
     pool = start_pool("one", memory_bytes=200 * 2**20, models_dir=str(large.parent))
-    with pytest.raises(ModelLoadError, match=r"large takes .* MiB at least") as raised:
+    with pytest.raises(ModelLoadError, match=r"model 'large' takes .* MiB at least") as raised:
         pool.acquire("large").result(60)
     assert raised.value.kind == "too_large"
     pool.acquire("one").result(60).end()
