@@ -101,6 +101,17 @@ class DraftReading:
         self._pace = Pace(memory_budget.chunk_tokens, planner.model_s(1, 1, 0))
         self._lookup_pace = Pace(ALL_TEXT)
 
+    def choose(self, sequence: Sequence) -> None:
+        """Choose whether to draft for a sequence whose drafters were just opened.
+
+        Its prompt is not computed yet: to take a head's states out of the target costs time, too.
+        """
+        if sequence.drafts and sequence.drafts.uses_model:
+            try:
+                sequence.drafts.uses_model = self._is_wanted()
+            except Exception as fault:
+                sequence.give_up_draft_model(fault)
+
     def begin(self, sequence: Sequence) -> Reader | None:
         """Make a reader for a sequence that joins the rows; None if nothing is to be drafted for it."""
         drafts, reader = sequence.drafts, None
@@ -108,7 +119,7 @@ class DraftReading:
             return None
         drafts.forecast.is_ready = False
         try:
-            if drafts.uses_model and self._is_wanted():
+            if drafts.uses_model:
                 reader = self._make_reader(sequence)
         except Exception as fault:
             sequence.give_up_draft_model(fault)
