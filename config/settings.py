@@ -181,8 +181,8 @@ class Settings:
     )
     prefix_cache_bytes: int | None = setting(
         None,
-        "Maximum memory for cached prefixes, those of the draft model included; they are evicted if running "
-        "requests need it. 0 turns the cache off.",
+        "Maximum memory for cached prefixes, those of the draft model or head included; they are evicted if "
+        "running requests need it. 0 turns the cache off.",
         at_least=0,
         unset="a quarter of the memory left after weights",
     )

@@ -407,7 +407,7 @@ class ModelInfo:
     fingerprint: equal for equal weights and configuration under the same version of MLX.
     memory_limit: how memory limits context_tokens; None if it does not.
     draft_strategy: how the draft model's drafts are translated; None without a draft model.
-    head: what drafts from its hidden states; None if nothing does.
+    head: what drafts from its hidden states; None if nothing does. head_fault: why a head of its does not.
     batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
     sampling_defaults: what its makers recommend.
     mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
@@ -429,6 +429,7 @@ class ModelInfo:
     memory_limit: MemoryLimit | None = None
     draft_strategy: str | None = None
     head: HeadKind | None = None
+    head_fault: str = ""
     batching: str = ""
     exact: str = ""
     sampling_defaults: SamplingDefaults = SamplingDefaults()

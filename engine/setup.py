@@ -26,6 +26,7 @@ from engine.speculative.draft_model.forecast import MODEL
 from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.heads.drafter import HeadDrafter, NamedHead, RowDrafter
+from engine.speculative.heads.prefixes import HeadPrefixes
 from engine.speculative.mask_drafts import MASKS
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.translation.translation import Translation
@@ -166,8 +167,7 @@ def _make_queue(
 ) -> RequestQueue:
     """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
     num_bytes = _prefix_bytes(settings, memory_budget)
-    if head is None:
-        num_bytes -= memory_budget.draft_model_share(num_bytes)
+    num_bytes -= memory_budget.draft_model_share(num_bytes)
     opening = loaded.tokenizer.answer_opening
     prefix_lookup = PrefixLookup(loaded, settings, num_bytes, opening, memory_budget)
     if prefix_lookup.cache:
@@ -179,13 +179,16 @@ def _make_queue(
 def _make_draft_reading(
     model: RowDrafter, proposers: Proposers, planner: Planner, queue: RequestQueue, settings: Settings
 ) -> DraftReading:
-    """Set up the reading of texts: by the draft model with a prefix cache of its own, by a head without."""
-    budget, opening = queue.memory_budget, queue.prefix_lookup.opening
+    """Set up the reading of texts, by a draft model or a head, with a prefix cache of its own."""
+    budget, lookup = queue.memory_budget, queue.prefix_lookup
+    num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
     if isinstance(model, HeadDrafter):
-        prefixes = DraftPrefixes(model.model, lambda: None, 0, opening)
+        # Without the target's it would find nothing.
+        num_bytes *= lookup.cache is not None
+        may_copy = partial(budget.may_copy, model=-1, num_copies=2)
+        prefixes: DraftPrefixes = HeadPrefixes(model, num_bytes, lookup.opening, lookup.store, may_copy)
     else:
-        num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
-        prefixes = DraftPrefixes(model.model, model.loaded.prefix_fault, num_bytes, opening)
+        prefixes = DraftPrefixes(model.model, model.loaded.prefix_fault, num_bytes, lookup.opening)
     if prefixes.cache:
         # First: without its prefixes only drafts come later.
         budget.prefixes.insert(0, prefixes.cache)

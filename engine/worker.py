@@ -232,6 +232,8 @@ class Worker:
             if sequence.drafts is None and not sequence.ended:
                 try:
                     sequence.drafts = self.proposers.begin(sequence.request, sequence.matcher)
+                    if self._draft_reading:
+                        self._draft_reading.choose(sequence)
                 except Exception as fault:
                     sequence.fail_with(fault)
 

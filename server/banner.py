@@ -143,6 +143,7 @@ def banner(
         "sampling": sampling,
         "decoding": decoding,
         "drafts": drafts,
+        "not used": info.head_fault,
         "exact": info.exact or EXACT_NOT_TRIED,
         "loaded": f"in {info.loaded_s:.1f} s",
         "address": address,

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +57,19 @@ class _Record:
         return self.header.start + len(self.header.tokens)
 
 
+@dataclass
+class _Index:
+    """The files of a folder. roots: those that continue none. records: all, by name.
+
+    writing: those that are not written yet. num_bytes: of all.
+    """
+
+    roots: list[_Record] = field(default_factory=list)
+    records: dict[str, _Record] = field(default_factory=dict)
+    writing: list[tuple[_Record, Future[int]]] = field(default_factory=list)
+    num_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Loading:
     """A load in progress.
@@ -80,12 +94,9 @@ class PrefixStore:
     """
 
     def __init__(self, folder: Path, budget_bytes: int, fingerprint: str, needs_state: bool) -> None:
-        self.num_bytes = 0
+        self._index = _Index()
         self._folder, self._budget_bytes = folder, budget_bytes
         self._fingerprint, self._needs_state = fingerprint, needs_state
-        self._roots: list[_Record] = []
-        self._records: dict[str, _Record] = {}
-        self._writing: list[tuple[_Record, Future[int]]] = []
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Raises now, rather than at the first save, if the folder cannot be written to.
         trial = unfinished_path(folder / f"{'0' * 40}{SUFFIX}")
@@ -96,8 +107,23 @@ class PrefixStore:
         self._scan()
         self._shrink()
 
+    def sibling(self, part: str, needs_state: bool) -> "PrefixStore":
+        """Return the store of another part of the same model, with the same files, budget and thread.
+
+        part: identifies it. needs_state: whether its caches hold state besides KV slices.
+        """
+        other = copy(self)
+        other._fingerprint = hashlib.sha256(f"{self._fingerprint} {part}".encode()).hexdigest()
+        other._needs_state = needs_state
+        return other
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all files."""
+        return self._index.num_bytes
+
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._index.records)
 
     def match(self, prompt: Tokens) -> int:
         """Return how many of the prompt's leading tokens can be loaded from files; never its last one."""
@@ -154,7 +180,7 @@ class PrefixStore:
             return
         # NAME_PATTERN matches this name.
         name = hashlib.sha256(self._fingerprint.encode() + added.tobytes()).hexdigest()[:40] + SUFFIX
-        if name in self._records:
+        if name in self._index.records:
             return
         header = Header(
             self._fingerprint, parent.path.name if parent else "", start, added[start:], bool(state)
@@ -162,7 +188,7 @@ class PrefixStore:
         contents = disk_file.copy_contents(kv_slice, state)
         record = _Record(self._folder / name, header, parent, size, time.time())
         self._add(record)
-        self._writing.append((record, self._thread.submit(_write, record.path, header, contents)))
+        self._index.writing.append((record, self._thread.submit(_write, record.path, header, contents)))
         self._shrink()
 
     def close(self) -> None:
@@ -171,12 +197,12 @@ class PrefixStore:
 
     def _num_unwritten_bytes(self) -> int:
         """Return the bytes that still wait for the disk. Forgets files that could not be written."""
-        for record, writing in self._writing:
+        for record, writing in self._index.writing:
             if writing.done() and (fault := writing.exception()):
                 log.warning("could not write a prefix to %s: %s", self._folder, fault)
                 self._forget(record)
-        self._writing = [one for one in self._writing if not one[1].done()]
-        return sum(record.num_bytes for record, _ in self._writing)
+        self._index.writing = [one for one in self._index.writing if not one[1].done()]
+        return sum(record.num_bytes for record, _ in self._index.writing)
 
     def _scan(self) -> None:
         found: dict[str, _Record] = {}
@@ -190,16 +216,16 @@ class PrefixStore:
         # Parents first: a file whose parent is gone is useless and deleted.
         for record in sorted(found.values(), key=lambda one: one.header.start):
             name, start = record.header.parent, record.header.start
-            record.parent = self._records.get(name)
+            record.parent = self._index.records.get(name)
             if name and not (record.parent and record.parent.header.start < start <= record.parent.end):
                 record.path.unlink(missing_ok=True)
             else:
                 self._add(record)
 
     def _add(self, record: _Record) -> None:
-        self._records[record.path.name] = record
-        (record.parent.children if record.parent else self._roots).append(record)
-        self.num_bytes += record.num_bytes
+        self._index.records[record.path.name] = record
+        (record.parent.children if record.parent else self._index.roots).append(record)
+        self._index.num_bytes += record.num_bytes
 
     def _longest_match(self, tokens: Array, needs_state: bool) -> tuple[_Record | None, int]:
         """Return the file that matches the most leading tokens, and how many; (None, 0) if none does.
@@ -207,7 +233,7 @@ class PrefixStore:
         needs_state: match a file only up to its end, and only if it has state there.
         """
         best: _Record | None = None
-        length, open_records = 0, [(record, 0) for record in self._roots]
+        length, open_records = 0, [(record, 0) for record in self._index.roots]
         while open_records:
             record, matched = open_records.pop()
             header = record.header
@@ -225,17 +251,17 @@ class PrefixStore:
     def _shrink(self) -> None:
         """Delete the least recently used files that have no children, until the rest fit the budget."""
         while self.num_bytes > self._budget_bytes:
-            childless = [record for record in self._records.values() if not record.children]
+            childless = [record for record in self._index.records.values() if not record.children]
             self._forget(min(childless, key=lambda record: record.used_at))
 
     def _forget(self, record: _Record) -> None:
         """Delete a file and all that continue it."""
         for child in list(record.children):
             self._forget(child)
-        if self._records.pop(record.path.name, None) is None:
+        if self._index.records.pop(record.path.name, None) is None:
             return
-        (record.parent.children if record.parent else self._roots).remove(record)
-        self.num_bytes -= record.num_bytes
+        (record.parent.children if record.parent else self._index.roots).remove(record)
+        self._index.num_bytes -= record.num_bytes
         self._thread.submit(record.path.unlink, missing_ok=True)
 
 

@@ -6,15 +6,16 @@ Once the draft model has read a row's text, it may draft for it.
 """
 
 import logging
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from time import perf_counter
 
 from engine.scheduler.memory_budget import MemoryBudget
+from engine.scheduler.prefix_lookup import num_shared
 from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
-from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.draft_model.reader import DraftReader, Reader
+from engine.speculative.draft_model.reader import Reader
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 from engine.speculative.proposers import Proposers
 
@@ -100,6 +101,17 @@ class DraftReading:
         self._pace = Pace(memory_budget.chunk_tokens, planner.model_s(1, 1, 0))
         self._lookup_pace = Pace(ALL_TEXT)
 
+    def choose(self, sequence: Sequence) -> None:
+        """Choose whether to draft for a sequence whose drafters were just opened.
+
+        Its prompt is not computed yet: to take a head's states out of the target costs time, too.
+        """
+        if sequence.drafts and sequence.drafts.uses_model:
+            try:
+                sequence.drafts.uses_model = self._is_wanted()
+            except Exception as fault:
+                sequence.give_up_draft_model(fault)
+
     def begin(self, sequence: Sequence) -> Reader | None:
         """Make a reader for a sequence that joins the rows; None if nothing is to be drafted for it."""
         drafts, reader = sequence.drafts, None
@@ -107,7 +119,7 @@ class DraftReading:
             return None
         drafts.forecast.is_ready = False
         try:
-            if drafts.uses_model and self._is_wanted():
+            if drafts.uses_model:
                 reader = self._make_reader(sequence)
         except Exception as fault:
             sequence.give_up_draft_model(fault)
@@ -116,7 +128,11 @@ class DraftReading:
 
     def _make_reader(self, sequence: Sequence) -> Reader | None:
         if isinstance(self._draft_model, HeadDrafter):
-            return self._draft_model.make_reader(sequence.prefill.states)
+            prefill = sequence.prefill
+            head_reader = self._draft_model.make_reader(prefill.states, prefill.num_computed)
+            # Where a text like this one may continue.
+            head_reader.keep_at = {self.prefixes.opening(sequence.tokens), prefill.num_computed}
+            return head_reader
         opening = self.prefixes.opening(sequence.tokens)
         reader = self._draft_model.make_reader(len(sequence.tokens), sequence.give_up_draft_model, opening)
         if reader and sequence.drafts:
@@ -148,14 +164,15 @@ class DraftReading:
     def keep_row(self, sequence: Sequence, row: int) -> None:
         """Keep what was read of a row that is about to be removed, if memory allows a copy."""
         try:
-            if self._may_copy(sequence) and isinstance(self._draft_model, DraftModel):
-                self._draft_model.keep_row(row, self.prefixes)
+            if self._may_copy(sequence):
+                self._draft_model.keep_row(row, sequence.tokens, self.prefixes)
         # No request depends on this copy.
         except Exception:
             log.warning("a prefix of the draft model could not be cached", exc_info=True)
 
     def is_due(self, members: SequenceOf[Sequence]) -> bool:
-        """Whether a slice may be read now."""
+        """Whether a slice may be read now. Drops readers first that are of no use any more."""
+        self._drop_hopeless(members)
         return self._choose(members) is not None
 
     def run(self, members: SequenceOf[Sequence]) -> None:
@@ -171,39 +188,58 @@ class DraftReading:
             if has_read and perf_counter() - start + self._slice_s(members[row], reader) > limit_s:
                 return
             self._read_slice(members, row, reader, limit_s)
+            self._drop_hopeless(members)
             has_read = True
+
+    def _drop_hopeless(self, members: SequenceOf[Sequence]) -> None:
+        """Drop texts that take longer to read than their answers can pay for, and heads idle for long."""
+        if isinstance(self._draft_model, HeadDrafter):
+            for row in self._draft_model.idle_rows():
+                self._drop(members[row], row)
+        plain_s = self._plain_s(members)
+        for row, reader in self._draft_model.unread() if plain_s else ():
+            if reader.has_begun and not self._is_payable(members[row], reader, plain_s or 0.0):
+                # Another turn may continue here.
+                self.keep_row(members[row], row)
+                self._drop(members[row], row)
+
+    def _plain_s(self, members: SequenceOf[Sequence]) -> float | None:
+        """Return the seconds of a plain step; None if they are not known, or a row has no token yet."""
+        # A slice must not delay a first token.
+        if not members or not all(s.num_answered for s in members):
+            return None
+        return self._planner.costs.least_plain_s(len(members), self._planner.conditions(members))
 
     def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, Reader, float] | None:
         """Return the row to read next, the one with the least left to read; None if none may be read.
 
-        Returns the row, its reader, and the seconds of a plain step. Texts that take too long are dropped,
-        and so are heads that have been idle for long.
+        Returns the row, its reader, and the seconds of a plain step.
         """
-        if isinstance(self._draft_model, HeadDrafter):
-            for row in self._draft_model.idle_rows():
-                self._drop(members[row], row)
         unread = [
             (row, reader)
             for row, reader in self._draft_model.unread()
-            if (drafts := members[row].drafts) and drafts.uses_model
+            if (drafts := members[row].drafts) and drafts.uses_model and not reader.is_waiting
         ]
-        # A slice must not delay a first token.
-        if not unread or not all(s.num_answered for s in members):
-            return None
-        plain_s = self._planner.costs.least_plain_s(len(members), self._planner.conditions(members))
-        if plain_s is None:
+        if not unread or (plain_s := self._plain_s(members)) is None:
             return None
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
         left_s = min(budget.left_to_read_s(plain_s) for budget in budgets) - (1 + RESERVED_STEPS) * plain_s
         unread.sort(key=lambda one: one[1].count_left(len(members[one[0]].tokens)))
+        texts = [(members[row], reader) for row, reader in unread]
         for row, reader in unread:
-            if reader.has_begun and not self._is_payable(members[row], reader, plain_s):
-                # Another turn may continue here.
-                self.keep_row(members[row], row)
-                self._drop(members[row], row)
-            elif self._slice_s(members[row], reader) <= left_s:
+            is_affordable = self._slice_s(members[row], reader) <= left_s
+            if is_affordable and not self._awaits(members[row], reader, texts):
                 return row, reader, plain_s
         return None
+
+    def _awaits(self, sequence: Sequence, reader: Reader, others: Iterable[tuple[Sequence, Reader]]) -> bool:
+        """Whether another text that begins like this one is read first, and then this one knows more."""
+        if reader.has_begun or not reader.num_before:
+            return False
+        return any(
+            other.num_before < reader.num_before and num_shared(sequence, of) >= reader.num_before
+            for of, other in others
+        )
 
     def _pace_of(self, reader: Reader) -> Pace:
         return self._pace if reader.has_begun else self._lookup_pace
@@ -259,8 +295,7 @@ class DraftReading:
         is_complete = reader.count_left(len(tokens)) == 0
         # A request that comes meanwhile may share this text.
         if (is_complete or reader.num_computed in reader.keep_at) and self._may_copy(sequence):
-            assert isinstance(reader, DraftReader)
-            self.prefixes.keep(reader)
+            self.prefixes.keep(reader, tokens)
         if is_complete and sequence.drafts:
             self._draft_model.start_drafting(row)
             sequence.drafts.forecast.begin()

@@ -163,7 +163,7 @@ class PrefixLookup:
         for other in prefilling:
             key = other, len(other.tokens)
             shared = known.get(key)
-            search.num_shared[key] = shared = _num_shared(sequence, other) if shared is None else shared
+            search.num_shared[key] = shared = num_shared(sequence, other) if shared is None else shared
             if other.prefill.num_computed < shared:
                 candidates.append((other, shared))
         num_evictions = self.cache.num_evictions if self.cache else 0
@@ -257,7 +257,7 @@ class PrefixLookup:
         holders += [(p, p.prefill.num_computed, partial(cut_slice, p.prefill.caches)) for p in prefilling]
         best, cut_best = 0, None
         for holder, held, cut in holders:
-            shared = min(_num_shared(sequence, holder), held)
+            shared = min(num_shared(sequence, holder), held)
             if shared > best:
                 best, cut_best = shared, cut
         if cut_best is None:
@@ -284,7 +284,7 @@ class PrefixLookup:
         return 0
 
 
-def _num_shared(sequence: Sequence, other: Sequence) -> int:
+def num_shared(sequence: Sequence, other: Sequence) -> int:
     """Count the leading tokens of a sequence that another one shares; its own last token never counts."""
     shared = count_shared(sequence.tokens, sequence.hashes, other.tokens, other.hashes)
     return min(shared, len(sequence.tokens) - 1)

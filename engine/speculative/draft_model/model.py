@@ -122,14 +122,17 @@ class DraftModel:
         """Draft nothing more for a row."""
         self._rows[row].reader, self._rows[row].is_ready = None, False
 
-    def keep_row(self, row: int, prefixes: DraftPrefixes) -> None:
-        """Keep what was read of a row that is about to be removed, so far as its ids are settled."""
+    def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
+        """Keep what was read of a row that is about to be removed, so far as its ids are settled.
+
+        tokens: all committed tokens of the row.
+        """
         state = self._rows[row]
         if state.reader and state.is_ready:
             num_held = self.rows.roll_back(row, state.floor)
             prefixes.keep_row(state.reader.ids[:num_held], row, self.rows)
         elif state.reader:
-            prefixes.keep(state.reader)
+            prefixes.keep(state.reader, tokens)
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its place."""

@@ -23,6 +23,7 @@ class DraftPrefixes:
     find_fault: returns why the model's caches cannot be sliced, None if they can.
     budget_bytes: memory for it. find_opening: returns the length before the opening of the answer.
     cache: None if budget_bytes is 0 or the draft model's caches cannot be sliced.
+    needs_state: whether these hold state besides KV slices.
     """
 
     def __init__(
@@ -34,14 +35,14 @@ class DraftPrefixes:
     ) -> None:
         self._make = partial(make_caches, model)
         self._find_opening = find_opening
-        self._needs_state = has_state(self._make())
+        self.needs_state = has_state(self._make())
         self.cache: PrefixCache | None = None
         if not budget_bytes:
             return
         if fault := find_fault():
             log.warning("no prefix cache for the draft model, so it reads every text in full: %s", fault)
         else:
-            self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)
+            self.cache = PrefixCache(budget_bytes, self._make, self.needs_state)
 
     def status(self) -> PrefixStatus | None:
         """Return the prefix cache's counts, None without one. May be called on any thread."""
@@ -49,7 +50,7 @@ class DraftPrefixes:
 
     def opening(self, tokens: list[int]) -> int:
         """Return the length of the target's tokens at which state is to be kept; 0 if none is."""
-        return self._find_opening(tokens) if self.cache and self._needs_state else 0
+        return self._find_opening(tokens) if self.cache and self.needs_state else 0
 
     def look_up(self, reader: Reader, tokens: Sequence[int], max_tokens: int) -> int:
         """Read up to max_tokens more tokens of a text, and begin to compute it once its prefix is found.
@@ -66,18 +67,22 @@ class DraftPrefixes:
         num_held = self.cache.match(ids)
         if num_held == reader.num_usable and reader.count_left(len(tokens)) > num_held:
             return num_read
-        caches, num_found = self.cache.find(ids) or (self._make(), 0)
-        reader.begin(caches, num_found)
         # Where texts diverge, the next one may diverge too.
-        at_least = num_found + MIN_SAVED_IDS
-        wanted = {num_held, *reader.keep_at} if self._needs_state else set()
-        reader.keep_at = {at for at in wanted if at >= at_least}
+        reader.keep_at.add(num_held)
+        self._begin(reader, ids)
         return num_read
 
-    def keep(self, reader: DraftReader) -> None:
-        """Keep what a reader's caches hold."""
+    def _begin(self, reader: Reader, ids: Sequence[int]) -> None:
+        """Begin to compute after the longest known prefix of ids, which never has the last one of them."""
+        caches, num_found = (self.cache and self.cache.find(ids)) or (self._make(), 0)
+        reader.begin(caches, num_found)
+        wanted = reader.keep_at if self.needs_state else set()
+        reader.keep_at = {at for at in wanted if at >= num_found + MIN_SAVED_IDS}
+
+    def keep(self, reader: Reader, tokens: Sequence[int]) -> None:
+        """Keep what a reader's caches hold. tokens: all committed tokens of its sequence."""
         caches = reader.caches
-        self._put(reader.ids[: reader.num_computed], partial(cut_slice, caches), partial(take_state, caches))
+        self._put(reader.computed_ids(tokens), partial(cut_slice, caches), partial(take_state, caches))
 
     def keep_row(self, ids: Sequence[int], row: int, rows: Rows) -> None:
         """Keep what a row holds: these ids."""

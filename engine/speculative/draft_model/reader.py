@@ -37,6 +37,7 @@ class Reader(ABC):
 
     caches, num_computed: the drafter's caches and the ids that they hold, from begin() until the row of the
         batch owns them. has_begun: whether begin() was called.
+    num_before: leading ids of the text that it cannot compute itself, as they are not known to it.
     keep_at: numbers of ids at which the caches are to be kept in the prefix cache.
     spent_s: seconds that reading has taken so far.
     """
@@ -45,12 +46,17 @@ class Reader(ABC):
         self.caches: Caches = []
         self.num_computed = 0
         self.has_begun = False
+        self.num_before = 0
         self.keep_at: set[int] = set()
         self.spent_s = 0.0
 
     def begin(self, caches: Caches, num_computed: int) -> None:
         """Begin to compute. caches: hold the first num_computed ids."""
         self.caches, self.num_computed, self.has_begun = caches, num_computed, True
+
+    def _until_kept(self, num_fed: int) -> int:
+        """Return how many ids to feed, at most num_fed, to end where the caches are to be kept."""
+        return min([num_fed, *(at - self.num_computed for at in self.keep_at if at > self.num_computed)])
 
     def release_caches(self) -> Caches:
         """Return the caches and drop them here: from now on the rows of the batch own them."""
@@ -60,6 +66,18 @@ class Reader(ABC):
     @abstractmethod
     def compute(self, model: Any, tokens: Sequence[int], max_ids: int) -> int:
         """Feed the drafter the next ids of a text, and wait for it; return how many, at most max_ids."""
+
+    @abstractmethod
+    def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the ids that the caches hold, to keep them in the prefix cache; none if they may not be.
+
+        tokens: all committed tokens of the sequence.
+        """
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is being loaded for it, before which it cannot begin."""
+        return False
 
     @abstractmethod
     def count_left(self, num_tokens: int) -> int:
@@ -137,14 +155,17 @@ class DraftReader(Reader):
         """
         if self._num_to_compute < max_ids:
             self.read_more(tokens, max_ids)
-        ahead = [at - self.num_computed for at in self.keep_at if at > self.num_computed]
-        num_fed = min(max_ids, self._num_to_compute, *ahead)
+        num_fed = self._until_kept(min(max_ids, self._num_to_compute))
         if num_fed:
             part = self.ids[self.num_computed : self.num_computed + num_fed]
             model(mx.array(list(part))[None], cache=self.caches)
             evaluate(self.caches)
             self.num_computed += num_fed
         return num_fed
+
+    def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:  # noqa: ARG002
+        """Return the draft model's ids that the caches hold."""
+        return self.ids[: self.num_computed]
 
     def count_left(self, num_tokens: int) -> int:
         """Count the tokens left to read and compute of a text of num_tokens; 0 once drafts may begin."""

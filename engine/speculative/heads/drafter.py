@@ -4,9 +4,10 @@
 
 The head takes the draft model's place. Its rows stand in the order of the target's, and a row may draft once
 the head has read the states of its prompt, in slices between the target's steps. Only committed positions are
-fed, with the states that the target computed, so nothing is ever rolled back but padding. Positions whose
-states are not known, as their keys and values came from the prefix cache, are absent: the head's own
-positions begin after them.
+fed, with the states that the target computed, so nothing is ever rolled back but padding. The states of
+positions whose keys and values came from the target's prefix cache are not known: the head's own keys and
+values of them come from a prefix cache of its own (prefixes.py). What that lacks is absent, and the head's
+positions begin after it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +22,21 @@ from engine.kv_cache.batched import GroupedKVCache, RaggedKVCache
 from engine.kv_cache.per_row import Caches, leaves, make_caches
 from engine.kv_cache.rows import BatchedRows, evaluate
 from engine.model.loading import LoadedModel
+from engine.prefix_cache.disk import Loading
 from engine.request import HeadKind
 from engine.sampling.sampler import Sampler
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID, DraftModel
+from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.draft_model.reader import Reader
 from engine.speculative.draft_model.sampling import SameVocabularySampling
 from engine.speculative.heads.head import Head
 from engine.speculative.heads.states import States
 from engine.speculative.heads.taps import Recorded, Taps
 from engine.speculative.verify import RowInput
+
+MAX_FILLED = 64
+"""Maximum positions whose states are not known to feed as zeros, so that the others keep their distances."""
 
 MAX_IDLE_STEPS = 32
 """Steps after which nothing more is drafted for a row whose head has neither read nor drafted meanwhile: to
@@ -60,19 +66,43 @@ class HeadReader(Reader):
     """The part of one sequence that the head has read.
 
     states: of the positions after that. num_idle: steps since it last read or drafted.
+    num_before: positions before the first state that is known; the target's prefix cache had them.
+    num_skipped: of these, how many the caches lack, so that all that follow stand that much earlier in them.
+    loading: the files that are being read. is_disk_searched: whether files were looked for.
     """
 
-    def __init__(self, head: Head, states: States) -> None:
+    def __init__(self, head: Head, states: States, num_before: int = 0) -> None:
         super().__init__()
         self.states = states
         self.num_idle = 0
+        self.num_before = num_before
+        self.num_skipped = 0
+        self.loading: Loading | None = None
+        self.is_disk_searched = False
         self._head = head
+
+    def begin(self, caches: Caches, num_computed: int) -> None:
+        """Begin to read, with zeros in place of states that are neither in the caches nor known.
+
+        If they are many, one position stands for them all: the head takes the first of its caches for the
+        first of a text.
+        """
+        num_missing = self.num_before - num_computed
+        num_filled = num_missing if num_missing <= MAX_FILLED else 1
+        self.states.prepend_zeros(num_filled)
+        self.num_skipped = num_missing - num_filled
+        super().begin(caches, num_computed)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether files are being read for it."""
+        return self.loading is not None and not self.loading.future.done()
 
     def compute(self, model: object, tokens: Sequence[int], max_ids: int) -> int:  # noqa: ARG002
         """Feed the head the next positions of a text, and wait for it; return how many, at most max_ids."""
-        num_fed = min(max_ids, self.count_left(len(tokens)))
+        num_fed = self._until_kept(min(max_ids, self.count_left(len(tokens))))
         if num_fed:
-            following = mx.array([following_ids(tokens, self.states.num, num_fed)])
+            following = mx.array([self.following(tokens, self.num_computed, num_fed)])
             self._head.read(self.states.take(num_fed)[None], following, self.caches)
             evaluate(self.caches)
             self.num_computed += num_fed
@@ -83,11 +113,18 @@ class HeadReader(Reader):
         """Count the positions left to read but the newest, from which a draft begins."""
         return max(0, self.states.num - 1)
 
+    def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the tokens after the positions in the caches, if these hold the text from its beginning."""
+        return self.kept_ids(tokens, self.num_computed)
 
-def following_ids(tokens: Sequence[int], num_pending: int, num: int) -> list[int]:
-    """Return the tokens after num positions, the first of the num_pending before a text's last token."""
-    start = len(tokens) - num_pending
-    return list(tokens[start : start + num])
+    def kept_ids(self, tokens: Sequence[int], num_held: int) -> Sequence[int]:
+        """Return the ids under which num_held positions are kept: the token after each; none if some lack."""
+        return () if self.num_skipped else self.following(tokens, 0, num_held)
+
+    def following(self, tokens: Sequence[int], num_held: int, num: int) -> list[int]:
+        """Return the tokens after num positions, the first of which comes after num_held in the caches."""
+        start = self.num_skipped + num_held + 1
+        return list(tokens[start : start + num])
 
 
 @dataclass
@@ -153,9 +190,12 @@ class HeadDrafter:
                 token_bytes += each
         return token_bytes, windows, largest
 
-    def make_reader(self, states: States) -> HeadReader:
-        """Make a reader for a sequence that joins. states: of its prompt but the last token, if known."""
-        return HeadReader(self.head, states)
+    def make_reader(self, states: States, num_computed: int) -> HeadReader:
+        """Make a reader for a sequence that joins.
+
+        states: of the last of its num_computed tokens, those that did not come from the prefix cache.
+        """
+        return HeadReader(self.head, states, num_computed - states.num)
 
     def add(self, reader: HeadReader | None) -> None:
         """Add an empty row as the last one. reader: of its states; None to draft nothing for the row."""
@@ -180,6 +220,27 @@ class HeadDrafter:
     def drop_reader(self, row: int) -> None:
         """Draft nothing more for a row."""
         self._rows[row] = HeadRow(None)
+
+    def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
+        """Keep what was read of a row that is about to be removed, and the states that are left to read.
+
+        tokens: all committed tokens of the row.
+        """
+        state = self._rows[row]
+        if state.reader is None:
+            return
+        if not state.is_ready:
+            prefixes.keep(state.reader, tokens)
+            return
+        num_held = self.rows.lengths[row]
+        # States of what came after the end of the answer are of no use.
+        num_left = min(state.reader.states.num, len(tokens) - 1 - num_held, MAX_BACKLOG_TOKENS)
+        if prefixes.cache is None or not (ids := state.reader.kept_ids(tokens, num_held + num_left)):
+            return
+        if num_left:
+            alone = [state.reader if at == row else None for at in range(len(self._rows))]
+            self._read(alone, [num_left if reader else 0 for reader in alone], [tokens] * len(alone))
+        prefixes.keep_row(ids, row, self.rows)
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its place."""
@@ -261,9 +322,9 @@ class HeadDrafter:
         """Feed each row that many of its positions, all rows in one forward pass."""
         held, width = list(self.rows.lengths), max(nums)
         fed, states = [], []
-        for reader, num, tokens in zip(readers, nums, committed, strict=True):
+        for row, (reader, num, tokens) in enumerate(zip(readers, nums, committed, strict=True)):
             if reader and num:
-                fed.append(following_ids(tokens, reader.states.num, num))
+                fed.append(reader.following(tokens, held[row], num))
                 states.append(mx.pad(reader.states.take(num), [(0, width - num), (0, 0)]))
             else:
                 fed.append([PADDING_ID])

@@ -1,6 +1,7 @@
 """Find the head that drafts from a model's hidden states: the one in the settings, or the model's own."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from config.settings import Settings
@@ -58,6 +59,7 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
         if asked:
             raise
         log.warning("%s; it drafts nothing", fault)
+        loaded.info = replace(loaded.info, head_fault=str(fault))
         return None
     if asked:
         raise ModelError(

@@ -20,6 +20,12 @@ class States:
         self.parts.append(part)
         self.num += part.shape[0]
 
+    def prepend_zeros(self, num: int) -> None:
+        """Put zeros in the place of states that are not known, of the num positions before the first one."""
+        if num:
+            self.parts.insert(0, mx.zeros((num, self.parts[0].shape[1]), self.parts[0].dtype))
+            self.num += num
+
     def take(self, num: int) -> mx.array:
         """Remove the first num states, of one position at least, and return them: (num, size)."""
         assert 0 < num <= self.num

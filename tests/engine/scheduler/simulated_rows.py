@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.request import GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
 from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork, ShareOfTarget
 from engine.speculative.proposers import DraftSources, Proposers
 from tests.drafters.fakes import scored
 
@@ -21,6 +22,9 @@ UNSTEADY = 1.15
 """A plain step after another kind of step, relative to one that was dispatched ahead."""
 
 WIDEST = 32
+
+HEAD_TOKENS = 4
+"""Maximum tokens that a head drafts."""
 
 
 class ChanceDrafter:
@@ -91,6 +95,8 @@ class Device:
 
     limit: tokens of each answer; a row leaves when it has them, and a new one joins.
     mask_chances: by a row's number, the chance that a mask predicts its token; the model is always sure.
+    head_chances: by a row's number, the chance that a head drafts a token that is right.
+    head_share, believed_head_share: a token that it drafts, as a share of a plain step.
     """
 
     true_s: TrueCosts
@@ -102,14 +108,21 @@ class Device:
     overhead: float = 0.02
     noise: float = 0.0
     mask_chances: Sequence[float] = ()
+    head_chances: Sequence[float] = ()
+    head_share: float = 0.05
+    believed_head_share: float = 0.05
     spent: list[Spent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         settings = Settings(num_draft_tokens=WIDEST - 1, gate="off")
         drafter = ChanceDrafter(self.chances, self.seed)
         sources, mask_token = DraftSources({"suffix": drafter}, scored(1.0)), 0 if self.mask_chances else None
-        self.proposers = Proposers(sources, settings, mask_token_id=mask_token)
-        self.planner = Planner(self.believed)
+        head = "mtp" if self.head_chances else None
+        self.proposers = Proposers(sources, settings, head, mask_token_id=mask_token, max_drafted=HEAD_TOKENS)
+        prior = ShareOfTarget(self.believed, self.believed_head_share)
+        self.planner = Planner(
+            self.believed, model_costs=DraftModelCosts(prior, self.believed) if head else None
+        )
         self.rng = random.Random(self.seed)
         self.rows: list[Any] = []
         self.in_flight: list[Any] = []
@@ -125,6 +138,7 @@ class Device:
             drafts=self.proposers.begin(asked),
             spent=Spent(self.overhead),
         )
+        row.drafts.forecast.begin()
         self.rows.append(row)
         self.spent.append(row.spent)
 
@@ -171,8 +185,11 @@ class Device:
             self.commit(row, [self.token(row, row.num_answered)], taken_s, plain_s)
 
     def verify(self, inputs: Any) -> None:
-        rows, widths = self.rows, [one.width for one in inputs]
-        taken_s, plain_s = self.cost(rows, max(widths)), self.cost(rows, 1)
+        rows, plain_s = self.rows, self.cost(self.rows, 1)
+        work = self.draft(rows, inputs)
+        drafting_s = self.head_share * plain_s * work.num_drafted if work else 0.0
+        widths = [one.width for one in inputs]
+        taken_s = drafting_s + self.cost(rows, max(widths))
         outcomes = []
         for row, one in zip(rows, inputs, strict=True):
             says = [self.token(row, row.num_answered + at) for at in range(len(one.draft) + 1)]
@@ -186,10 +203,28 @@ class Device:
             widths,
             [len(outcome) for outcome in outcomes],
             taken_s,
+            drafting_s,
+            work,
         )
         for row, one, outcome in zip(list(rows), inputs, outcomes, strict=True):
             row.spent.num_wide += 1
             self.commit(row, outcome, taken_s, plain_s, one.source, len(one.draft))
+
+    def draft(self, rows: Sequence[Any], inputs: list[Any]) -> DraftWork | None:
+        """Let the head draft for the inputs that want it, as HeadDrafter does for rows that lack nothing."""
+        num = min(HEAD_TOKENS, max(one.num_to_draft for one in inputs))
+        if not num:
+            return None
+        for at, (row, one) in enumerate(zip(rows, inputs, strict=True)):
+            chance = self.head_chances[row.drafts.seq % len(self.head_chances)]
+            says = [self.token(row, row.num_answered + place) for place in range(min(num, one.num_wanted))]
+            draft = [token if self.rng.random() < chance else 0 for token in says]
+            if draft:
+                inputs[at] = replace(one, draft=draft, source=replace(one.source, tokens=draft))
+        work = DraftWork(1, num, [1] * len(rows), [(num, num) if one.num_wanted else None for one in inputs])
+        for at, row in enumerate(rows):
+            row.drafts.forecast.record_work(work, at)
+        return work
 
     def predict(self, row: Any, num_accepted: int, num_masks: int) -> None:
         chance = self.mask_chances[row.drafts.seq % len(self.mask_chances)]

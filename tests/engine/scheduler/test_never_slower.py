@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,36 @@ def test_masks_whose_costs_are_wrong_by_any_factor(
         device = Device(true_s, costs, lookups, 48, 150, seed, 0.02 + PROBING, mask_chances=chances)
         device.run(num_rows, 2 * num_rows)
         check(device)
+
+
+@pytest.mark.parametrize(("head_share", "believed_share"), [(0.05, 0.05), (0.5, 0.05), (1.0, 0.5)])
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("chances", [[BAD], [POOR], [BAD, GOOD], [GOOD]], ids=str)
+@pytest.mark.parametrize("context", [48, 20_000], ids=["short", "long"])
+def test_heads_that_cost_more_than_believed(
+    context: int, chances: Sequence[float], num_rows: int, head_share: float, believed_share: float
+) -> None:
+    """A head's cost is not measured before it drafts, but taken from its share of the weights."""
+    for seed, per_token in enumerate((0.01, 0.3)):
+        true_s = costs_of(per_token, 0.0002)
+        device = Device(true_s, believed(true_s, 1.0, seed), [NONE], context, 150, seed, 0.02 + PROBING)
+        device = replace(
+            device,
+            head_chances=chances,
+            head_share=head_share,
+            believed_head_share=believed_share,
+            spent=[],
+        )
+        device.run(num_rows, 2 * num_rows)
+        check(device)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_a_good_head_drafts_for_rows_that_are_all_new(num_rows: int) -> None:
+    true_s = costs_of(0.01, 0.0002)
+    device = Device(true_s, believed(true_s, 1.0, 0), [NONE], head_chances=[GOOD])
+    device.run(num_rows, num_rows)
+    assert all(one.spent_s < 0.5 * one.plain_s for one in device.spent)
 
 
 def test_masks_pay_where_steps_hardly_cost_more_for_them() -> None:

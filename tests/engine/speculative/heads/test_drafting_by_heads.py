@@ -16,12 +16,13 @@ from engine.model.loading import LoadedModel, ModelError
 from engine.request import Finished, GenerationRequest, Grammar, HeadKind
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.speculation import Planner
+from engine.speculative.draft_model.forecast import READ_ONE_PROMPT_IN
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
 from engine.speculative.heads.drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
 from engine.speculative.heads.families import FAMILIES
 from engine.speculative.heads.head import Choose, Head, find_ends
 from engine.speculative.heads.mtp import MTPHead
-from engine.speculative.heads.taps import Taps
+from engine.speculative.heads.taps import Recorded, Taps
 from engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import Coin, scored
@@ -313,3 +314,29 @@ def test_a_head_that_has_nothing_to_do_for_long_costs_nothing_any_more(
         assert recorded is None
     driven.finish()
     assert list(answer.finished().tokens) == expected_tokens("llama", asked)
+
+
+def test_states_of_prompts_are_taken_only_if_the_head_is_to_read_them(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compute the last layer of a whole prompt takes time, which nothing else needs."""
+    monkeypatch.setattr(Planner, "model_pays", lambda *_: False)
+    widths: list[int] = []
+    states = Recorded.states
+
+    def noted(self: Recorded) -> list[mx.array]:
+        found = states(self)
+        widths.extend(each.shape[1] for each in found)
+        return found
+
+    monkeypatch.setattr(Recorded, "states", noted)
+    asked = [request(prompt_of(40, i), 6, name=str(i)) for i in range(READ_ONE_PROMPT_IN + 1)]
+    engine = start(start_engine, "llama", finding(knowing("llama", asked)), prefix_cache_bytes=0)
+    widths.clear()
+    taken = []
+    for one in asked:
+        assert list(ask(engine, one).finished().tokens) == expected_tokens("llama", one)
+        taken.append(sum(width for width in widths if width > 5))
+        widths.clear()
+    # The first one, and then one in READ_ONE_PROMPT_IN.
+    assert [num > 0 for num in taken] == [True, *[False] * (READ_ONE_PROMPT_IN - 1), True]
