@@ -3,6 +3,7 @@
 import argparse
 
 from cli.arguments import add_settings, resolve_arguments
+from cli.launch import is_launched, launch
 
 HELP = "Serve a model until Ctrl-C."
 
@@ -16,6 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the process is asked to stop; return the exit status."""
     settings = resolve_arguments(arguments).settings
+    if settings.hosts is not None and not is_launched():
+        return launch(settings.hosts)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from drafters.assembly import make_drafters
     from drafters.repetition import score_in_slices

@@ -15,6 +15,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "mask_token_id",
             "trust_remote_code",
         ),
+        "Several machines": ("hosts", "split", "split_layers", "join_timeout_s"),
         "Address and access": (
             "host",
             "port",

@@ -122,6 +122,7 @@ def banner(
         "model": f"{', '.join(names)} ({kind})",
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
+        **{f"rank {rank}": held for rank, held in enumerate(info.ranks)},
         "context": f"{info.context_tokens} tokens",
         "batch": info.batching,
         "sampling": sampling,

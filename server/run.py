@@ -105,6 +105,8 @@ def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
 
 
 def _start(settings: Settings, make_sources: "MakeSources | None") -> int:
+    if "MLX_RANK" in os.environ and (status := follow(settings)) is not None:
+        return status
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
         bound = bind_address(settings.host, settings.port)
@@ -118,9 +120,51 @@ def _start(settings: Settings, make_sources: "MakeSources | None") -> int:
         from engine.model.loading import ModelError
 
         try:
+            if "MLX_RANK" in os.environ:
+                return _serve_ranks(settings, make_sources, bound)
             return serve(Engine(settings, make_sources=make_sources), settings, bound)
         except ModelError as fault:
             return _fail(str(fault))
+
+
+def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
+    """Serve a model of which other machines have parts; only ends with the process. Raises ModelError."""
+    from engine.distributed.place import read_place
+    from engine.distributed.rank_0 import Ranks
+    from engine.engine import Engine
+    from engine.model.loading import ModelError
+
+    place = read_place()
+    if place is None:
+        return serve(Engine(settings, make_sources=make_sources), settings, bound)
+    ranks = Ranks(place, settings)
+    engine = Engine(settings, load=ranks.load, make_sources=make_sources, find_head=lambda _: None)
+    engine.explain_failure, ranks.abort = ranks.explain, engine.abort
+    engine.on_set_up = ranks.begin_serving
+    status = 1
+    try:
+        status = serve(engine, settings, bound)
+    except ModelError as fault:
+        _fail(str(fault))
+    finally:
+        ranks.leave(status)
+    return status
+
+
+def follow(settings: Settings) -> int | None:
+    """Follow rank 0 if this process is another rank, until it ends; None if it is not."""
+    from engine.distributed.follow import run as run_follower
+    from engine.distributed.place import read_place
+    from engine.model.loading import ModelError
+
+    configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
+    try:
+        place = read_place()
+    except ModelError as fault:
+        return _fail(str(fault))
+    if place is not None and place.rank:
+        run_follower(place, settings)
+    return None
 
 
 def exposure_error(settings: Settings, bound: socket.socket) -> str | None:
