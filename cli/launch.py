@@ -3,6 +3,7 @@
 mlx.launch itself exits with 0 even if what it started has failed; it only says so.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ from types import FrameType
 
 FAILED = re.compile(r"Node with rank (\d+) (?:exited with code (-?\d+)|was killed)")
 """How mlx.launch says that a process has failed."""
+
+CTRL_C = b"\x03"
 
 
 def is_launched() -> bool:
@@ -32,31 +35,46 @@ def launch(hosts: str, arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
     chosen = ["--hostfile", hosts] if hosts.endswith(".json") else ["--backend", "ring", "--hosts", hosts]
     command = [str(binary / "mlx.launch"), *chosen, "--", str(binary / "reprise"), *arguments]
     # Its own standard input, kept open: mlx.launch takes a core while it reads the end of a file.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # mlx.launch itself must outlive the ranks. Rank 0 sets handlers of its own.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
     _pass_on(process)
-    statuses: list[int] = []
+    statuses: dict[int, int] = {}
     reader = threading.Thread(target=_read, args=(process, statuses), daemon=True)
     reader.start()
     status = process.wait()
     reader.join()
-    return status or next((one for one in statuses if one), 0)
+    if status or not statuses:
+        return status
+    # A process that a signal ended has a negative one.
+    return max(1, statuses.get(0, 1))
 
 
 def _pass_on(process: "subprocess.Popen[bytes]") -> None:
     """Let the signals that stop a server stop rank 0, which drains and then ends the others."""
 
     def stop(sig: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler
-        os.killpg(process.pid, sig)
+        assert process.stdin
+        with contextlib.suppress(OSError):
+            # To processes on this machine, and to those behind a terminal of ssh.
+            os.killpg(process.pid, signal.SIGINT)
+            process.stdin.write(CTRL_C)
+            process.stdin.flush()
 
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, stop)
 
 
-def _read(process: "subprocess.Popen[bytes]", statuses: list[int]) -> None:
+def _read(process: "subprocess.Popen[bytes]", statuses: dict[int, int]) -> None:
     """Copy standard error, and note the statuses of processes that failed."""
     assert process.stderr
     for line in process.stderr:
         sys.stderr.buffer.write(line)
         sys.stderr.buffer.flush()
         if found := FAILED.search(line.decode(errors="replace")):
-            statuses.append(int(found[2] or 1))
+            statuses[int(found[1])] = int(found[2] or 1)

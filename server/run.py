@@ -137,6 +137,8 @@ def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: 
     place = read_place()
     if place is None:
         return serve(Engine(settings, make_sources=make_sources), settings, bound)
+    # `reprise serve --hosts` starts processes that ignore it, for the sake of mlx.launch.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     ranks = Ranks(place, settings)
     engine = Engine(settings, load=ranks.load, make_sources=make_sources, find_head=lambda _: None)
     engine.explain_failure, ranks.abort = ranks.explain, engine.abort

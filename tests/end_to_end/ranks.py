@@ -15,6 +15,7 @@ from pathlib import Path
 
 STARTED_WITHIN_S = 240
 COMMAND = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())"]
+REPRISE = [str(Path(sys.executable).parent / "reprise")]
 
 
 @dataclass
@@ -55,11 +56,17 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def ranks(
-    folder: Path, model: Path, num_ranks: int, *flags: str, flags_by_rank: Sequence[Sequence[str]] = ()
+    folder: Path,
+    model: Path,
+    num_ranks: int,
+    *flags: str,
+    flags_by_rank: Sequence[Sequence[str]] = (),
+    program: Sequence[str] = COMMAND,
 ) -> Iterator[Started]:
     """Start the ranks of a model, as mlx.launch does; whatever still runs at the end is killed.
 
     num_ranks: 1 for a server without other machines. flags_by_rank: more flags of each rank.
+    program: what is started.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
     environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / f"ngrams-{num_ranks}")
@@ -74,7 +81,7 @@ def ranks(
         place = {"MLX_RANK": str(rank)} if num_ranks > 1 else {}
         processes.append(
             subprocess.Popen(
-                [*COMMAND, "serve", "--model", str(model), "--port", "0", *flags, *more],
+                [*program, "serve", "--model", str(model), "--port", "0", *flags, *more],
                 stderr=subprocess.PIPE,
                 text=True,
                 env=environment | place,

@@ -1,6 +1,7 @@
 """A model on several machines answers as on one: real processes and a real ring, all on this machine."""
 
 import json
+import os
 import re
 import signal
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from bench.architectures.tiny_models import write_random_model
-from tests.end_to_end.ranks import Started, ranks
+from tests.end_to_end.ranks import REPRISE, Started, ranks
 
 PROMPTS = (
     "the cat sat on the mat. the cat sat on the mat. the cat",
@@ -173,3 +174,35 @@ def test_what_cannot_be_served_together_is_refused_on_all_ranks(tmp_path: Path) 
         sentence = "rank 1 (127.0.0.1) has another setting kv_bits than rank 0: None, not 8"
         assert sentence in started.said(0)
         assert sentence in started.said(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_real_launcher_ends_with_the_true_status(is_killed: bool, tmp_path: Path) -> None:
+    model = write_random_model("qwen2", tmp_path / "model")
+    flags = ("--hosts", "127.0.0.1,127.0.0.1")
+    with ranks(tmp_path, model, 1, *flags, program=REPRISE) as started:
+        started.wait_until_ready()
+        launcher = started.processes[0]
+        if is_killed:
+            os.kill(find_rank(1, model), signal.SIGKILL)
+            # Rank 0 ends with 3, or by the signal with which mlx.launch ends it.
+            assert launcher.wait(ENDS_WITHIN_S) in (1, 3, 128 + signal.SIGTERM)
+        else:
+            launcher.send_signal(signal.SIGINT)
+            assert launcher.wait(LIMIT_S) == 0
+        assert find_rank(0, model) == find_rank(1, model) == 0
+
+
+def find_rank(rank: int, model: Path) -> int:
+    """Return the process of a rank on this machine, 0 if there is none."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            environment = (process / "environ").read_bytes().split(b"\0")
+        # It has ended, or is another person's.
+        except OSError:
+            continue
+        if f"MLX_RANK={rank}".encode() in environment and str(model).encode() in words:
+            return int(process.name)
+    return 0
