@@ -15,8 +15,17 @@ FOLDERS = (".", "docs", "demo_model", "drafters", "engine")
 PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 README = ROOT / "README.md"
 MAX_README_LINES = 160
-OTHER_FLAGS = {"--basetemp", "--cuda", "--slow", "--version"}
-"""Flags of the scripts, and of `reprise` itself."""
+OTHER_FLAGS = {
+    "--auto-setup",
+    "--backend",
+    "--basetemp",
+    "--cuda",
+    "--hostfile",
+    "--over",
+    "--slow",
+    "--version",
+}
+"""Flags of the scripts, of `reprise` itself, and of MLX's launcher."""
 PAGES_WITH_FLAGS = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
 FLAG = r"(?<![\w-])--[a-z][a-z-]+"
 
