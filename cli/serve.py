@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cli.arguments import add_settings, resolve_arguments
+from cli.launch import is_launched, launch
 from config.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the process is asked to stop; return the exit status."""
     resolved = resolve_arguments(arguments)
+    settings = resolved.settings
+    if settings.hosts is not None and not is_launched():
+        return launch(settings.hosts)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from drafters.assembly import make_drafters
     from drafters.repetition import score_in_slices

@@ -17,6 +17,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "adapter_path",
         ),
         "Several models": ("models_dir", "allow_load", "load_timeout_s", "idle_unload_s"),
+        "Several machines": ("hosts", "split", "split_layers", "join_timeout_s"),
         "Address and access": (
             "host",
             "port",

@@ -92,6 +92,23 @@ class Settings:
         at_least=0,
         unset="never for that alone",
     )
+    hosts: str | None = setting(
+        None,
+        "Start the model on several machines with mlx.launch: a host file, or addresses separated by commas.",
+        unset="one machine",
+    )
+    split: Literal["pipeline", "tensor"] = setting(
+        "pipeline",
+        "How a model on several machines is split: pipeline by its layers, tensor within each layer.",
+    )
+    split_layers: str | None = setting(
+        None,
+        "Layers of each machine with --split pipeline, such as 20,12. Rank 0 has the last ones.",
+        unset="as even as possible",
+    )
+    join_timeout_s: float = setting(
+        60.0, "Seconds in which all machines that share a model must have joined.", at_least=1
+    )
     host: str = setting("127.0.0.1", "Address to listen on. 0.0.0.0 lets other machines connect.")
     port: int = setting(8000, "Port to listen on. 0 chooses a free one.", at_least=0, at_most=65535)
     api_key: tuple[str, ...] = setting(

@@ -15,7 +15,7 @@ from config.settings import Settings, display_name
 from drafters.base import TableFileError
 from engine.faults.watchdog import Watchdog
 from engine.lifecycle import Lifecycle
-from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit
+from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit, refuse_all
 from engine.model.loading import (
     Load,
     LoadedModel,
@@ -67,6 +67,8 @@ class Engine:
 
     attached: what its users keep beside it; it ends with the engine.
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
+    on_set_up: if set, called on the engine's thread when all is set up, before the first request.
+    explain_failure: if set, asked why a request failed; returns a reason that ends the engine too, or None.
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class Engine:
         self._make_sources = make_sources
         self._costs, self._waits_for_costs = costs, waits_for_costs
         self.on_death: Callable[[str], None] | None = None
+        self.on_set_up: Callable[[], None] | None = None
+        self.explain_failure: Callable[[], str | None] | None = None
         self._load = load or make_loader(settings)
         self._load_draft = load_draft or make_draft_loader(settings)
         self._find_head = find_head
@@ -232,6 +236,19 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
+    def abort(self, reason: str) -> None:
+        """End every request at once, on any thread: the engine's own waits for what will never come.
+
+        The process must end after this.
+        """
+        self._lifecycle.die(reason)
+        failed = Failed("engine", f"the engine has stopped: {reason}")
+        for sequence in self._worker.live if self._worker else ():
+            sequence.fail(failed)
+        refuse_all(self._inbox, failed)
+        if self.on_death:
+            self.on_death(reason)
+
     def _require_loaded(self) -> LoadedModel:
         if self._loaded is None:
             raise RuntimeError("the engine has not been started")
@@ -256,6 +273,9 @@ class Engine:
 
     def _counted(self, request_id: str, sink: Sink) -> Sink:
         def counted(event: Event) -> None:
+            explain = self.explain_failure
+            if explain and isinstance(event, Failed) and event.kind == "request" and (reason := explain()):
+                event = replace(event, kind="engine", message=f"the engine has stopped: {reason}")
             if event.is_terminal:
                 self._lifecycle.note_end()
             try:
@@ -301,6 +321,8 @@ class Engine:
                 self._find_head or partial(find_head, self.settings, given),
             )
             shared_table.restore(worker.proposers.sources, self.settings)
+            if self.on_set_up:
+                self.on_set_up()
         except BaseException as fault:
             self._forget()
             if isinstance(fault, ModelError):

@@ -141,8 +141,7 @@ class Loop:
             sequence.fail(failed)
         if self._message is not None:
             _refuse(self._message, failed)
-        while not self._inbox.empty():
-            _refuse(self._inbox.get(), failed)
+        refuse_all(self._inbox, failed)
 
     @station("messages")
     def _take_messages(self) -> None:
@@ -197,6 +196,12 @@ class Loop:
         self._is_stopping = True
         for sequence in self.worker.queue.waiting:
             sequence.fail(STOPPING)
+
+
+def refuse_all(inbox: Inbox, failed: Failed) -> None:
+    """Tell the senders of all messages in the inbox that they will not be handled."""
+    while not inbox.empty():
+        _refuse(inbox.get(), failed)
 
 
 def _refuse(message: Message, failed: Failed) -> None:

@@ -412,6 +412,7 @@ class ModelInfo:
     sampling_defaults: what its makers recommend.
     mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
     can_stream: whether it can decode by streaming.
+    ranks: what each machine holds, for people; empty if the model is on one.
     """
 
     name: str
@@ -435,6 +436,7 @@ class ModelInfo:
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     mask_token_id: int | None = None
     can_stream: bool = False
+    ranks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,7 @@ def banner(
         "others": others,
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
+        **{f"rank {rank}": held for rank, held in enumerate(info.ranks)},
         "context": f"{info.context_tokens} tokens",
         "batch": info.batching,
         "sampling": sampling,

@@ -38,6 +38,7 @@ from server.logs import LOGGER, configure_logs
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
     from engine.pool.kept_sources import MakeSourcesFor
+    from engine.setup import MakeSources
 
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that they close it first."""
@@ -119,6 +120,12 @@ def run(
 
 
 def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: Mapping[str, Section]) -> int:
+    if "MLX_RANK" in os.environ:
+        if settings.may_unload:
+            return _fail("--models-dir, --allow-load and --idle-unload-s are for one machine")
+        settings = settings_of(settings, sections, settings.model_name)
+        if (status := follow(settings)) is not None:
+            return status
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
         bound = bind_address(settings.host, settings.port)
@@ -135,8 +142,10 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
             if settings.may_unload:
                 return _serve_several(settings, make_sources, sections, bound)
             settings = settings_of(settings, sections, settings.model_name)
-            engine = Engine(settings, make_sources=make_sources(settings) if make_sources else None)
-            return serve(engine, settings, bound)
+            sources = make_sources(settings) if make_sources else None
+            if "MLX_RANK" in os.environ:
+                return _serve_ranks(settings, sources, bound)
+            return serve(Engine(settings, make_sources=sources), settings, bound)
         except ModelError as fault:
             return _fail(str(fault))
 
@@ -153,6 +162,48 @@ def _serve_several(
     if settings.allow_load is None:
         settings = replace(settings, allow_load=is_loopback(bound.getsockname()[0]))
     return serve(pool, settings, bound, pool)
+
+
+def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
+    """Serve a model of which other machines have parts; only ends with the process. Raises ModelError."""
+    from engine.distributed.place import read_place
+    from engine.distributed.rank_0 import Ranks
+    from engine.engine import Engine
+    from engine.model.loading import ModelError
+
+    place = read_place()
+    if place is None:
+        return serve(Engine(settings, make_sources=make_sources), settings, bound)
+    # `reprise serve --hosts` starts processes that ignore it, for the sake of mlx.launch.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ranks = Ranks(place, settings)
+    engine = Engine(settings, load=ranks.load, make_sources=make_sources, find_head=lambda _: None)
+    engine.explain_failure, ranks.abort = ranks.explain, engine.abort
+    engine.on_set_up = ranks.begin_serving
+    status = 1
+    try:
+        status = serve(engine, settings, bound)
+    except ModelError as fault:
+        _fail(str(fault))
+    finally:
+        ranks.leave(status)
+    return status
+
+
+def follow(settings: Settings) -> int | None:
+    """Follow rank 0 if this process is another rank, until it ends; None if it is not."""
+    from engine.distributed.follow import run as run_follower
+    from engine.distributed.place import read_place
+    from engine.model.loading import ModelError
+
+    configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
+    try:
+        place = read_place()
+    except ModelError as fault:
+        return _fail(str(fault))
+    if place is not None and place.rank:
+        run_follower(place, settings)
+    return None
 
 
 def exposure_error(settings: Settings, bound: socket.socket) -> str | None:

@@ -5,6 +5,7 @@ trimmed. A snapshot of it only needs references to its arrays, because MLX array
 """
 
 from collections.abc import Iterator, Sequence
+from functools import singledispatch
 from typing import Any
 
 import mlx.core as mx
@@ -55,6 +56,7 @@ class FittedQuantizedKVCache(QuantizedKVCache):
         self.state = tuple(keys), tuple(values), offset, group_size, self.bits
 
 
+@singledispatch
 def make_caches(model: Any, kv_bits: int | None = None) -> Caches:
     """Make empty caches for one row to prefill.
 

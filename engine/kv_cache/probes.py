@@ -17,7 +17,7 @@ from engine.kv_cache.per_row import (
     leaves,
     make_caches,
 )
-from engine.kv_cache.rows import BatchedRows, Sharing, make_rows
+from engine.kv_cache.rows import Sharing, make_batched_rows, make_rows
 from engine.kv_cache.slices import can_slice, cut_slice, rebuild, take_state
 from engine.kv_cache.sliding_window import WindowKVCache
 
@@ -59,7 +59,7 @@ def batch_fault(
         return f"the model keeps a {unknown[0]}, which rows cannot share"
     names = " and ".join(sorted(kinds))
     try:
-        rows = BatchedRows(model, first_limit, by_layer)
+        rows = make_batched_rows(model, first_limit, by_layer)
         for tokens in kept:
             caches = _make_short_caches(model, kv_bits)
             model(mx.array([tokens[:-3]]), cache=caches)

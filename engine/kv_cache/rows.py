@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import singledispatch
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -512,11 +513,18 @@ def _check_length(row: int, length: int, min_length: int, held: int) -> None:
         )
 
 
+@singledispatch
+def make_batched_rows(model: Any, first_limit: int | None = None, by_layer: bool = False) -> BatchedRows:
+    """Make an empty batch whose rows share a forward pass. Arguments: see BatchedRows."""
+    return BatchedRows(model, first_limit, by_layer)
+
+
+@singledispatch
 def make_rows(model: Any, sharing: Sharing) -> Rows:
     """Make an empty batch."""
     if not sharing:
         return SeparateRows(model)
-    return BatchedRows(model, sharing.first_limit, sharing is Sharing.LAYERS)
+    return make_batched_rows(model, sharing.first_limit, sharing is Sharing.LAYERS)
 
 
 def evaluate(caches: Caches) -> None:

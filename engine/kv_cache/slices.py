@@ -3,9 +3,13 @@
 A *KV slice* is the keys and values of any run of tokens, in all layers that keep every token. A *state
 snapshot* is what the other layers hold: sliding windows and recurrent state. It depends on all tokens up to
 the length at which it was taken and can be used at that length only.
+
+Where a model is on several machines, each has its part of every slice and state, and these functions are
+commands to all of them (engine/distributed/mirrored.py).
 """
 
 from collections.abc import Sequence
+from functools import singledispatch
 from typing import Any
 
 import mlx.core as mx
@@ -30,6 +34,7 @@ def has_state(caches: Caches) -> bool:
     return any(not can_slice(cache) for cache in leaves(caches))
 
 
+@singledispatch
 def cut_slice(caches: Caches, start: int, end: int) -> KVSlice:
     """Copy the keys and values of tokens [start, end), not yet evaluated."""
     kept = [cache for cache in leaves(caches) if can_slice(cache)]
@@ -42,6 +47,29 @@ def sub_slice(kv_slice: KVSlice, start: int, end: int) -> KVSlice:
     return [mx.contiguous(array[:, :, start:end]) for array in kv_slice]
 
 
+@singledispatch
+def leading(kv_slice: KVSlice, num_tokens: int) -> KVSlice:
+    """Return the first tokens of a KV slice, as views of its arrays."""
+    return [array[:, :, :num_tokens] for array in kv_slice]
+
+
+@singledispatch
+def split_slice(kv_slice: KVSlice, at: int) -> KVSlice:
+    """Take the first tokens, up to one, off a KV slice; return them, evaluated.
+
+    If this raises, some arrays may have been shortened and others not: the slice cannot be used then.
+    """
+    upper: KVSlice = []
+    # One array after the other, as each is in memory twice while it is split.
+    for place, array in enumerate(kv_slice):
+        halves = sub_slice([array], 0, at) + sub_slice([array], at, array.shape[2])
+        mx.eval(halves)
+        upper.append(halves[0])
+        kv_slice[place] = halves[1]
+    return upper
+
+
+@singledispatch
 def take_state(caches: Caches, length: int | None = None) -> State:
     """Copy the state as it is now; later updates of the caches do not change the copy.
 
@@ -73,6 +101,7 @@ def num_bytes(arrays: Sequence[mx.array | None]) -> int:
     return sum(array.nbytes for array in arrays if array is not None)
 
 
+@singledispatch
 def rebuild(empty: Caches, kv_slices: Sequence[KVSlice], state: State, length: int) -> Caches:
     """Fill empty caches with length tokens and return them.
 

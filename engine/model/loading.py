@@ -65,12 +65,16 @@ class ModelError(Exception):
 
 @dataclass
 class LoadedModel:
-    """A model, its tokenizer, its public description, and what was found out about it."""
+    """A model, its tokenizer, its public description, and what was found out about it.
+
+    room_bytes: memory for everything but weights, if another machine has less; None for one machine.
+    """
 
     model: Any
     tokenizer: Tokenizer
     info: ModelInfo
     findings: Findings = field(default_factory=Findings)
+    room_bytes: int | None = None
 
     def find_sharing(self, kv_bits: int | None = None) -> Sharing:
         """Return what rows of different lengths can share in a forward pass; see probes.py."""
@@ -98,14 +102,18 @@ Progress = Callable[[float], None]
 StartProgress = Callable[[str, float], None]
 """Called with the name of a start-up stage and the share of it that is done, 0 to 1."""
 
+Split = Callable[[Any], None]
+"""Leaves of a model, whose weights are not read yet, only the part that this process is to have."""
+
 Load = Callable[[Progress | None], LoadedModel]
 """Loads the model; the engine calls it on its own thread."""
 
 
-def make_loader(settings: Settings, name: str | None = None) -> Load:
+def make_loader(settings: Settings, name: str | None = None, split: Split | None = None) -> Load:
     """Return a function that loads the model named by the settings, for the engine's thread to call.
 
-    name: by which it is known; by default the settings' own.
+    name: by which it is known; by default the settings' own. split: leaves a part of it, if not all of it is
+        loaded.
     """
     source = settings.model_source
     template = read_template(settings.chat_template)
@@ -118,6 +126,7 @@ def make_loader(settings: Settings, name: str | None = None) -> Load:
         chat_template=template,
         mask_token_id=settings.mask_token_id,
         adapter=settings.adapter_path,
+        split=split,
         **options,
     )
 
@@ -158,6 +167,7 @@ def load_model(
     chat_template: str | None = None,
     mask_token_id: int | None = None,
     adapter: str | None = None,
+    split: Split | None = None,
 ) -> LoadedModel:
     """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
 
@@ -165,6 +175,7 @@ def load_model(
     cache_folder: keeps tables of the tokens, and what is found out about the model, between starts.
     chat_template: takes the place of the model's own. mask_token_id: the same; only a WeDLM model has one.
     adapter: the folder of a LoRA adapter that is added to the model.
+    split: leaves a part of it; the weights of the rest are never read.
     Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
@@ -202,6 +213,8 @@ def load_model(
         raise ModelError(f"cannot load the model {source}: {fault}") from fault
     if mask_token_id is not None and config.get("model_type") != wedlm.MODEL_TYPE:
         raise ModelError(f"--mask-token-id is for WeDLM models; {source} is a {config.get('model_type')}")
+    if split:
+        split(model)
     weights = _arrays(model)
     total = sum(array.nbytes for array in weights)
     done = 0

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.kv_cache.per_row import Caches
-from engine.kv_cache.slices import KVSlice, State, num_bytes, rebuild, start_copies, sub_slice
+from engine.kv_cache.slices import KVSlice, State, leading, num_bytes, rebuild, split_slice, start_copies
 
 MAX_ARRAYS = 100_000
 """Maximum arrays to keep. Metal allows about 499,000 buffers at a time, and the rows need some of them."""
@@ -150,7 +150,7 @@ class PrefixCache:
         path = list(_with_ancestors(node))[::-1]
         kv_slices = [one.kv_slice for one in path if one.kv_slice]
         if kv_slices and length < node.end:
-            kv_slices[-1] = [array[:, :, : length - node.end] for array in kv_slices[-1]]
+            kv_slices[-1] = leading(kv_slices[-1], len(node.tokens) + length - node.end)
         return rebuild(self._make_empty(), kv_slices, node.state, length), length
 
     def match_usable(self, prompt: Tokens) -> int:
@@ -204,16 +204,10 @@ class PrefixCache:
     def _split(self, node: _Node, length: int) -> _Node:
         """Split a node's edge so that a new node ends at length tokens; return the new node."""
         assert node.parent
-        at, count = length - node.parent.end, len(node.tokens)
-        upper_slice: KVSlice = []
+        at = length - node.parent.end
         self._count(node.kv_slice, -1)
         try:
-            # One array after the other, as each is in memory twice while it is split.
-            for place, array in enumerate(node.kv_slice):
-                halves = sub_slice([array], 0, at) + sub_slice([array], at, count)
-                mx.eval(halves)
-                upper_slice.append(halves[0])
-                node.kv_slice[place] = halves[1]
+            upper_slice = split_slice(node.kv_slice, at) if node.kv_slice else []
         except Exception:
             self._count(node.kv_slice, 1)
             self._drop_below(node)

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
-from engine.kv_cache.rows import BatchedRows, evaluate
+from engine.kv_cache.rows import evaluate, make_batched_rows
 from engine.kv_cache.sliding_window import window_columns
 
 PROBE_TOKENS = 16
@@ -147,7 +147,7 @@ def _record_bytes(model: Any, kv_bits: int | None) -> tuple[int, int]:
 
     The state after the step is part of them, the state before it is not.
     """
-    rows = BatchedRows(model)
+    rows = make_batched_rows(model)
     for _ in range(2):
         rows.add(make_caches(model, kv_bits), 0)
     left = []

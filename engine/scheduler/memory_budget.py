@@ -644,6 +644,8 @@ def make_memory_budget(
     if settings.wire_weights:
         wire_weights()
     weight_bytes = loaded.info.weight_bytes
+    if loaded.room_bytes is not None:
+        given = min(given, weight_bytes + loaded.room_bytes)
     footprint = _find_footprint(loaded, settings.kv_bits, bool(sharing))
     width = 1 + settings.num_draft_tokens * may_draft
     if loaded.info.can_stream:

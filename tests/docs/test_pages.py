@@ -16,10 +16,14 @@ PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md
 README = ROOT / "README.md"
 MAX_README_LINES = 160
 OTHER_FLAGS = {
+    "--auto-setup",
+    "--backend",
     "--basetemp",
     "--cuda",
     "--from",
     "--homepage",
+    "--hostfile",
+    "--over",
     "--slow",
     "--url",
     "--user",

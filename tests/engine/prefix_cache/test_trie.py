@@ -11,7 +11,6 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches
 from engine.kv_cache.slices import KVSlice, State, sub_slice
-from engine.prefix_cache import trie
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Usage
 from engine.speculative.proposers import DraftSources
@@ -372,7 +371,7 @@ def test_a_prefix_that_cannot_be_split_is_dropped(monkeypatch: pytest.MonkeyPatc
             raise MemoryError
         return sub_slice(kv_slice, start, end)
 
-    monkeypatch.setattr(trie, "sub_slice", fail)
+    monkeypatch.setattr("engine.kv_cache.slices.sub_slice", fail)
     with pytest.raises(MemoryError):
         cache.put([1, 2, 7], lambda start, end: slice_of([1, 2, 7][start:end]), [])
     # The keys of the first four tokens were split already, and the values were not.

@@ -1,0 +1,80 @@
+"""Start the same command on several machines with mlx.launch, and end with the status that is true.
+
+mlx.launch itself exits with 0 even if what it started has failed; it only says so.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+FAILED = re.compile(r"Node with rank (\d+) (?:exited with code (-?\d+)|was killed)")
+"""How mlx.launch says that a process has failed."""
+
+CTRL_C = b"\x03"
+
+
+def is_launched() -> bool:
+    """Whether mlx.launch has started this process."""
+    return "MLX_RANK" in os.environ
+
+
+def launch(hosts: str, arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
+    """Run this command on each host until it ends; return 0 only if it ended well on all.
+
+    hosts: a host file of mlx.distributed_config, or addresses separated by commas.
+    arguments: of this command; every host gets them.
+    """
+    binary = Path(sys.executable).parent
+    chosen = ["--hostfile", hosts] if hosts.endswith(".json") else ["--backend", "ring", "--hosts", hosts]
+    command = [str(binary / "mlx.launch"), *chosen, "--", str(binary / "reprise"), *arguments]
+    # Its own standard input, kept open: mlx.launch takes a core while it reads the end of a file.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # mlx.launch itself must outlive the ranks. Rank 0 sets handlers of its own.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    _pass_on(process)
+    statuses: dict[int, int] = {}
+    reader = threading.Thread(target=_read, args=(process, statuses), daemon=True)
+    reader.start()
+    status = process.wait()
+    reader.join()
+    if status or not statuses:
+        return status
+    # A process that a signal ended has a negative one.
+    return max(1, statuses.get(0, 1))
+
+
+def _pass_on(process: "subprocess.Popen[bytes]") -> None:
+    """Let the signals that stop a server stop rank 0, which drains and then ends the others."""
+
+    def stop(sig: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler
+        assert process.stdin
+        with contextlib.suppress(OSError):
+            # To processes on this machine, and to those behind a terminal of ssh.
+            os.killpg(process.pid, signal.SIGINT)
+            process.stdin.write(CTRL_C)
+            process.stdin.flush()
+
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, stop)
+
+
+def _read(process: "subprocess.Popen[bytes]", statuses: dict[int, int]) -> None:
+    """Copy standard error, and note the statuses of processes that failed."""
+    assert process.stderr
+    for line in process.stderr:
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
+        if found := FAILED.search(line.decode(errors="replace")):
+            statuses[int(found[1])] = int(found[2] or 1)

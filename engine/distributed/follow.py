@@ -1,0 +1,139 @@
+"""Any other rank: join rank 0, load a part of the model, and repeat commands until told to end."""
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+from config.settings import Settings
+from engine.distributed.channel import Channel
+from engine.distributed.errors import RanksLostError
+from engine.distributed.facts import find_facts, refuse_settings
+from engine.distributed.follower import Replica
+from engine.distributed.joining import begin_group, join_rank_0, share_token
+from engine.distributed.part import load_part
+from engine.distributed.peers import BEAT_S
+from engine.distributed.place import Place
+from engine.distributed.rank_0 import LOST_STATUS
+from engine.model.loading import ModelError
+
+log = logging.getLogger("reprise.engine")
+
+
+class Follower:
+    """One rank that is not rank 0, from its start to its end."""
+
+    def __init__(self, place: Place, settings: Settings) -> None:
+        self._place = place
+        self._settings = settings
+        self._channel: Channel
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._replica: Replica | None = None
+        self._heard_at = time.monotonic()
+
+    def run(self) -> int:
+        """Follow rank 0 until the work is over; return the exit status. Raises ModelError."""
+        # Ctrl-C at the terminal reaches every process of mlx.launch: rank 0 drains, and then says so.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        settings = self._settings
+        refuse_settings(settings)
+        self._channel = join_rank_0(self._place, find_facts(settings), settings.join_timeout_s)
+        if (said := self._channel.receive()) != "join":
+            raise ModelError(said["refused"])
+        group = begin_group()
+        self._channel.send(share_token(None))
+        self._heard_at = time.monotonic()
+        threading.Thread(target=self._read, name="rank-0", daemon=True).start()
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        try:
+            loaded, facts = load_part(settings, group)
+        except ModelError as fault:
+            self._channel.send(["word", {"failed": str(fault)}])
+            raise
+        self._channel.send(["word", asdict(facts)])
+        self._replica = Replica(loaded.model, self._tell)
+        try:
+            return self._repeat(self._replica)
+        except Exception as fault:
+            raise RanksLostError(str(fault)) from fault
+
+    def fail(self, reason: str) -> None:
+        """Tell rank 0 that this rank cannot go on."""
+        try:
+            self._channel.send(["lost", reason])
+        except (OSError, AttributeError):
+            log.info("rank 0 is gone already")
+
+    def _repeat(self, replica: Replica) -> int:
+        while True:
+            message = self._messages.get()
+            if message == "end":
+                return 0
+            if message == "echo":
+                self._channel.send(["word", None])
+            elif isinstance(message, dict):
+                raise ModelError(message["refused"])
+            else:
+                replica.do(message)
+
+    def _tell(self, fault: str | None) -> bool:
+        self._channel.send(["word", [fault]])
+        (agreed,) = self._messages.get()
+        return bool(agreed)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._channel.receive()
+                self._heard_at = time.monotonic()
+                if message != "beat":
+                    self._messages.put(message)
+                if message == "end" or isinstance(message, dict):
+                    return
+        except (OSError, EOFError, ValueError) as fault:
+            leave(LOST_STATUS, f"{self._place.name(0)} has died or left: {fault}")
+
+    def _beat(self) -> None:
+        stall_s = self._settings.stall_seconds
+        while True:
+            time.sleep(BEAT_S)
+            if time.monotonic() - self._heard_at > stall_s:
+                name = self._place.name(0)
+                leave(
+                    LOST_STATUS,
+                    f"{name} has not been heard for {stall_s:g} seconds: it is stopped or cut off",
+                )
+            try:
+                self._channel.send(["done", self._replica.num_done if self._replica else 0])
+            except OSError:
+                return
+
+
+def run(place: Place, settings: Settings) -> None:
+    """Follow rank 0, and end the process: with 0 if all is well, else with a sentence."""
+    follower = Follower(place, settings)
+    try:
+        leave(follower.run())
+    except ModelError as fault:
+        leave(1, str(fault))
+    except RanksLostError as fault:
+        follower.fail(str(fault))
+        leave(LOST_STATUS, str(fault))
+    # Whatever was raised, rank 0 must not wait for this rank.
+    except BaseException as fault:
+        log.critical("this rank cannot go on", exc_info=fault)
+        follower.fail(f"{type(fault).__name__}: {fault}")
+        leave(LOST_STATUS)
+
+
+def leave(status: int, reason: str | None = None) -> None:
+    """End the process at once: with threads that wait for other ranks, it might not end otherwise."""
+    if reason:
+        print(f"reprise: {reason}", file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
+    logging.shutdown()
+    os._exit(status)

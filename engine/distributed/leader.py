@@ -1,0 +1,146 @@
+"""Rank 0's side: number the commands, send them to the other ranks, and do the same here.
+
+    0  7, "forward", [rows 3, tokens (2, 1)]  ->  the other ranks
+    |                                             |
+    rows.forward(all_sum(tokens))                 rows.forward(all_sum(zeros))
+
+An object that other ranks have too, such as a row's caches, has a number, which its Handle holds. What
+rank 0 no longer needs is dropped there with the next command.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from engine.distributed.channel import Channel, encode
+from engine.distributed.errors import RanksLostError
+
+
+class Handle:
+    """The number under which the other ranks keep an object; when it goes, they drop the object."""
+
+    def __init__(self, number: int, dropped: deque[int]) -> None:
+        self.number = number
+        self._dropped = dropped
+
+    def __del__(self) -> None:
+        self._dropped.append(self.number)
+
+
+class Followers(Protocol):
+    """The other ranks, as the leader sees them."""
+
+    channels: Sequence[Channel]
+    num_sent: int
+
+    def gather(self) -> list[str | None]:
+        """Wait for every rank's word on a command: what is wrong, or None. Raises RanksLostError."""
+
+    def explain(self, wait_s: float) -> str | None:
+        """Return the sentence that says which rank was lost, None if none is. Waits that long for it."""
+
+
+class Leader:
+    """Sends commands. Used by the engine's thread only, as all that ranks exchange must be on one thread.
+
+    asks_first: whether the ranks agree on each forward pass before they run it, as it may fail on some: while
+        the engine finds out what the model allows.
+    is_commanding: whether an operation is being done.
+    """
+
+    def __init__(self, followers: Followers) -> None:
+        self._followers = followers
+        self.asks_first = True
+        self._num_objects = 0
+        self._dropped: deque[int] = deque()
+        self.is_commanding = self._has_disagreed = self._asks = False
+
+    def do(
+        self, name: str, local: Callable[..., Any], *given: Any, makes: bool = False, asks: bool = False
+    ) -> Any:
+        """Let all ranks do one operation; return what local(*given) returns here.
+
+        makes: whether the other ranks keep the result, under the number of the next new_handle().
+        asks: whether the ranks agree that they can do it, even when they need not for others.
+        What an operation calls itself is a part of it, and no command of its own.
+        Raises what local raises while ranks agree, and otherwise RanksLostError.
+        """
+        if self.is_commanding:
+            return local(*given)
+        self._asks = asks or self.asks_first
+        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+        self._followers.num_sent += 1
+        made = self._num_objects + 1 if makes else None
+        arguments = [_encoded(one) for one in given]
+        self._send([self._followers.num_sent, name, arguments, made, dropped, self._asks])
+        self.is_commanding, self._has_disagreed = True, False
+        try:
+            result = local(*given)
+            self.agree(None)
+        except Exception as fault:
+            if not self._asks:
+                raise self._lost(
+                    f"rank 0 failed at {name}, which the other ranks have done: {fault}"
+                ) from fault
+            if not self._has_disagreed:
+                # It raises the same fault.
+                self.agree(fault)
+            raise
+        finally:
+            self.is_commanding = False
+        return result
+
+    def agree(self, fault: Exception | None) -> None:
+        """Wait until every rank has built its part of the present command. See shard.py.
+
+        Raises the fault of this rank, or RuntimeError with that of another.
+        """
+        if not self._asks:
+            if fault is not None:
+                raise fault
+            return
+        if self._has_disagreed:
+            return
+        faults = [one for one in self._followers.gather() if one is not None]
+        self._has_disagreed = bool(faults) or fault is not None
+        self._send([not self._has_disagreed])
+        if fault is not None:
+            raise fault
+        if faults:
+            raise RuntimeError(faults[0])
+
+    def new_handle(self) -> Handle:
+        """Return the handle of what the last command made."""
+        self._num_objects += 1
+        return Handle(self._num_objects, self._dropped)
+
+    def check(self) -> None:
+        """Raise RanksLostError if a rank is lost."""
+        if reason := self._followers.explain(0.0):
+            raise RanksLostError(reason)
+
+    def _send(self, message: Any) -> None:
+        self.check()
+        data = encode(message)
+        for channel in self._followers.channels:
+            try:
+                channel.send_encoded(data)
+            except OSError as fault:
+                raise self._lost(f"a command did not reach a rank: {fault}") from fault
+
+    def _lost(self, reason: str) -> RanksLostError:
+        return RanksLostError(self._followers.explain(1.0) or reason)
+
+
+def _encoded(given: Any) -> Any:
+    """Return an argument as the other ranks get it: see Replica.decode."""
+    handle = getattr(given, "handle", None)
+    if isinstance(handle, Handle):
+        return {"object": handle.number}
+    if isinstance(given, mx.array):
+        return {"tokens": given.shape}
+    if isinstance(given, list | tuple):
+        return [_encoded(one) for one in given]
+    return given

@@ -1,0 +1,161 @@
+"""Rank 0: bring the ranks together, load, and hand the engine a model that is on all of them."""
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from config.settings import Settings
+from engine.distributed.errors import RanksLostError
+from engine.distributed.facts import find_facts, refuse_settings
+from engine.distributed.joining import (
+    await_ranks,
+    begin_group,
+    check_token,
+    make_token,
+    refuse_all,
+    share_token,
+)
+from engine.distributed.leader import Leader
+from engine.distributed.mirrored import SharedModel
+from engine.distributed.part import PartFacts, find_room, load_part
+from engine.distributed.peers import Peers
+from engine.distributed.place import Place
+from engine.model.loading import LoadedModel, ModelError, Progress
+
+log = logging.getLogger("reprise.engine")
+
+LOST_STATUS = 3
+"""The exit status of a process that another rank has left alone."""
+
+LAST_WRITES_S = 2.0
+"""Seconds in which clients can read the sentence that ends their requests, after a rank was lost."""
+
+ROUND_TRIPS = 20
+
+
+class Ranks:
+    """The ranks of one model, seen from rank 0. Its load() takes the place of the engine's.
+
+    abort: set by who runs the engine: ends all requests with a sentence, from any thread.
+    """
+
+    def __init__(self, place: Place, settings: Settings) -> None:
+        self.abort: Callable[[str], None] = lambda _: None
+        self._place = place
+        self._settings = settings
+        self._peers: Peers | None = None
+        self._leader: Leader | None = None
+        self._is_loaded = False
+
+    def load(self, progress: Progress | None) -> LoadedModel:
+        """Wait for the other ranks and load this one's part, on the engine's thread. Raises ModelError."""
+        place, settings = self._place, self._settings
+        refuse_settings(settings)
+        channels = await_ranks(place, find_facts(settings), settings.join_timeout_s)
+        for channel in channels:
+            channel.send("join")
+        group = begin_group()
+        token = share_token(make_token())
+        for rank, channel in enumerate(channels, 1):
+            if not check_token(channel.receive(), token):
+                reason = f"what says it is {place.name(rank)} is not the process that is in MLX's group"
+                refuse_all(channels, reason)
+                raise ModelError(reason)
+        peers = self._peers = Peers(place, channels, settings.stall_seconds)
+        peers.on_loss = self._lose
+        peers.start()
+        try:
+            loaded, ours = load_part(settings, group, progress)
+            parts = [ours, *self._parts()]
+            room_bytes = find_room(place, parts)
+        except ModelError as fault:
+            peers.refuse(str(fault))
+            raise
+        except RanksLostError as fault:
+            raise ModelError(str(fault)) from fault
+        leader = self._leader = Leader(peers)
+        loaded.model = SharedModel(loaded.model, leader)
+        loaded.room_bytes = room_bytes
+        loaded.info = replace(
+            loaded.info,
+            num_layers=sum(ours.layers) if ours.layers else loaded.info.num_layers,
+            fingerprint=_fingerprint(loaded.info.fingerprint, settings.split, parts),
+            ranks=tuple(self._describe(rank, part) for rank, part in enumerate(parts)),
+        )
+        return loaded
+
+    def begin_serving(self) -> None:
+        """From now on, commands are not agreed upon first."""
+        self._is_loaded = True
+        if self._leader:
+            self._leader.asks_first = False
+
+    def explain(self) -> str | None:
+        """Return why a request failed, if it is because a rank was lost; waits a moment to find out."""
+        return self._peers.explain(0.2) if self._peers else None
+
+    def leave(self, status: int) -> None:
+        """Let the other ranks exit, and end this process. MLX's group may not let it end otherwise."""
+        if self._peers:
+            lost = self._peers.explain(0.0)
+            if lost is not None:
+                status = LOST_STATUS
+            elif status == 0:
+                self._peers.end()
+            else:
+                self._peers.refuse("rank 0 has ended")
+        logging.shutdown()
+        os._exit(status)
+
+    def _parts(self) -> list[PartFacts]:
+        assert self._peers
+        parts = []
+        for rank, said in enumerate(self._peers.wait_for_parts(), 1):
+            if "failed" in said:
+                raise ModelError(f"{self._place.name(rank)}: {said['failed']}")
+            parts.append(PartFacts(**said))
+        return parts
+
+    def _describe(self, rank: int, part: PartFacts) -> str:
+        """Describe a rank for the banner."""
+        assert self._peers
+        if part.layers:
+            first = sum(part.layers[rank + 1 :])
+            held = f"layers {first + 1} to {first + part.layers[rank]}"
+        else:
+            held = f"a shard of 1/{self._place.size}"
+        memory = f"{part.weight_bytes / 2**20:,.1f} MiB of weights, {part.room_bytes / 2**20:,.0f} MiB left"
+        described = f"{self._place.hosts[rank]}, {part.device}: {held}, {memory}"
+        if rank == 0:
+            return described
+        return f"{described}, round trip {self._round_trip_s(rank) * 1e6:.0f} µs"
+
+    def _round_trip_s(self, rank: int) -> float:
+        assert self._peers
+        found = []
+        for _ in range(ROUND_TRIPS):
+            start = time.perf_counter()
+            self._peers.echo(rank)
+            found.append(time.perf_counter() - start)
+        return min(found)
+
+    def _lose(self, reason: str) -> None:
+        """End every request with the reason, then the process: the engine's thread may never return."""
+        log.critical("%s", reason)
+        if self._is_loaded:
+            aborting = threading.Thread(target=self.abort, args=(reason,), daemon=True)
+            aborting.start()
+            aborting.join(LAST_WRITES_S)
+            time.sleep(LAST_WRITES_S)
+        logging.shutdown()
+        os._exit(LOST_STATUS)
+
+
+def _fingerprint(ours: str, split: str, parts: list[PartFacts]) -> str:
+    """Return a digest that is no other's: costs and findings depend on how a model is split."""
+    layers = [part.layers for part in parts]
+    return hashlib.sha256(repr((ours, split, layers)).encode()).hexdigest()[:32]

@@ -1,0 +1,100 @@
+"""Start the processes of a model on several machines, all on this one, over a real ring."""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+STARTED_WITHIN_S = 240
+COMMAND = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())"]
+REPRISE = [str(Path(sys.executable).parent / "reprise")]
+
+
+@dataclass
+class Started:
+    """The processes of a server, rank 0 first, and what each has printed so far."""
+
+    processes: list["subprocess.Popen[str]"]
+    printed: list[list[str]] = field(default_factory=list)
+    address: str = ""
+
+    def statuses(self, within_s: float) -> list[int]:
+        """Wait for all to end; return their exit statuses."""
+        deadline = time.monotonic() + within_s
+        return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+
+    def said(self, rank: int) -> str:
+        """Return what a rank has printed."""
+        return "".join(self.printed[rank])
+
+    def wait_until_ready(self) -> None:
+        """Wait for the banner. Fails if a process ends before it."""
+        deadline = time.monotonic() + STARTED_WITHIN_S
+        while time.monotonic() < deadline:
+            if found := re.search(r"address\W+(http://[^\s\"]+)", self.said(0)):
+                self.address = found[1]
+                return
+            assert all(one.poll() is None for one in self.processes), "\n".join(map("".join, self.printed))
+            time.sleep(0.05)
+        raise AssertionError("\n".join(map("".join, self.printed)))
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+@contextlib.contextmanager
+def ranks(
+    folder: Path,
+    model: Path,
+    num_ranks: int,
+    *flags: str,
+    flags_by_rank: Sequence[Sequence[str]] = (),
+    program: Sequence[str] = COMMAND,
+) -> Iterator[Started]:
+    """Start the ranks of a model, as mlx.launch does; whatever still runs at the end is killed.
+
+    num_ranks: 1 for a server without other machines. flags_by_rank: more flags of each rank.
+    program: what is started.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
+    environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / f"ngrams-{num_ranks}")
+    environment["REPRISE_CALIBRATION_FILE"] = str(folder / "costs.json")
+    if num_ranks > 1:
+        hosts = folder / "hosts.json"
+        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(num_ranks)]))
+        environment["MLX_HOSTFILE"] = str(hosts)
+    processes = []
+    for rank in range(num_ranks):
+        more = flags_by_rank[rank] if flags_by_rank else ()
+        place = {"MLX_RANK": str(rank)} if num_ranks > 1 else {}
+        processes.append(
+            subprocess.Popen(
+                [*program, "serve", "--model", str(model), "--port", "0", *flags, *more],
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment | place,
+            )
+        )
+    started = Started(processes)
+    for process in processes:
+        lines: list[str] = []
+        started.printed.append(lines)
+        threading.Thread(target=lambda p=process, to=lines: to.extend(p.stderr), daemon=True).start()
+    try:
+        yield started
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -1,0 +1,208 @@
+"""A model on several machines answers as on one: real processes and a real ring, all on this machine."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.architectures.tiny_models import write_random_model
+from tests.end_to_end.ranks import REPRISE, Started, ranks
+
+PROMPTS = (
+    "the cat sat on the mat. the cat sat on the mat. the cat",
+    "def f(x):\n    return x\n\ndef g(x):\n    return x\n" * 4,
+    "Hello",
+    "one two three four five six " * 30,
+    "a b c d " * 5,
+    "Once upon a time",
+    "x = 1\ny = 2\n" * 20,
+    "The end.",
+)
+LIMIT_S = 120
+ENDS_WITHIN_S = 12
+"""Five seconds, and what a busy machine adds to the three of --stall-seconds."""
+
+
+def post(address: str, **body: Any) -> dict[str, Any]:
+    """Ask for a completion."""
+    headers = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(asked, timeout=LIMIT_S) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def answers(address: str) -> dict[Any, Any]:
+    """Return text, tokens and log probabilities of eight clients at a time, and of turns that follow."""
+    found: dict[Any, Any] = {}
+
+    def ask(key: Any, **body: Any) -> None:
+        answer = post(address, logprobs=2, **body)
+        found[key] = (answer["choices"][0]["text"], answer["choices"][0]["logprobs"])
+
+    def client(at: int) -> None:
+        for temperature in (0.0, 0.8):
+            body = {"prompt": PROMPTS[at], "max_tokens": 40, "temperature": temperature, "seed": at}
+            ask((at, temperature), **body)
+
+    threads = [threading.Thread(target=client, args=(at,)) for at in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for at in (1, 3):
+        # A prefix of it is in the cache.
+        ask((at, "more"), prompt=PROMPTS[at] + " more", max_tokens=20, temperature=0.5, seed=9)
+    return found
+
+
+def leave_early(address: str) -> None:
+    """Begin an answer and close the connection."""
+    body = {"prompt": PROMPTS[4], "max_tokens": 2000, "stream": True}
+    asked = urllib.request.Request(
+        f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=LIMIT_S) as answer:
+        answer.readline()
+
+
+def has_accepted_drafts(started: Started) -> bool:
+    """Whether an answer that repeats itself accepts drafted tokens, by the log of rank 0."""
+    post(started.address, prompt=PROMPTS[0], max_tokens=100, temperature=0, ignore_eos=True)
+    return re.search(r"drafts .*?[1-9]\d*/\d+ accepted", started.said(0)) is not None
+
+
+def check_equality(folder: Path, name: str, *flags: str) -> None:
+    """Compare a model on two ranks with the same on one process."""
+    model = write_random_model(name, folder / name, is_repetitive=True)
+    with ranks(folder, model, 2, *flags) as two, ranks(folder, model, 1, *flags) as one:
+        two.wait_until_ready()
+        one.wait_until_ready()
+        leave_early(two.address)
+        ours = answers(two.address)
+        assert len(ours) == 18
+        assert ours == answers(one.address)
+        assert has_accepted_drafts(two)
+        two.processes[0].terminate()
+        assert two.statuses(60) == [0, 0], two.said(0) + two.said(1)
+
+
+def test_a_pipeline_of_two_answers_bit_for_bit_as_one_process(tmp_path: Path) -> None:
+    check_equality(tmp_path, "qwen2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3"])
+def test_a_pipeline_of_any_kind_answers_bit_for_bit_as_one_process(name: str, tmp_path: Path) -> None:
+    check_equality(tmp_path, name)
+
+
+@pytest.mark.slow
+def test_a_draft_model_on_rank_0_changes_no_answer(tmp_path: Path) -> None:
+    drafter = write_random_model("qwen2", tmp_path / "drafter", is_repetitive=True)
+    check_equality(tmp_path, "qwen2", "--draft-model", str(drafter))
+
+
+@pytest.mark.slow
+def test_a_tensor_split_answers_the_same_from_run_to_run(tmp_path: Path) -> None:
+    model = write_random_model("qwen2", tmp_path / "model", is_repetitive=True)
+    found = []
+    for _ in range(2):
+        with ranks(tmp_path, model, 2, "--split", "tensor") as started:
+            started.wait_until_ready()
+            # One after the other: rounding may depend on who else is in the batch.
+            ask = partial(post, started.address, max_tokens=40, seed=1, logprobs=2)
+            found.append([ask(prompt=one)["choices"] for one in PROMPTS])
+    assert found[0] == found[1]
+
+
+@pytest.fixture
+def loaded_pair(tmp_path: Path) -> Iterator[Started]:
+    model = write_random_model("qwen2", tmp_path / "model")
+    with ranks(tmp_path, model, 2, "--stall-seconds", "3") as started:
+        started.wait_until_ready()
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_lost_rank_ends_all_and_says_which(loaded_pair: Started, sent: signal.Signals, rank: int) -> None:
+    said: list[str] = []
+
+    def ask() -> None:
+        try:
+            post(loaded_pair.address, prompt="Hello", max_tokens=3000, ignore_eos=True)
+        except urllib.error.HTTPError as fault:
+            said.append(fault.read().decode())
+        except OSError:
+            said.append("")
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1)
+    loaded_pair.processes[rank].send_signal(sent)
+    other = 1 - rank
+    assert loaded_pair.processes[other].wait(ENDS_WITHIN_S) == 3, loaded_pair.said(other)
+    assert f"rank {rank} (127.0.0.1) has" in loaded_pair.said(other)
+    if sent == signal.SIGSTOP:
+        loaded_pair.processes[rank].send_signal(signal.SIGCONT)
+        assert loaded_pair.processes[rank].wait(ENDS_WITHIN_S) == 3
+    for thread in threads:
+        thread.join(ENDS_WITHIN_S)
+    if rank == 1:
+        assert len(said) == 4
+        assert all("rank 1 (127.0.0.1) has" in one for one in said)
+
+
+def test_what_cannot_be_served_together_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    model = write_random_model("qwen2", tmp_path / "model")
+    different = (("--kv-bits", "8"), ())
+    with ranks(tmp_path, model, 2, flags_by_rank=different) as started:
+        assert started.statuses(LIMIT_S) == [1, 1]
+        sentence = "rank 1 (127.0.0.1) has another setting kv_bits than rank 0: None, not 8"
+        assert sentence in started.said(0)
+        assert sentence in started.said(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_real_launcher_ends_with_the_true_status(is_killed: bool, tmp_path: Path) -> None:
+    model = write_random_model("qwen2", tmp_path / "model")
+    flags = ("--hosts", "127.0.0.1,127.0.0.1")
+    with ranks(tmp_path, model, 1, *flags, program=REPRISE) as started:
+        started.wait_until_ready()
+        launcher = started.processes[0]
+        if is_killed:
+            os.kill(find_rank(1, model), signal.SIGKILL)
+            # Rank 0 ends with 3, or by the signal with which mlx.launch ends it.
+            assert launcher.wait(ENDS_WITHIN_S) in (1, 3, 128 + signal.SIGTERM)
+        else:
+            launcher.send_signal(signal.SIGINT)
+            assert launcher.wait(LIMIT_S) == 0
+        assert find_rank(0, model) == find_rank(1, model) == 0
+
+
+def find_rank(rank: int, model: Path) -> int:
+    """Return the process of a rank on this machine, 0 if there is none."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            environment = (process / "environ").read_bytes().split(b"\0")
+        # It has ended, or is another person's.
+        except OSError:
+            continue
+        if f"MLX_RANK={rank}".encode() in environment and str(model).encode() in words:
+            return int(process.name)
+    return 0

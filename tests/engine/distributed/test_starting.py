@@ -1,0 +1,108 @@
+"""What is checked before ranks compute together."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from bench.architectures.tiny_models import write_random_model
+from config.settings import Settings
+from engine.distributed.facts import compare, digest_files, refuse_settings
+from engine.distributed.part import PartFacts, find_room
+from engine.distributed.place import Place, read_place
+from engine.distributed.splitting import split_model
+from engine.model.loading import ModelError
+from tests.engine.support import make_model
+
+PLACE = Place(0, ("10.0.0.1", "10.0.0.2"), 32325)
+
+
+class Pair:
+    """A group of two ranks, as far as its size and rank."""
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 0
+
+
+PAIR: mx.distributed.Group = Pair()  # type: ignore[assignment]
+
+
+def part(room: int, rank_layers: int, kind: str = "KVCache") -> PartFacts:
+    return PartFacts("CPU", None, {kind: rank_layers}, False, 100 << 20, room << 20)
+
+
+def test_one_machine_imports_nothing_of_this() -> None:
+    script = (
+        "import sys, engine.engine, server.run, cli.serve; "
+        "print([name for name in sys.modules if name.startswith('engine.distributed')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_place_is_read_from_what_mlx_launch_sets(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(json.dumps([["10.0.0.1:32323"], ["10.0.0.2:32324"]]))
+    assert read_place({"MLX_RANK": "0", "MLX_HOSTFILE": str(file)}) == PLACE
+    assert read_place({}) is None
+    with pytest.raises(ModelError, match="backend other than ring"):
+        read_place({"MLX_RANK": "0"})
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "layers", "message"),
+    [
+        ("gemma3_text", "pipeline", None, "cannot split .* by layers"),
+        ("gemma3_text", "tensor", None, "cannot split .* within its layers"),
+        ("llama", "pipeline", None, "by layers .*--split tensor works"),
+        ("qwen2", "pipeline", [1, 9], "--split-layers 1,9: .* give each of them at least one"),
+        ("qwen2", "tensor", [1, 1], "--split-layers is for --split pipeline"),
+    ],
+)
+def test_a_model_that_cannot_be_split_so_is_refused(
+    name: str, split: str, layers: list[int] | None, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        split_model(make_model(name), PAIR, split, layers, name)  # type: ignore[arg-type]
+
+
+def test_sizes_that_do_not_divide_are_refused() -> None:
+    model = make_model("qwen2", num_attention_heads=3, num_key_value_heads=3)
+    with pytest.raises(ModelError, match="its num_attention_heads is 3"):
+        split_model(model, PAIR, "tensor", None, "qwen2")
+
+
+def test_another_version_or_other_weights_are_named(tmp_path: Path) -> None:
+    ours = {"version of MLX": "1", "model": "a"}
+    assert compare(ours, ours, "rank 1 (b)") is None
+    assert compare(ours, ours | {"version of MLX": "2"}, "rank 1 (b)") == (
+        "rank 1 (b) has another version of MLX than rank 0: 2, not 1"
+    )
+    first = write_random_model("qwen2", tmp_path / "one")
+    before = digest_files(first)
+    weights = bytearray((first / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (first / "model.safetensors").write_bytes(weights)
+    other = compare({"model": before}, {"model": digest_files(first)}, "rank 1 (b)")
+    assert other == "rank 1 (b) has other files of the model than rank 0; copy the same folder to both"
+
+
+def test_the_smallest_room_counts_by_the_layers_of_each_rank() -> None:
+    assert find_room(PLACE, [part(900, 20), part(300, 10)]) == 600 << 20
+    assert find_room(PLACE, [part(500, 20), part(300, 10)]) == 500 << 20
+    with pytest.raises(ModelError, match=r"rank 1 \(10.0.0.2\) has too little memory.* 10 MiB more"):
+        find_room(PLACE, [part(500, 20), part(-10, 10)])
+    with pytest.raises(ModelError, match="choose another --split-layers"):
+        find_room(PLACE, [part(500, 20), part(300, 10, "ArraysCache")])
+
+
+@pytest.mark.parametrize("settings", [{"prefix_cache_dir": "x"}, {"wire_weights": True}])
+def test_settings_that_do_not_work_on_several_machines_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ModelError, match="with a model on several machines"):
+        refuse_settings(Settings(**settings))  # type: ignore[arg-type]
