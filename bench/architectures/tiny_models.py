@@ -128,6 +128,7 @@ def make_repetitive(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     silent = {key: array * SILENT for key, array in weights.items() if key.endswith(MIXER_OUTPUTS)}
     if not silent:
         raise ValueError(f"no weights end in {' or '.join(MIXER_OUTPUTS)}")
-    output = next(key for key in ("lm_head.weight", "model.embed_tokens.weight") if key in weights)
+    ends = ("lm_head.weight", "model.embed_tokens.weight")
+    output = next(key for end in ends for key in weights if key.endswith(end))
     is_likely = mx.arange(len(weights[output]))[:, None] % LIKELY_EVERY == LIKELY_EVERY - 1
     return {**weights, **silent, output: mx.where(is_likely, weights[output], weights[output] * UNLIKELY)}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bench.architectures.tiny_models import write_random_model
-from tests.end_to_end.ranks import REPRISE, Started, ranks
+from tests.end_to_end.machines.ranks import REPRISE, Started, ranks
 
 PROMPTS = (
     "the cat sat on the mat. the cat sat on the mat. the cat",
