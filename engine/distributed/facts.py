@@ -8,6 +8,7 @@ from pathlib import Path
 
 from config.setting import SettingsError
 from config.settings import Settings
+from config.version import VERSION
 from engine.model.loading import ModelError
 
 COMPARED = ("split", "split_layers", "kv_bits", "max_context_tokens", "trust_remote_code")
@@ -22,7 +23,7 @@ Facts = Mapping[str, str]
 def find_facts(settings: Settings) -> dict[str, str]:
     """Return what is compared, by names for people. Raises ModelError if the model cannot be on several."""
     return {
-        "version of Reprise": version("reprise"),
+        "version of Reprise": VERSION,
         "version of MLX": version("mlx"),
         "version of mlx-lm": version("mlx-lm"),
         "version of Python": ".".join(platform.python_version_tuple()[:2]),
