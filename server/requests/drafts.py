@@ -25,6 +25,12 @@ class DraftFields(RequestModel):
         "--num-draft-tokens.",
     )
 
+    trace: bool = Field(
+        default=False,
+        description="Whether choices, also those of chunks, say in `draft_trace` what was drafted by what. "
+        "For chats and completions.",
+    )
+
     @property
     def choice(self) -> DraftChoice:
         """The same choice in the engine's type."""
