@@ -37,6 +37,7 @@ from server.routes import (
     metrics,
     models,
     ngram_mod,
+    page,
     responses,
     tokens,
 )
@@ -52,6 +53,7 @@ ROUTES = (
     ngram_mod,
     metrics,
     health,
+    page,
 )
 BODIES = (
     ChatRequest,

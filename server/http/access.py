@@ -15,6 +15,8 @@ from server.http.tenants import OWNER
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that need no API key, so that monitoring works without one."""
+PAGE = "/ui"
+"""The page and its files need none either. What they show they ask for with one."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:@/?#\[\]\s]+))(?::[0-9]*)?")
 
 
@@ -47,7 +49,7 @@ class Access:
                 "start the server with --allowed-host and this name.",
                 code="host_not_allowed",
             )
-        if self._keys and scope["path"] not in OPEN_PATHS:
+        if self._keys and not _is_open(scope["path"]):
             given = sent_keys(HTTPConnection(scope))
             if not given:
                 return UnauthorizedError(
@@ -71,6 +73,10 @@ class Access:
         name = (match[1] or match[2]).lower().removesuffix(".")
         # An IP address is safe: no DNS lookup decides what it means.
         return name in self._names or name.endswith(".localhost") or _address(name) is not None
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path == PAGE or path.startswith(f"{PAGE}/")
 
 
 def is_loopback(host: str) -> bool:
