@@ -31,6 +31,7 @@ from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
     chat,
     completions,
+    connect,
     embeddings,
     health,
     messages,
@@ -51,6 +52,7 @@ ROUTES = (
     tokens,
     models,
     ngram_mod,
+    connect,
     metrics,
     health,
     page,

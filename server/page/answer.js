@@ -37,9 +37,10 @@ export function withChunk(answer, chunk) {
 
 function withCalls(calls, added) {
   const next = [...calls];
-  for (const { index, function: called, custom } of added) {
-    const before = next[index] ?? { name: "", input: "" };
+  for (const { index, id, function: called, custom } of added) {
+    const before = next[index] ?? { id, name: "", input: "" };
     next[index] = {
+      id: before.id,
       name: before.name + (called?.name ?? custom?.name ?? ""),
       input: before.input + (called?.arguments ?? custom?.input ?? ""),
     };

@@ -3,11 +3,18 @@
 import { html, render, useCallback, useEffect, useState } from "./vendor/preact.js";
 import { getJson, key } from "./api.js";
 import { Chat } from "./chat.js";
+import { Connect } from "./connect.js";
 import { Models } from "./models.js";
 import { Now } from "./now.js";
 import { Race } from "./race.js";
 
-const TABS = { chat: ["Chat", Chat], race: ["Race", Race], now: ["Now", Now], models: ["Models", Models] };
+const TABS = {
+  chat: ["Chat", Chat],
+  race: ["Race", Race],
+  now: ["Now", Now],
+  models: ["Models", Models],
+  connect: ["Connect", Connect],
+};
 
 function KeyForm({ onKey }) {
   const [value, setValue] = useState("");

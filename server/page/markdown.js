@@ -1,6 +1,6 @@
 /** Show a model's Markdown. It is not trusted: what could load, run or style anything is taken out. */
 
-import { html, useEffect, useMemo, useRef } from "./vendor/preact.js";
+import { html, render, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 import highlighter from "./vendor/highlight.js";
 import { marked } from "./vendor/marked.js";
 import purify from "./vendor/purify.js";
@@ -13,6 +13,7 @@ const ALLOWED = {
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
 };
 const LONGEST_HIGHLIGHTED = 20_000;
+const SHOWN_MS = 1200;
 
 purify.addHook("afterSanitizeAttributes", (node) => {
   if (node.tagName !== "A") return;
@@ -25,32 +26,33 @@ export function Markdown({ text, isDone }) {
   const box = useRef(null);
   const safe = useMemo(() => purify.sanitize(marked.parse(text, { gfm: true, breaks: true }), ALLOWED), [text]);
   useEffect(() => {
+    // The browser's parser made these elements, so the library that draws the page leaves them alone.
+    box.current.innerHTML = safe;
     if (!isDone) return;
     for (const code of box.current.querySelectorAll("pre > code")) {
-      if (code.textContent.length < LONGEST_HIGHLIGHTED) highlighter.highlightElement(code);
-      code.parentElement.append(copyButton(code.textContent));
+      const shown = code.textContent;
+      if (shown.length < LONGEST_HIGHLIGHTED) highlighter.highlightElement(code);
+      code.parentElement.tabIndex = 0;
+      const place = document.createElement("span");
+      code.parentElement.append(place);
+      render(html`<${CopyButton} text=${shown} />`, place);
     }
   }, [safe, isDone]);
-  return html`<div class="markdown" ref=${box} dangerouslySetInnerHTML=${{ __html: safe }}></div>`;
+  return html`<div class="markdown" ref=${box}></div>`;
 }
 
-function copyButton(text) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "copy";
-  button.textContent = "Copy";
-  button.addEventListener("click", () => copy(text, button));
-  return button;
-}
-
-/** Copy a text, and say so on the button. */
-export async function copy(text, button) {
-  const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Not allowed";
+/** A button that copies a text, and says so. */
+export function CopyButton({ text }) {
+  const [label, setLabel] = useState("Copy");
+  async function copy() {
+    try {
+      await navigator.clipboard.writeText(text);
+      setLabel("Copied");
+    } catch {
+      // Browsers allow it over HTTPS and on this machine only.
+      setLabel("Not allowed");
+    }
+    setTimeout(() => setLabel("Copy"), SHOWN_MS);
   }
-  setTimeout(() => (button.textContent = label), 1200);
+  return html`<button type="button" class="quiet copy" onClick=${copy}>${label}</button>`;
 }

@@ -2,7 +2,7 @@
 
 import { html, useState } from "./vendor/preact.js";
 import { describe } from "./answer.js";
-import { Markdown } from "./markdown.js";
+import { CopyButton, Markdown } from "./markdown.js";
 
 /** What drafted a token, with the words of the legend. The colours are in style.css, by the same names. */
 export const SOURCES = {
@@ -18,23 +18,18 @@ export const SOURCES = {
   wedlm: "masks of the model",
 };
 
-export function Origins({ trace }) {
-  const used = [...new Set(trace.map((run) => run.source))];
+function Origins({ trace }) {
+  const used = [...new Set(trace.map(({ source }) => source))];
+  const named = (source) => SOURCES[source] ?? source;
   return html`<div class="origins">
-    <pre class="traced">${trace.map(({ text, source }) => html`<span class=${`from ${source}`} title=${SOURCES[source] ?? source}>${text}</span>`)}</pre>
-    <ul class="legend">${used.map((source) => html`<li class=${`from ${source}`}>${SOURCES[source] ?? source}</li>`)}</ul>
+    <pre class="traced" tabindex="0">${trace.map(({ text, source }) => html`<span class=${`from ${source}`} title=${named(source)}>${text}</span>`)}</pre>
+    <ul class="legend" aria-label="Sources">${used.map((source) => html`<li class=${`from ${source}`}>${named(source)}</li>`)}</ul>
   </div>`;
-}
-
-export function Calls({ calls }) {
-  return calls.map(
-    ({ name, input }) => html`<details class="call"><summary>calls <code>${name}</code></summary><pre>${input}</pre></details>`,
-  );
 }
 
 /** message: an answer, or {role, content}. showsOrigins: as coloured text. children: its buttons. */
 export function Message({ message, showsOrigins, isDone = true, children }) {
-  const { role, content, reasoning, calls = [], trace = [], notice } = message;
+  const { role, content, reasoning, calls = [], trace = [], notice, fault } = message;
   const figures = message.timings ? describe(message) : "";
   return html`<article class=${`message ${role}`} aria-label=${role}>
     ${reasoning && html`<details class="thought" open=${!content && !isDone}><summary>Thinking</summary><p>${reasoning}</p></details>`}
@@ -43,29 +38,28 @@ export function Message({ message, showsOrigins, isDone = true, children }) {
       : role === "assistant"
         ? html`<${Markdown} text=${content} isDone=${isDone} />`
         : html`<p class="plain">${content}</p>`}
-    <${Calls} calls=${calls} />
+    ${calls.map(({ name, input }) => html`<details class="call" open><summary>Calls <code>${name}</code></summary><pre tabindex="0">${input}</pre></details>`)}
     ${notice && html`<p class="notice" role="status">${notice}</p>`}
-    ${message.fault && html`<p class="fault" role="alert">${message.fault}</p>`}
-    <footer>${figures && html`<span class="figures">${figures}</span>`}${children}</footer>
+    ${fault && html`<p class="fault" role="alert">${fault}</p>`}
+    <footer><span class="figures">${figures}</span>${isDone && content && html`<${CopyButton} text=${content} />`}${children}</footer>
   </article>`;
 }
 
-/** A field to write in, sent with Enter. */
-export function Composer({ label, onSend, isBusy, onStop, start = "" }) {
+/** A field to write in, sent with Enter. start: its first text. isKept: whether the text stays when it is sent. */
+export function Composer({ label, action = "Send", onSend, isBusy, onStop, start = "", isKept }) {
   const [text, setText] = useState(start);
-  const sendIt = () => {
+  const submit = (event) => {
+    event.preventDefault();
     if (!text.trim() || isBusy) return;
     onSend(text);
-    setText("");
+    if (!isKept) setText("");
   };
-  return html`<form class="composer" onSubmit=${(event) => { event.preventDefault(); sendIt(); }}>
-    <textarea
-      aria-label=${label} placeholder=${label} rows="3" value=${text}
-      onInput=${(event) => setText(event.target.value)}
-      onKeyDown=${(event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); sendIt(); } }}
-    ></textarea>
+  const isSent = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
+  return html`<form class="composer" onSubmit=${submit}>
+    <textarea aria-label=${label} placeholder=${`${label} (Enter sends, Shift+Enter begins a line)`} rows="3" value=${text}
+      onInput=${(event) => setText(event.target.value)} onKeyDown=${(event) => isSent(event) && submit(event)}></textarea>
     ${isBusy
       ? html`<button type="button" onClick=${onStop}>Stop</button>`
-      : html`<button type="submit" disabled=${!text.trim()}>Send</button>`}
+      : html`<button type="submit" disabled=${!text.trim()}>${action}</button>`}
   </form>`;
 }

@@ -1,50 +1,61 @@
-/** The same prompt twice, one after the other or at once: with drafts and without. */
+/** The same prompt twice, with drafts and without. One after the other: at once, each would slow the other. */
 
-import { html, useRef, useState } from "./vendor/preact.js";
+import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask, newAnswer } from "./answer.js";
 import { Composer, Message } from "./message.js";
-import { Parameters, requestOf, useStored } from "./parameters.js";
+import { Parameters, requestOf, useParameters } from "./parameters.js";
 
-const LANES = { drafts: undefined, plain: "none" };
+const LANES = {
+  plain: ["Without drafts", { type: "none", trace: true }],
+  drafts: ["With drafts", { trace: true }],
+};
+
+/** Return the sentence about two finished answers. */
+export function verdict({ drafts, plain }) {
+  const isEqual = ["content", "reasoning"].every((name) => drafts[name] === plain[name]) &&
+    JSON.stringify(drafts.calls.map(({ name, input }) => [name, input])) ===
+      JSON.stringify(plain.calls.map(({ name, input }) => [name, input]));
+  if (!isEqual) return { isEqual, text: "The texts differ. This should never happen: please report it, with the prompt and the seed." };
+  const ratio = plain.timings.predicted_ms / drafts.timings.predicted_ms;
+  return { isEqual, text: `The texts are equal. With drafts the answer took ${(100 / ratio).toFixed(0)} % of the time: ${ratio.toFixed(2)} times as fast.` };
+}
 
 export function Race({ models, onFault }) {
-  const [parameters, setParameters] = useStored("reprise.parameters", { system: "", temperature: "", max_tokens: "", seed: "" });
+  const [parameters, setParameters] = useParameters();
   const [lanes, setLanes] = useState({});
+  const [seed, setSeed] = useState(null);
   const [isBusy, setIsBusy] = useState(false);
   const running = useRef(null);
+  useEffect(() => () => running.current?.abort(), []);
 
   async function run(prompt) {
     const stop = (running.current = new AbortController());
-    const seed = parameters.seed === "" ? Math.floor(Math.random() * 2 ** 31) : parameters.seed;
-    const body = requestOf({ ...parameters, seed }, [{ role: "user", content: prompt }]);
+    const used = parameters.seed === "" ? Math.floor(Math.random() * 2 ** 31) : parameters.seed;
+    setSeed(used);
     setIsBusy(true);
-    setLanes({ drafts: newAnswer(), plain: newAnswer() });
-    const lane = async (name) => {
-      const draft = { trace: true, ...(LANES[name] && { type: LANES[name] }) };
-      for await (const answer of ask({ ...body, draft }, stop.signal)) setLanes((now) => ({ ...now, [name]: answer }));
-    };
+    setLanes({});
     try {
-      await Promise.all([lane("drafts"), lane("plain")]);
+      const body = requestOf(models, { ...parameters, seed: used }, [{ role: "user", content: prompt }]);
+      for (const [name, [, draft]] of Object.entries(LANES)) {
+        setLanes((now) => ({ ...now, [name]: newAnswer() }));
+        for await (const answer of ask({ ...body, draft }, stop.signal)) setLanes((now) => ({ ...now, [name]: answer }));
+      }
     } catch (fault) {
-      stop.abort();
       if (fault.name !== "AbortError") onFault(fault);
     }
     setIsBusy(false);
   }
 
-  const { drafts, plain } = lanes;
-  const isOver = !isBusy && drafts?.finish && plain?.finish;
-  const isEqual = isOver && drafts.content === plain.content && drafts.reasoning === plain.reasoning;
+  const isOver = Object.keys(LANES).every((name) => lanes[name]?.finish);
+  const found = isOver && verdict(lanes);
   return html`<section class="race">
-    <p>The same prompt and seed, with drafts and without, side by side. The texts must be equal; only the time may differ.</p>
+    <p>The same prompt and seed, first without drafts, then with them. The texts must be equal; only the time may differ.</p>
     <${Parameters} models=${models} value=${parameters} onChange=${setParameters} />
-    <${Composer} label="Prompt" onSend=${run} isBusy=${isBusy} onStop=${() => running.current?.abort()} />
-    <p class=${`verdict ${isOver ? (isEqual ? "equal" : "different") : ""}`} role="status">
-      ${isOver ? (isEqual ? "The texts are equal." : "The texts differ. Please report this: it should never happen.") : ""}
-    </p>
+    <${Composer} label="Prompt" action="Race" onSend=${run} isBusy=${isBusy} onStop=${() => running.current?.abort()} isKept />
+    <p class=${`verdict ${found ? (found.isEqual ? "equal" : "different") : ""}`} role="status">${found ? `${found.text} Seed ${seed}.` : ""}</p>
     <div class="lanes">
-      ${Object.keys(lanes).map((name) => html`<div class="lane"><h2>${name === "plain" ? "Without drafts" : "With drafts"}</h2>
-        <${Message} message=${lanes[name]} showsOrigins isDone=${!isBusy} /></div>`)}
+      ${Object.entries(LANES).map(([name, [label]]) => lanes[name] && html`<div class="lane"><h2>${label}</h2>
+        <${Message} message=${lanes[name]} showsOrigins isDone=${!!lanes[name].finish} /></div>`)}
     </div>
   </section>`;
 }

@@ -28,7 +28,7 @@ class DraftFields(RequestModel):
     trace: bool = Field(
         default=False,
         description="Whether choices, also those of chunks, say in `draft_trace` what was drafted by what. "
-        "For chats and completions.",
+        "Chats and completions show it; other endpoints take no notice.",
     )
 
     @property

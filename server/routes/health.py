@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from server.generation.service import service_of
+from server.http.access import wants_page
 from server.metrics.endpoints import ENDPOINTS
 from server.page.files import page_file
 
@@ -36,7 +37,7 @@ async def health(request: Request) -> JSONResponse:
 @router.get("/")
 async def greet(request: Request) -> Response:
     """List the endpoints; for a browser, show the page."""
-    if "text/html" in request.headers.get("accept", ""):
+    if wants_page(request.scope):
         return page_file("index.html")
     return JSONResponse(_greeting())
 
