@@ -29,16 +29,20 @@ new Promise((done) => {
 })
 """
 """Resolves half a second after every chart has marks."""
-PROMPT = """Rename total to amount in this code.
+PROMPT = """Change violin_feather from 41 to 8. Answer with the whole file.
 
 ```python
-def invoice(items, rate):
-    total = sum(item.price for item in items)
-    if total > 100:
-        total = total - 10
-    return total + total * rate
+flute = 83
+chapter_track = 66
+violin_feather = 41
+
+def update(mild, pigeon):
+    weigh_harbor = pigeon * pigeon
+    bottle_clover = pigeon * 2
+    borrow = weigh_harbor + 51
+    return bottle_clover + 71
 ```"""
-"""A text that the bundled model copies most of, as it is trained on such edits."""
+"""An edit as the bundled model was trained on."""
 
 
 def main() -> None:
@@ -54,7 +58,7 @@ def main() -> None:
     page = kinds.add_parser("page")
     page.add_argument("--url", default="http://127.0.0.1:8000")
     options = parser.parse_args()
-    height = options.height or {"report": 1250, "page": 900}[options.kind]
+    height = options.height or {"report": 1250, "page": 850}[options.kind]
     with browser() as started:
         tab = open_tab(started, viewport={"width": options.width, "height": height})
         {"report": show_report, "page": show_race}[options.kind](tab.page, options)

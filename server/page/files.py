@@ -1,7 +1,7 @@
 """The page's files, which are sent as they are: nothing has to be built."""
 
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 from fastapi.responses import Response
 
@@ -29,10 +29,7 @@ def page_file(name: str) -> Response:
 
 @cache
 def _held() -> dict[str, bytes]:
-    """Read all files once. Only these can be asked for."""
-    root = files("server.page")
-    found = [
-        (one.name, one) for one in root.iterdir() if one.is_file() and one.name.rpartition(".")[2] in KINDS
-    ]
-    found += [(f"vendor/{one.name}", one) for one in (root / "vendor").iterdir() if one.is_file()]
-    return {name: one.read_bytes() for name, one in found}
+    """Read all files once, by their paths in this folder. Only these can be asked for."""
+    root = Path(__file__).parent
+    found = [path for path in root.rglob("*.*") if path.suffix[1:] in KINDS]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}

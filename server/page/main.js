@@ -32,12 +32,14 @@ function Page() {
   const [models, setModels] = useState([]);
   const [fault, setFault] = useState(null);
   const [needsKey, setNeedsKey] = useState(false);
-  const onFault = useCallback((raised) => (raised.needsKey ? setNeedsKey(true) : setFault(raised.message)), []);
+  const onFault = useCallback((raised) => {
+    if (raised.needsKey) setNeedsKey(true);
+    setFault(raised.code === "missing_api_key" ? null : raised.message);
+  }, []);
   const refresh = useCallback(async () => {
     try {
       setModels((await getJson("v1/models")).data);
       setNeedsKey(false);
-      setFault(null);
     } catch (raised) {
       onFault(raised);
     }
@@ -54,7 +56,7 @@ function Page() {
       <a href=${`#${name}`} aria-current=${name === tab ? "page" : undefined}>${label}</a>`)}</nav></header>
     <main>
       ${fault && html`<p class="fault" role="alert">${fault} <button class="quiet" onClick=${() => setFault(null)}>Dismiss</button></p>`}
-      ${needsKey ? html`<${KeyForm} onKey=${refresh} />` : html`<${View} models=${models} refresh=${refresh} onFault=${onFault} />`}
+      ${needsKey ? html`<${KeyForm} onKey=${() => { setFault(null); refresh(); }} />` : html`<${View} models=${models} refresh=${refresh} onFault=${onFault} />`}
     </main>`;
 }
 

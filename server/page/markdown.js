@@ -12,6 +12,8 @@ const ALLOWED = {
   ALLOWED_ATTR: ["href", "class", "start", "align"],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
 };
+// HTML in an answer is shown as text, not taken for a part of this page.
+marked.use({ gfm: true, breaks: true, renderer: { html: ({ text }) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;") } });
 const LONGEST_HIGHLIGHTED = 20_000;
 const SHOWN_MS = 1200;
 
@@ -24,7 +26,7 @@ purify.addHook("afterSanitizeAttributes", (node) => {
 /** isDone: no more text comes, so code can be highlighted. */
 export function Markdown({ text, isDone }) {
   const box = useRef(null);
-  const safe = useMemo(() => purify.sanitize(marked.parse(text, { gfm: true, breaks: true }), ALLOWED), [text]);
+  const safe = useMemo(() => purify.sanitize(marked.parse(text), ALLOWED), [text]);
   useEffect(() => {
     // The browser's parser made these elements, so the library that draws the page leaves them alone.
     box.current.innerHTML = safe;
