@@ -7,9 +7,9 @@ import urllib.request
 from pathlib import Path
 
 from cli.arguments import UsageError
-from server.agents.config_file import ConfigFileError, difference, read, render, write
-from server.agents.known import AGENTS, AgentFile
-from server.agents.served_model import ServedModel
+from config.agents.config_file import ConfigFileError, difference, read, render, write
+from config.agents.known import AGENTS, AgentFile
+from config.agents.served_model import ServedModel
 
 HELP = "Print a coding agent's settings for a running server, or write them."
 _PATIENCE_S = 10

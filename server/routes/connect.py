@@ -4,9 +4,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from server.agents.config_file import render
-from server.agents.known import AGENTS
-from server.agents.served_model import ServedModel
+from config.agents.config_file import render
+from config.agents.known import AGENTS
+from config.agents.served_model import ServedModel
 from server.errors import BadRequestError, ModelNotFoundError
 from server.http.api_keys import sent_keys
 from server.routes.models import list_models

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from cli.main import main
-from server.agents.known import AGENTS
-from server.agents.toml_text import TomlTextError, set_keys
+from config.agents.known import AGENTS
+from config.agents.toml_text import TomlTextError, set_keys
 
 CARD = {"id": "qwen/coder", "context_length": 40_000, "tools": True}
 FILES = {

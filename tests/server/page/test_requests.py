@@ -2,9 +2,9 @@
 
 import pytest
 
-from server.agents.config_file import render
-from server.agents.known import AGENTS
-from server.agents.served_model import ServedModel
+from config.agents.config_file import render
+from config.agents.known import AGENTS
+from config.agents.served_model import ServedModel
 from server.metrics.recent_requests import MAX_REQUESTS
 from tests.server.fake_engine import fail_midway
 from tests.server.openai_shapes import assert_error

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from server.agents.known import AgentFile
-from server.agents.merge import merge
-from server.agents.toml_text import TomlTextError, set_keys
+from config.agents.known import AgentFile
+from config.agents.merge import merge
+from config.agents.toml_text import TomlTextError, set_keys
 
 
 class ConfigFileError(Exception):
