@@ -1,44 +1,32 @@
-"""Serve several models on one thread: load those that requests ask for, unload others, and give them turns.
-
-    take what other threads ask for -> unload what is due -> load what is wanted -> one model's turn
+"""Serve several models on one thread: what other threads ask for, which thread.py does.
 
 Engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the thread that
 owns MLX (turns.py), the machine's memory (scheduler/shared_memory.py), and the drafters of a vocabulary
 (kept_sources.py).
-
-Models are loaded in the order in which they are asked for. One for which there is no memory waits until
-others have answered, and meanwhile so do all requests that come: a busy model cannot keep it waiting forever.
 """
 
-import gc
-import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import mlx.core as mx
 
-from config.per_model import Section, settings_of
+from config.per_model import Section
 from config.settings import Settings
 from engine.engine import Engine
-from engine.faults.watchdog import Watchdog
-from engine.loop import CALM_S, STOPPING, WakingInbox
 from engine.model.hub_download import ReportBytes
-from engine.model.loading import ModelError, StartProgress, make_draft_loader, make_loader
-from engine.pool.catalogue import Catalogue, FoundModel
-from engine.pool.kept_sources import KeptSources, MakeSourcesFor
-from engine.pool.model import ModelUse, PooledModel
-from engine.pool.turns import SLICE_S, Turns
+from engine.model.loading import StartProgress
+from engine.pool.catalogue import Catalogue
+from engine.pool.kept_sources import MakeSourcesFor
+from engine.pool.model import ModelUse
+from engine.pool.models import PooledModels
+from engine.pool.thread import PoolThread
 from engine.request import (
     EngineCounts,
     EngineError,
     EngineStatus,
-    Failed,
     GenerationRequest,
     Grammar,
     ModelEntry,
@@ -47,22 +35,8 @@ from engine.request import (
     SharedTableError,
     Sink,
 )
-from engine.scheduler.machine_memory import usable_bytes
-from engine.scheduler.shared_memory import Holder, SharedMemory
-from engine.stations import EngineStation, StationClock, station
 from engine.stats import sum_counts
 from engine.text.tokenizer import Tokenizer
-
-log = logging.getLogger("reprise.engine")
-
-GRACE_S = 5.0
-"""Seconds for which a model that was given to a request stays loaded until the request is queued."""
-
-BLOCKED_S = 0.02
-"""Seconds after which to look again whether a request fits into memory, if nothing else is to be done."""
-
-SPARE_SHARE = 16
-"""A model to be loaded needs 1/SPARE_SHARE more than its weights at least."""
 
 
 class ModelPool:
@@ -85,36 +59,13 @@ class ModelPool:
     ) -> None:
         self.settings = settings
         self.on_death: Callable[[str], None] | None = None
-        self._sections = sections or {}
-        self._catalogue = catalogue or Catalogue(settings)
-        self._make_engine = make_engine
-        self._sources = KeptSources(make_sources) if make_sources else None
-        self._models: dict[str, PooledModel] = {}
-        self._wanted: deque[PooledModel] = deque()
-        self._memory = SharedMemory(settings.memory_bytes or usable_bytes(), self._unload_for)
-        self._turns: Turns[PooledModel] = Turns()
-        self._current: PooledModel | None = None
-        self._lock = threading.RLock()
-        self._wake = threading.Event()
-        self._stations = StationClock(get_args(EngineStation))
-        self._retired = EngineCounts()
-        self._num_loading_steps = 0
-        self._is_stopping = False
-        self._fault: str | None = None
-        self._served_at = 0.0
-        self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
-        self._num_stalls = 0
-        self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
-        self._started = threading.Event()
-        self._start_error: BaseException | None = None
-        self._on_progress: StartProgress | None = None
-
-    # What any thread may call.
+        self._models = PooledModels(settings, sections or {}, catalogue or Catalogue(settings))
+        self._thread = PoolThread(self._models, make_sources, make_engine, self._tell_death)
 
     @property
     def info(self) -> ModelInfo:
         """The model that the server started with. Raises RuntimeError before start() has returned."""
-        info = self._first.info
+        info = self._models.first.info
         if info is None:
             raise RuntimeError("the engine has not been started")
         return info
@@ -126,42 +77,32 @@ class ModelPool:
 
     def start(self, on_progress: StartProgress | None = None) -> None:
         """Load the first model; returns when requests are accepted. Raises ModelError. See Engine.start()."""
-        self._on_progress = on_progress
-        self._thread.start()
-        try:
-            self._started.wait()
-        except BaseException:
-            self._is_stopping = True
-            self._thread.join()
-            raise
-        if self._start_error:
-            self._thread.join()
-            raise self._start_error
+        self._thread.start(on_progress)
 
     def entries(self) -> list[ModelEntry]:
         """Describe all models, the one that the server started with first. Reads the disk."""
-        found = self._catalogue.list_all()
-        with self._lock:
+        found = self._models.catalogue.list_all()
+        with self._models.lock:
             for one in found:
-                self._note(one)
+                self._models.note(one)
             names = dict.fromkeys([one.name for one in found])
             # Those whose folder is gone are still there while they are loaded.
-            names |= dict.fromkeys(name for name, model in self._models.items() if model.engine)
-            return [self._models[name].entry() for name in names]
+            names |= dict.fromkeys(name for name, model in self._models.by_name.items() if model.engine)
+            return [self._models.by_name[name].entry() for name in names]
 
     def loaded_entries(self) -> list[ModelEntry]:
         """Describe the models that are loaded, loading, or waited for. Never blocks for long."""
-        with self._lock:
+        with self._models.lock:
             return [
                 model.entry()
-                for model in self._models.values()
+                for model in self._models.list_all()
                 if model.engine or model.is_wanted or model.num_loads
             ]
 
     def find(self, name: str) -> ModelEntry | None:
         """Describe a model; None if there is none of that name. Reads the disk if it is not loaded."""
-        model = self._find(name)
-        with self._lock:
+        model = self._models.find(name)
+        with self._models.lock:
             return model.entry() if model else None
 
     def acquire(self, name: str) -> "Future[ModelUse]":
@@ -170,22 +111,22 @@ class ModelPool:
         Raises ModelLoadError for an unknown name, and EngineError if too many wait for it already. The future
         raises ModelLoadError if the model cannot be loaded.
         """
-        model = self._find(name)
+        model = self._models.find(name)
         if model is None:
             raise ModelLoadError("unknown", f"there is no model {name}")
         future: Future[ModelUse] = Future()
-        with self._lock:
-            if self._is_stopping or self._fault:
+        with self._models.lock:
+            if self._models.is_stopping or self._models.fault:
                 raise ModelLoadError("draining", "the server is not taking requests now")
             model.used_at = time.monotonic()
-            if model.is_loaded and not self._wanted and not model.leaving:
-                self._give(model, future)
+            if model.is_loaded and not self._models.wanted and not model.leaving:
+                self._models.give(model, future)
             elif len(model.waiting) >= self.settings.max_rows + self.settings.max_queue:
                 message = f"{len(model.waiting)} requests wait for {name}; try again later"
                 raise EngineError("queue_full", message)
             else:
                 model.waiting.append(future)
-                self._want(model)
+                self._models.want(model)
         return future
 
     def unload(self, name: str) -> "Future[None]":
@@ -193,16 +134,16 @@ class ModelPool:
 
         Raises ModelLoadError for an unknown name.
         """
-        model = self._find(name)
+        model = self._models.find(name)
         if model is None:
             raise ModelLoadError("unknown", f"there is no model {name}")
         future: Future[None] = Future()
-        with self._lock:
+        with self._models.lock:
             if model.is_loaded:
                 model.leaving.append(future)
             else:
                 future.set_result(None)
-        self._wake.set()
+        self._models.wake.set()
         return future
 
     def pull(self, name: str, report: ReportBytes) -> ModelEntry:
@@ -210,14 +151,14 @@ class ModelPool:
 
         report: see hub_download.py. What it raises ends the download, which can be continued.
         """
-        self._catalogue.pull(name, report)
+        self._models.catalogue.pull(name, report)
         entry = self.find(name)
         assert entry is not None
         return entry
 
     def settings_of(self, name: str) -> Settings:
         """Return the settings for a model."""
-        return settings_of(self.settings, self._sections, name.rpartition(":")[0] or name)
+        return self._models.settings_of(name)
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a request for the model that the server started with. See Engine.submit()."""
@@ -233,17 +174,17 @@ class ModelPool:
 
     def status(self) -> EngineStatus:
         """Return the present state of all models together."""
-        with self._lock:
-            statuses = [model.engine.status() for model in self._models.values() if model.engine]
-            num_waiting = sum(len(model.waiting) for model in self._models.values())
-        state, fault = "ready", self._fault
-        if not self._started.is_set():
+        with self._models.lock:
+            statuses = [model.engine.status() for model in self._models.list_all() if model.engine]
+            num_waiting = sum(len(model.waiting) for model in self._models.list_all())
+        state, fault = "ready", self._models.fault
+        if not self._thread.has_started:
             state = "loading"
         elif fault is not None:
             state = "dead"
-        elif self._is_stopping:
+        elif self._models.is_stopping:
             state = "draining"
-        if (stall := self._watchdog.reason) and state in ("ready", "draining"):
+        if (stall := self._thread.stall) and state in ("ready", "draining"):
             state, fault = "stalled", stall
         return EngineStatus(
             state,  # type: ignore[arg-type]
@@ -255,13 +196,13 @@ class ModelPool:
 
     def counts(self) -> EngineCounts:
         """Return the counts of all models, unloaded ones included, and the memory that MLX holds now."""
-        with self._lock:
-            counts = [model.engine.counts() for model in self._models.values() if model.engine]
-            whole = sum_counts([self._retired, *counts])
+        with self._models.lock:
+            counts = [model.engine.counts() for model in self._models.list_all() if model.engine]
+            whole = sum_counts([self._models.retired, *counts])
         return replace(
             whole,
-            num_stalls=self._num_stalls,
-            station_s=dict(self._stations.seconds),
+            num_stalls=self._thread.num_stalls,
+            station_s=self._thread.station_s,
             active_bytes=mx.get_active_memory(),
             peak_bytes=mx.get_peak_memory(),
             cache_bytes=mx.get_cache_memory(),
@@ -269,8 +210,8 @@ class ModelPool:
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
         """Return the prefix caches' counts by the model's name, followed by " draft" for its draft model."""
-        with self._lock:
-            engines = {model.name: model.engine for model in self._models.values() if model.engine}
+        with self._models.lock:
+            engines = {model.name: model.engine for model in self._models.list_all() if model.engine}
         return {
             name if part == "target" else f"{name} {part}": status
             for name, engine in engines.items()
@@ -295,435 +236,26 @@ class ModelPool:
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, give running ones drain_s seconds to finish, then end the thread."""
-        with self._lock:
-            self._is_stopping = True
-            for model in self._models.values():
+        with self._models.lock:
+            self._models.is_stopping = True
+            for model in self._models.list_all():
                 if model.engine:
                     model.engine.begin_stop(drain_s)
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    # What the thread does.
-
-    def _run(self) -> None:
-        self._stations.start()
-        try:
-            self._load(self._first)
-        except ModelLoadError as fault:
-            self._start_error = ModelError(str(fault))
-        # Whoever waits for the start must be told.
-        except BaseException as fault:
-            self._start_error = fault
-        try:
-            if self._start_error is None:
-                self._watchdog.start()
-                self._started.set()
-                while not self._is_done:
-                    self._advance()
-            self._end(STOPPING)
-        # Whatever was raised, every live request must get its terminal event.
-        except BaseException as fault:
-            self._die(fault)
-        finally:
-            self._watchdog.stop()
-            mx.clear_cache()
-            # Streams left to the interpreter's exit can abort the process.
-            mx.clear_streams()
-            self._started.set()
-
-    @property
-    def _is_done(self) -> bool:
-        return self._is_stopping and all(
-            model.engine is None or model.engine.is_done for model in self._all()
-        )
-
-    def _advance(self) -> None:
-        self._wake.clear()
-        if self._is_stopping:
-            self._refuse_waiting()
-        self._unload_due()
-        self._load_wanted()
-        if not self._take_turn():
-            self._rest()
-
-    def _take_turn(self) -> bool:
-        """Let the model that has had least take a step; return whether any has work."""
-        working = [model for model in self._all() if model.engine and model.engine.has_work]
-        model = self._turns.choose(working)
-        if model is None or model.engine is None:
-            return False
-        engine, current = model.engine, self._current
-        if current is not model and current and current.engine:
-            current.engine.pause()
-        self._current = model
-        start = time.perf_counter()
-        engine.turn()
-        taken_s = time.perf_counter() - start
-        if engine.is_blocked:
-            # The others go first: what it waits for is theirs. Without others it looks again soon.
-            taken_s = max(SLICE_S, taken_s)
-            if len(working) == 1:
-                self._wake.wait(BLOCKED_S)
-        self._turns.charge(model, taken_s)
-        if engine.is_dead and not self._is_stopping:
-            self._drop(model, "its engine has died, as the log says")
-        return True
-
-    def _rest(self) -> None:
-        """Wait until there is something to do. Once it is calm, do what can be done in advance."""
-        mx.clear_cache()
-        with station("idle"):
-            if self._wake.wait(min(CALM_S, self._due_in_s())):
-                return
-        ready = [model.engine for model in self._all() if model.is_loaded and model.engine]
-        while not self._wake.is_set() and self._due_in_s() and any(engine.prepare() for engine in ready):
-            pass
-        with station("idle"):
-            self._wake.wait(self._due_in_s())
-
-    def _load_wanted(self) -> None:
-        """Load models in the order in which they were asked for, until one lacks memory."""
-        for model in self._all():
-            # Its weights were freed after it was given to a request, and before that came.
-            if model.engine and not model.is_loaded and model.is_answering:
-                with self._lock:
-                    self._want(model)
-        while self._wanted and not self._is_stopping:
-            model = self._wanted[0]
-            if model.leaving:
-                # It is unloaded first, once its requests have ended.
-                return
-            with self._lock:
-                while model.waiting and model.waiting[0].cancelled():
-                    model.waiting.popleft()
-            if model.is_wanted and not model.is_loaded:
-                try:
-                    if not self._make_room_for(model):
-                        return
-                    self._load(model)
-                except ModelLoadError as fault:
-                    self._drop(model, str(fault), fault)
-            with self._lock:
-                while model.is_loaded and model.waiting:
-                    self._give(model, model.waiting.popleft())
-                # Who came after it failed tries again.
-                if not model.waiting:
-                    self._wanted.popleft()
-
-    def _make_room_for(self, model: PooledModel) -> bool:
-        """Free memory for a model to be loaded; return whether there is enough. Raises ModelLoadError."""
-        needed = model.found.folder.weight_bytes
-        if draft_model := self.settings_of(model.name).draft_model:
-            needed += self._catalogue.weight_bytes(draft_model)
-        needed += needed // SPARE_SHARE
-        if needed > self._memory.limit_bytes:
-            raise ModelLoadError(
-                "too_large",
-                f"model {model.name!r} takes {needed / 2**20:,.0f} MiB at least, and there are "
-                f"{self._memory.limit_bytes / 2**20:,.0f} MiB for all models (--memory-bytes)",
-            )
-        self._memory.loading_bytes = 0
-        if not self._memory.make_room(needed):
-            return False
-        self._memory.loading_bytes = needed
-        return True
-
-    def _load(self, model: PooledModel) -> None:
-        """Load a model, with turns for others in between. Raises ModelLoadError."""
-        fault = model.found.folder.fault
-        if fault and model is not self._first:
-            raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {fault}")
-        log.info("loading %s", model.name)
-        engine = model.engine
-        with self._lock:
-            model.progress, model.fault = 0.0, None
-        try:
-            if engine is None:
-                engine = self._new_engine(model)
-                with self._lock:
-                    if self._is_stopping:
-                        raise ModelError("the server is stopping")
-                    model.engine = engine
-            engine.load(partial(self._note_progress, model))
-        except ModelError as raised:
-            # Without the traceback, which keeps what was loaded.
-            told = str(raised)
-        except Exception as raised:
-            log.error("cannot load %s", model.name, exc_info=raised)
-            told = f"{type(raised).__name__}: {raised}"
-        else:
-            self._note_loaded(model, engine)
-            return
-        finally:
-            self._memory.loading_bytes = 0
-        if self._is_stopping:
-            raise ModelLoadError("draining", "the server is stopping")
-        raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {told}")
-
-    def _new_engine(self, model: PooledModel) -> Engine:
-        found, settings = model.found, self.settings_of(model.name)
-        # The first may be downloaded at its first load.
-        if model is not self._first or (model.num_loads and found.folder.path.is_dir()):
-            settings = replace(settings, model=str(found.folder.path))
-        if found.adapter:
-            settings = replace(settings, adapter_path=str(found.adapter))
-        make_sources = self._sources.maker(settings) if self._sources else None
-        # Its table is kept here.
-        settings = replace(settings, ngram_table_file=None)
-        return self._make_engine(
-            settings,
-            make_loader(settings, model.name),
-            make_sources,
-            make_draft_loader(settings),
-            inbox=WakingInbox(self._wake.set),
-        )
-
-    def _note_loaded(self, model: PooledModel, engine: Engine) -> None:
-        budget = model.budget = engine.memory_budget
-        assert budget is not None
-        budget.shared = self._memory
-        self._memory.holders.append(budget)
-        markers = engine.tokenizer.markers
-        with self._lock:
-            model.is_loaded, model.progress, model.info = True, None, engine.info
-            model.can_call, model.can_think = markers.can_call, markers.can_think
-            model.num_loads += 1
-            model.used_at, model.keep_s = time.monotonic(), None
-        log.info("loaded %s", model.name)
-
-    def _note_progress(self, model: PooledModel, stage: str, share: float) -> None:
-        """Note how far a load is, and give turns to others for as long as it has taken since then."""
-        if self._is_stopping:
-            raise ModelError("the server is stopping")
-        with self._lock:
-            model.progress = share
-        self._num_loading_steps += 1
-        if self._on_progress and not self._started.is_set():
-            self._on_progress(stage, share)
-        now = time.perf_counter()
-        if now - self._served_at < SLICE_S:
-            return
-        until = now + min(1.0, now - self._served_at)
-        while time.perf_counter() < until and self._take_turn():
-            pass
-        self._served_at = time.perf_counter()
-
-    def _unload_due(self) -> None:
-        """Unload what nobody uses any more and whose time is over, or that is asked to be unloaded."""
-        now = time.monotonic()
-        for model in self._all():
-            if not model.is_loaded or model.num_uses or model.is_answering:
-                continue
-            if model.leaving or (not model.is_wanted and model.used_at + self._keep_s(model) <= now):
-                self._unload(model)
-        # Nobody uses an engine whose weights were freed for another model.
-        for model in self._all():
-            if model.engine and not model.is_loaded and not model.num_uses and not model.is_answering:
-                self._retire(model)
-
-    def _unload_for(self, holder: Holder | None) -> bool:
-        """Unload a model for another's requests, or for one to be loaded; return whether there was any.
-
-        The one unused for longest among those without requests. If nothing runs at all, then one whose
-        requests wait: they go on when it is loaded again.
-        """
-        now = time.monotonic()
-        loaded = [model for model in self._all() if model.is_loaded and model.budget is not holder]
-        free = [
-            model
-            for model in loaded
-            if not model.is_answering and (not model.num_uses or now - model.used_at > GRACE_S)
-        ]
-        runs = any(model.engine and model.engine.is_running for model in loaded)
-        if not free and holder is not None and not runs:
-            free = loaded
-        if not free:
-            return False
-        self._unload(min(free, key=lambda model: model.used_at))
-        return True
-
-    def _unload(self, model: PooledModel) -> None:
-        engine = model.engine
-        assert engine is not None
-        if self._current is model:
-            engine.pause()
-            self._current = None
-        self._memory.holders = [one for one in self._memory.holders if one is not model.budget]
-        model.budget = None
-        try:
-            engine.unload()
-        except Exception:
-            log.error("while %s was unloaded", model.name, exc_info=True)
-        with self._lock:
-            model.is_loaded = False
-            model.num_unloads += 1
-            if not model.num_uses and not model.is_answering:
-                self._retire(model)
-            leaving, model.leaving = model.leaving, []
-        engine = None
-        _collect()
-        log.info("unloaded %s", model.name)
-        for future in leaving:
-            if future.set_running_or_notify_cancel():
-                future.set_result(None)
-
-    def _drop(self, model: PooledModel, fault: str, raised: ModelLoadError | None = None) -> None:
-        """Let go of a model that cannot be loaded or has died, and end all requests that it has."""
-        log.error("%s", fault)
-        raised = raised or ModelLoadError("not_loadable", f"{model.name}: {fault}")
-        if model.engine:
-            model.engine.end(Failed("request", fault))
-        with self._lock:
-            waiting, model.waiting = list(model.waiting), deque()
-            model.fault, model.progress = fault, None
-        if model.is_loaded:
-            self._unload(model)
-        elif model.engine:
-            self._retire(model)
-            _collect()
-        for future in waiting:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(raised)
-
-    def _retire(self, model: PooledModel) -> None:
-        """Forget a model's engine; its counts stay."""
-        with self._lock:
-            if model.engine:
-                self._retired = sum_counts([self._retired, model.engine.counts()])
-            model.engine = None
-
-    def _refuse_waiting(self) -> None:
-        """Tell who waits for models that the server is stopping."""
-        with self._lock:
-            futures: list[Future[Any]] = []
-            for model in self._all():
-                futures += [*model.waiting, *model.leaving]
-                model.waiting, model.leaving = deque(), []
-            self._wanted.clear()
-        refused = ModelLoadError("draining", "the server is stopping")
-        for future in futures:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(refused)
-
-    def _end(self, failed: Failed) -> None:
-        """End all requests, unload all models, and save what drafters learned."""
-        self._refuse_waiting()
-        for model in self._all():
-            if model.engine:
-                model.engine.end(failed)
-        if self._sources:
-            self._sources.save()
-
-    def _die(self, fault: BaseException) -> None:
-        log.critical("the engine's thread died", exc_info=fault)
-        text = self._fault = f"{type(fault).__name__}: {fault}"
-        for model in self._all():
-            if model.engine:
-                model.engine.abandon(text)
-        self._refuse_waiting()
-        if self.on_death:
-            self.on_death(text)
-
-    # What both do, with the lock.
-
-    @property
-    def _first(self) -> PooledModel:
-        with self._lock:
-            name = self.settings.model_name
-            if name not in self._models:
-                found = self._catalogue.find(name)
-                assert found is not None
-                self._note(found)
-            return self._models[name]
+        self._models.wake.set()
+        self._thread.join()
 
     @property
     def _first_engine(self) -> Engine:
-        engine = self._first.engine
+        engine = self._models.first.engine
         if engine is None:
-            raise EngineError("draining", f"{self._first.name} is not loaded")
+            raise EngineError("draining", f"{self._models.first.name} is not loaded")
         return engine
 
     def _first_engine_for_table(self) -> Engine:
-        if not self._first.is_loaded:
-            raise SharedTableError(f"{self._first.name} is not loaded")
+        if not self._models.first.is_loaded:
+            raise SharedTableError(f"{self._models.first.name} is not loaded")
         return self._first_engine
 
-    def _all(self) -> list[PooledModel]:
-        with self._lock:
-            return list(self._models.values())
-
-    def _find(self, name: str) -> PooledModel | None:
-        with self._lock:
-            model = self._models.get(name)
-        if model and (model.engine or model is self._first):
-            return model
-        found = self._catalogue.find(name)
-        with self._lock:
-            return self._note(found) if found else None
-
-    def _note(self, found: FoundModel) -> PooledModel:
-        limit = self.settings_of(found.name).max_context_tokens
-        model = self._models.setdefault(found.name, PooledModel(found, limit))
-        if not model.engine:
-            if model.found.folder != found.folder:
-                # What was wrong with it may have been mended.
-                model.fault = model.info = None
-            model.found = found
-        return model
-
-    def _want(self, model: PooledModel) -> None:
-        if model not in self._wanted:
-            self._wanted.append(model)
-            self._wake.set()
-
-    def _give(self, model: PooledModel, future: "Future[ModelUse]") -> None:
-        """Give a loaded model to who asked for it, unless that is no longer wanted."""
-        assert model.engine is not None
-        if future.set_running_or_notify_cancel():
-            model.num_uses += 1
-            future.set_result(ModelUse(model.engine, partial(self._end_use, model)))
-
-    def _end_use(self, model: PooledModel, use: ModelUse) -> None:
-        with self._lock:
-            model.num_uses -= 1
-            model.used_at, model.keep_s = time.monotonic(), use.keep_s
-        self._wake.set()
-
-    def _keep_s(self, model: PooledModel) -> float:
-        """Return for how many seconds a model stays without requests."""
-        keep_s = self.settings_of(model.name).idle_unload_s if model.keep_s is None else model.keep_s
-        return float("inf") if keep_s is None or keep_s < 0 else keep_s
-
-    def _due_in_s(self) -> float:
-        """Return in how many seconds to look again for models to unload, at most a day."""
-        now, most_s = time.monotonic(), CALM_S if self._wanted else 86_400.0
-        idle = [
-            model for model in self._all() if model.is_loaded and not model.num_uses and not model.is_wanted
-        ]
-        return max(0.0, min([most_s, *(model.used_at + self._keep_s(model) - now for model in idle)]))
-
-    def _progress_made(self) -> tuple[int, ...] | None:
-        """Return numbers that grow with progress, None without work. Called on the watchdog's thread."""
-        with self._lock:
-            models = list(self._models.values())
-            engines = [model.engine for model in models if model.engine]
-        is_loading = any(model.progress is not None for model in models)
-        if not is_loading and not any(engine.num_live for engine in engines):
-            return None
-        ended, progressed = (sum(e.num_ended for e in engines), sum(e.num_progressed for e in engines))
-        return ended, progressed, self._num_loading_steps
-
-    def _note_stall(self) -> None:
-        self._num_stalls += 1
-
-
-def _collect() -> None:
-    """Free what only cycles keep, also of what the server froze after its start, and MLX's free buffers."""
-    is_frozen = gc.get_freeze_count() > 0
-    if is_frozen:
-        gc.unfreeze()
-    gc.collect()
-    if is_frozen:
-        gc.freeze()
-    mx.clear_cache()
+    def _tell_death(self, fault: str) -> None:
+        if self.on_death:
+            self.on_death(fault)
