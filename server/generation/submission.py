@@ -45,6 +45,7 @@ class Submission:
         self.deltas: list[list[Delta]] = [[] for _ in engine_requests]
         self._engine = service.engine
         self._metrics = service.metrics
+        self._model = service.model_names[0]
         self._event_bridge = service.event_bridge
         self._event_queue = EventQueue(service.settings.keep_alive_s)
         self._num_submitted = 0
@@ -175,4 +176,4 @@ class Submission:
 
     def _count_end(self, index: int, end: Finished | Failed) -> None:
         """Count a sequence in the metrics, once, even if its client has left. Runs on the engine's thread."""
-        self._metrics.count_sequence(end, is_first=index % self.num_choices == 0)
+        self._metrics.count_sequence(end, is_first=index % self.num_choices == 0, model=self._model)

@@ -5,6 +5,9 @@ from typing import Literal
 
 from engine.request import GAP_BOUNDS_S
 
+MODEL = "model"
+"""The label of groups that count by model, where there are several."""
+
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _QUEUE_S = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -34,12 +37,14 @@ class MetricGroup:
 
     is_scraped: whether the values are read at each scrape; otherwise events are counted as they happen.
     note: an explanation of the group's metrics and labels, in Markdown.
+    is_by_model: whether all have the label "model" too if the server has several models.
     """
 
     title: str
     is_scraped: bool
     metrics: tuple[MetricEntry, ...]
     note: str = ""
+    is_by_model: bool = False
 
 
 REQUESTS = MetricGroup(
@@ -122,6 +127,7 @@ SEQUENCES = MetricGroup(
     "`cancelled` (the client left), `request` (this request failed), `grammar` (its grammar took too much "
     "computation), `engine` (the engine died) or `draining` (the server was stopping). `stage` is `waiting`, "
     "`prefill` or `decode`.",
+    is_by_model=True,
 )
 
 DRAFTS = MetricGroup(
@@ -191,6 +197,7 @@ DRAFTS = MetricGroup(
     "`source` is the drafter. `decision` is `lookup`, `draft-model`, `mtp`, `dflash`, `wedlm` or `plain`. "
     "`strategy` is that of `--draft-translation` in use. `outcome` is `translated`, `absorbed` (nothing new "
     "was left of the draft) or `skipped` (the target's tokens cannot express it exactly).",
+    is_by_model=True,
 )
 
 ENGINE = MetricGroup(

@@ -17,7 +17,7 @@ from engine.request import Failed, Finished, Usage
 from engine.stations import StationClock
 from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.metrics.collectors import ScrapeCollector
-from server.metrics.definitions import GROUPS, MetricEntry
+from server.metrics.definitions import GROUPS, MODEL, MetricEntry
 from server.metrics.endpoints import endpoint_of
 from server.metrics.recent_requests import RecentRequests
 from server.output.usage import DRAFT_MODEL
@@ -30,7 +30,13 @@ class Metrics:
     """The metrics of one app, in their own registry. May be used on any thread, except for recent."""
 
     def __init__(self, engine: EngineProtocol, models: ModelsProtocol | None = None) -> None:
-        made = {m.name: _make(m) for group in GROUPS if not group.is_scraped for m in group.metrics}
+        self._has_models = models is not None
+        made = {
+            metric.name: _make(metric, (MODEL,) if group.is_by_model and self._has_models else ())
+            for group in GROUPS
+            if not group.is_scraped
+            for metric in group.metrics
+        }
         self._counters = {name: metric for name, metric in made.items() if isinstance(metric, Counter)}
         self._histograms = {name: metric for name, metric in made.items() if isinstance(metric, Histogram)}
         self._gauges = {name: metric for name, metric in made.items() if isinstance(metric, Gauge)}
@@ -73,24 +79,26 @@ class Metrics:
         if generated_for_s is not None:
             self._observe("request_duration_seconds", generated_for_s)
 
-    def count_sequence(self, event: Finished | Failed, is_first: bool) -> None:
+    def count_sequence(self, event: Finished | Failed, is_first: bool, model: str) -> None:
         """Count a sequence that has ended.
 
         is_first: whether it is its prompt's first choice; a prompt's tokens count once for all choices.
+        model: the name of its model, a label if there are several.
         """
-        usage = event.usage
-        self._count("sequences", 1, event.reason if isinstance(event, Finished) else event.kind)
+        usage, by_model = event.usage, (model,) if self._has_models else ()
+        end = event.reason if isinstance(event, Finished) else event.kind
+        self._count("sequences", 1, end, *by_model)
         if isinstance(event, Failed) and event.kind == "cancelled":
-            self._count("cancelled_sequences", 1, _stage(usage))
+            self._count("cancelled_sequences", 1, _stage(usage), *by_model)
         if is_first:
-            self._count("prompt_tokens", usage.num_prompt_tokens)
-            self._count("cached_prompt_tokens", usage.num_cached_tokens)
-        self._count("completion_tokens", usage.num_completion_tokens)
+            self._count("prompt_tokens", usage.num_prompt_tokens, *by_model)
+            self._count("cached_prompt_tokens", usage.num_cached_tokens, *by_model)
+        self._count("completion_tokens", usage.num_completion_tokens, *by_model)
         if usage.queue_s < usage.total_s:
-            self._observe("queue_seconds", usage.queue_s)
+            self._observe("queue_seconds", usage.queue_s, *by_model)
         if usage.num_completion_tokens:
-            self._observe("time_to_first_token_seconds", usage.first_token_s)
-        self._count_drafts(usage)
+            self._observe("time_to_first_token_seconds", usage.first_token_s, *by_model)
+        self._count_drafts(usage, by_model)
 
     def count_parse(self, outcome: str) -> None:
         """Count a text between tool call markers that was parsed, or could not be."""
@@ -100,32 +108,35 @@ class Metrics:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _count_drafts(self, usage: Usage) -> None:
+    def _count_drafts(self, usage: Usage, by_model: tuple[str, ...]) -> None:
         drafting = usage.drafting
-        self._count("forwards", drafting.num_forwards)
-        self._count("gate_decisions", 1, drafting.gate_decision)
+        self._count("forwards", drafting.num_forwards, *by_model)
+        self._count("gate_decisions", 1, drafting.gate_decision, *by_model)
         for source, drafted, accepted in drafting.by_source:
-            self._count("drafted_tokens", drafted, source)
-            self._count("accepted_tokens", accepted, source)
+            self._count("drafted_tokens", drafted, source, *by_model)
+            self._count("accepted_tokens", accepted, source, *by_model)
             if source == DRAFT_MODEL and drafting.strategy:
-                self._count("draft_model_tokens", drafted, drafting.strategy)
-                self._count("draft_model_accepted_tokens", accepted, drafting.strategy)
+                self._count("draft_model_tokens", drafted, drafting.strategy, *by_model)
+                self._count("draft_model_accepted_tokens", accepted, drafting.strategy, *by_model)
         for outcome, count in drafting.translation.items():
             if outcome == "resynchronised":
-                self._count("draft_resynchronisations", count, drafting.strategy or "")
+                self._count("draft_resynchronisations", count, drafting.strategy or "", *by_model)
             else:
-                self._count("draft_translations", count, drafting.strategy or "", outcome)
+                self._count("draft_translations", count, drafting.strategy or "", outcome, *by_model)
         if drafting.num_drafted:
-            self._observe("acceptance_ratio", drafting.num_accepted / drafting.num_drafted)
+            self._observe("acceptance_ratio", drafting.num_accepted / drafting.num_drafted, *by_model)
         if drafting.num_forwards:
-            self._observe("tokens_per_forward", usage.num_completion_tokens / drafting.num_forwards)
+            self._observe(
+                "tokens_per_forward", usage.num_completion_tokens / drafting.num_forwards, *by_model
+            )
 
     def _count(self, name: str, amount: float, *labels: str) -> None:
         counter = self._counters[f"reprise_{name}_total"]
         (counter.labels(*labels) if labels else counter).inc(amount)
 
-    def _observe(self, name: str, value: float) -> None:
-        self._histograms[f"reprise_{name}"].observe(value)
+    def _observe(self, name: str, value: float, *labels: str) -> None:
+        histogram = self._histograms[f"reprise_{name}"]
+        (histogram.labels(*labels) if labels else histogram).observe(value)
 
 
 class _WithoutCreated(Collector):
@@ -148,11 +159,12 @@ def _stage(usage: Usage) -> str:
     return "prefill" if usage.prefill_s >= usage.total_s else "decode"
 
 
-def _make(entry: MetricEntry) -> Counter | Gauge | Histogram:
+def _make(entry: MetricEntry, more_labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
+    labels = (*entry.labels, *more_labels)
     match entry.kind:
         case "counter":
-            return Counter(entry.name, entry.help, entry.labels, registry=None)
+            return Counter(entry.name, entry.help, labels, registry=None)
         case "gauge":
-            return Gauge(entry.name, entry.help, entry.labels, registry=None)
+            return Gauge(entry.name, entry.help, labels, registry=None)
         case "histogram":
-            return Histogram(entry.name, entry.help, entry.labels, buckets=entry.buckets, registry=None)
+            return Histogram(entry.name, entry.help, labels, buckets=entry.buckets, registry=None)

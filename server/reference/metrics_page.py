@@ -1,7 +1,7 @@
 """Generate docs/metrics.md."""
 
 from config.version import VERSION
-from server.metrics.definitions import GROUPS, MetricEntry, MetricGroup
+from server.metrics.definitions import GROUPS, MODEL, MetricEntry, MetricGroup
 from server.reference.markdown import table
 
 _HEADER = """\
@@ -26,8 +26,11 @@ def _section(group: MetricGroup) -> str:
         for m in group.metrics
     ]
     lines = [f"## {group.title}\n", table(("Metric", "Type", "Labels", "Help"), rows)]
-    if group.note:
-        lines.insert(1, f"{group.note}\n")
+    notes = [group.note] if group.note else []
+    if group.is_by_model:
+        notes.append(f"With several models each of these has the label `{MODEL}` too, the name of its model.")
+    if notes:
+        lines.insert(1, f"{' '.join(notes)}\n")
     return "\n".join(lines)
 
 

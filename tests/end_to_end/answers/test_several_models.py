@@ -111,6 +111,20 @@ def test_a_request_loads_the_model_that_it_asks_for(client: httpx.Client, models
     assert 'reprise_model_loads_total{model="three"} 1.0' in client.get("/metrics").text
 
 
+def test_metrics_count_sequences_and_tokens_by_model(client: httpx.Client) -> None:
+    num_tokens = {
+        name: sum(ask(client, name).json()["usage"]["completion_tokens"] for _ in range(num_requests))
+        for name, num_requests in (("three", 2), ("org/two", 1))
+    }
+    metrics = client.get("/metrics").text
+    for name, num_requests in (("three", 2), ("org/two", 1)):
+        assert f'reprise_completion_tokens_total{{model="{name}"}} {num_tokens[name]}.0' in metrics
+        assert f'reprise_time_to_first_token_seconds_count{{model="{name}"}} {num_requests}.0' in metrics
+        assert f'reprise_sequences_total{{end="length",model="{name}"}} {num_requests}.0' in metrics
+        assert f'reprise_gate_decisions_total{{decision="plain",model="{name}"}} {num_requests}.0' in metrics
+    assert 'reprise_completion_tokens_total{model="one"}' not in metrics
+
+
 def test_all_apis_find_their_model(client: httpx.Client) -> None:
     said = [{"role": "user", "content": "hello"}]
     sdk = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
