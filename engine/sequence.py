@@ -235,13 +235,13 @@ class Sequence:
         if tokens and not self.num_answered:
             self.timing.first_token_at = time.perf_counter()
             self.report_progress(len(self.request.prompt))
-        num_before, text = len(self.tokens), ""
+        num_before, text, min_tokens = len(self.tokens), "", self.request.sampling.min_tokens
         reason: FinishReason | None = None
         logprobs: list[TokenLogprob] = []
         for token, likelihood in zip(tokens, likelihoods, strict=True):
             self.tokens.append(token)
             if token not in self.eos_ids:
-                text += self.text.add(token, can_stop=self.num_answered > self.request.sampling.min_tokens)
+                text += self.text.add(token, can_stop=not min_tokens or self.num_answered > min_tokens)
                 # The token that completes a stop string is not part of the answer.
                 if likelihood is not None and not self.text.stopped:
                     logprobs.append(self._logprob(token, likelihood))
