@@ -21,7 +21,7 @@ class Replica:
     """Keeps what rank 0 keeps, of this rank's shard, under the same numbers.
 
     tell: asks rank 0 for the ranks' agreement.
-    num_done: the number of the last command done.
+    num_done: the number of the last command done. objects: what rank 0 keeps too, by number.
     """
 
     def __init__(self, shard: Shard, tell: Tell) -> None:
@@ -30,7 +30,7 @@ class Replica:
         shard.agree = self._agree
         self.num_done = 0
         # Rank 0's shard is object 0.
-        self._objects: dict[int, Any] = {0: shard}
+        self.objects: dict[int, Any] = {0: shard}
         self._asks = self._has_disagreed = False
 
     def do(self, command: Any) -> None:
@@ -39,7 +39,7 @@ class Replica:
         if number != self.num_done + 1:
             raise RanksLostError(f"command {number} came after command {self.num_done}")
         for one in dropped:
-            del self._objects[one]
+            del self.objects[one]
         self._asks, self._has_disagreed = asks, False
         try:
             result = OPERATIONS[name](*map(self._decode, arguments))
@@ -51,7 +51,7 @@ class Replica:
                 self._disagree(fault)
             result = None
         if made is not None and not self._has_disagreed:
-            self._objects[made] = result
+            self.objects[made] = result
         if name in RETURNS_COPIES and result:
             flat: Any = tree_flatten(result)
             mx.async_eval([array for _, array in flat if isinstance(array, mx.array)])
@@ -80,6 +80,6 @@ class Replica:
             return [self._decode(one) for one in given]
         if isinstance(given, dict):
             if "object" in given:
-                return self._objects[given["object"]]
+                return self.objects[given["object"]]
             return mx.zeros(given["tokens"], mx.int32)
         return given

@@ -82,19 +82,19 @@ def has_accepted_drafts(started: Started) -> bool:
     return re.search(r"drafts .*?[1-9]\d*/\d+ accepted", started.said(0)) is not None
 
 
-def check_equality(folder: Path, name: str, *flags: str) -> None:
-    """Compare a model on two ranks with the same on one process."""
+def check_equality(folder: Path, name: str, *flags: str, num_ranks: int = 2) -> None:
+    """Compare a model on several ranks with the same on one process."""
     model = write_random_model(name, folder / name, is_repetitive=True)
-    with ranks(folder, model, 2, *flags) as two, ranks(folder, model, 1, *flags) as one:
-        two.wait_until_ready()
+    with ranks(folder, model, num_ranks, *flags) as several, ranks(folder, model, 1, *flags) as one:
+        several.wait_until_ready()
         one.wait_until_ready()
-        leave_early(two.address)
-        ours = answers(two.address)
+        leave_early(several.address)
+        ours = answers(several.address)
         assert len(ours) == 18
         assert ours == answers(one.address)
-        assert has_accepted_drafts(two)
-        two.processes[0].terminate()
-        assert two.statuses(60) == [0, 0], two.said(0) + two.said(1)
+        assert has_accepted_drafts(several)
+        several.processes[0].terminate()
+        assert several.statuses(60) == [0] * num_ranks, several.said(0) + several.said(1)
 
 
 def test_a_pipeline_of_two_answers_bit_for_bit_as_one_process(tmp_path: Path) -> None:
@@ -105,6 +105,11 @@ def test_a_pipeline_of_two_answers_bit_for_bit_as_one_process(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3"])
 def test_a_pipeline_of_any_kind_answers_bit_for_bit_as_one_process(name: str, tmp_path: Path) -> None:
     check_equality(tmp_path, name)
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_three_answers_bit_for_bit_as_one_process(tmp_path: Path) -> None:
+    check_equality(tmp_path, "qwen2", num_ranks=3)
 
 
 @pytest.mark.slow
