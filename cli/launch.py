@@ -66,7 +66,7 @@ def _pass_on(process: "subprocess.Popen[bytes]") -> None:
             process.stdin.write(CTRL_C)
             process.stdin.flush()
 
-    for sig in (signal.SIGINT, signal.SIGTERM):
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, stop)
 
 
