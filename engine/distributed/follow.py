@@ -49,7 +49,7 @@ class Follower:
         self._channel = join_rank_0(self._place, find_facts(settings), settings.join_timeout_s)
         if (said := self._channel.receive()) != "join":
             raise ModelError(said["refused"])
-        group = begin_group()
+        group = begin_group(self._place)
         self._channel.send(share_token(None))
         self._heard_at = time.monotonic()
         threading.Thread(target=self._read, name="rank-0", daemon=True).start()
@@ -77,6 +77,7 @@ class Follower:
         while True:
             message = self._messages.get()
             if message == "end":
+                replica.close()
                 return 0
             if message == "echo":
                 self._channel.send(["word", None])

@@ -10,7 +10,9 @@ from engine.distributed.errors import RanksLostError
 from engine.distributed.operations import OPERATIONS
 from engine.distributed.shard import Shard
 
-RETURNS_COPIES = frozenset(("cut_slice", "leading", "split_slice", "take_state", "kv_slice", "state"))
+RETURNS_COPIES = frozenset(
+    ("cut_slice", "leading", "split_slice", "take_state", "kv_slice", "state", "cut_parts")
+)
 """Operations whose results are copies that must not wait for a later forward pass."""
 
 Tell = Callable[[str | None], bool]
@@ -56,6 +58,11 @@ class Replica:
             flat: Any = tree_flatten(result)
             mx.async_eval([array for _, array in flat if isinstance(array, mx.array)])
         self.num_done = number
+
+    def close(self) -> None:
+        """Wait until all files are written."""
+        if self._shard.files:
+            self._shard.files.close()
 
     def _agree(self, fault: Exception | None) -> None:
         if not self._asks:

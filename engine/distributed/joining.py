@@ -82,13 +82,24 @@ def join_rank_0(place: Place, facts: Facts, timeout_s: float) -> Channel:
     return channel
 
 
-def begin_group() -> mx.distributed.Group:
-    """Make MLX's group of all ranks; the process ends if that takes too long."""
+def begin_group(place: Place) -> mx.distributed.Group:
+    """Make MLX's group of all ranks; the process ends if that takes too long.
+
+    Raises ModelError if MLX cannot, or gives this process another place.
+    """
     signal.alarm(GROUP_S)
     try:
-        return mx.distributed.init(strict=True, backend="ring")
+        group = mx.distributed.init(strict=True, backend=place.backend)
+    except (RuntimeError, ValueError) as fault:
+        raise ModelError(f"MLX cannot connect the machines by {place.backend}: {fault}") from fault
     finally:
         signal.alarm(0)
+    if (group.rank(), group.size()) != (place.rank, place.size):
+        raise ModelError(
+            f"MLX says that this is rank {group.rank()} of {group.size()}, and mlx.launch that it is rank "
+            f"{place.rank} of {place.size}"
+        )
+    return group
 
 
 def make_token() -> str:

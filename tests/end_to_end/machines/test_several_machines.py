@@ -17,6 +17,7 @@ import pytest
 
 from bench.architectures.tiny_models import write_random_model
 from tests.end_to_end.machines.ranks import REPRISE, Started, ranks
+from tests.engine.model_folders import write_adapter
 
 PROMPTS = (
     "the cat sat on the mat. the cat sat on the mat. the cat",
@@ -142,6 +143,12 @@ def test_a_draft_model_on_rank_0_changes_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_adapter_is_split_with_the_layers(tmp_path: Path) -> None:
+    base = write_random_model("qwen2", tmp_path / "base", is_repetitive=True)
+    check_equality(tmp_path, "qwen2", "--adapter-path", str(write_adapter(tmp_path / "adapter", base)))
+
+
+@pytest.mark.slow
 def test_a_tensor_split_answers_the_same_from_run_to_run(tmp_path: Path) -> None:
     model = write_random_model("qwen2", tmp_path / "model", is_repetitive=True)
     found = []
@@ -227,6 +234,18 @@ def test_the_real_launcher_ends_with_the_true_status(is_killed: bool, tmp_path: 
             launcher.send_signal(signal.SIGINT)
             assert launcher.wait(LIMIT_S) == 0
         assert find_rank(0, model) == find_rank(1, model) == 0
+
+
+def test_a_host_file_for_jaccl_is_passed_on_and_what_fails_is_said(tmp_path: Path) -> None:
+    model = write_random_model("qwen2", tmp_path / "model")
+    devices = [[None, "rdma_none"], ["rdma_none", None]]
+    hosts = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"], "rdma": one} for one in devices]
+    file = tmp_path / "jaccl.json"
+    file.write_text(json.dumps({"backend": "jaccl", "hosts": hosts}))
+    with ranks(tmp_path, model, 1, "--hosts", str(file), program=REPRISE) as started:
+        (status,) = started.statuses(LIMIT_S)
+        assert status
+        assert "MLX cannot connect the machines by jaccl" in started.said(0)
 
 
 def find_rank(rank: int, model: Path) -> int:
