@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_launched() and given[0] in ("bench", "verify"):
             raise UsageError(
                 f"reprise {given[0]} runs on one machine; start a model on several with reprise serve "
-                "--hosts, and measure it from one of them with reprise bench serve --server several=URL"
+                "--hosts, and measure and compare it with reprise bench serve --server several=URL"
             )
         arguments.given = tuple(given)  # Benchmarks write them beside their figures.
         return int(arguments.run(arguments))

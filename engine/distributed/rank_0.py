@@ -1,5 +1,6 @@
 """Rank 0: bring the ranks together, load, and hand the engine a model that is on all of them."""
 
+import gc
 import hashlib
 import logging
 import os
@@ -103,6 +104,8 @@ class Ranks:
 
     def begin_serving(self) -> None:
         """From now on, commands are not agreed upon first."""
+        # Exceptions of what was tried hold caches in cycles, and with them those of the other ranks.
+        gc.collect()
         self._is_loaded = True
         if self._leader:
             self._leader.asks_first = False

@@ -20,12 +20,15 @@ from engine.distributed.follower import Replica
 from engine.distributed.place import read_place
 from engine.distributed.rank_0 import Ranks
 from engine.kv_cache.per_row import make_caches
-from engine.kv_cache.rows import Rows, Sharing, make_rows
+from engine.kv_cache.probes import find_sharing
+from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
 from engine.kv_cache.slices import cut_slice, leading, rebuild, split_slice, take_state
 from engine.model.loading import make_loader
 
 MAX_ROWS, MAX_TOKENS, MAX_KEPT = 5, 120, 4
 VOCAB_SIZE = 4096
+FIRST_LIMIT = 32
+"""Tokens of rows in the first group, so that there are several groups where a model allows it."""
 
 
 def digest(arrays: Sequence[mx.array | None]) -> list[str | None]:
@@ -41,10 +44,12 @@ def _digest(array: mx.array) -> str:
 class Walk:
     """Random joins, leaves, steps and rollbacks; all that is chosen depends on the seed alone."""
 
-    def __init__(self, model: Any, seed: int) -> None:
+    def __init__(self, model: Any, seed: int, sharing: Sharing) -> None:
         self._model = model
         self._random = random.Random(seed)
-        self.rows: Rows = make_rows(model, Sharing.BUFFERS)
+        self.rows: Rows = make_rows(model, sharing)
+        if sharing >= Sharing.LAYERS:
+            self.rows = make_batched_rows(model, FIRST_LIMIT, sharing is Sharing.LAYERS)
         # Prefixes: a slice, its length, and the state after it.
         self._kept: list[tuple[Any, int, Any]] = []
         self.held: list[Any] = []
@@ -180,14 +185,15 @@ def main(model: str, file: str, split: str, seed: str, num: str) -> None:
         follow.run(place, settings)
     ranks = Ranks(place, settings) if place else None
     loaded = ranks.load(None) if ranks else make_loader(settings)(None)
+    sharing = find_sharing(loaded.model)
     if ranks:
         ranks.begin_serving()
-    walk = Walk(loaded.model, int(seed))
+    walk = Walk(loaded.model, int(seed), sharing)
     done = walk.go(int(num))
     found = walk.found()
     # The last command, upon which the others write. It also drops what is not needed any more.
     walk.rows.limit_growth(1 << 20)  # type: ignore[attr-defined]
-    Path(file).write_text(json.dumps(found | {"done": done}))
+    Path(file).write_text(json.dumps(found | {"done": done, "sharing": sharing.name}))
     if ranks:
         ranks.leave(0)
 

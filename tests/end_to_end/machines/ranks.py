@@ -35,6 +35,14 @@ class Started:
         """Return what a rank has printed."""
         return "".join(self.printed[rank])
 
+    def wait_until_said(self, rank: int, words: str) -> None:
+        """Wait until a rank has printed something. Fails if a process ends before it."""
+        deadline = time.monotonic() + STARTED_WITHIN_S
+        while words not in self.said(rank):
+            assert time.monotonic() < deadline, self.said(rank)
+            assert self.processes[rank].poll() is None, self.said(rank)
+            time.sleep(0.05)
+
     def wait_until_ready(self) -> None:
         """Wait for the banner. Fails if a process ends before it."""
         deadline = time.monotonic() + STARTED_WITHIN_S

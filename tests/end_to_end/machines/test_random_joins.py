@@ -43,14 +43,18 @@ def copies_of(leader: dict[str, Any], other: dict[str, Any]) -> list[list[str]]:
     return [other["held"][str(number)] for number in leader["numbers"]]
 
 
-def check_pipeline(folder: Path, name: str, num_ranks: int, num: int) -> None:
-    """Compare the caches of all layers, wherever they are, with those of one process, and all logits."""
+def check_pipeline(folder: Path, name: str, num_ranks: int, num: int, sharing: str = "GROUPS") -> None:
+    """Compare the caches of all layers, wherever they are, with those of one process, and all logits.
+
+    sharing: what the rows of a batch share, on several as on one.
+    """
     model = write_random_model(name, folder / name)
     leader, *others = run(folder, model, num_ranks, "pipeline", num)
     (one,) = run(folder, model, 1, "pipeline", num)
     assert min(one["done"].values()) > 0
     assert len(one["done"]) == 7
     assert sum(one["done"].values()) == num
+    assert leader["sharing"] == one["sharing"] == sharing
     assert leader["logits"] == one["logits"]
     assert leader["lengths"] == one["lengths"]
     # Rank 0 has the last layers.
@@ -65,11 +69,13 @@ def test_caches_of_a_pipeline_of_three_are_those_of_one_process(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2", "qwen3_5", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("name", "sharing"), [("qwen2", "GROUPS"), ("qwen3_5", "GROUPS"), ("deepseek_v3", "LAYERS")]
+)
 def test_caches_of_a_pipeline_after_a_thousand_things_are_those_of_one_process(
-    name: str, tmp_path: Path
+    name: str, sharing: str, tmp_path: Path
 ) -> None:
-    check_pipeline(tmp_path, name, num_ranks=2, num=1000)
+    check_pipeline(tmp_path, name, num_ranks=2, num=1000, sharing=sharing)
 
 
 @pytest.mark.slow

@@ -212,6 +212,25 @@ def test_what_cannot_be_served_together_is_refused_on_all_ranks(tmp_path: Path) 
         assert sentence in started.said(1)
 
 
+def test_a_rank_that_is_missing_is_waited_for_and_named(tmp_path: Path) -> None:
+    model = write_random_model("qwen2", tmp_path / "model")
+    # It says what it needs, and ends.
+    with ranks(tmp_path, model, 2, "--join-timeout-s", "8", flags_by_rank=((), ("--help",))) as started:
+        assert started.processes[0].wait(LIMIT_S) == 1
+        assert "waiting for rank 1 (127.0.0.1), up to 8 s" in started.said(0)
+        assert "rank 1 (127.0.0.1) did not join within 8 seconds (--join-timeout-s)" in started.said(0)
+
+
+def test_a_late_rank_is_waited_for(tmp_path: Path) -> None:
+    model = write_random_model("qwen2", tmp_path / "model")
+    with ranks(tmp_path, model, 2) as started:
+        started.processes[1].send_signal(signal.SIGSTOP)
+        started.wait_until_said(0, "waiting for rank 1 (127.0.0.1), up to 60 s")
+        started.processes[1].send_signal(signal.SIGCONT)
+        started.wait_until_ready()
+        assert post(started.address, prompt="Hello", max_tokens=3)["choices"][0]["text"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_the_real_launcher_ends_with_the_true_status(is_killed: bool, tmp_path: Path) -> None:
