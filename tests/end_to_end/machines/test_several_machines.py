@@ -67,6 +67,23 @@ def answers(address: str) -> dict[Any, Any]:
     return found
 
 
+def long_answers(address: str) -> dict[int, str]:
+    """Return the texts of eight long answers at a time."""
+    found: dict[int, str] = {}
+
+    def ask(at: int) -> None:
+        body = {"prompt": f"{at} {PROMPTS[4]}", "max_tokens": 800, "ignore_eos": True, "seed": at}
+        found[at] = post(address, **body)["choices"][0]["text"]
+
+    threads = [threading.Thread(target=ask, args=(at,)) for at in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == len(threads)
+    return found
+
+
 def leave_early(address: str) -> None:
     """Begin an answer and close the connection."""
     body = {"prompt": PROMPTS[4], "max_tokens": 2000, "stream": True}
@@ -140,6 +157,18 @@ def test_a_pipeline_of_three_answers_bit_for_bit_as_one_process(tmp_path: Path) 
 def test_a_draft_model_on_rank_0_changes_no_answer(tmp_path: Path) -> None:
     drafter = write_random_model("qwen2", tmp_path / "drafter", is_repetitive=True)
     check_equality(tmp_path, "qwen2", "--draft-model", str(drafter))
+
+
+@pytest.mark.slow
+def test_rows_that_outgrow_the_memory_of_ranks_get_the_same_answers(tmp_path: Path) -> None:
+    model = write_random_model("qwen2", tmp_path / "model")
+    # Beside the weights, some rows of the length that they end with.
+    scarce = ("--memory-bytes", "24000000", "--prefix-cache-bytes", "0")
+    with ranks(tmp_path, model, 2, *scarce) as several, ranks(tmp_path, model, 1) as one:
+        several.wait_until_ready()
+        one.wait_until_ready()
+        assert long_answers(several.address) == long_answers(one.address)
+        assert re.search(r"reprise_preemptions_total [1-9]", metrics(several.address))
 
 
 @pytest.mark.slow
