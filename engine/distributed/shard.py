@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.distributed.part_files import PartFiles
+
 EXCHANGES = ("all_gather", "all_sum", "recv", "recv_like", "send")
 
 Agree = Callable[[Exception | None], None]
@@ -27,11 +29,14 @@ class Shard:
     """One rank's part of a model: called as the model is, on every rank with the same commands.
 
     agree: called between building and evaluating a forward pass, with what building raised.
+    place: how the model is split. files: of prefixes, on ranks other than rank 0; None if none are kept.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self.agree: Agree = no_agreement
+        self.place = ""
+        self.files: PartFiles | None = None
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         """Run one forward pass; return its logits, not yet evaluated."""

@@ -248,13 +248,19 @@ class GroupedKVCache:
         return part.group_size
 
     @property
-    def keys(self) -> mx.array:
-        """The buffer of the keys, if there is one group."""
-        return self._only.keys
+    def keys(self) -> Any:
+        """The buffer of the keys; PerGroup of them if there are several groups. Pipelines set it as it is."""
+        if len(self.groups) == 1:
+            return self._only.keys
+        return PerGroup([self.part(group).keys for group in self.groups])
 
     @keys.setter
-    def keys(self, buffer: mx.array) -> None:
-        self._only.keys = buffer
+    def keys(self, buffer: Any) -> None:
+        if not isinstance(buffer, PerGroup):
+            self._only.keys = buffer
+            return
+        for group, one in zip(self.groups, buffer.parts, strict=True):
+            self.part(group).keys = one
 
     @property
     def values(self) -> mx.array:
