@@ -181,7 +181,7 @@ def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: 
     # It comes when mlx.launch ends its ssh, shortly before SIGTERM does, which counts.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     ranks = Ranks(place, settings)
-    engine = Engine(settings, load=ranks.load, make_sources=make_sources, find_head=lambda _: None)
+    engine = Engine(settings, load=ranks.load, make_sources=make_sources)
     engine.explain_failure, ranks.abort = ranks.explain, engine.abort
     engine.on_set_up, engine.count_by_rank = ranks.begin_serving, ranks.count
     status = 1

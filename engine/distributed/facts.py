@@ -10,8 +10,6 @@ from config.setting import SettingsError
 from config.settings import Settings
 from config.version import VERSION
 from engine.model.loading import ModelError
-from engine.speculative.heads.finding import find_given_head
-from engine.speculative.heads.formats import NAMES
 
 COMPARED = ("split", "split_layers", "kv_bits", "max_context_tokens", "trust_remote_code")
 """Settings that must be equal. The others matter on rank 0 only."""
@@ -102,13 +100,6 @@ def refuse_settings(settings: Settings) -> None:
         if getattr(settings, name):
             flag = "--" + name.replace("_", "-")
             raise ModelError(f"{flag}: with a model on several machines {reason}; start without it")
-    instead = "which cannot draft for a model on several machines; use an ordinary draft model, or lookup"
-    if settings.draft_type in NAMES:
-        raise ModelError(
-            f"--draft-type {settings.draft_type}: it is a {NAMES[settings.draft_type]}, {instead}"
-        )
-    if (head := find_given_head(settings)) is not None:
-        raise ModelError(f"--draft-model {settings.draft_model}: it is a {NAMES[head.kind]}, {instead}")
     if settings.adapter_path is not None and settings.split == "tensor":
         raise ModelError("--adapter-path: an adapter cannot be split within layers; use --split pipeline")
     if settings.wedlm_decoding != "off":

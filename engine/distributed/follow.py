@@ -63,6 +63,8 @@ class Follower:
         self._replica = Replica(loaded.model, self._tell)
         try:
             return self._repeat(self._replica)
+        except ModelError:
+            raise
         except Exception as fault:
             raise RanksLostError(str(fault)) from fault
 

@@ -16,6 +16,7 @@ from engine.kv_cache.columns import Ranks
 from engine.kv_cache.per_row import Caches, make_caches
 from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, Sharing, make_batched_rows, make_rows
 from engine.kv_cache.slices import KVSlice, State, cut_slice, leading, rebuild, split_slice, take_state
+from engine.speculative.heads.head import owner_of_body
 
 
 class SharedModel:
@@ -159,6 +160,12 @@ def _make_rows(model: SharedModel, sharing: Sharing) -> Rows:
     if not sharing:
         return SharedSeparateRows(model)
     return SharedBatchedRows(model, sharing.first_limit, sharing is Sharing.LAYERS)
+
+
+@owner_of_body.register
+def _owner_of_body(model: SharedModel) -> Any:
+    # What a head computes, rank 0 computes alone.
+    return owner_of_body(model.shard.model)
 
 
 @cut_slice.register

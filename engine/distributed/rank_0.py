@@ -29,8 +29,6 @@ from engine.distributed.peers import Peers
 from engine.distributed.place import Place
 from engine.distributed.shared_files import SharedPrefixStore as SharedPrefixStore
 from engine.model.loading import LoadedModel, ModelError, Progress
-from engine.speculative.heads.finding import find_own_head
-from engine.speculative.heads.formats import NAMES
 
 log = logging.getLogger("reprise.engine")
 
@@ -97,7 +95,6 @@ class Ranks:
             loaded.info,
             num_layers=sum(ours.layers) if ours.layers else loaded.info.num_layers,
             fingerprint=_fingerprint(loaded.info.fingerprint, settings.split, parts),
-            head_fault=_unused_head(settings),
             ranks=tuple(self._describe(rank, part) for rank, part in enumerate(parts)),
         )
         return loaded
@@ -202,17 +199,6 @@ class Ranks:
             time.sleep(LAST_WRITES_S)
         logging.shutdown()
         os._exit(LOST_STATUS)
-
-
-def _unused_head(settings: Settings) -> str:
-    """Say that the model's own head drafts nothing, if it has one and the settings leave it to draft."""
-    if settings.draft_type != "auto" or settings.draft_model:
-        return ""
-    try:
-        head = find_own_head(settings)
-    except ModelError as fault:
-        return str(fault)
-    return f"its {NAMES[head.kind]}, as the model is on several machines" if head else ""
 
 
 def _fingerprint(ours: str, split: str, parts: list[PartFacts]) -> str:

@@ -28,12 +28,13 @@ def no_agreement(fault: Exception | None) -> None:
 class Shard:
     """One rank's part of a model: called as the model is, on every rank with the same commands.
 
+    model: this rank's part, a module of mlx-lm.
     agree: called between building and evaluating a forward pass, with what building raised.
     place: how the model is split. files: of prefixes, on ranks other than rank 0; None if none are kept.
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self.model = model
         self.agree: Agree = no_agreement
         self.place = ""
         self.files: PartFiles | None = None
@@ -43,7 +44,7 @@ class Shard:
         fault: Exception | None = None
         with _exchanges() as made:
             try:
-                logits: mx.array = self._model(tokens, cache=cache)
+                logits: mx.array = self.model(tokens, cache=cache)
             # Whatever it is, the other ranks must know of it before they wait for this one.
             except Exception as raised:
                 fault = raised
@@ -52,7 +53,7 @@ class Shard:
         return logits
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        return getattr(self.model, name)
 
 
 def share_tokens(tokens: mx.array) -> mx.array:

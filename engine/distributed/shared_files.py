@@ -29,7 +29,7 @@ class SharedPrefixStore(PrefixStore):
     def __init__(
         self, model: SharedModel, folder: Path, budget_bytes: int, fingerprint: str, needs_state: bool
     ) -> None:
-        self._model, self._is_open = model, False
+        self._model, self._is_open, self._is_shared = model, False, True
         # Another split has other parts.
         whole = hashlib.sha256(f"{fingerprint} {model.shard.place}".encode()).hexdigest()
         super().__init__(folder, budget_bytes, whole, needs_state)
@@ -40,14 +40,25 @@ class SharedPrefixStore(PrefixStore):
             raise OSError(str(fault)) from fault
         self._is_open = True
 
+    def sibling(self, part: str, needs_state: bool) -> "SharedPrefixStore":
+        """Return the store of a head, which is on rank 0 only."""
+        other = super().sibling(part, needs_state)
+        assert isinstance(other, SharedPrefixStore)
+        other._is_shared = False
+        return other
+
     def start_load(self, prompt: Tokens) -> Loading:
         """Start reading the tokens that match() counts, on all ranks."""
         loading = super().start_load(prompt)
+        if not self._is_shared:
+            return loading
         self._tell("begin_parts", [record.path.name for record in loading.records], makes=True)
         return replace(loading, others=_OnOthers(self._model.leader))
 
     def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
         """Wait for a load on all ranks."""
+        if not self._is_shared:
+            return super().finish_load(loading)
         contents = self._contents(loading)
         if contents is None:
             return None
@@ -69,6 +80,8 @@ class SharedPrefixStore(PrefixStore):
 
     def _copy(self, name: str, kv_slice: KVSlice, state: State) -> Contents:
         copy = super()._copy
+        if not self._is_shared:
+            return copy(name, kv_slice, state)
         contents: Contents = self._model.leader.do(
             "save_part", lambda _, *given: copy(*given), self._model, name, kv_slice, state
         )

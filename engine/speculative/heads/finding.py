@@ -56,7 +56,7 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
     if settings.draft_type not in ("auto", *NAMES) or settings.draft_model or loaded.info.mask_token_id:
         return None
     try:
-        found = find_own_head(settings)
+        found = _own_head(settings)
         if found is not None and asked in (None, found.kind):
             return _load(settings, found, loaded)
     except ModelError as fault:
@@ -73,8 +73,7 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
     return None
 
 
-def find_own_head(settings: Settings) -> FoundHead | None:
-    """Return the head that comes with the model; None if there is none. Raises ModelError."""
+def _own_head(settings: Settings) -> FoundHead | None:
     folder = find_folder(settings.model_source)
     return choose(find_own_heads(folder, read_config(folder)))
 

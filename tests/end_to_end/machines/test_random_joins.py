@@ -1,8 +1,5 @@
 """After random joins, leaves, steps and rollbacks, the caches of all ranks hold the right bytes."""
 
-import json
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,30 +7,14 @@ from typing import Any
 import pytest
 
 from bench.architectures.tiny_models import write_random_model
-from tests.end_to_end.machines.ranks import clean_environment, places
+from tests.end_to_end.machines.programs import run_program
 
-PROGRAM = Path(__file__).with_name("random_run.py")
 SEED = "1"
-LIMIT_S = 600
 
 
 def run(folder: Path, model: Path, num_ranks: int, split: str, num: int) -> list[dict[str, Any]]:
     """Do random things on each rank; return what each wrote."""
-    files = [folder / f"{num_ranks}-{rank}.json" for rank in range(num_ranks)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(model), str(file), split, SEED, str(num)],
-            env=clean_environment() | {"PYTHONPATH": str(Path.cwd())} | place,
-        )
-        for file, place in zip(files, places(folder, num_ranks), strict=True)
-    ]
-    try:
-        assert [process.wait(LIMIT_S) for process in processes] == [0] * num_ranks
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [json.loads(file.read_text()) for file in files]
+    return run_program("random_run", folder, model, num_ranks, split, SEED, str(num))
 
 
 def copies_of(leader: dict[str, Any], other: dict[str, Any]) -> list[list[str]]:

@@ -17,8 +17,6 @@ from engine.distributed.place import Place, read_place
 from engine.distributed.splitting import split_model
 from engine.model.loading import ModelError
 from tests.engine.model_folders import write_adapter
-from tests.engine.speculative.heads import folders
-from tests.engine.speculative.heads.test_arithmetic import dflash_config
 from tests.engine.support import make_model
 
 PLACE = Place(0, ("10.0.0.1", "10.0.0.2"), 32325)
@@ -126,20 +124,6 @@ def test_the_smallest_room_counts_by_the_layers_of_each_rank() -> None:
 def test_settings_that_do_not_work_on_several_machines_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ModelError, match="with a model on several machines"):
         refuse_settings(Settings(**settings))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("kind", "name"), [("mtp", "MTP head"), ("dflash", "DFlash drafter")])
-def test_heads_are_refused_by_name(kind: str, name: str) -> None:
-    with pytest.raises(ModelError, match=f"--draft-type {kind}: it is a {name}, which cannot draft"):
-        refuse_settings(Settings(draft_type=kind, draft_model="somewhere"))  # type: ignore[arg-type]
-
-
-def test_a_folder_with_a_head_is_refused_and_one_with_a_draft_model_is_not(tmp_path: Path) -> None:
-    folders.write_json(tmp_path / "head" / "config.json", dflash_config())
-    folders.save(tmp_path / "head" / "model.safetensors", {}, None)
-    with pytest.raises(ModelError, match=r"--draft-model .*: it is a DFlash drafter, which cannot draft"):
-        refuse_settings(Settings(draft_model=str(tmp_path / "head")))
-    refuse_settings(Settings(draft_model=str(write_random_model("qwen2", tmp_path / "model"))))
 
 
 def test_an_adapter_is_refused_within_layers_and_compared_otherwise(tmp_path: Path) -> None:
