@@ -1,13 +1,18 @@
 """`reprise connect`: print a coding agent's settings for a running server, or merge them into its files."""
 
 import argparse
+import json
+import urllib.error
+import urllib.request
 from pathlib import Path
 
-from cli.agents.config_file import difference, read, render, write
-from cli.agents.known import AGENTS, AgentFile
-from cli.agents.served_model import find_model
+from cli.arguments import UsageError
+from config.agents.config_file import ConfigFileError, difference, read, render, write
+from config.agents.known import AGENTS, AgentFile
+from config.agents.served_model import ServedModel
 
 HELP = "Print a coding agent's settings for a running server, or write them."
+_PATIENCE_S = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,15 +32,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the settings of the agent, or write them; return 0, or 1 if it has no file to write."""
-    agent = AGENTS[arguments.agent](find_model(arguments.url, arguments.api_key))
+    agent = AGENTS[arguments.agent](_find_model(arguments.url, arguments.api_key))
     if arguments.write:
-        _write(agent.files)
+        try:
+            _write(agent.files)
+        except ConfigFileError as fault:
+            raise UsageError(str(fault)) from None
     else:
         for file in agent.files:
             print(f"# ~/{file.path}\n{render(file, None)}")
     for line in agent.notes:
         print(line)
     return 1 if arguments.write and not agent.files else 0
+
+
+def _find_model(url: str, key: str | None) -> ServedModel:
+    """Return the first model that GET /v1/models lists.
+
+    url: with or without /v1 at the end.
+    Raises UsageError if no Reprise server answers there, or if it refuses the key.
+    """
+    url = url.rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--url is {url}; it must start with http:// or https://")
+    request = urllib.request.Request(
+        f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
+            card = json.load(response)["data"][0]
+        return ServedModel(url, card["id"], card["context_length"], card["tools"], key)
+    except urllib.error.HTTPError as error:
+        if error.code == 401:
+            raise UsageError(f"{url} wants an API key: pass --api-key") from None
+        raise UsageError(f"{url}/v1/models answers with status {error.code}") from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise UsageError(f"no server at {url} ({reason}): start `reprise serve`, or pass --url") from None
+    except (ValueError, LookupError, TypeError):
+        raise UsageError(f"{url}/v1/models does not answer as Reprise does") from None
 
 
 def _write(files: tuple[AgentFile, ...]) -> None:

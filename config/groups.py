@@ -62,7 +62,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "calibration_file",
             "recalibrate",
         ),
-        "Draft model": ("draft_model", "draft_translation", "translation_prefix_tokens"),
+        "Draft model": (
+            "draft_model",
+            "dflash_window",
+            "dflash_sink",
+            "draft_translation",
+            "translation_prefix_tokens",
+        ),
         "N-gram drafts": (
             "ngram_size_min",
             "ngram_size_max",

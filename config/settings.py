@@ -258,6 +258,17 @@ class Settings:
         "Small model that drafts for the target model: a folder, or a name on the model hub. It may have "
         "another vocabulary. Or the folder of an MTP head or a DFlash drafter that was made for the model.",
     )
+    dflash_window: int | None = setting(
+        None,
+        "Positions at the end of a long text that a DFlash drafter keeps, besides --dflash-sink at its "
+        "beginning: its time and memory then stop growing, and it may draft worse. With none it keeps all.",
+        at_least=1,
+    )
+    dflash_sink: int = setting(
+        64,
+        "Positions at the beginning of a text that a DFlash drafter keeps with --dflash-window.",
+        at_least=0,
+    )
     draft_translation: Literal["auto", "context", "naive", "shared", "none"] = setting(
         "auto",
         "How drafts of a model with another vocabulary become tokens of the target model: context encodes "

@@ -149,6 +149,7 @@ class GenerationRequest:
     prompt_logprobs: whether to report the same for the prompt's tokens, in deltas before the answer's.
     reports_progress: whether to report how far the prompt is, in deltas before the answer's.
     reports_usage: whether each delta reports the counts and times so far.
+    reports_origins: whether each delta reports which drafter its text is from.
     streaming: how several tokens are filled in at once; None for plain decoding, with or without drafts.
     """
 
@@ -166,6 +167,7 @@ class GenerationRequest:
     stop_tokens: tuple[int, ...] = ()
     reports_progress: bool = False
     reports_usage: bool = False
+    reports_origins: bool = False
     streaming: Streaming | None = None
 
 
@@ -283,6 +285,8 @@ class Delta:
     logprobs: of the tokens committed with this text; empty unless the request asks for them.
     is_prompt: whether the logprobs are of the prompt's next tokens instead; the text is empty then.
     progress, usage: reported if the request asks for them.
+    origins: (text, source) of each run of tokens from one source, if the request asks for them. The texts are
+        the delta's text; the source is a drafter, or "model" if no drafter drafted the tokens.
     """
 
     text: str
@@ -290,6 +294,7 @@ class Delta:
     is_prompt: bool = False
     progress: PromptProgress | None = None
     usage: Usage | None = None
+    origins: tuple[tuple[str, str], ...] = ()
     is_terminal: ClassVar[bool] = False
 
 

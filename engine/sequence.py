@@ -31,8 +31,10 @@ from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.sampler import Ends, Penalties, RowSampling
 from engine.sampling.thinking_budget import make_matcher
+from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.reader import UnreadableTextError
+from engine.speculative.draft_stats import PLAIN
 from engine.speculative.heads.states import States
 from engine.speculative.proposers import SequenceDrafts
 from engine.speculative.streaming_window import Window
@@ -235,13 +237,14 @@ class Sequence:
         if tokens and not self.num_answered:
             self.timing.first_token_at = time.perf_counter()
             self.report_progress(len(self.request.prompt))
-        num_before, text, min_tokens = len(self.tokens), "", self.request.sampling.min_tokens
+        num_before, texts, min_tokens = len(self.tokens), list[str](), self.request.sampling.min_tokens
         reason: FinishReason | None = None
         logprobs: list[TokenLogprob] = []
         for token, likelihood in zip(tokens, likelihoods, strict=True):
             self.tokens.append(token)
             if token not in self.eos_ids:
-                text += self.text.add(token, can_stop=not min_tokens or self.num_answered > min_tokens)
+                can_stop = not min_tokens or self.num_answered > min_tokens
+                texts.append(self.text.add(token, can_stop=can_stop))
                 # The token that completes a stop string is not part of the answer.
                 if likelihood is not None and not self.text.stopped:
                     logprobs.append(self._logprob(token, likelihood))
@@ -252,9 +255,13 @@ class Sequence:
             self.drafts.observe(self.tokens[num_before:], draft, num_verified)
         if self.matcher:
             self.matcher.commit(self.tokens[num_before:])
-        if text or logprobs:
+        if (text := "".join(texts)) or logprobs:
             usage = self.usage(has_origins=False) if self.request.reports_usage else None
-            self.sink(Delta(text, tuple(logprobs), usage=usage))
+            origins: tuple[tuple[str, str], ...] = ()
+            if self.request.reports_origins:
+                num_accepted = count_accepted(draft.tokens[:num_verified], tokens)
+                origins = _runs(texts, draft.source, num_accepted)
+            self.sink(Delta(text, tuple(logprobs), usage=usage, origins=origins))
         if reason:
             self._finish(reason)
 
@@ -333,7 +340,7 @@ class Sequence:
 
     def _finish(self, reason: FinishReason) -> None:
         if not self.text.stopped and (rest := self.text.finish()):
-            self.sink(Delta(rest))
+            self.sink(Delta(rest, origins=((rest, PLAIN),) if self.request.reports_origins else ()))
         # The rest may complete a stop string.
         reason = "stop" if self.text.stopped else reason
         self._end(
@@ -346,3 +353,9 @@ class Sequence:
             if self.drafts:
                 self.drafts.close()
             self.sink(event)
+
+
+def _runs(texts: SequenceOf[str], source: str, num_accepted: int) -> tuple[tuple[str, str], ...]:
+    """Return the texts of tokens that were drafted and accepted, and of the others after them."""
+    parts = ("".join(texts[:num_accepted]), source), ("".join(texts[num_accepted:]), PLAIN)
+    return tuple((text, source) for text, source in parts if text)

@@ -31,12 +31,14 @@ from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
     chat,
     completions,
+    connect,
     embeddings,
     health,
     messages,
     metrics,
     models,
     ngram_mod,
+    page,
     responses,
     tokens,
 )
@@ -50,8 +52,10 @@ ROUTES = (
     tokens,
     models,
     ngram_mod,
+    connect,
     metrics,
     health,
+    page,
 )
 BODIES = (
     ChatRequest,

@@ -157,7 +157,8 @@ def banner(
     )
     key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
     return (
-        f"\nReprise is ready. Press Ctrl-C to stop it.\n\n{table}\n\nTry it:\n\n"
+        f"\nReprise is ready. Press Ctrl-C to stop it.\n\n{table}\n\n"
+        f"Open {address} in a browser, or try it here:\n\n"
         f"  curl {address}{path} \\\n"
         f"    -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"

@@ -74,6 +74,19 @@ class RequestRecord:
         """Note an error's code. The first one is kept, since it causes those that follow."""
         self.error = self.error or error
 
+    @property
+    def is_of_interest(self) -> bool:
+        """Whether the request generated tokens or failed, unlike those for /health."""
+        return self.finish_reason is not None or self.status >= 400
+
+    def as_fields(self) -> dict[str, object]:
+        """Return the record as fields of a JSON object."""
+        fields = asdict(self)
+        del fields["unique"], fields["field_names"]
+        if self.model is None:
+            del fields["model"]
+        return fields
+
     def as_text(self) -> str:
         """Return the record as one line of text."""
         parts = [f"{self.id} {self.endpoint} {self.status}"]
@@ -166,16 +179,8 @@ def record_in(scope: Scope) -> RequestRecord:
 
 def log_request(record: RequestRecord) -> None:
     """Log a request: at level info if it generated tokens or failed, else at debug, as for /health."""
-    level = logging.INFO if record.finish_reason is not None or record.status >= 400 else logging.DEBUG
-    LOGGER.log(level, "%s", record.as_text(), extra={"fields": _fields(record)})
-
-
-def _fields(record: RequestRecord) -> dict[str, object]:
-    fields = {"event": "request"} | asdict(record)
-    del fields["unique"], fields["field_names"]
-    if record.model is None:
-        del fields["model"]
-    return fields
+    level = logging.INFO if record.is_of_interest else logging.DEBUG
+    LOGGER.log(level, "%s", record.as_text(), extra={"fields": {"event": "request"} | record.as_fields()})
 
 
 def is_logging_prompts() -> bool:

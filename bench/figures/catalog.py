@@ -3,9 +3,11 @@
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from bench.cost_curves import M4_PRO
 from bench.costs import sampling
 from bench.decode import run_wedlm
 from bench.serving import run_peers, run_serve
@@ -100,6 +102,31 @@ def _wedlm(is_streaming: bool) -> Callable[[Document], Sequence[Row]]:
     return lambda found: [row for row in found["wedlm"]["rows"] if row["is_streaming"] == is_streaming]
 
 
+def _of_heads(found: Document) -> list[Row]:
+    """Return a row for each workload for which a head alone drafted, with every draft verified."""
+    return [row for row in _of("decode")(found) if row["draft_type"] in ("mtp", "dflash")]
+
+
+def _replayed(draft_cost: float) -> Callable[[Row], str]:
+    """Return a column: the speedup on the published machine with the draft length that is best there.
+
+    draft_cost: of a token that an MTP head drafts, or of a block of a DFlash drafter, in plain steps.
+    """
+
+    def text(row: Row) -> str:
+        accepted = accumulate(row["acceptance_by_position"], initial=1.0)
+        share = row["drafted_by_position"][0] / max(row["drafted_by_position"])
+        speedups = {
+            length: (1 + share * (brought - 1))
+            / (M4_PRO.cost(1 + length) + draft_cost * (length if row["draft_type"] == "mtp" else length > 0))
+            for length, brought in enumerate(accepted)
+        }
+        best = max(speedups, key=lambda length: speedups[length])
+        return f"{speedups[best]:.2f} ({best})"
+
+    return text
+
+
 _CHATS = Column(_chats, "chats")
 _SPEEDS = [
     Column("tokens_per_forward", "tokens per forward pass", "1"), Column("acceptance", "accepted", "%"),
@@ -148,6 +175,7 @@ _MODELS = [
     Column(_ratio("inter-token p50"), "between tokens, median"),
 ]  # fmt: skip
 
+_REPLAYED = [_CHATS, *(Column(_replayed(cost), f"draft cost {cost}") for cost in (0.05, 0.1, 0.2, 0.4))]
 _BY_DRAFTS = [_CHATS, Column("draft_type", "draft type"), *_SPEEDS]
 _DECODE, _PEERS, _SERVE = _of("decode"), _of("peers"), _of("serve", "levels")
 
@@ -157,7 +185,11 @@ FIGURES = {
     "batch": Figure(_DECODE, [_CHATS, *_SPEEDS]),
     "second-edit": Figure(_DECODE, _BY_DRAFTS),
     "workloads": Figure(_DECODE, [_CHATS, *_SPEEDS]),
-    **{f"heads-{name}": Figure(_DECODE, _BY_DRAFTS) for name in ("mtp", "dflash", "draft-model")},
+    "heads-mtp": Figure(_DECODE, _BY_DRAFTS),
+    "heads-mtp-replayed": Figure(_of_heads, _REPLAYED),
+    "heads-dflash": Figure(_DECODE, _BY_DRAFTS),
+    "heads-dflash-replayed": Figure(_of_heads, _REPLAYED),
+    "heads-draft-model": Figure(_DECODE, _BY_DRAFTS),
     "serving": Figure(_SERVE, _LEVELS),
     "serving-ratios": Figure(_of("serve", "comparisons"), run_serve.RATIOS),
     "caches": Figure(_of_models, _MODELS),

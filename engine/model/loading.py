@@ -171,6 +171,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
 
+    A model that is not in the hub's cache is downloaded, as `reprise pull` does.
+
     trusts_code: run Python code that comes with the model, if the model requires it.
     cache_folder: keeps tables of the tokens, and what is found out about the model, between starts.
     chat_template: takes the place of the model's own. mask_token_id: the same; only a WeDLM model has one.
@@ -186,10 +188,12 @@ def load_model(
         raise ModelError(f"there is no model folder {source}")
     if adapter is not None and not (Path(adapter).expanduser() / "adapter_config.json").is_file():
         raise ModelError(f"--adapter-path {adapter}: there is no adapter_config.json")
+    if not folder.exists():
+        folder = _fetch(source, progress)
     try:
         load = partial(
             mlx_lm.load,
-            source,
+            str(folder),
             adapter_path=None if adapter is None else str(Path(adapter).expanduser()),
             lazy=True,
             return_config=True,
@@ -232,12 +236,26 @@ def load_model(
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
     info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
-    # Of a model from the hub, the tokenizer knows where it was downloaded to.
-    home = folder if folder.exists() else Path(str(getattr(wrapped, "name_or_path", source)))
-    info = replace(info, sampling_defaults=read_sampling_defaults(home))
+    info = replace(info, sampling_defaults=read_sampling_defaults(folder))
     # Code that comes with the model may change while its configuration stays.
     findings = Findings.of(info, None if config.get("model_file") else cache_folder)
     return LoadedModel(model, tokenizer, info, findings)
+
+
+def _fetch(name: str, progress: Progress | None) -> Path:
+    """Return the folder of a model on the hub, downloaded if it is not here as a whole. Raises ModelError."""
+    # Whoever serves a folder needs no hub.
+    from engine.model.hub_cache import HubCache, HubError
+    from engine.model.hub_download import pull
+
+    try:
+        found = HubCache().find(name)
+        if found is None or found.fault:
+            log.info("downloading the model %s", name)
+            found = pull(name, lambda done, total: progress(done / total) if progress else None)
+    except HubError as fault:
+        raise ModelError(f"cannot load the model {name}: {fault}") from fault
+    return found.path
 
 
 def describe(

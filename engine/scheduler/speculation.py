@@ -80,7 +80,7 @@ class Planner:
         """Return the expected seconds of the draft model's part of a step. See DraftModelCosts."""
         if self.model_costs is None or not num_fed:
             return 0.0
-        return self.model_costs.seconds(num_rows, num_fed, num_drafted)
+        return self.model_costs.seconds(num_rows, num_fed, num_drafted, self._under)
 
     def plan(self, members: SequenceOf[Sequence]) -> list[RowInput]:
         """Return the rows' inputs for a verification step; empty if a plain step is better.
@@ -217,9 +217,9 @@ class Planner:
         Returns an estimate without tokens if no length pays.
         rate: the chance that one of its tokens is accepted. limit: maximum tokens.
         """
-        estimate = forecast.estimate(
-            min(limit, self.model_costs.max_tokens(rate)) if self.model_costs else limit, rate
-        )
+        if self.model_costs:
+            limit = min(limit, self.model_costs.max_tokens(rate, self._under))
+        estimate = forecast.estimate(limit, rate)
         # This cheap test rejects most drafts.
         if estimate.expected[-1] < MIN_GAIN * self._min_ratio(num_rows):
             return DraftEstimate()
@@ -247,12 +247,13 @@ class Planner:
             return estimates, 1
         num_rows = len(members)
         limit = max(min(_max_draft_tokens(s), s.drafts.limit) for s in able if s.drafts)
-        if self.model_costs.is_new or any(
+        if self.model_costs.is_new(self._under) or any(
             self._estimate_model_draft(forecast, num_rows, limit, PROBE_RATE).num_tokens for forecast in due
         ):
+            num_tokens = min(PROBE_TOKENS, self.model_costs.first_tokens(self._under))
             # All rows take part in the step, so all of them probe.
             tried = [
-                _probe_of(s) if s in able else estimate
+                _probe_of(s, num_tokens) if s in able else estimate
                 for s, estimate in zip(members, estimates, strict=True)
             ]
             widths = self._widths(tried, num_rows)
@@ -307,7 +308,7 @@ class Planner:
             taken_s = self.costs.most_s(fed_widths(width), self._under)
             if is_model_asked and self.model_costs:
                 work = _planned(members, estimates, width)
-                doubt = MODEL_DOUBT if self.model_costs.is_new else 1.0
+                doubt = MODEL_DOUBT if self.model_costs.is_new(self._under) else 1.0
                 taken_s += doubt * self.model_s(len(members), work.num_fed, work.num_drafted)
             return taken_s <= self._left_s
 
@@ -376,9 +377,9 @@ def _max_draft_tokens(s: Sequence) -> int:
     return s.request.max_tokens - s.num_answered - 1
 
 
-def _probe_of(s: Sequence) -> DraftEstimate:
+def _probe_of(s: Sequence, num_tokens: int) -> DraftEstimate:
     assert s.drafts
-    forecast, limit = s.drafts.forecast, min(_max_draft_tokens(s), s.drafts.limit, PROBE_TOKENS)
+    forecast, limit = s.drafts.forecast, min(_max_draft_tokens(s), s.drafts.limit, num_tokens)
     return forecast.estimate(limit, forecast.rate)
 
 

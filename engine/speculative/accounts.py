@@ -71,7 +71,7 @@ class StepAccounts:
         if not costs.is_learned:
             taken_s = costs.step_s(widths, under)
             if work and self._model_costs:
-                taken_s += self._model_costs.seconds(num_rows, work.num_fed, work.num_drafted)
+                taken_s += self._model_costs.seconds(num_rows, work.num_fed, work.num_drafted, under)
         elif max(widths) > 1:
             costs.observe_wide(widths, taken_s - drafting_s, under)
         elif work is None and under.sampling == MASKED:
@@ -79,7 +79,7 @@ class StepAccounts:
             costs.observe_plain(num_rows, taken_s, under)
             plain_s = taken_s
         if work and self._model_costs:
-            self._model_costs.observe(num_rows, work.num_fed, work.num_drafted, drafting_s)
+            self._model_costs.observe(num_rows, work.num_fed, work.num_drafted, drafting_s, under)
         if least_widths:
             # The others are not charged for what the row that streams takes.
             share = costs.step_s(least_widths, under) / costs.step_s(widths, under)

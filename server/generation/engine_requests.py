@@ -77,6 +77,7 @@ def make_engine_requests(
                     stop_tokens=body.stop_token_ids,
                     reports_progress=body.stream and body.return_progress,
                     reports_usage=body.stream and body.timings_per_token,
+                    reports_origins=body.draft.trace,
                     streaming=streaming,
                 )
             )

@@ -210,4 +210,4 @@ def _reports(delta: Delta) -> list[ReportPart]:
         )
     if delta.usage is not None:
         fields["timings"] = measure_timings([delta.usage])
-    return [ReportPart(fields)] if fields else []
+    return [ReportPart(fields, delta.origins)] if fields or delta.origins else []

@@ -15,6 +15,8 @@ from server.http.tenants import OWNER
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that need no API key, so that monitoring works without one."""
+PAGE = "/ui"
+"""The page and its files need none either: they ask for one, and have nothing to show without."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:@/?#\[\]\s]+))(?::[0-9]*)?")
 
 
@@ -47,7 +49,7 @@ class Access:
                 "start the server with --allowed-host and this name.",
                 code="host_not_allowed",
             )
-        if self._keys and scope["path"] not in OPEN_PATHS:
+        if self._keys and not _is_open(scope):
             given = sent_keys(HTTPConnection(scope))
             if not given:
                 return UnauthorizedError(
@@ -71,6 +73,16 @@ class Access:
         name = (match[1] or match[2]).lower().removesuffix(".")
         # An IP address is safe: no DNS lookup decides what it means.
         return name in self._names or name.endswith(".localhost") or _address(name) is not None
+
+
+def _is_open(scope: Scope) -> bool:
+    path = scope["path"]
+    return path in OPEN_PATHS or f"{path}/".startswith(f"{PAGE}/") or wants_page(scope)
+
+
+def wants_page(scope: Scope) -> bool:
+    """Return whether a browser asks for /, where others get a list of endpoints."""
+    return scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", "")
 
 
 def is_loopback(host: str) -> bool:

@@ -130,4 +130,5 @@ class RequestLog:
             has_generated = record.finish_reason is not None
             spent_s = total_s if has_generated else None
             self.metrics.end_request(scope["path"], record.status, record.error, spent_s)
+            self.metrics.recent.add(record)
             log_request(record)

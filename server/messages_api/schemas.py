@@ -23,6 +23,7 @@ from server.messages_api.thinking import Thinking, ThinkingOn
 from server.messages_api.tools import NamedChoice, ToolChoice, Tools
 from server.requests.drafts import DraftFields
 from server.requests.messages import MAX_MESSAGES
+from server.requests.models import KeepAlive
 from server.requests.streaming_decoding import StreamingDecodingFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
@@ -266,6 +267,7 @@ class MessagesRequest(ConversationFields, StreamingDecodingFields):
     draft: DraftFields = Field(
         DraftFields(), description="How to draft for this request. Not in Anthropic's API."
     )
+    keep_alive: KeepAlive = None
     metadata: Metadata | None = Field(None, description="Accepted; has no effect.")
     service_tier: Literal["auto", "standard_only"] | None = Field(
         None, description="Accepted; there is one tier, standard."

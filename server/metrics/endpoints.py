@@ -23,6 +23,8 @@ ENDPOINTS = (
     "POST /v1/ngram-mod/reset",
     "POST /v1/ngram-mod/save",
     "POST /v1/ngram-mod/load",
+    "GET /v1/connect",
+    "GET /v1/requests",
     "GET /metrics",
     "GET /health",
 )

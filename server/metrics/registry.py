@@ -19,6 +19,7 @@ from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.metrics.collectors import ScrapeCollector
 from server.metrics.definitions import GROUPS, MetricEntry
 from server.metrics.endpoints import endpoint_of
+from server.metrics.recent_requests import RecentRequests
 from server.output.usage import DRAFT_MODEL
 from server.responses_api.store import ResponseStore
 
@@ -26,13 +27,14 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class Metrics:
-    """The metrics of one app, in their own registry. May be used on any thread."""
+    """The metrics of one app, in their own registry. May be used on any thread, except for recent."""
 
     def __init__(self, engine: EngineProtocol, models: ModelsProtocol | None = None) -> None:
         made = {m.name: _make(m) for group in GROUPS if not group.is_scraped for m in group.metrics}
         self._counters = {name: metric for name, metric in made.items() if isinstance(metric, Counter)}
         self._histograms = {name: metric for name, metric in made.items() if isinstance(metric, Histogram)}
         self._gauges = {name: metric for name, metric in made.items() if isinstance(metric, Gauge)}
+        self.recent = RecentRequests()
         self._collector = ScrapeCollector(engine, models)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_WithoutCreated(list(made.values())))

@@ -1,7 +1,7 @@
 """Make the objects of /v1/chat/completions and of /v1/completions, for responses and for chunks."""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from server.output.openai_objects import (
     MoreArguments,
     MoreInput,
     Timings,
+    TracedText,
     UsageBlock,
 )
 from server.output.parts import (
@@ -94,6 +95,7 @@ class ChatFormat:
         )
         if output.schema_valid is not None:
             choice.schema_valid = output.schema_valid
+        trace(choice, output.trace)
         return choice
 
     def opening_choice(self, index: int) -> Choice:
@@ -164,6 +166,7 @@ class CompletionFormat:
         )
         if output.schema_valid is not None:
             choice.schema_valid = output.schema_valid
+        trace(choice, output.trace)
         return choice
 
     def opening_choice(self, _index: int) -> None:
@@ -189,6 +192,12 @@ class CompletionFormat:
             for name in CompletionLogprobs.model_fields:
                 getattr(logprobs, name).extend(getattr(more, name))
         return logprobs
+
+
+def trace(choice: Choice, runs: Sequence[tuple[str, str]]) -> None:
+    """Set in a choice which text was drafted by what, if it is known. runs: see ReportPart."""
+    if runs:
+        choice.draft_trace = [TracedText(text=text, source=source) for text, source in runs]
 
 
 @dataclass(frozen=True, slots=True)

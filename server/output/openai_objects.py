@@ -224,6 +224,13 @@ class AssistantMessage(BaseModel):
     tool_calls: list[MessageToolCall] | None = None
 
 
+class TracedText(BaseModel):
+    """A run of what the model wrote, markers included, from one source: a drafter, or "model"."""
+
+    text: str
+    source: str
+
+
 class ChatChoice(BaseModel):
     """A choice of a chat completion."""
 
@@ -232,6 +239,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     schema_valid: bool | Literal["unknown"] | None = None
+    draft_trace: list[TracedText] | None = None
 
 
 class Delta(BaseModel):
@@ -252,6 +260,7 @@ class ChatChunkChoice(BaseModel):
     logprobs: ChatLogprobs | None
     schema_valid: bool | Literal["unknown"] | None = None
     finish_reason: FinishReason | None
+    draft_trace: list[TracedText] | None = None
 
 
 class CompletionChoice(BaseModel):
@@ -262,6 +271,7 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     schema_valid: bool | Literal["unknown"] | None = None
+    draft_trace: list[TracedText] | None = None
 
 
 Choice = ChatChoice | ChatChunkChoice | CompletionChoice

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from server.errors import ApiError
-from server.output.openai_format import ResponseFormat, ResponseHead
+from server.output.openai_format import ResponseFormat, ResponseHead, trace
 from server.output.openai_objects import Choice, Timings, UsageBlock
 from server.output.parts import (
     ChoiceOutput,
@@ -18,6 +18,7 @@ from server.output.parts import (
     StreamedText,
     TextPart,
     merge,
+    merge_runs,
 )
 from server.output.presenter import KEEP_ALIVE, Events
 
@@ -66,7 +67,7 @@ class OpenAIPresenter:
             closing = self._head.chunk(self._format, [], usage=usage, timings=timings)
             frames += [self._part(index, end), _frame(closing.to_json())]
         else:
-            frames.append(self._part(index, end, {"timings": timings}))
+            frames.append(self._part(index, end, ReportPart({"timings": timings})))
         return b"".join(frames) + DONE
 
     def format_error(self, fault: ApiError) -> bytes:
@@ -85,22 +86,33 @@ class OpenAIPresenter:
 
     def _parts(self, events: Events) -> list[bytes]:
         """Return the chunks of parts. What was reported with a choice's parts is in each of its chunks."""
-        reports: dict[int, dict[str, BaseModel]] = {}
+        reports: dict[int, ReportPart] = {}
         for index, part in events:
             if isinstance(part, ReportPart):
-                reports.setdefault(index, {}).update(part.fields)
+                before = reports.get(index, ReportPart())
+                reports[index] = ReportPart({**before.fields, **part.fields}, before.trace + part.trace)
         merged = _merge_by_choice([event for event in events if not isinstance(event[1], ReportPart)])
         silent = reports.keys() - {index for index, _ in merged}
-        merged += [(index, ReportPart(reports[index])) for index in sorted(silent)]
-        return [self._part(index, part, reports.get(index)) for index, part in merged]
+        merged += [(index, reports[index]) for index in sorted(silent)]
+        frames = []
+        for index, part in merged:
+            report = reports.get(index)
+            frames.append(self._part(index, part, report))
+            if report and report.trace:
+                # Only once, in the first of the choice's chunks.
+                reports[index] = ReportPart(report.fields)
+        return frames
 
-    def _part(self, index: int, part: Part, more: Mapping[str, BaseModel] | None = None) -> bytes:
-        """Return the chunk of a part. more: further fields of the chunk."""
-        if isinstance(part, TextPart) and not part.logprobs and not more:
+    def _part(self, index: int, part: Part, report: ReportPart | None = None) -> bytes:
+        """Return the chunk of a part. report: what is in the chunk as well."""
+        if isinstance(part, TextPart) and not part.logprobs and not report:
             return self.format_text(index, part.text)
-        if isinstance(part, ReasoningPart) and not more:
+        if isinstance(part, ReasoningPart) and not report:
             return self.format_text(index, part.text, ReasoningPart)
-        return self._chunk(self._format.chunk_choice(index, part), more)
+        choice = self._format.chunk_choice(index, part)
+        if report:
+            trace(choice, merge_runs(report.trace))
+        return self._chunk(choice, report.fields if report else None)
 
     def _chunk(self, choice: Choice, more: Mapping[str, BaseModel] | None = None) -> bytes:
         return _frame(self._head.chunk(self._format, [choice], **self._no_usage, **(more or {})).to_json())

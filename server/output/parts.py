@@ -6,6 +6,7 @@ API. This way the output is split into reasoning, tool calls and content by the 
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -88,9 +89,14 @@ class EndPart:
 
 @dataclass(frozen=True, slots=True)
 class ReportPart:
-    """Fields of a stream's next chunk: how far the prompt is, or the timings so far."""
+    """What is reported beside the text.
 
-    fields: Mapping[str, BaseModel]
+    fields: of a stream's next chunk: how far the prompt is, or the timings so far.
+    trace: (text, source) of the next runs of the model's text; see engine.request.Delta.
+    """
+
+    fields: Mapping[str, BaseModel] = field(default_factory=dict)
+    trace: tuple[tuple[str, str], ...] = ()
 
 
 StreamedText = TextPart | ReasoningPart
@@ -166,6 +172,7 @@ class ChoiceOutput:
     finish_reason: FinishReason = "stop"
     stop: str | None = None
     schema_valid: bool | Literal["unknown"] | None = None
+    trace: list[tuple[str, str]] = field(default_factory=list)
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> "ChoiceOutput":
@@ -190,6 +197,8 @@ class ChoiceOutput:
                     begun.append((part, []))
                 case CallArgumentsPart():
                     begun[-1][1].append(part.text)
+                case ReportPart():
+                    output.trace += part.trace
                 case EndPart():
                     output.finish_reason, output.stop = part.finish_reason, part.stop
                     output.schema_valid = part.schema_valid
@@ -198,8 +207,15 @@ class ChoiceOutput:
         ]
         output.tool_calls.sort(key=lambda call: call.index)
         output.prompt = merge(prompt) if prompt else None
+        output.trace = merge_runs(output.trace)
         output.text, output.reasoning = "".join(texts), "".join(reasoning)
         return output
+
+
+def merge_runs(runs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return runs of text with neighbours of the same source merged."""
+    grouped = groupby(runs, key=lambda run: run[1])
+    return [("".join(text for text, _ in same), source) for source, same in grouped]
 
 
 def merge_adjacent(parts: Iterable[Part]) -> Iterator[Part]:

@@ -28,9 +28,9 @@ has the same in machine-readable form at `/openapi.json`.
 - Paths work without `/v1`.
 - Bodies are JSON and need the header `Content-Type: application/json`.
 - If the server was started with API keys (`--api-key`, `--api-key-file`), every endpoint except `/health`
-  needs one: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it. A stored
-  response belongs to the key that created it. With `--ngram-scope api-key`, requests with different keys
-  share no drafts.
+  and the page needs one: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it.
+  A stored response belongs to the key that created it. With `--ngram-scope api-key`, requests with different
+  keys share no drafts.
 - Every response has the header `x-request-id`: the request's id in the log. A client may choose the id by
   sending that header, with 1 to 128 visible ASCII characters.
 - *Since* is the version that added the endpoint or field.

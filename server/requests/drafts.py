@@ -25,6 +25,12 @@ class DraftFields(RequestModel):
         "--num-draft-tokens.",
     )
 
+    trace: bool = Field(
+        default=False,
+        description="Whether choices, also those of chunks, say in `draft_trace` what was drafted by what. "
+        "Chats and completions show it; other endpoints take no notice.",
+    )
+
     @property
     def choice(self) -> DraftChoice:
         """The same choice in the engine's type."""

@@ -159,11 +159,7 @@ class GenerationFields(StructuredFields, StreamingDecodingFields):
     draft: DraftFields = Field(
         DraftFields(), description="How to draft for this request. Not in OpenAI's API."
     )
-    keep_alive: KeepAlive = Field(
-        None,
-        description="With several models: seconds for which the model stays loaded without more requests, or "
-        'a duration such as "5m"; below 0 for good. null: --idle-unload-s. Not in OpenAI\'s API.',
-    )
+    keep_alive: KeepAlive = None
     user: str | None = Field(None, description="Accepted; has no effect.")
     metadata: Metadata | None = Field(None, description="Accepted; has no effect.")
 

@@ -1,13 +1,20 @@
 """The bodies that load, unload and pull models, and the time for which a request keeps its model loaded."""
 
 import re
+from typing import Annotated
 
 from pydantic import Field
 
 from server.errors import BadRequestError, shortened
 from server.validation.fields import RequestModel
 
-KeepAlive = float | str | None
+KeepAlive = Annotated[
+    float | str | None,
+    Field(
+        description="With several models: seconds for which the model stays loaded without more requests, or "
+        'a duration such as "5m"; below 0 for good. null: --idle-unload-s. Ollama\'s.'
+    ),
+]
 """Ollama's keep_alive: seconds, or a text such as "5m" or "1h30m"; negative for good."""
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -25,11 +32,7 @@ class ModelRequest(RequestModel):
 class LoadRequest(ModelRequest):
     """The body of POST /v1/models/load."""
 
-    keep_alive: KeepAlive = Field(
-        None,
-        description="Seconds for which the model stays loaded without requests, or a duration such as "
-        '"5m"; below 0 for good. null: --idle-unload-s.',
-    )
+    keep_alive: KeepAlive = None
 
 
 class PullRequest(RequestModel):

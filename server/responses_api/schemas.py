@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from server.errors import shortened
 from server.requests.chat import ChatRequest
 from server.requests.generation_fields import PromptCacheOptions
+from server.requests.models import KeepAlive
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
 from server.validation.field_errors import field_error
@@ -234,6 +235,7 @@ class ResponsesRequest(AcceptsPeerFields):
     guided_grammar: _extension("guided_grammar") = None  # type: ignore[valid-type]
     chat_template_kwargs: _extension("chat_template_kwargs") = None  # type: ignore[valid-type]
 
+    keep_alive: KeepAlive = None
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto is accepted without effect: an input that is too long gets a 400."
     )

@@ -1,10 +1,12 @@
 """GET /health and GET /."""
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from server.generation.service import service_of
+from server.http.access import wants_page
 from server.metrics.endpoints import ENDPOINTS
+from server.page.files import page_file
 
 router = APIRouter()
 
@@ -33,8 +35,14 @@ async def health(request: Request) -> JSONResponse:
 
 
 @router.get("/")
-async def greet() -> dict[str, object]:
-    """List the endpoints."""
+async def greet(request: Request) -> Response:
+    """List the endpoints; for a browser, show the page."""
+    if wants_page(request.scope):
+        return page_file("index.html")
+    return JSONResponse(_greeting())
+
+
+def _greeting() -> dict[str, object]:
     return {"message": "This is Reprise, an OpenAI-compatible inference server.", "endpoints": ENDPOINTS}
 
 
@@ -42,4 +50,4 @@ async def greet() -> dict[str, object]:
 @router.head("/", include_in_schema=False)
 async def greet_briefly() -> dict[str, object]:
     """Answer as GET / without the body. Claude Code asks with it whether a server is there."""
-    return await greet()
+    return _greeting()

@@ -30,7 +30,8 @@ router = APIRouter()
 async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation, in Anthropic's format."""
     body = await read_body(request, MessagesRequest)
-    return await serve_model(request, body.model, partial(_answer, request, body), stream=body.stream)
+    answer = partial(_answer, request, body)
+    return await serve_model(request, body.model, answer, stream=body.stream, keep_alive=body.keep_alive)
 
 
 async def _answer(request: Request, body: MessagesRequest, service: Service) -> Response:

@@ -39,7 +39,8 @@ _PREFIXES = {
 async def create_response(request: Request) -> Response:
     """Generate a response, which may continue an earlier one."""
     body = await read_body(request, ResponsesRequest)
-    return await serve_model(request, body.model, partial(_answer, request, body), stream=body.stream)
+    answer = partial(_answer, request, body)
+    return await serve_model(request, body.model, answer, stream=body.stream, keep_alive=body.keep_alive)
 
 
 async def _answer(request: Request, body: ResponsesRequest, service: Service) -> Response:

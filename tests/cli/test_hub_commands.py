@@ -5,22 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from bench.architectures.tiny_models import write_random_model
 from cli.main import main
-from tests.engine.model.fake_hub import MODEL, FakeHub, serve
+from tests.engine.model.fake_hub import MODEL, FakeHub, serve, use
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     folder = write_random_model("llama", tmp_path / "model")
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     with serve({file.name: file.read_bytes() for file in folder.iterdir()}, {"model.safetensors"}) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        use(hub, tmp_path / "cache", monkeypatch)
         yield hub
 
 

@@ -34,7 +34,8 @@ class Foreseeing:
         at = mx.arange(tokens.shape[1])
         last_at = mx.cummax(mx.where(tokens == MASK, 0, at), axis=1)
         last, distance = mx.take_along_axis(tokens, last_at, axis=1), at - last_at
-        wanted = self._after[mx.maximum(distance - 1, 0), last]
+        # Rows that feed less are padded with their last token, and MLX checks no index.
+        wanted = self._after[mx.clip(distance - 1, 0, MAX_MASKS), last]
         is_wrong = (distance > 0) & ((last * 31 + distance * 17) % 100 >= self._most_right)
         wanted = mx.where(is_wrong, (wanted + 1) % MASK, wanted)
         peaks = PEAK * (wanted[..., None] == mx.arange(VOCAB_SIZE))

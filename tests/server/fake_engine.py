@@ -195,6 +195,18 @@ def tells(text: str) -> "Script":
     return tell
 
 
+def traces(*runs: tuple[str, str]) -> "Script":
+    """Return a script that answers with these (text, source), one per delta, and says so if asked to."""
+
+    def trace(_: "FakeEngine", job: Job) -> Event:
+        for num, run in enumerate(runs, 1):
+            usage = _usage(job, num) if job.request.reports_usage else None
+            job.sink(Delta(run[0], usage=usage, origins=(run,) if job.request.reports_origins else ()))
+        return Finished("stop", _usage(job, len(runs)))
+
+    return trace
+
+
 def wait_first(engine: "FakeEngine", job: Job) -> Event:
     """Wait until released (or cancelled), then echo."""
     engine.wait_for_release(job)

@@ -7,6 +7,7 @@ term (k + 1) r. Measured steps (step_costs.py) and learned rates (acceptance.py)
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.speculative.costs.conditions import USUAL, Conditions
 from engine.speculative.costs.step_costs import StepCosts
 
 DECAY = 0.95
@@ -37,9 +39,12 @@ MIN_SHARE = 0.02
 MIN_REACHED = 0.02
 """Drafted tokens that verification reaches less often than this are not considered."""
 
-FIRST_STEPS = 3
-FIRST_TOKENS = 2
-"""The first FIRST_STEPS steps draft at most FIRST_TOKENS, in case the formula is far too low."""
+FIRST_TOKENS = (1, 2, 2)
+"""Maximum tokens that the first steps draft, in case the formula is far too low. A single token that costs
+four plain steps is still within the slowdown budget of a new sequence."""
+
+SIMILAR_CLASSES = 2
+"""Steps tell what others cost whose contexts are up to this many times twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +68,23 @@ class DraftWork:
 class PlainCosts(Protocol):
     """What a drafter's plain steps cost."""
 
-    def seconds(self, num_rows: int, width: int) -> float:
-        """Return the seconds of a step of that many rows, each fed width tokens."""
+    def seconds(self, num_rows: int, width: int, under: Conditions) -> float:
+        """Return the seconds of a step of that many rows, each fed width tokens, under these conditions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareOfTarget:
-    """The prior cost of a head: a share of a step of the target, by what is read of the weights."""
+    """The prior cost of a head: a share of a step of the target, by what is read of the weights.
+
+    It grows with the context as the target's does, so what is learned of a head is relative to the target.
+    """
 
     target: StepCosts
     share: float
 
-    def seconds(self, num_rows: int, width: int) -> float:
+    def seconds(self, num_rows: int, width: int, under: Conditions) -> float:
         """Implement PlainCosts."""
-        return self.share * self.target.seconds(num_rows, width)
+        return self.share * self.target.seconds(num_rows, width, under)
 
 
 class DraftModelCosts:
@@ -101,63 +109,78 @@ class DraftModelCosts:
         self._all = _Fit()
         self._by_rows: dict[int, _Fit] = {}
         self._cached: dict[tuple[int, int, int], float] = {}
-        self._outliers: dict[int, tuple[int, tuple[int, int, int, float]]] = {}
-        self._num_observed = 0
+        self._outliers: dict[int, tuple[int, _Seen]] = {}
+        # By the class of the longest context.
+        self._num_observed: Counter[int] = Counter()
         self._level = 1.0
 
-    @property
-    def is_new(self) -> bool:
-        """Whether so few steps were observed that the estimate is mostly the formula."""
-        return self.is_learned and self._num_observed < FIRST_STEPS
+    def is_new(self, under: Conditions) -> bool:
+        """Whether so few such steps were observed that the estimate is mostly the formula."""
+        return self.is_learned and self._num_similar(under) < len(FIRST_TOKENS)
 
-    def max_tokens(self, rate: float) -> int:
+    def first_tokens(self, under: Conditions) -> int:
+        """Return the maximum tokens of a draft for what was observed so far."""
+        return FIRST_TOKENS[self._num_similar(under)] if self.is_new(under) else sys.maxsize
+
+    def max_tokens(self, rate: float, under: Conditions) -> int:
         """Return the maximum tokens worth considering at this acceptance rate; no limit if not learning."""
         if not self.is_learned:
             return sys.maxsize
         reached = max(1, int(math.log(MIN_REACHED) / math.log(rate)))
-        return min(reached, FIRST_TOKENS) if self.is_new else reached
+        return min(reached, self.first_tokens(under))
 
-    def seconds(self, num_rows: int, num_fed: int, num_drafted: int) -> float:
+    def seconds(self, num_rows: int, num_fed: int, num_drafted: int, under: Conditions = USUAL) -> float:
         """Return the expected seconds to feed each row up to num_fed tokens and draft num_drafted."""
         shape = num_rows, num_fed, num_drafted
         if (found := self._cached.get(shape)) is None:
             fit = self._by_rows.get(num_rows, self._all)
-            found = self._cached[shape] = self._unit_s(num_rows) * fit.value(self._parts(*shape))
-        return found
+            found = self._cached[shape] = fit.value(self._parts(*shape))
+        return found * self._unit_s(num_rows, under)
 
-    def observe(self, num_rows: int, num_fed: int, num_drafted: int, seconds: float) -> None:
-        """Learn from a step. A single outlier is ignored; a second one soon after replaces the estimates."""
+    def observe(
+        self, num_rows: int, num_fed: int, num_drafted: int, seconds: float, under: Conditions = USUAL
+    ) -> None:
+        """Learn from a step.
+
+        A single outlier is ignored, unless the costs are new; a second one soon after replaces the estimates.
+        """
         if not self.is_learned:
             return
-        seen = num_rows, num_fed, num_drafted, max(seconds, 1e-9)
-        self._num_observed += 1
-        if seconds <= MAX_SURPRISE * self.seconds(num_rows, num_fed, num_drafted):
-            self._learn(*seen)
-        else:
+        shape = num_rows, num_fed, num_drafted
+        # In plain steps of the draft model.
+        seen = *shape, max(seconds, 1e-9) / self._unit_s(num_rows, under)
+        is_outlier = seconds > MAX_SURPRISE * self.seconds(*shape, under)
+        if is_outlier and self.is_new(under):
+            self._restart(seen)
+        elif is_outlier:
+            total = self._num_observed.total()
             at, before = self._outliers.pop(num_rows, (0, None))
-            if before and self._num_observed - at <= OUTLIER_STEPS:
+            if before and total - at < OUTLIER_STEPS:
                 self._restart(before, seen)
             else:
-                self._outliers[num_rows] = self._num_observed, seen
+                self._outliers[num_rows] = total, seen
+        else:
+            self._learn(*seen)
+        self._num_observed[under.context] += 1
         self._cached.clear()
 
-    def _restart(self, *seen: tuple[int, int, int, float]) -> None:
+    def _num_similar(self, under: Conditions) -> int:
+        return sum(n for c, n in self._num_observed.items() if c >= under.context - SIMILAR_CLASSES)
+
+    def _restart(self, *seen: "_Seen") -> None:
         """Forget the common estimate and that of this number of rows, then learn from these steps."""
         self._all = _Fit()
         self._by_rows.pop(seen[0][0], None)
-        self._level = max(seconds / self._formula_s(*shape) for *shape, seconds in seen)
+        self._level = max(cost / sum(self._parts(*shape)) for *shape, cost in seen)
         for one in seen:
             self._learn(*one)
 
-    def _formula_s(self, *shape: int) -> float:
-        return self._unit_s(shape[0]) * sum(self._parts(*shape))
-
-    def _learn(self, num_rows: int, num_fed: int, num_drafted: int, seconds: float) -> None:
+    def _learn(self, num_rows: int, num_fed: int, num_drafted: int, cost: float) -> None:
         # Relative errors: otherwise long drafts would outweigh short ones.
-        parts, unit_s = self._parts(num_rows, num_fed, num_drafted), self._unit_s(num_rows)
-        weighted = [part * unit_s / seconds for part in parts]
+        parts = self._parts(num_rows, num_fed, num_drafted)
+        weighted = [part / cost for part in parts]
         # Parts that were not observed separately are assumed to scale with the total.
-        self._level += LEVEL_RATE * (seconds / self._formula_s(num_rows, num_fed, num_drafted) - self._level)
+        self._level += LEVEL_RATE * (cost / sum(parts) - self._level)
         self._all.learn(weighted, [self._level] * 3)
         self._by_rows.setdefault(num_rows, _Fit()).learn(weighted, self._all.parts)
 
@@ -176,8 +199,14 @@ class DraftModelCosts:
         grown = self.target.seconds(num_rows, max(1, num_fed)) / self.target.seconds(num_rows, 1)
         return 1.0, float(num_drafted), max(0.0, grown - 1.0)
 
-    def _unit_s(self, num_rows: int) -> float:
-        return self.alone.seconds(num_rows, 1) if self.batched else num_rows * self.alone.seconds(1, 1)
+    def _unit_s(self, num_rows: int, under: Conditions) -> float:
+        if self.batched:
+            return self.alone.seconds(num_rows, 1, under)
+        return num_rows * self.alone.seconds(1, 1, under)
+
+
+_Seen = tuple[int, int, int, float]
+"""(rows, tokens fed, tokens drafted) of a step, and what it took, in plain steps of the draft model."""
 
 
 class _Fit:

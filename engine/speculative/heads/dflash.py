@@ -23,8 +23,9 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.qwen3 import MLP
 from mlx_lm.models.rope_utils import initialize_rope
 
+from engine.kv_cache.slices import KVSlice
 from engine.kv_cache.sliding_window import WindowKVCache
-from engine.speculative.heads.head import Choose, DraftCache, TargetEnds
+from engine.speculative.heads.head import Bounds, Choose, DraftCache, TargetEnds
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,9 @@ class DFlashHead(Module):
     """A DFlash drafter."""
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
-        """Make a drafter with random weights."""
+        """Make a drafter with random weights, which keeps all of a text."""
         super().__init__()
+        self.bounds: Bounds | None = None
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.taps = config.taps
         self.max_drafted = config.block_size - 1
@@ -154,6 +156,27 @@ class DFlashHead(Module):
             x = layer(x, context, cache)
             cache.give_back()
         return choose(self._ends.logits(self.norm(x[:, 1:])), 0)
+
+    def set_bounds(self, sink: int, window: int) -> None:
+        """Keep only the first `sink` and the last `window` positions of long texts.
+
+        Raises ValueError if layers have windows of their own, or positions are scaled.
+        """
+        if any(layer.window for layer in self.layers):
+            raise ValueError("some of its layers have windows of their own")
+        some = mx.random.normal((1, 1, 1, self.layers[0].self_attn.head_dim), key=mx.random.key(0))
+        for rope in (layer.self_attn.rope for layer in self.layers):
+            if not mx.allclose(rope(rope(some, offset=100), offset=-60), rope(some, offset=40), atol=1e-4):
+                raise ValueError("keys cannot be moved, as its positions are scaled")
+        self.bounds = Bounds(sink, window, self._move)
+
+    def _move(self, kept: KVSlice, num: int) -> KVSlice:
+        moved = list(kept)
+        for layer, at in zip(self.layers, range(0, len(kept), 2), strict=True):
+            # One position a row, so that all are turned back by the same angle.
+            apart = kept[at].transpose(2, 1, 0, 3)
+            moved[at] = layer.self_attn.rope(apart, offset=-num).transpose(2, 1, 0, 3)
+        return moved
 
     def _contexts(self, states: mx.array) -> mx.array:
         made: mx.array = self.hidden_norm(self.fc(states))

@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten
 from engine.kv_cache.batched import GroupedKVCache, RaggedKVCache
 from engine.kv_cache.per_row import Caches, leaves, make_caches
 from engine.kv_cache.rows import BatchedRows, evaluate
+from engine.kv_cache.slices import rebuild
 from engine.model.loading import LoadedModel
 from engine.prefix_cache.disk import Loading
 from engine.request import HeadKind
@@ -30,7 +31,7 @@ from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID,
 from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.draft_model.reader import Reader
 from engine.speculative.draft_model.sampling import SameVocabularySampling
-from engine.speculative.heads.head import Head
+from engine.speculative.heads.head import Bounds, Head
 from engine.speculative.heads.states import States
 from engine.speculative.heads.taps import Recorded, Taps
 from engine.speculative.verify import RowInput
@@ -91,6 +92,11 @@ class HeadReader(Reader):
         num_filled = num_missing if num_missing <= MAX_FILLED else 1
         self.states.prepend_zeros(num_filled)
         self.num_skipped = num_missing - num_filled
+        if (bounds := self._head.bounds) and num_computed + self.states.num > bounds.most:
+            sink = max(0, bounds.sink - num_computed)
+            num_dropped = max(0, self.states.num - sink - bounds.window)
+            self.states.drop(sink, num_dropped)
+            self.num_skipped += num_dropped
         super().begin(caches, num_computed)
 
     @property
@@ -184,7 +190,8 @@ class HeadDrafter:
                 array.nbytes // array.shape[2] for array in (cache.keys, cache.values) if array.shape[2]
             )
             largest = max(largest, each)
-            if window := getattr(cache, "window", None):
+            window = self.head.bounds.most if self.head.bounds else getattr(cache, "window", None)
+            if window:
                 windows[window] = windows.get(window, 0) + each
             else:
                 token_bytes += each
@@ -291,6 +298,9 @@ class HeadDrafter:
         ]
         for busy in filter(None, wanting):
             busy.num_idle = 0
+        for at, reader in enumerate(wanting):
+            if reader and self.head.bounds and self.rows.lengths[at] > self.head.bounds.most:
+                self._shorten(at, reader, self.head.bounds)
         backlogs = [min(MAX_BACKLOG_TOKENS, r.states.num - 1) if r else 0 for r in wanting]
         if any(backlogs):
             self._read(wanting, backlogs, committed)
@@ -307,6 +317,16 @@ class HeadDrafter:
             mx.eval(self._held)
         lacking = [row.reader.states.num if row.reader else 0 for row in self._rows]
         return DraftWork(1 + max(backlogs), num if any(drafting) else 0, lacking, translated)
+
+    def _shorten(self, row: int, reader: HeadReader, bounds: Bounds) -> None:
+        """Drop what a row holds between the bounds; what comes after stands that much earlier."""
+        held, num_kept = self.rows.lengths[row], bounds.sink + bounds.window
+        last = bounds.move(self.rows.kv_slice(row, held - bounds.window, held), held - num_kept)
+        kept = [self.rows.kv_slice(row, 0, bounds.sink), last]
+        caches = rebuild(self.model.make_cache(), kept, [], num_kept)
+        evaluate(caches)
+        self.rows.fill(row, caches, num_kept)
+        reader.num_skipped += held - num_kept
 
     @property
     def _held(self) -> list[mx.array]:

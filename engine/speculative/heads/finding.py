@@ -6,6 +6,7 @@ from pathlib import Path
 
 from config.settings import Settings
 from engine.model.loading import LoadedModel, ModelError
+from engine.speculative.heads.dflash import DFlashHead
 from engine.speculative.heads.drafter import NamedHead
 from engine.speculative.heads.formats import (
     NAMES,
@@ -17,6 +18,7 @@ from engine.speculative.heads.formats import (
 )
 from engine.speculative.heads.head import find_ends
 from engine.speculative.heads.making import Target, choose, load_head
+from engine.speculative.heads.mtp import MTPHead
 
 log = logging.getLogger("reprise.engine")
 
@@ -44,6 +46,8 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
                 f"use --draft-type {given.kind}, or leave --draft-model out"
             )
         return _load(settings, given, loaded)
+    if settings.dflash_window:
+        raise ModelError("--dflash-window is for DFlash drafters; name the folder of one with --draft-model")
     if asked and settings.draft_model:
         raise ModelError(
             f"--draft-type {asked}: {settings.draft_model} is a draft model; leave it out, or name "
@@ -83,4 +87,16 @@ def _load(settings: Settings, found: FoundHead, loaded: LoadedModel) -> NamedHea
     except ValueError as fault:
         raise ModelError(f"no head can draft for {info.name}: {fault}") from fault
     target = Target(info.name, config, info.num_layers, info.vocab_size, ends)
-    return NamedHead(load_head(found, target, settings.num_draft_tokens), found.kind)
+    head = load_head(found, target, settings.num_draft_tokens)
+    if settings.dflash_window:
+        _set_bounds(head, found, settings.dflash_sink, settings.dflash_window)
+    return NamedHead(head, found.kind)
+
+
+def _set_bounds(head: MTPHead | DFlashHead, found: FoundHead, sink: int, window: int) -> None:
+    if not isinstance(head, DFlashHead):
+        raise ModelError(f"--dflash-window is for DFlash drafters; {found.source} is an {NAMES[found.kind]}")
+    try:
+        head.set_bounds(sink, window)
+    except ValueError as fault:
+        raise ModelError(f"--dflash-window: {found.source} cannot have it: {fault}; leave it out") from fault

@@ -14,9 +14,29 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from engine.kv_cache.slices import KVSlice
+
 Choose = Callable[[mx.array, int], mx.array]
 """Choose tokens: gets logits (rows, places, vocabulary) and the number of the first of these places, 0 for
 the first drafted token; returns ids (rows, places)."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a head keeps of a long text: its first positions, and the last ones.
+
+    sink: the first positions, to which attention goes that has nowhere else to go. window: the last ones.
+    move: returns keys and values as if they stood that many positions earlier.
+    """
+
+    sink: int
+    window: int
+    move: Callable[[KVSlice, int], KVSlice]
+
+    @property
+    def most(self) -> int:
+        """Positions in the caches above which those between sink and window are dropped."""
+        return self.sink + 2 * self.window
 
 
 class Head(Protocol):
@@ -25,10 +45,12 @@ class Head(Protocol):
     taps: the layers of the target whose outputs it reads, counted from 0; empty: the state after the final
         norm.
     max_drafted: maximum tokens of a draft.
+    bounds: what it keeps of long texts; None for everything.
     """
 
     taps: tuple[int, ...]
     max_drafted: int
+    bounds: Bounds | None
 
     def make_cache(self) -> list[Any]:
         """Make empty caches for one row, one per layer of the head."""

@@ -20,7 +20,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
 from engine.speculative.heads.families import Family
-from engine.speculative.heads.head import Choose, DraftCache, TargetEnds
+from engine.speculative.heads.head import Bounds, Choose, DraftCache, TargetEnds
 
 
 class MTPHead(Module):
@@ -35,6 +35,7 @@ class MTPHead(Module):
         hidden, eps = int(config["hidden_size"]), float(config["rms_norm_eps"])
         self.taps = family.taps(config)
         self.max_drafted = max_drafted
+        self.bounds: Bounds | None = None
         self.fc = Linear(2 * hidden, hidden, bias=False)
         self.pre_fc_norm_embedding = RMSNorm(hidden, eps)
         self.pre_fc_norm_hidden = RMSNorm(hidden, eps)

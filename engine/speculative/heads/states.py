@@ -26,6 +26,14 @@ class States:
             self.parts.insert(0, mx.zeros((num, self.parts[0].shape[1]), self.parts[0].dtype))
             self.num += num
 
+    def drop(self, start: int, num: int) -> None:
+        """Remove num states after the first `start` ones."""
+        whole = self.parts[0] if len(self.parts) == 1 else mx.concatenate(self.parts)
+        # Copies: views would keep what is dropped in memory.
+        self.parts = [mx.contiguous(part) for part in (whole[:start], whole[start + num :]) if part.size]
+        mx.eval(self.parts)
+        self.num -= num
+
     def take(self, num: int) -> mx.array:
         """Remove the first num states, of one position at least, and return them: (num, size)."""
         assert 0 < num <= self.num

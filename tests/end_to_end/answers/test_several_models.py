@@ -231,6 +231,33 @@ def test_keep_alive_says_how_long_a_model_stays(models: Path, hub: HubCache) -> 
         assert ask(client, "three", keep_alive="soon").json()["error"]["param"] == "keep_alive"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": SAID, "max_tokens": 3}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 3}),
+        ("/v1/messages", {"messages": SAID, "max_tokens": 3}),
+    ],
+)
+def test_every_api_can_keep_a_model_or_let_it_go(
+    models: Path, hub: HubCache, path: str, body: dict[str, Any]
+) -> None:
+    with serving(models, hub, idle_unload_s=0.05) as client:
+        for keep_alive in ("5m", 0):
+            response = client.post(path, json=body | {"model": "three", "keep_alive": keep_alive})
+            assert response.status_code == 200, response.text
+            assert "x-reprise-ignored" not in response.headers
+            if keep_alive:
+                # Long enough for others to be unloaded.
+                ask(client, "org/two")
+                wait_until(lambda: states(client)["org/two"] == "unloaded")
+                assert states(client)["three"] == "loaded"
+        wait_until(lambda: states(client)["three"] == "unloaded")
+        refused = client.post(path, json=body | {"model": "three", "keep_alive": "soon"})
+        assert refused.status_code == 400
+        assert "keep_alive" in refused.json()["error"]["message"]
+
+
 def test_nothing_is_loaded_where_that_is_not_allowed(models: Path, hub: HubCache) -> None:
     with serving(models, hub, allow_load=False, idle_unload_s=0.05) as client:
         for response in (ask(client, "three"), client.post("/v1/models/load", json={"model": "three"})):

@@ -8,8 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 COMMIT = "c0ffee" + "0" * 34
 MODEL = "some-org/some-model"
@@ -53,6 +57,14 @@ def serve(files: Mapping[str, bytes], large: set[str]) -> Iterator[FakeHub]:
         yield hub
         server.shutdown()
         thread.join()
+
+
+def use(hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let everything that asks the hub ask this one, and keep what it gets in a cache of its own."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 class _Handler(BaseHTTPRequestHandler):

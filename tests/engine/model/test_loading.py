@@ -1,13 +1,17 @@
-"""Different weights have different fingerprints, and a model's own code runs only if it is trusted."""
+"""Fingerprints of weights, models of the hub, and a model's own code, which runs only if it is trusted."""
 
 import json
+from dataclasses import replace
+from unittest.mock import ANY
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
+from bench.architectures.tiny_models import write_random_model
 from config.settings import BUNDLED_MODEL, SETTINGS
 from engine.model.loading import ModelError, describe, find_fingerprint, load_model
+from tests.engine.model import fake_hub
 from tests.engine.support import CONFIGS, make_model
 
 
@@ -105,3 +109,27 @@ def test_code_in_a_model_s_folder_runs_only_if_it_is_trusted(model_with_code, tm
     assert not (folder / "has-run").exists()
     load_model(str(folder), "name", None, trusts_code=True)
     assert (folder / "has-run").exists()
+
+
+def test_a_name_on_the_hub_is_downloaded_once(tmp_path, monkeypatch):
+    folder = write_random_model("llama", tmp_path / "model")
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    shares = []
+    with fake_hub.serve(files, {"model.safetensors"}) as hub:
+        fake_hub.use(hub, tmp_path / "cache", monkeypatch)
+        loaded = load_model(fake_hub.MODEL, "x", None, shares.append)
+        assert [name for name, _ in hub.ranges] == ["model.safetensors"]
+    assert shares[-1] == 1.0
+    assert loaded.info.weight_bytes == load_model(str(folder), "y", None).info.weight_bytes
+    # The hub is gone, and nobody needs it any more.
+    assert load_model(fake_hub.MODEL, "x", None).info == replace(loaded.info, loaded_s=ANY)
+
+
+def test_what_the_hub_refuses_is_a_model_error(tmp_path, monkeypatch):
+    with fake_hub.serve({}, set()) as hub:
+        fake_hub.use(hub, tmp_path / "cache", monkeypatch)
+        with pytest.raises(ModelError, match="there is no model no-org/model"):
+            load_model("no-org/model", "x", None)
+    with pytest.raises(ModelError, match="cannot load the model no-org/model"):
+        load_model("no-org/model", "x", None)
+    assert list((tmp_path / "cache").rglob("*.safetensors")) == []

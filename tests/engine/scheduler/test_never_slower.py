@@ -76,7 +76,9 @@ def test_masks_whose_costs_are_wrong_by_any_factor(
         check(device)
 
 
-@pytest.mark.parametrize(("head_share", "believed_share"), [(0.05, 0.05), (0.5, 0.05), (1.0, 0.5)])
+@pytest.mark.parametrize(
+    ("head_share", "believed_share"), [(0.05, 0.05), (0.5, 0.05), (1.0, 0.5), (5.0, 0.05)]
+)
 @pytest.mark.parametrize("num_rows", [1, 4])
 @pytest.mark.parametrize("chances", [[BAD], [POOR], [BAD, GOOD], [GOOD]], ids=str)
 @pytest.mark.parametrize("context", [48, 20_000], ids=["short", "long"])

@@ -15,7 +15,7 @@ from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from drafters.repetition import score_in_slices
 from engine.engine import Engine
 from engine.kv_cache import sliding_window
-from engine.request import DraftChoice, DraftType, GenerationRequest
+from engine.request import Delta, DraftChoice, DraftType, GenerationRequest
 from engine.scheduler.step_clock import StepClock
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
@@ -125,6 +125,30 @@ def test_drafting_never_changes_the_tokens(
     assert run(engine, asked[3:5]) == [expected[one.prompt] for one in asked[3:5]]
     assert drafter.num_recorded
     assert not drafter.open_now
+
+
+@pytest.mark.parametrize(("chance", "drafted_by"), [(1.0, {"suffix", "model"}), (0.0, {"model"})])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_deltas_say_where_their_text_comes_from(
+    chance: float, drafted_by: set[str], temperature: float, start_engine: StartEngine
+) -> None:
+    asked, expected = requests(temperature), answers_of("llama", temperature)
+    engine = start_engine("llama", make_sources=sources(Scripted(expected, chance)), draft_type="suffix")
+    traced = [dataclasses.replace(one, reports_origins=True) for one in asked[:3]]
+    answers = [ask(engine, one) for one in [*traced, *asked[3:]]]
+    assert [list(one.finished().tokens) for one in answers] == [expected[one.prompt] for one in asked]
+    for answer in answers[:3]:
+        deltas = [event for event in answer.events if isinstance(event, Delta)]
+        assert ["".join(text for text, _ in one.origins) for one in deltas] == [one.text for one in deltas]
+    runs = [
+        run
+        for answer in answers[:3]
+        for one in answer.events
+        if isinstance(one, Delta)
+        for run in one.origins
+    ]
+    assert {source for _, source in runs} == drafted_by
+    assert all(not one.origins for answer in answers[3:] for one in answer.events if isinstance(one, Delta))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,5 +1,7 @@
 """Draft options reach the engine, and draft counts reach the client."""
 
+import json
+
 import httpx
 import openai
 import pytest
@@ -9,6 +11,7 @@ from engine.request import DraftChoice, DraftingReport
 from server.app import create_app
 from server.generation.engine_requests import make_engine_requests
 from server.requests.completions import CompletionRequest
+from tests.server.fake_engine import traces
 from tests.server.openai_shapes import valid_chat
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -106,3 +109,61 @@ async def test_requests_with_the_same_key_have_the_same_tenant_which_is_not_the_
 
 async def test_with_scope_process_there_is_one_tenant(engine):
     assert set(await _tenants(engine, Settings(ngram_scope="process"))) == {""}
+
+
+RUNS = (("ab", "suffix"), ("c", "suffix"), ("d", "model"), (" <think>e", "grammar"))
+MERGED = [
+    {"text": "abc", "source": "suffix"},
+    {"text": "d", "source": "model"},
+    {"text": " <think>e", "source": "grammar"},
+]
+
+
+def traced(response):
+    """Return the traces of the choices of a response or stream, by index."""
+    lines = response.text.splitlines()
+    bodies = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith(("{", "data: {"))]
+    traces = {}
+    for choice in (choice for body in bodies for choice in body["choices"]):
+        traces.setdefault(choice["index"], []).extend(choice.get("draft_trace", []))
+    return traces
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_trace_says_what_drafted_the_text(client, engine, path):
+    engine.script = traces(*RUNS)
+    body = BODIES[path] | {"draft": {"trace": True}, "n": 2}
+    response = await client.post(path, json=body)
+    assert traced(response) == {0: MERGED, 1: MERGED}
+    streamed = await client.post(path, json=body | {"stream": True, "return_progress": True})
+    for runs in traced(streamed).values():
+        assert "".join(run["text"] for run in runs) == "abcd <think>e"
+        assert [source for run in runs for source in [run["source"]] * len(run["text"])] == [
+            source for text, source in RUNS for _ in text
+        ]
+    assert all(request.reports_origins for request in engine.requests)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+async def test_nothing_is_traced_unless_asked_for(client, engine, path, stream):
+    engine.script = traces(*RUNS)
+    response = await client.post(path, json=BODIES[path] | {"stream": stream})
+    assert "draft_trace" not in response.text
+    assert not any(request.reports_origins for request in engine.requests)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}),
+    ],
+)
+async def test_other_endpoints_take_no_notice_of_a_trace(client, engine, path, body, stream):
+    engine.script = traces(("abcd", "suffix"))
+    response = await client.post(path, json=body | {"stream": stream, "draft": {"trace": True}})
+    assert response.status_code == 200, response.text
+    assert "suffix" not in response.text
+    assert "draft_trace" not in response.text

@@ -140,7 +140,7 @@ class World:
         taken_s = self.draft_s(len(rows), num_fed, num_drafted)
         left = self.lacking = [max(0, a - b) for a, b in zip(self.lacking, fed, strict=True)]
         work = DraftWork(num_fed, num_drafted, left, translated)
-        self.costs.observe(len(rows), num_fed, num_drafted, taken_s)
+        self.costs.observe(len(rows), num_fed, num_drafted, taken_s, self.planner.conditions(rows))
         self.lengths.append(max(row_input.num_wanted for row_input in inputs))
         self.num_drafted.append(num_drafted)
         self.at.append(self.rows[0].num_answered)

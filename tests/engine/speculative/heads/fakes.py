@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from engine.kv_cache.sliding_window import WindowKVCache
-from engine.speculative.heads.head import Choose
+from engine.speculative.heads.head import Bounds, Choose
 
 Answers = Mapping[tuple[int, ...], Sequence[int]]
 
@@ -16,12 +16,20 @@ class ReadingHead:
     """A head whose keys are the ids that it was fed, so it drafts what follows the text in its own caches.
 
     answers: by prompt. window: tokens that its cache keeps; None for all. If it finds no answer it drafts 1.
+    bounds: (sink, window). longest: the most tokens that its caches held.
     """
 
     def __init__(
-        self, answers: Answers, taps: tuple[int, ...] = (), max_drafted: int = 4, window: int | None = None
+        self,
+        answers: Answers,
+        taps: tuple[int, ...] = (),
+        max_drafted: int = 4,
+        window: int | None = None,
+        bounds: tuple[int, int] | None = None,
     ) -> None:
         self.taps, self.max_drafted = taps, max_drafted
+        self.bounds = Bounds(*bounds, lambda kept, _: kept) if bounds else None
+        self.longest = 0
         self._texts = [(*prompt, *answer) for prompt, answer in answers.items()]
         self._window = window
         self.num_found = 0
@@ -53,6 +61,9 @@ class ReadingHead:
         ]
         if hasattr(cache, "trim"):
             cache.trim(1)
+        self.longest = max(self.longest, *map(len, texts))
+        if self.bounds:
+            texts = [text[-self.bounds.window :] for text in texts]
         return mx.array([self._continue(tuple(text), num) for text in texts])
 
     def _continue(self, text: tuple[int, ...], num: int) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 from bench.architectures.tiny_models import make_model, tiny_config
 from engine.kv_cache.batched import RaggedKVCache
 from engine.kv_cache.columns import Columns, RowLengths
+from engine.kv_cache.slices import cut_slice, rebuild
 from engine.speculative.heads.formats import find_own_heads, identify, text_config
 from engine.speculative.heads.head import find_ends
 from engine.speculative.heads.making import Target, choose, load_head, make_dflash
@@ -145,6 +146,23 @@ def test_dflash_drafts_what_the_paper_says(
         assert drafted.tolist() == [
             published.draft_dflash(config, arrays, ends, known, TEXT[newest + 1], num)
         ]
+
+
+def test_moved_keys_are_those_of_the_text_without_what_was_dropped(tinies: dict[str, Tiny]) -> None:
+    head, states = make_head(tinies, "full")
+    sink, num = 2, states.shape[1]
+    head.set_bounds(sink, 3)
+    for window in (3, num - sink - 1):
+        whole, short = head.make_cache(), head.make_cache()
+        head.read(states, mx.zeros((1, num), mx.int32), whole)
+        parts = [states[:, :sink], states[:, num - window :]]
+        head.read(mx.concatenate(parts, axis=1), mx.zeros((1, sink + window), mx.int32), short)
+        dropped = num - sink - window
+        kept = [cut_slice(whole, 0, sink), head.bounds.move(cut_slice(whole, num - window, num), dropped)]
+        made = rebuild(head.make_cache(), kept, [], sink + window)
+        made, due = (cut_slice(caches, 0, sink + window) for caches in (made, short))
+        for one, other in zip(made, due, strict=True):
+            assert mx.allclose(one, other, atol=1e-4)
 
 
 def two_layers(tiny: Tiny) -> mx.array:

@@ -17,6 +17,7 @@ from engine.request import Finished, GenerationRequest, Grammar, HeadKind
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.speculation import Planner
 from engine.speculative.draft_model.forecast import READ_ONE_PROMPT_IN
+from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
 from engine.speculative.heads.drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
 from engine.speculative.heads.families import FAMILIES
@@ -143,10 +144,12 @@ def scarce_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scarce_memory")
-@pytest.mark.parametrize("window", [None, 24], ids=["all", "window"])
+@pytest.mark.parametrize(
+    "keeps", [{}, {"window": 24}, {"bounds": (2, 16)}], ids=["all", "window", "sink and window"]
+)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "lfm2", "baichuan_m1"])
 def test_rows_join_leave_and_restart_beside_lookups_and_are_drafted_for_by_what_they_hold(
-    name: str, window: int | None, caplog: pytest.LogCaptureFixture
+    name: str, keeps: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     rng, asked = random.Random(3), []
     for number in range(14):
@@ -155,7 +158,7 @@ def test_rows_join_leave_and_restart_beside_lookups_and_are_drafted_for_by_what_
         sampling = {"temperature": 0.9 * (number % 2), "seed": number}
         asked.append(request(prompt, rng.randint(12, 40), name=str(number), **sampling))
     expected = {one.prompt: expected_tokens(name, one) for one in asked}
-    head = knowing(name, asked, window=window)
+    head = knowing(name, asked, **keeps)
     drafter = Reluctant(expected, 0.4, num_ids=4096, name="suffix")
     driven = Driven(
         dataclasses.replace(loaded_once(name)),
@@ -197,6 +200,21 @@ def test_rows_join_leave_and_restart_beside_lookups_and_are_drafted_for_by_what_
     assert "without drafts" not in caplog.text
     # It reads its own caches, which hold the row's text and nothing else.
     assert by_source["mtp"][1] == by_source["mtp"][0] > 20
+    if head.bounds:
+        # A row reads what it lacks before it drafts.
+        assert head.longest <= head.bounds.most + MAX_BACKLOG_TOKENS + 1
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_bounded_head_drafts_for_texts_of_any_length(temperature: float, start_engine: StartEngine) -> None:
+    asked = [request(prompt_of(n, n), 80, name=str(n), temperature=temperature) for n in (5, 40, 100, 200)]
+    head = knowing("llama", asked, bounds=(3, 20))
+    engine = start(start_engine, "llama", finding(head), prefix_cache_bytes=0)
+    assert run(engine, asked) == [expected_tokens("llama", one) for one in asked]
+    last = ask(engine, asked[3]).finished().usage.drafting
+    assert last.num_accepted == last.num_drafted > 40
+    assert head.bounds
+    assert head.longest <= head.bounds.most + MAX_BACKLOG_TOKENS + 1
 
 
 def test_a_prompt_from_the_prefix_cache_is_drafted_for_from_its_first_known_state(

@@ -18,7 +18,7 @@ from engine.speculative.proposers import DraftSources
 from server.banner import banner
 from tests.drafters.fakes import scored
 from tests.engine.speculative.heads import folders, published
-from tests.engine.speculative.heads.test_arithmetic import dflash_config
+from tests.engine.speculative.heads.test_arithmetic import SLIDING, dflash_config
 from tests.engine.support import SIZES, ask, oracle, prompt_of, request
 
 CONFIG = tiny_config("qwen3_next", **SIZES) | {"max_position_embeddings": 1024}
@@ -57,6 +57,9 @@ def write_mtp(folder: Path, layout: str) -> Path:
     return folders.write_head(folder, layout, "qwen3_next", CONFIG, published.tiny_mtp("qwen3_next", CONFIG))
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
 def check(engine: Engine, source: str) -> None:
     """Check that a head drafts for an answer and changes nothing."""
     assert engine.info.head == source
@@ -85,6 +88,32 @@ def test_a_head_in_a_folder_of_its_own_takes_precedence(folder: Path, start: Cal
         ModelError, match=r"--draft-type mtp: .*block is a DFlash drafter; use --draft-type dflash"
     ):
         start(draft_model=str(own), draft_type="mtp")
+
+
+def test_only_a_dflash_drafter_of_full_attention_can_have_a_window(
+    folder: Path, start: Callable[..., Engine]
+) -> None:
+    own = folder.parent / "block"
+    folders.write_json(own / "config.json", dflash_config(vocab_size=SIZES["vocab_size"]))
+    folders.save(own / "model.safetensors", published.tiny_dflash(dflash_config()), None)
+    check(start(draft_model=str(own), dflash_window=16, dflash_sink=4), "dflash")
+    for changes, why in (
+        (SLIDING, "layers have windows of their own; leave it out"),
+        ({"rope_scaling": YARN}, "positions are scaled; leave it out"),
+    ):
+        config = dflash_config(vocab_size=SIZES["vocab_size"], **changes)
+        folders.write_json(own / "config.json", config)
+        start(draft_model=str(own))
+        with pytest.raises(ModelError, match=f"--dflash-window: .*{why}"):
+            start(draft_model=str(own), dflash_window=16)
+    for ways in ({}, {"draft_model": str(folder)}):
+        with pytest.raises(ModelError, match="--dflash-window is for DFlash drafters; name the folder"):
+            start(dflash_window=16, **ways)
+
+
+def test_quantized_keys_of_a_model_that_cannot_have_them_are_refused_by_name(start_engine: Any) -> None:
+    with pytest.raises(ModelError, match=r"--kv-bits 8: the model has no plain keys and values"):
+        start_engine("mamba2", kv_bits=8)
 
 
 def test_without_a_head_only_a_server_that_is_to_have_one_does_not_start(

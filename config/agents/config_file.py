@@ -9,17 +9,20 @@ from typing import Any
 
 import yaml
 
-from cli.agents.known import AgentFile
-from cli.agents.merge import merge
-from cli.agents.toml_text import TomlTextError, set_keys
-from cli.arguments import UsageError
+from config.agents.known import AgentFile
+from config.agents.merge import merge
+from config.agents.toml_text import TomlTextError, set_keys
+
+
+class ConfigFileError(Exception):
+    """A file that cannot be read or written, or that could not be merged into without a loss."""
 
 
 def render(file: AgentFile, text: str | None) -> str:
     """Return the file's text with the settings merged into it.
 
     text: what the file holds; None if there is none.
-    Raises UsageError if the text cannot be parsed, or if writing it again would lose comments.
+    Raises ConfigFileError if the text cannot be parsed, or if writing it again would lose comments.
     """
     if text is None or not text.strip():
         settings = {**file.new_file, **file.settings}
@@ -54,19 +57,19 @@ def difference(path: Path, before: str | None, after: str) -> str:
 
 
 def read(path: Path) -> str | None:
-    """Return the file's text, or None if there is no such file. Raises UsageError if it cannot be read."""
+    """Return the file's text, or None if there is none. Raises ConfigFileError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
+        raise ConfigFileError(f"cannot read {path}: {error}") from None
 
 
 def write(path: Path, text: str) -> None:
     """Write the file. A new one can be read by its owner alone, since it may hold a key.
 
-    Raises UsageError if it cannot be written.
+    Raises ConfigFileError if it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,11 +77,11 @@ def write(path: Path, text: str) -> None:
             path.touch(mode=0o600)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        raise ConfigFileError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _refusal(file: AgentFile, reason: str) -> UsageError:
-    return UsageError(
+def _refusal(file: AgentFile, reason: str) -> ConfigFileError:
+    return ConfigFileError(
         f"~/{file.path} is left as it is: {reason}. Add the settings by hand, as shown without --write"
     )
 

@@ -1,0 +1,35 @@
+"""The page's files, which are sent as they are: nothing has to be built."""
+
+from functools import cache
+from pathlib import Path
+
+from fastapi.responses import Response
+
+from server.errors import NotFoundError
+
+KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def page_file(name: str) -> Response:
+    """Return a file of the page. Raises NotFoundError."""
+    held = _held()
+    if name not in held:
+        raise NotFoundError(f"The page has no file '{name}'.", code="not_found")
+    return Response(held[name], media_type=KINDS[name.rpartition(".")[2]], headers=HEADERS)
+
+
+@cache
+def _held() -> dict[str, bytes]:
+    """Read all files once, by their paths in this folder. Only these can be asked for."""
+    root = Path(__file__).parent
+    found = [path for path in root.rglob("*.*") if path.suffix[1:] in KINDS]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}

@@ -1,0 +1,20 @@
+"""GET /ui and its files: the page for people. It is static; what it shows comes from the API."""
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from server.page.files import page_file
+
+router = APIRouter()
+
+
+@router.get("/ui", include_in_schema=False)
+async def index() -> Response:
+    """Return the page."""
+    return page_file("index.html")
+
+
+@router.get("/ui/{name:path}", include_in_schema=False)
+async def file(name: str) -> Response:
+    """Return one of the page's files."""
+    return page_file(name)

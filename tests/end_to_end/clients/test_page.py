@@ -1,0 +1,88 @@
+"""The page in a real browser, with the real server on the bundled model beside two others."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from chromium import browser, find_browser, open_tab
+from playwright.sync_api import expect
+
+from tests.end_to_end.conftest import serving
+from tests.engine.model_folders import write_models
+
+PROMPT = "Change a from 41 to 8. Answer with the whole file.\n\n```python\na = 41\nflute = 83\ndark = 29\n```"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    models = write_models(folder / "models")
+    with serving(folder, "--models-dir", str(models), "--draft-type", "suffix") as (address, _):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def tab(url):
+    if find_browser() is None:
+        reason = "no Chromium or Chrome is installed here"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with browser() as started:
+        tab = open_tab(started)
+        tab.page.goto(url)
+        yield tab
+        assert tab.complaints == []
+        assert all(one.startswith(url) for one in tab.requests)
+
+
+def test_a_race_has_equal_texts_and_fewer_forward_passes(tab):
+    page = tab.page
+    page.get_by_role("link", name="Race").click()
+    page.get_by_label("Prompt", exact=True).fill(PROMPT)
+    page.get_by_role("button", name="Race").click()
+    expect(page.locator(".verdict")).to_contain_text("The texts are equal.", timeout=60_000)
+    plain, drafted = page.locator(".lane").all()
+    expect(plain.locator(".figures")).to_contain_text("1.00 tokens a forward pass")
+    expect(plain.locator(".from.suffix")).to_have_count(0)
+    assert drafted.locator(".traced .suffix").count() > 0
+    assert drafted.locator(".traced").inner_text() == plain.locator(".traced").inner_text()
+
+
+def test_a_model_is_loaded_and_unloaded(tab):
+    page = tab.page
+    page.get_by_role("link", name="Models").click()
+    row = page.get_by_role("row").filter(has_text="two")
+    expect(row).to_contain_text("unloaded")
+    row.get_by_role("button", name="Load").click()
+    row.get_by_role("button", name="Unload").click(timeout=60_000)
+    expect(row).to_contain_text("unloaded", timeout=60_000)
+
+
+def test_a_download_that_cannot_be_is_an_error(tab):
+    page = tab.page
+    page.get_by_role("link", name="Models").click()
+    page.get_by_label("Download from the hub").fill("no name of the hub")
+    page.get_by_role("button", name="Pull").click()
+    expect(page.get_by_role("alert")).to_be_visible(timeout=60_000)
+    page.get_by_role("button", name="Dismiss").click()
+    tab.complaints[:] = [text for text in tab.complaints if not text.startswith("Failed to load resource")]
+
+
+def test_connect_shows_what_the_command_prints(tab, url):
+    page = tab.page
+    page.get_by_role("link", name="Connect").click()
+    page.get_by_label("Client").select_option("opencode")
+    script = "import sys; from cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", script, "connect", "opencode", "--url", url]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert page.locator("pre").inner_text().strip() in printed
+
+
+def test_now_has_counted_it(tab):
+    page = tab.page
+    page.get_by_role("link", name="Now").click()
+    requests = page.get_by_role("table", name="The last requests")
+    expect(requests.get_by_role("row", name="chat/completions")).to_have_count(2)
+    expect(page.get_by_role("table", name="Drafts since")).to_contain_text("suffix")
