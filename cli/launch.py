@@ -4,15 +4,20 @@ mlx.launch itself exits with 0 even if what it started has failed; it only says 
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+
+from cli.arguments import UsageError
 
 FAILED = re.compile(r"Node with rank (\d+) (?:exited with code (-?\d+)|was killed)")
 """How mlx.launch says that a process has failed."""
@@ -28,12 +33,39 @@ def is_launched() -> bool:
 def launch(hosts: str, arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
     """Run this command on each host until it ends; return 0 only if it ended well on all.
 
-    hosts: a host file of mlx.distributed_config, or addresses separated by commas.
+    hosts: a host file of mlx.distributed_config, or names or addresses separated by commas.
     arguments: of this command; every host gets them.
+    Raises UsageError for a name without an address.
     """
     binary = Path(sys.executable).parent
-    chosen = ["--hostfile", hosts] if hosts.endswith(".json") else ["--backend", "ring", "--hosts", hosts]
-    command = [str(binary / "mlx.launch"), *chosen, "--", str(binary / "reprise"), *arguments]
+    with host_file(hosts) as file:
+        return _run(
+            [str(binary / "mlx.launch"), "--hostfile", file, "--", str(binary / "reprise"), *arguments]
+        )
+
+
+@contextlib.contextmanager
+def host_file(hosts: str) -> Iterator[str]:
+    """Yield the path of a host file: the one that is given, or one made of names or addresses."""
+    if hosts.endswith(".json"):
+        yield hosts
+        return
+    # By names, mlx.launch logs in, but the ring needs addresses.
+    found = [{"ssh": name, "ips": [_address_of(name)]} for name in hosts.split(",")]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"backend": "ring", "hosts": found}, file)
+        file.flush()
+        yield file.name
+
+
+def _address_of(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except (OSError, UnicodeError) as fault:
+        raise UsageError(f"--hosts {name}: no address is known for it ({fault})") from fault
+
+
+def _run(command: Sequence[str]) -> int:
     # Its own standard input, kept open: mlx.launch takes a core while it reads the end of a file.
     process = subprocess.Popen(
         command,
@@ -66,7 +98,7 @@ def _pass_on(process: "subprocess.Popen[bytes]") -> None:
             process.stdin.write(CTRL_C)
             process.stdin.flush()
 
-    for sig in (signal.SIGINT, signal.SIGTERM):
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, stop)
 
 

@@ -9,6 +9,7 @@ from platform import python_version
 
 from cli import bench, config, connect, doctor, info, list_models, pull, rm, serve, service, verify
 from cli.arguments import Parser, UsageError, unknown_arguments
+from cli.launch import is_launched
 from config.setting import SettingsError
 from config.sources import suggestion
 from config.version import VERSION
@@ -55,6 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parse(given)
+        if is_launched() and given[0] in ("bench", "verify"):
+            raise UsageError(
+                f"reprise {given[0]} runs on one machine; start a model on several with reprise serve "
+                "--hosts, and measure and compare it with reprise bench serve --server several=URL"
+            )
         arguments.given = tuple(given)  # Benchmarks write them beside their figures.
         return int(arguments.run(arguments))
     except (UsageError, SettingsError) as error:

@@ -94,7 +94,7 @@ class Settings:
     )
     hosts: str | None = setting(
         None,
-        "Start the model on several machines with mlx.launch: a host file, or addresses separated by commas.",
+        "Start the model on several machines with mlx.launch: a host file, or names separated by commas.",
         unset="one machine",
     )
     split: Literal["pipeline", "tensor"] = setting(

@@ -1,8 +1,8 @@
 """The sequences that decode together, and what the device holds for them: rows and the step in flight."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,12 +120,14 @@ class Batch:
             return previous
         ahead = {s: row for row, s in enumerate(previous.members)} if previous else {}
         newest = self._newest_tokens(ahead)
-        for row, sequence in enumerate(self.members):
-            if sequence not in ahead:
-                sequence.count_for_penalties()
-            elif sequence.penalties:
+        for row, penalties in enumerate(self.sampler.penalties):
+            if penalties is None:
+                continue
+            if (sequence := self.members[row]) in ahead:
                 # Its newest token is on the device only.
-                sequence.penalties.observe(newest[row : row + 1])
+                penalties.observe(newest[row : row + 1])
+            else:
+                sequence.count_for_penalties()
         with self.recording() as recorded:
             logits = self.rows.forward(newest[:, None])[:, -1]
         states = self.hand_over(recorded, [1] * len(self.members))
@@ -137,14 +139,9 @@ class Batch:
         self.in_flight = Step(list(self.members), tokens, measured, is_steady)
         return previous
 
-    @contextmanager
-    def recording(self) -> Iterator[Recorded | None]:
+    def recording(self) -> AbstractContextManager[Recorded | None]:
         """Record the target's states in a forward pass over all rows, if a head reads those of any."""
-        if not isinstance(self.draft_model, HeadDrafter):
-            yield None
-            return
-        with self.draft_model.record() as recorded:
-            yield recorded
+        return self.draft_model.record() if isinstance(self.draft_model, HeadDrafter) else nullcontext()
 
     def hand_over(self, recorded: Recorded | None, num_final: SequenceOf[int]) -> list[mx.array]:
         """Hand the states of a forward pass over to the head; return them, not yet evaluated.

@@ -3,7 +3,7 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
@@ -69,6 +69,7 @@ class Engine:
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
     on_set_up: if set, called on the engine's thread when all is set up, before the first request.
     explain_failure: if set, asked why a request failed; returns a reason that ends the engine too, or None.
+    count_by_rank: if set, returns the values of EngineCounts.by_rank. Called on any thread.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Engine:
         self.on_death: Callable[[str], None] | None = None
         self.on_set_up: Callable[[], None] | None = None
         self.explain_failure: Callable[[], str | None] | None = None
+        self.count_by_rank: Callable[[], Mapping[str, Mapping[str, float]]] | None = None
         self._load = load or make_loader(settings)
         self._load_draft = load_draft or make_draft_loader(settings)
         self._find_head = find_head
@@ -171,7 +173,8 @@ class Engine:
 
     def counts(self) -> EngineCounts:
         """Return the engine's counts, and the memory that MLX holds now."""
-        return self._stats.counts()
+        counts = self._stats.counts()
+        return replace(counts, by_rank=self.count_by_rank()) if self.count_by_rank else counts
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
         """Return the prefix caches' counts, by "target" and "draft" and the names of PrefixStatus."""

@@ -519,6 +519,7 @@ class EngineCounts:
     active_bytes: memory in use now. peak_bytes: the maximum ever in use. cache_bytes: freed memory that MLX
         keeps for reuse.
     station_s: seconds of the engine's thread by station; see engine/stations.py.
+    by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
     """
 
     num_failed_steps: int = 0
@@ -531,3 +532,4 @@ class EngineCounts:
     peak_bytes: int = 0
     cache_bytes: int = 0
     station_s: Mapping[str, float] = field(default_factory=dict)
+    by_rank: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -237,15 +237,14 @@ class Sequence:
         if tokens and not self.num_answered:
             self.timing.first_token_at = time.perf_counter()
             self.report_progress(len(self.request.prompt))
-        num_before, texts = len(self.tokens), list[str]()
+        num_before, texts, min_tokens = len(self.tokens), list[str](), self.request.sampling.min_tokens
         reason: FinishReason | None = None
         logprobs: list[TokenLogprob] = []
         for token, likelihood in zip(tokens, likelihoods, strict=True):
             self.tokens.append(token)
             if token not in self.eos_ids:
-                texts.append(
-                    self.text.add(token, can_stop=self.num_answered > self.request.sampling.min_tokens)
-                )
+                may_stop = not min_tokens or self.num_answered > min_tokens
+                texts.append(self.text.add(token, can_stop=may_stop))
                 # The token that completes a stop string is not part of the answer.
                 if likelihood is not None and not self.text.stopped:
                     logprobs.append(self._logprob(token, likelihood))

@@ -201,8 +201,10 @@ class Worker:
     def _advance(self) -> None:
         self._retire()
         self._recovery.advance()
-        self.queue.admit(self.members, self.rows)
-        self._open_drafters()
+        if self.queue.waiting:
+            self.queue.admit(self.members, self.rows)
+        if self.prefilling:
+            self._open_drafters()
         self._make_room()
         if self._awaits_prompts():
             self._prefill(0)
@@ -220,7 +222,8 @@ class Worker:
         self._prefill(len(self.members))
         # Now the device is busy with what was dispatched.
         self.proposers.work.advance()
-        self._read_texts()
+        if self._draft_reading:
+            self._read_texts(self._draft_reading)
         self._num_steps += 1
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
@@ -392,10 +395,10 @@ class Worker:
         """Commit one step's tokens to a sequence. See Sequence.commit()."""
         if sequence.ended:
             return
-        num_before = sequence.num_answered
+        num_before = len(sequence.tokens)
         try:
             sequence.commit(tokens, likelihoods, draft, num_verified)
-            num_added, timing = sequence.num_answered - num_before, sequence.timing
+            num_added, timing = len(sequence.tokens) - num_before, sequence.timing
             if num_added:
                 timing.last_token_at = self.stats.add_tokens(num_added, timing.last_token_at)
             self.num_progressed += 1
@@ -451,10 +454,9 @@ class Worker:
         self._clock.skip_steps(1 if step is None or step.is_computed else 2)
 
     @station("draft_model")
-    def _read_texts(self) -> None:
+    def _read_texts(self, reading: DraftReading) -> None:
         """Let the draft model read a part of a text, if this step leaves room for it."""
-        reading = self._draft_reading
-        if reading is None or self.prefilling or not reading.is_due(self.members):
+        if self.prefilling or not reading.is_due(self.members):
             return
         # Its time is measured, so nothing else may be on the device.
         self._clock.settle()

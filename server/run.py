@@ -60,6 +60,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self.fault: str | None = None
+        self._is_signalled = False
         self._engine = engine
         self._drain_s = drain_s
         self._on_ready = on_ready
@@ -71,9 +72,10 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
         """Drain at the first signal; exit at once at the second."""
-        if self.should_exit:
+        # Not should_exit: mlx.launch stops rank 0 while its clients still read why another rank was lost.
+        if self._is_signalled:
             os._exit(128 + sig)
-        self.should_exit = True
+        self._is_signalled = self.should_exit = True
         stop_again = " Press Ctrl-C again to stop at once." if sig == signal.SIGINT else ""
         LOGGER.info("stopping: running requests have %g s to finish.%s", self._drain_s, stop_again)
 
@@ -176,10 +178,12 @@ def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: 
         return serve(Engine(settings, make_sources=make_sources), settings, bound)
     # `reprise serve --hosts` starts processes that ignore it, for the sake of mlx.launch.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # It comes when mlx.launch ends its ssh, shortly before SIGTERM does, which counts.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     ranks = Ranks(place, settings)
-    engine = Engine(settings, load=ranks.load, make_sources=make_sources, find_head=lambda _: None)
+    engine = Engine(settings, load=ranks.load, make_sources=make_sources)
     engine.explain_failure, ranks.abort = ranks.explain, engine.abort
-    engine.on_set_up = ranks.begin_serving
+    engine.on_set_up, engine.count_by_rank = ranks.begin_serving, ranks.count
     status = 1
     try:
         status = serve(engine, settings, bound)

@@ -13,12 +13,16 @@ MAX_MESSAGE_BYTES = 64 << 20
 
 
 class Channel:
-    """One connection. Any thread may send; one thread receives."""
+    """One connection. Any thread may send; one thread receives.
+
+    num_sent_bytes: bytes sent so far.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._lock = threading.Lock()
+        self.num_sent_bytes = 0
         self._reader = connection.makefile("rb")
 
     def send(self, message: Any) -> None:
@@ -29,6 +33,7 @@ class Channel:
         """Send what encode() returned. Raises OSError."""
         with self._lock:
             self._connection.sendall(data)
+            self.num_sent_bytes += len(data)
 
     def receive(self) -> Any:
         """Wait for a message. Raises EOFError when the other side is gone, OSError, or ValueError."""

@@ -28,6 +28,8 @@ def find_facts(settings: Settings) -> dict[str, str]:
         "version of mlx-lm": version("mlx-lm"),
         "version of Python": ".".join(platform.python_version_tuple()[:2]),
         **{f"setting {name}": str(getattr(settings, name)) for name in COMPARED},
+        "setting prefix_cache_dir": "none" if settings.prefix_cache_dir is None else "a folder",
+        "adapter": _digest_adapter(settings.adapter_path),
         "model": digest_files(Path(settings.model_source)),
     }
 
@@ -52,7 +54,20 @@ def digest_files(folder: Path) -> str:
     files = sorted(folder.glob("model*.safetensors"))
     if len(files) > 1 and not (folder / "model.safetensors.index.json").is_file():
         raise ModelError(f"{folder} has {len(files)} files of weights, but no model.safetensors.index.json")
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    return _digest(folder / "config.json", files)
+
+
+def _digest_adapter(path: str | None) -> str:
+    if path is None:
+        return "none"
+    folder = Path(path).expanduser()
+    if not (config := folder / "adapter_config.json").is_file():
+        raise ModelError(f"--adapter-path {path}: there is no adapter_config.json")
+    return _digest(config, sorted(folder.glob("*.safetensors")))
+
+
+def _digest(config: Path, files: Sequence[Path]) -> str:
+    digest = hashlib.sha256(config.read_bytes())
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())
@@ -74,7 +89,6 @@ def read_split_layers(text: str | None) -> Sequence[int] | None:
 
 
 REFUSED: Mapping[str, str] = {
-    "prefix_cache_dir": "prefixes cannot be kept in files yet",
     "wire_weights": "weights cannot be wired yet",
     "mask_token_id": "WeDLM models cannot be split",
 }
@@ -86,5 +100,7 @@ def refuse_settings(settings: Settings) -> None:
         if getattr(settings, name):
             flag = "--" + name.replace("_", "-")
             raise ModelError(f"{flag}: with a model on several machines {reason}; start without it")
+    if settings.adapter_path is not None and settings.split == "tensor":
+        raise ModelError("--adapter-path: an adapter cannot be split within layers; use --split pipeline")
     if settings.wedlm_decoding != "off":
         raise ModelError("--wedlm-decoding: WeDLM models cannot be split over several machines")

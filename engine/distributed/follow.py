@@ -10,6 +10,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+import mlx.core as mx
+
 from config.settings import Settings
 from engine.distributed.channel import Channel
 from engine.distributed.errors import RanksLostError
@@ -35,23 +37,25 @@ class Follower:
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._replica: Replica | None = None
         self._heard_at = time.monotonic()
+        self._share = 0.0
 
     def run(self) -> int:
         """Follow rank 0 until the work is over; return the exit status. Raises ModelError."""
-        # Ctrl-C at the terminal reaches every process of mlx.launch: rank 0 drains, and then says so.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ctrl-C at the terminal, and its end, reach every process of mlx.launch: rank 0 drains, and says so.
+        for sig in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(sig, signal.SIG_IGN)
         settings = self._settings
         refuse_settings(settings)
         self._channel = join_rank_0(self._place, find_facts(settings), settings.join_timeout_s)
         if (said := self._channel.receive()) != "join":
             raise ModelError(said["refused"])
-        group = begin_group()
+        group = begin_group(self._place)
         self._channel.send(share_token(None))
         self._heard_at = time.monotonic()
         threading.Thread(target=self._read, name="rank-0", daemon=True).start()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         try:
-            loaded, facts = load_part(settings, group)
+            loaded, facts = load_part(settings, group, self._note_share)
         except ModelError as fault:
             self._channel.send(["word", {"failed": str(fault)}])
             raise
@@ -59,6 +63,8 @@ class Follower:
         self._replica = Replica(loaded.model, self._tell)
         try:
             return self._repeat(self._replica)
+        except ModelError:
+            raise
         except Exception as fault:
             raise RanksLostError(str(fault)) from fault
 
@@ -73,6 +79,7 @@ class Follower:
         while True:
             message = self._messages.get()
             if message == "end":
+                replica.close()
                 return 0
             if message == "echo":
                 self._channel.send(["word", None])
@@ -80,6 +87,9 @@ class Follower:
                 raise ModelError(message["refused"])
             else:
                 replica.do(message)
+
+    def _note_share(self, share: float) -> None:
+        self._share = share
 
     def _tell(self, fault: str | None) -> bool:
         self._channel.send(["word", [fault]])
@@ -109,7 +119,8 @@ class Follower:
                     f"{name} has not been heard for {stall_s:g} seconds: it is stopped or cut off",
                 )
             try:
-                self._channel.send(["done", self._replica.num_done if self._replica else 0])
+                num_done = self._replica.num_done if self._replica else 0
+                self._channel.send(["done", [num_done, self._share, mx.get_active_memory()]])
             except OSError:
                 return
 

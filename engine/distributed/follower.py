@@ -10,7 +10,9 @@ from engine.distributed.errors import RanksLostError
 from engine.distributed.operations import OPERATIONS
 from engine.distributed.shard import Shard
 
-RETURNS_COPIES = frozenset(("cut_slice", "leading", "split_slice", "take_state", "kv_slice", "state"))
+RETURNS_COPIES = frozenset(
+    ("cut_slice", "leading", "split_slice", "take_state", "kv_slice", "state", "cut_parts")
+)
 """Operations whose results are copies that must not wait for a later forward pass."""
 
 Tell = Callable[[str | None], bool]
@@ -21,7 +23,7 @@ class Replica:
     """Keeps what rank 0 keeps, of this rank's shard, under the same numbers.
 
     tell: asks rank 0 for the ranks' agreement.
-    num_done: the number of the last command done.
+    num_done: the number of the last command done. objects: what rank 0 keeps too, by number.
     """
 
     def __init__(self, shard: Shard, tell: Tell) -> None:
@@ -30,7 +32,7 @@ class Replica:
         shard.agree = self._agree
         self.num_done = 0
         # Rank 0's shard is object 0.
-        self._objects: dict[int, Any] = {0: shard}
+        self.objects: dict[int, Any] = {0: shard}
         self._asks = self._has_disagreed = False
 
     def do(self, command: Any) -> None:
@@ -39,7 +41,7 @@ class Replica:
         if number != self.num_done + 1:
             raise RanksLostError(f"command {number} came after command {self.num_done}")
         for one in dropped:
-            del self._objects[one]
+            del self.objects[one]
         self._asks, self._has_disagreed = asks, False
         try:
             result = OPERATIONS[name](*map(self._decode, arguments))
@@ -51,11 +53,16 @@ class Replica:
                 self._disagree(fault)
             result = None
         if made is not None and not self._has_disagreed:
-            self._objects[made] = result
+            self.objects[made] = result
         if name in RETURNS_COPIES and result:
             flat: Any = tree_flatten(result)
             mx.async_eval([array for _, array in flat if isinstance(array, mx.array)])
         self.num_done = number
+
+    def close(self) -> None:
+        """Wait until all files are written."""
+        if self._shard.files:
+            self._shard.files.close()
 
     def _agree(self, fault: Exception | None) -> None:
         if not self._asks:
@@ -80,6 +87,6 @@ class Replica:
             return [self._decode(one) for one in given]
         if isinstance(given, dict):
             if "object" in given:
-                return self._objects[given["object"]]
+                return self.objects[given["object"]]
             return mx.zeros(given["tokens"], mx.int32)
         return given

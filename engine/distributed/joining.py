@@ -6,7 +6,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +20,7 @@ from engine.model.loading import ModelError
 log = logging.getLogger("reprise.engine")
 
 RETRY_S = 0.1
+TICK_S = 0.5
 FIRST_WORD_S = 10.0
 """Seconds in which whoever connects must say what it is."""
 
@@ -30,9 +31,12 @@ GROUP_S = 60
 MLX holds Python's lock meanwhile, so only a signal can end it."""
 
 
-def await_ranks(place: Place, facts: Facts, timeout_s: float) -> list[Channel]:
+def await_ranks(
+    place: Place, facts: Facts, timeout_s: float, tick: Callable[[], None] = lambda: None
+) -> list[Channel]:
     """Wait on rank 0 for all other ranks, and compare their facts with ours; return their connections.
 
+    tick: called every TICK_S seconds.
     Raises ModelError if one does not come in time, or differs; all that came are told.
     """
     found: dict[int, Channel] = {}
@@ -42,10 +46,8 @@ def await_ranks(place: Place, facts: Facts, timeout_s: float) -> list[Channel]:
         while len(found) < place.size - 1 and refused is None:
             missing = ", ".join(place.name(rank) for rank in range(1, place.size) if rank not in found)
             log.info("waiting for %s, up to %.0f s", missing, max(0.0, deadline - time.monotonic()))
-            try:
-                server.settimeout(max(0.01, deadline - time.monotonic()))
-                channel = Channel(server.accept()[0])
-            except TimeoutError:
+            channel = _accept(server, deadline, tick)
+            if channel is None:
                 refused = f"{missing} did not join within {timeout_s:g} seconds (--join-timeout-s)"
                 break
             said = _first_word(channel)
@@ -80,13 +82,24 @@ def join_rank_0(place: Place, facts: Facts, timeout_s: float) -> Channel:
     return channel
 
 
-def begin_group() -> mx.distributed.Group:
-    """Make MLX's group of all ranks; the process ends if that takes too long."""
+def begin_group(place: Place) -> mx.distributed.Group:
+    """Make MLX's group of all ranks; the process ends if that takes too long.
+
+    Raises ModelError if MLX cannot, or gives this process another place.
+    """
     signal.alarm(GROUP_S)
     try:
-        return mx.distributed.init(strict=True, backend="ring")
+        group = mx.distributed.init(strict=True, backend=place.backend)
+    except (RuntimeError, ValueError) as fault:
+        raise ModelError(f"MLX cannot connect the machines by {place.backend}: {fault}") from fault
     finally:
         signal.alarm(0)
+    if (group.rank(), group.size()) != (place.rank, place.size):
+        raise ModelError(
+            f"MLX says that this is rank {group.rank()} of {group.size()}, and mlx.launch that it is rank "
+            f"{place.rank} of {place.size}"
+        )
+    return group
 
 
 def make_token() -> str:
@@ -105,6 +118,18 @@ def share_token(token: str | None) -> str:
 def check_token(said: object, token: str) -> bool:
     """Whether a connection is of a member of the group."""
     return isinstance(said, str) and hmac.compare_digest(said, token)
+
+
+def _accept(server: socket.socket, deadline: float, tick: Callable[[], None]) -> Channel | None:
+    """Return the next connection; None if there is none by the deadline."""
+    while (left_s := deadline - time.monotonic()) > 0:
+        tick()
+        server.settimeout(min(TICK_S, left_s))
+        try:
+            return Channel(server.accept()[0])
+        except TimeoutError:
+            continue
+    return None
 
 
 def _first_word(channel: Channel) -> dict[str, Any] | None:

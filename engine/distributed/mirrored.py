@@ -16,6 +16,7 @@ from engine.kv_cache.columns import Ranks
 from engine.kv_cache.per_row import Caches, make_caches
 from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, Sharing, make_batched_rows, make_rows
 from engine.kv_cache.slices import KVSlice, State, cut_slice, leading, rebuild, split_slice, take_state
+from engine.speculative.heads.head import owner_of_body
 
 
 class SharedModel:
@@ -65,13 +66,13 @@ class _SharedRows:
     handle: Handle
 
     def add(self, caches: Caches, length: int) -> None:
-        self.leader.do("add", _own(super().add), self, caches, length)  # type: ignore[misc]
+        self.leader.do("add", as_operation(super().add), self, caches, length)  # type: ignore[misc]
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        self.leader.do("fill", _own(super().fill), self, row, caches, length)  # type: ignore[misc]
+        self.leader.do("fill", as_operation(super().fill), self, row, caches, length)  # type: ignore[misc]
 
     def remove(self, row: int) -> None:
-        self.leader.do("remove", _own(super().remove), self, row)  # type: ignore[misc]
+        self.leader.do("remove", as_operation(super().remove), self, row)  # type: ignore[misc]
 
     def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
         local = super().forward  # type: ignore[misc]
@@ -86,21 +87,21 @@ class _SharedRows:
         if any(one is not None for one in ranks):
             raise ValueError("rows over several machines do not stream")
         given = [list(map(int, tokens)) for tokens in fed]
-        local = _own(super().forward_ragged)  # type: ignore[misc]
+        local = as_operation(super().forward_ragged)  # type: ignore[misc]
         logits: mx.array = self.leader.do("forward_ragged", local, self, given)
         return logits
 
     def roll_back(self, row: int, length: int) -> int:
-        held: int = self.leader.do("roll_back", _own(super().roll_back), self, row, length)  # type: ignore[misc]
+        held: int = self.leader.do("roll_back", as_operation(super().roll_back), self, row, length)  # type: ignore[misc]
         return held
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
-        cut = _own(super().kv_slice)  # type: ignore[misc]
-        return _make(self.leader, "kv_slice", cut, self, row, start, end)
+        cut = as_operation(super().kv_slice)  # type: ignore[misc]
+        return make_shared(self.leader, "kv_slice", cut, self, row, start, end)
 
     def state(self, row: int) -> State:
-        take = _own(super().state)  # type: ignore[misc]
-        return _make(self.leader, "state", take, self, row)
+        take = as_operation(super().state)  # type: ignore[misc]
+        return make_shared(self.leader, "state", take, self, row)
 
 
 class SharedBatchedRows(_SharedRows, BatchedRows):
@@ -108,13 +109,13 @@ class SharedBatchedRows(_SharedRows, BatchedRows):
 
     def __init__(self, model: SharedModel, first_limit: int | None, by_layer: bool) -> None:
         self.leader = model.leader
-        make = _own(partial(BatchedRows.__init__, self, model.shard))
+        make = as_operation(partial(BatchedRows.__init__, self, model.shard))
         self.leader.do("make_batched_rows", make, model, first_limit, by_layer, makes=True, asks=True)
         self.handle = self.leader.new_handle()
 
     def limit_growth(self, max_cells: int) -> None:
         """Keep the buffers of full attention of all ranks within max_cells slots times columns."""
-        self.leader.do("limit_growth", _own(super().limit_growth), self, max_cells)
+        self.leader.do("limit_growth", as_operation(super().limit_growth), self, max_cells)
 
 
 class SharedSeparateRows(_SharedRows, SeparateRows):
@@ -127,7 +128,7 @@ class SharedSeparateRows(_SharedRows, SeparateRows):
         self.handle = self.leader.new_handle()
 
 
-def _make(leader: Leader, name: str, local: Callable[..., Any], *given: Any) -> list[Any]:
+def make_shared(leader: Leader, name: str, local: Callable[..., Any], *given: Any) -> list[Any]:
     """Do an operation whose result the other ranks keep too; within another one it is a part of that."""
     if leader.is_commanding:
         held: list[Any] = local(*given)
@@ -135,14 +136,16 @@ def _make(leader: Leader, name: str, local: Callable[..., Any], *given: Any) -> 
     return SharedList(leader.do(name, local, *given, makes=True), leader)
 
 
-def _own(local: Any) -> Any:
+def as_operation(local: Any) -> Any:
     """Return a method as an operation: its first argument, the object, is bound already."""
     return lambda _, *given: local(*given)
 
 
 @make_caches.register
 def _make_caches(model: SharedModel, kv_bits: int | None = None) -> Caches:
-    return _make(model.leader, "make_caches", _own(partial(make_caches, model.shard)), model, kv_bits)
+    return make_shared(
+        model.leader, "make_caches", as_operation(partial(make_caches, model.shard)), model, kv_bits
+    )
 
 
 @make_batched_rows.register
@@ -159,24 +162,30 @@ def _make_rows(model: SharedModel, sharing: Sharing) -> Rows:
     return SharedBatchedRows(model, sharing.first_limit, sharing is Sharing.LAYERS)
 
 
+@owner_of_body.register
+def _owner_of_body(model: SharedModel) -> Any:
+    # What a head computes, rank 0 computes alone.
+    return owner_of_body(model.shard.model)
+
+
 @cut_slice.register
 def _cut_slice(caches: SharedList, start: int, end: int) -> KVSlice:
-    return _make(caches.leader, "cut_slice", cut_slice.dispatch(list), caches, start, end)
+    return make_shared(caches.leader, "cut_slice", cut_slice.dispatch(list), caches, start, end)
 
 
 @leading.register
 def _leading(kv_slice: SharedList, num_tokens: int) -> KVSlice:
-    return _make(kv_slice.leader, "leading", leading.dispatch(list), kv_slice, num_tokens)
+    return make_shared(kv_slice.leader, "leading", leading.dispatch(list), kv_slice, num_tokens)
 
 
 @split_slice.register
 def _split_slice(kv_slice: SharedList, at: int) -> KVSlice:
-    return _make(kv_slice.leader, "split_slice", split_slice.dispatch(list), kv_slice, at)
+    return make_shared(kv_slice.leader, "split_slice", split_slice.dispatch(list), kv_slice, at)
 
 
 @take_state.register
 def _take_state(caches: SharedList, length: int | None = None) -> State:
-    return _make(caches.leader, "take_state", take_state.dispatch(list), caches, length)
+    return make_shared(caches.leader, "take_state", take_state.dispatch(list), caches, length)
 
 
 @rebuild.register

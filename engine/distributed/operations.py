@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.distributed.part_files import ReadParts
 from engine.distributed.shard import Shard, share_tokens
 from engine.kv_cache.per_row import Caches, make_caches
 from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
@@ -32,6 +33,15 @@ def _call(name: str) -> Callable[..., Any]:
     return lambda rows, *given: getattr(rows, name)(*given)
 
 
+def _files(name: str) -> Callable[..., Any]:
+    def call(shard: Shard, *given: Any) -> Any:
+        if shard.files is None:
+            raise ValueError("no prefixes are kept in files here")
+        return getattr(shard.files, name)(*given)
+
+    return call
+
+
 OPERATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "make_caches": make_caches,
@@ -49,6 +59,13 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "split_slice": split_slice,
         "take_state": take_state,
         "rebuild": rebuild,
+        "keep_parts": _files("keep"),
+        "save_part": _files("save"),
+        "drop_part": _files("drop"),
+        "begin_parts": _files("begin_read"),
+        "join_parts": ReadParts,
+        "cut_parts": _call("cut"),
+        "state_of_parts": _call("state"),
     }
 )
 """All that a rank may be asked to do. A follower does nothing else, whatever it is sent."""

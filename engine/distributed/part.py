@@ -1,18 +1,23 @@
 """Load this rank's part of the model, and say what it takes here."""
 
+import hashlib
 from collections import Counter
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from config.settings import Settings
 from engine.distributed.facts import read_split_layers
+from engine.distributed.part_files import PartFiles
 from engine.distributed.place import Place
 from engine.distributed.shard import Shard
 from engine.distributed.splitting import split_model
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.model.loading import LoadedModel, ModelError, Progress, make_loader
+from engine.prefix_cache.weights_digest import weights_fingerprint
 from engine.scheduler.machine_memory import usable_bytes
 
 
@@ -58,8 +63,23 @@ def load_part(
     recurrent = any(map(is_recurrent, caches))
     weight_bytes = loaded.info.weight_bytes
     facts = PartFacts(loaded.info.device, layers, dict(kinds), recurrent, weight_bytes, given - weight_bytes)
-    loaded.model = Shard(loaded.model)
+    shard = Shard(loaded.model)
+    shard.place = f"{settings.split} {layers} of {group.size()}"
+    if settings.prefix_cache_dir is not None and group.rank():
+        shard.files = _open_files(loaded.model, settings, f"{shard.place} {group.rank()}", group)
+    loaded.model = shard
     return loaded, facts
+
+
+def _open_files(model: Any, settings: Settings, place: str, group: mx.distributed.Group) -> PartFiles:
+    assert settings.prefix_cache_dir
+    # A folder that machines share, or processes on one, has all of their parts.
+    folder = Path(settings.prefix_cache_dir).expanduser() / f"rank-{group.rank()}-of-{group.size()}"
+    known = (place, weights_fingerprint(model), settings.kv_bits, version("mlx"), version("mlx-lm"))
+    try:
+        return PartFiles(folder, hashlib.sha256(repr(known).encode()).hexdigest())
+    except OSError as fault:
+        raise ModelError(f"--prefix-cache-dir {folder}: {fault.strerror or fault}") from fault
 
 
 def find_room(place: Place, parts: list[PartFacts]) -> int:

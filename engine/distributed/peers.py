@@ -13,11 +13,15 @@ from engine.distributed.place import Place
 BEAT_S = 0.5
 """Seconds between two signs of life, in both directions."""
 
+Tick = Callable[[], None]
+"""Called every BEAT_S seconds while something is waited for; what it raises ends the waiting."""
+
 
 class Peers:
     """Reads what the other ranks say, on a thread for each, and watches them.
 
     channels: to ranks 1, 2 and so on. num_sent: commands sent so far; the leader counts them.
+    shares: how much of its part each has loaded. active_bytes: the memory that MLX's arrays take on each.
     on_loss: called once, on a thread of its own, with the sentence that says which rank was lost and why.
     """
 
@@ -25,6 +29,8 @@ class Peers:
         self.channels = channels
         self.num_sent = 0
         self.on_loss: Callable[[str], None] = lambda _: None
+        self.shares = [0.0 for _ in channels]
+        self.active_bytes = [0 for _ in channels]
         self._place = place
         self._stall_s = stall_s
         self._words: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in channels]
@@ -48,9 +54,19 @@ class Peers:
         """Wait for every rank's word on the present command. Raises RanksLostError."""
         return [self._word(words)[0] for words in self._words]
 
-    def wait_for_parts(self) -> list[dict[str, Any]]:
+    def wait_for_parts(self, tick: Tick) -> list[dict[str, Any]]:
         """Wait until every rank has loaded its part; return what each says of it. Raises RanksLostError."""
-        return [self._word(words) for words in self._words]
+        return [self._word(words, tick) for words in self._words]
+
+    @property
+    def num_done(self) -> Sequence[int]:
+        """The number of commands that each rank has done."""
+        return self._num_done
+
+    def silent_s(self) -> list[float]:
+        """Return the seconds since each rank was last heard of."""
+        now = time.monotonic()
+        return [now - heard_at for heard_at in self._heard_at]
 
     def explain(self, wait_s: float) -> str | None:
         """Return the sentence that says which rank was lost, None if none is."""
@@ -90,11 +106,12 @@ class Peers:
         self._is_lost.set()
         threading.Thread(target=self.on_loss, args=(reason,), name="loss", daemon=True).start()
 
-    def _word(self, words: "queue.SimpleQueue[Any]") -> Any:
+    def _word(self, words: "queue.SimpleQueue[Any]", tick: Tick = lambda: None) -> Any:
         while True:
             try:
                 return words.get(timeout=BEAT_S)
             except queue.Empty:
+                tick()
                 if self._reason is not None:
                     raise RanksLostError(self._reason) from None
 
@@ -105,8 +122,9 @@ class Peers:
                 kind, content = channel.receive()
                 self._heard_at[at] = time.monotonic()
                 if kind == "done":
-                    if content != self._num_done[at]:
-                        self._num_done[at], self._changed_at[at] = content, time.monotonic()
+                    num_done, self.shares[at], self.active_bytes[at] = content
+                    if num_done != self._num_done[at]:
+                        self._num_done[at], self._changed_at[at] = num_done, time.monotonic()
                 elif kind == "lost":
                     self.lose(f"{name} cannot go on: {content}")
                 else:

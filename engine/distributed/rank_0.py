@@ -1,12 +1,15 @@
 """Rank 0: bring the ranks together, load, and hand the engine a model that is on all of them."""
 
+import gc
 import hashlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+import mlx.core as mx
 
 from config.settings import Settings
 from engine.distributed.errors import RanksLostError
@@ -24,6 +27,7 @@ from engine.distributed.mirrored import SharedModel
 from engine.distributed.part import PartFacts, find_room, load_part
 from engine.distributed.peers import Peers
 from engine.distributed.place import Place
+from engine.distributed.shared_files import SharedPrefixStore as SharedPrefixStore
 from engine.model.loading import LoadedModel, ModelError, Progress
 
 log = logging.getLogger("reprise.engine")
@@ -35,6 +39,8 @@ LAST_WRITES_S = 2.0
 """Seconds in which clients can read the sentence that ends their requests, after a rank was lost."""
 
 ROUND_TRIPS = 20
+REPORT_S = 10.0
+"""Seconds between two messages that say how far the other ranks have loaded."""
 
 
 class Ranks:
@@ -50,15 +56,19 @@ class Ranks:
         self._peers: Peers | None = None
         self._leader: Leader | None = None
         self._is_loaded = False
+        self._parts: list[PartFacts] = []
+        self._round_trips_s: list[float] = []
+        self._reported_at = 0.0
 
     def load(self, progress: Progress | None) -> LoadedModel:
         """Wait for the other ranks and load this one's part, on the engine's thread. Raises ModelError."""
         place, settings = self._place, self._settings
         refuse_settings(settings)
-        channels = await_ranks(place, find_facts(settings), settings.join_timeout_s)
+        show = progress or (lambda _: None)
+        channels = await_ranks(place, find_facts(settings), settings.join_timeout_s, lambda: show(0.0))
         for channel in channels:
             channel.send("join")
-        group = begin_group()
+        group = begin_group(place)
         token = share_token(make_token())
         for rank, channel in enumerate(channels, 1):
             if not check_token(channel.receive(), token):
@@ -69,8 +79,8 @@ class Ranks:
         peers.on_loss = self._lose
         peers.start()
         try:
-            loaded, ours = load_part(settings, group, progress)
-            parts = [ours, *self._parts()]
+            loaded, ours = load_part(settings, group, lambda share: show(self._loaded_share(share)))
+            parts = self._parts = [ours, *self._wait_for_parts(show)]
             room_bytes = find_room(place, parts)
         except ModelError as fault:
             peers.refuse(str(fault))
@@ -80,6 +90,7 @@ class Ranks:
         leader = self._leader = Leader(peers)
         loaded.model = SharedModel(loaded.model, leader)
         loaded.room_bytes = room_bytes
+        self._round_trips_s = [0.0, *(self._round_trip_s(rank) for rank in range(1, place.size))]
         loaded.info = replace(
             loaded.info,
             num_layers=sum(ours.layers) if ours.layers else loaded.info.num_layers,
@@ -90,6 +101,8 @@ class Ranks:
 
     def begin_serving(self) -> None:
         """From now on, commands are not agreed upon first."""
+        # Exceptions of what was tried hold caches in cycles, and with them those of the other ranks.
+        gc.collect()
         self._is_loaded = True
         if self._leader:
             self._leader.asks_first = False
@@ -111,10 +124,43 @@ class Ranks:
         logging.shutdown()
         os._exit(status)
 
-    def _parts(self) -> list[PartFacts]:
+    def count(self) -> dict[str, dict[str, float]]:
+        """Return values of each rank, by the metric's name and the rank. May be called on any thread."""
+        if not (peers := self._peers) or not self._parts:
+            return {}
+
+        def by_rank(ours: float | None, others: Sequence[float]) -> dict[str, float]:
+            found = {str(rank): value for rank, value in enumerate(others, 1)}
+            return found if ours is None else {"0": ours} | found
+
+        return {
+            "weight_bytes": {str(rank): part.weight_bytes for rank, part in enumerate(self._parts)},
+            "active_bytes": by_rank(mx.get_active_memory(), peers.active_bytes),
+            "commands_total": by_rank(peers.num_sent, peers.num_done),
+            "sent_bytes_total": by_rank(None, [channel.num_sent_bytes for channel in peers.channels]),
+            "silent_seconds": by_rank(None, peers.silent_s()),
+            "round_trip_seconds": by_rank(None, self._round_trips_s[1:]),
+        }
+
+    def _loaded_share(self, ours: float) -> float:
         assert self._peers
+        return (ours + sum(self._peers.shares)) / self._place.size
+
+    def _wait_for_parts(self, show: Progress) -> list[PartFacts]:
+        peers = self._peers
+        assert peers
+
+        def tick() -> None:
+            show(self._loaded_share(1.0))
+            if time.monotonic() - self._reported_at > REPORT_S:
+                self._reported_at = time.monotonic()
+                shares = ", ".join(
+                    f"{self._place.name(rank)} {share:.0%}" for rank, share in enumerate(peers.shares, 1)
+                )
+                log.info("loaded so far of the other parts: %s", shares)
+
         parts = []
-        for rank, said in enumerate(self._peers.wait_for_parts(), 1):
+        for rank, said in enumerate(peers.wait_for_parts(tick), 1):
             if "failed" in said:
                 raise ModelError(f"{self._place.name(rank)}: {said['failed']}")
             parts.append(PartFacts(**said))
@@ -132,7 +178,7 @@ class Ranks:
         described = f"{self._place.hosts[rank]}, {part.device}: {held}, {memory}"
         if rank == 0:
             return described
-        return f"{described}, round trip {self._round_trip_s(rank) * 1e6:.0f} µs"
+        return f"{described}, round trip {self._round_trips_s[rank] * 1e6:.0f} µs"
 
     def _round_trip_s(self, rank: int) -> float:
         assert self._peers

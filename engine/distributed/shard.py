@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.distributed.part_files import PartFiles
+
 EXCHANGES = ("all_gather", "all_sum", "recv", "recv_like", "send")
 
 Agree = Callable[[Exception | None], None]
@@ -26,19 +28,23 @@ def no_agreement(fault: Exception | None) -> None:
 class Shard:
     """One rank's part of a model: called as the model is, on every rank with the same commands.
 
+    model: this rank's part, a module of mlx-lm.
     agree: called between building and evaluating a forward pass, with what building raised.
+    place: how the model is split. files: of prefixes, on ranks other than rank 0; None if none are kept.
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self.model = model
         self.agree: Agree = no_agreement
+        self.place = ""
+        self.files: PartFiles | None = None
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         """Run one forward pass; return its logits, not yet evaluated."""
         fault: Exception | None = None
         with _exchanges() as made:
             try:
-                logits: mx.array = self._model(tokens, cache=cache)
+                logits: mx.array = self.model(tokens, cache=cache)
             # Whatever it is, the other ranks must know of it before they wait for this one.
             except Exception as raised:
                 fault = raised
@@ -47,7 +53,7 @@ class Shard:
         return logits
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        return getattr(self.model, name)
 
 
 def share_tokens(tokens: mx.array) -> mx.array:

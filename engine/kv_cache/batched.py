@@ -83,8 +83,7 @@ class RaggedKVCache:
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Return what the last update returned, for layers that share this cache."""
-        num_rows = len(self.columns.bases)
-        read = slice(self.columns.read_start, self.columns.read_end)
+        num_rows, read = len(self.columns.bases), self.columns.read_slice
         return self._decode([array[:num_rows, :, read] for array in self.arrays])
 
     def make_mask(
@@ -104,9 +103,11 @@ class RaggedKVCache:
 
         examples: set the shapes and types of buffers that do not exist yet.
         """
-        extent, needed = self.extent, (num_slots, num_columns)
-        if self.columns.window is not None:
-            needed = num_slots, max(num_columns, self.columns.num_reserved)
+        is_window, extent = self.columns.window is not None, self.extent
+        needed = num_slots, max(num_columns, self.columns.num_reserved) if is_window else num_columns
+        if self.arrays and needed[0] <= extent[0] and needed[1] <= extent[1]:
+            return
+        if is_window:
             grown = grow_slots(extent[0], num_slots), needed[1]
         elif not self.arrays:
             grown = num_slots, round_columns(num_columns)
@@ -116,13 +117,16 @@ class RaggedKVCache:
             self.arrays = [
                 mx.zeros((grown[0], one.shape[1], grown[1], one.shape[3]), one.dtype) for one in examples
             ]
-        elif needed[0] > extent[0] or needed[1] > extent[1]:
+        else:
             self.resize(max(grown[0], extent[0]), max(grown[1], extent[1]))
 
     @property
     def extent(self) -> Extent:
         """The slots and columns of the buffers; (0, 0) before the first use."""
-        return (self.arrays[0].shape[0], self.arrays[0].shape[2]) if self.arrays else (0, 0)
+        if not self.arrays:
+            return 0, 0
+        slots, _, columns, _ = self.arrays[0].shape
+        return slots, columns
 
     def resize(self, num_slots: int, num_columns: int) -> None:
         """Resize the buffers to that many slots and columns; new cells are zero, cells beyond are dropped."""
@@ -244,13 +248,19 @@ class GroupedKVCache:
         return part.group_size
 
     @property
-    def keys(self) -> mx.array:
-        """The buffer of the keys, if there is one group."""
-        return self._only.keys
+    def keys(self) -> Any:
+        """The buffer of the keys; PerGroup of them if there are several groups. Pipelines set it as it is."""
+        if len(self.groups) == 1:
+            return self._only.keys
+        return PerGroup([self.part(group).keys for group in self.groups])
 
     @keys.setter
-    def keys(self, buffer: mx.array) -> None:
-        self._only.keys = buffer
+    def keys(self, buffer: Any) -> None:
+        if not isinstance(buffer, PerGroup):
+            self._only.keys = buffer
+            return
+        for group, one in zip(self.groups, buffer.parts, strict=True):
+            self.part(group).keys = one
 
     @property
     def values(self) -> mx.array:
@@ -263,13 +273,11 @@ class GroupedKVCache:
 
     def part(self, group: Group) -> RaggedKVCache:
         """Return the buffers of one group."""
-        if group not in self.parts:
-            bits = getattr(self, "bits", None)
-            columns = group.columns
-            self.parts[group] = (
-                RaggedKVCache(columns) if bits is None else RaggedQuantizedKVCache(columns, bits)
-            )
-        return self.parts[group]
+        if (found := self.parts.get(group)) is None:
+            bits, columns = getattr(self, "bits", None), group.columns
+            found = RaggedKVCache(columns) if bits is None else RaggedQuantizedKVCache(columns, bits)
+            self.parts[group] = found
+        return found
 
     def drop(self, group: Group) -> None:
         """Free the buffers of a group."""
@@ -314,8 +322,7 @@ class GroupedKVCache:
 
     @property
     def _only(self) -> RaggedKVCache:
-        (group,) = self.groups
-        return self.part(group)
+        return self.part(self.groups.first)
 
 
 def _per_group(keys_and_values: Sequence[tuple[Any, Any]]) -> tuple[PerGroup, PerGroup]:

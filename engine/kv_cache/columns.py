@@ -125,7 +125,8 @@ class Columns:
 
     For the current forward:
     uniform: whether all rows end in the same column.
-    read_start, read_end: the columns that it reads.
+    read_start, read_end: the columns that it reads. read_slice: the same as a slice.
+    write_slice: the columns that it writes if it is uniform.
     num_cleared: columns of zeros that it writes after its width.
     """
 
@@ -141,12 +142,17 @@ class Columns:
         self._oldest: list[int] = []
         self.uniform = True
         self.read_start = self.read_end = self.num_cleared = 0
+        self.read_slice = self.write_slice = slice(0, 0)
         self._indices: tuple[mx.array, mx.array] | None = None
         self._masks: dict[tuple[int, bool, int | None], mx.array | str | None] = {}
 
     def end_of(self, row: int) -> int:
         """Return the column after a row's last token."""
         return self.shared.lengths[row] - self.bases[row]
+
+    def _ends(self) -> list[int]:
+        """(rows,) the column after each row's last token."""
+        return [length - base for length, base in zip(self.shared.lengths, self.bases, strict=True)]
 
     def start_of(self, row: int) -> int:
         """Return the column of the first token that is still held of a row."""
@@ -207,8 +213,8 @@ class Columns:
             self.num_reserved = round_block(self.num_used + SLACK_TOKENS)
         # Set now, not when the forward ends: one that fails halfway has written up to here.
         width = self.shared.width
-        ends = [self.end_of(row) + width for row in range(len(self.bases))]
-        self.dirty_ends = [max(pair) for pair in zip(self.dirty_ends, ends, strict=True)]
+        ends = [end + width for end in self._ends()]
+        self.dirty_ends = list(map(max, self.dirty_ends, ends))
         if not self.uniform:
             written = mx.array(ends)[:, None] + mx.arange(-width, self.num_cleared)
             self._indices = mx.arange(len(ends))[:, None], written
@@ -241,19 +247,25 @@ class Columns:
 
     def _look(self) -> None:
         """Find the columns of the next forward for the present bases."""
-        rows, width = range(len(self.bases)), self.shared.width
-        ends = [self.end_of(row) for row in rows]
+        width, ends = self.shared.width, self._ends()
         self.uniform = self.shared.are_equal and len(set(ends)) == 1
-        dirty = max(dirty_end - end for dirty_end, end in zip(self.dirty_ends, ends, strict=True))
         # Rows that end together read only columns that hold their tokens or are written by this forward.
-        self.num_cleared = 0 if self.uniform else max(0, dirty - width)
-        self.read_start = min(self.first_live(row) - self.bases[row] for row in rows)
+        self.num_cleared = 0
+        if not self.uniform:
+            dirty = max([dirty_end - end for dirty_end, end in zip(self.dirty_ends, ends, strict=True)])
+            self.num_cleared = max(0, dirty - width)
+        if self.window is None:
+            self.read_start = -max(self.bases)
+        else:
+            self.read_start = min([self.first_live(row) - base for row, base in enumerate(self.bases)])
         self.read_end = max(ends) + width
+        self.read_slice = slice(self.read_start, self.read_end)
+        self.write_slice = slice(self.read_end - width, self.read_end)
 
     def _move_to_front(self, window: int) -> list[Move]:
         lengths = self.shared.lengths
         starts = [self.start_of(row) for row in range(len(lengths))]
-        ends = [self.end_of(row) for row in range(len(lengths))]
+        ends = self._ends()
         self._oldest = [
             max(oldest, first_needed(max(0, length - ROLLBACK_TOKENS), window))
             for oldest, length in zip(self._oldest, lengths, strict=True)
@@ -262,7 +274,7 @@ class Columns:
         held_from = [oldest - base for oldest, base in zip(self._oldest, self.bases, strict=True)]
         assert all(start >= before for start, before in zip(held_from, starts, strict=True))
         self.bases = [round_block(length - end) for length in lengths]
-        self.dirty_ends = [self.end_of(row) for row in range(len(lengths))]
+        self.dirty_ends = self._ends()
         return [
             Move(start, stop, self.start_of(row))
             for row, (start, stop) in enumerate(zip(held_from, ends, strict=True))
@@ -272,17 +284,12 @@ class Columns:
         """Record what the forward has erased, after RowLengths.end_forward."""
         self._masks = {}
         if not self.uniform:
-            self.dirty_ends = [self.end_of(row) for row in range(len(self.bases))]
+            self.dirty_ends = self._ends()
 
     @property
     def num_used(self) -> int:
         """The number of columns up to the last one that this forward reads or writes."""
         return self.read_end + self.num_cleared
-
-    @property
-    def write_slice(self) -> slice:
-        """Where a uniform forward writes."""
-        return slice(self.read_end - self.shared.width, self.read_end)
 
     @property
     def write_indices(self) -> tuple[mx.array, mx.array]:

@@ -11,7 +11,7 @@ finds out whether a model does more with them; if so, its whole attention layers
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,7 @@ class Groups:
         self._places: list[tuple[Group, int] | None] = []
         self._max_cells: int | None = None
         self.is_single = True
+        self._is_laid_out = False
         self._picks: list[mx.array | slice] = []
         self._order: mx.array | None = None
 
@@ -81,6 +82,11 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    @property
+    def first(self) -> Group:
+        """One of the groups; the only one if is_single."""
+        return self._groups[0]
 
     @property
     def num_rows(self) -> int:
@@ -118,6 +124,7 @@ class Groups:
         group.lengths.lengths[slot] = length
         group.columns.place(slot)
         self._places[row] = group, slot
+        self._is_laid_out = False
 
     def may_stay(self, row: int) -> bool:
         """Whether the group of a row is that of the row's length."""
@@ -142,6 +149,7 @@ class Groups:
             self._places[moved] = group, slot
         if not group.rows:
             self._groups.remove(group)
+        self._is_laid_out = False
 
     def remove(self, row: int) -> None:
         """Remove a row that is in no group; the last row takes its index."""
@@ -151,6 +159,7 @@ class Groups:
             if moved:
                 group, slot = moved
                 group.rows[slot] = row
+        self._is_laid_out = False
 
     def set_length(self, row: int, length: int) -> None:
         """Set the length of a row that was rolled back."""
@@ -159,7 +168,9 @@ class Groups:
 
     def outgrown(self, width: int) -> list[int]:
         """Return the rows that a forward of this width makes outgrow their groups, and have to be moved."""
-        rows = []
+        rows: list[int] = []
+        if all(g.limit is None or max(g.lengths.lengths) + width <= g.limit for g in self._groups):
+            return rows
         for row in range(len(self._places)):
             group, slot = self.place_of(row)
             longest = group.lengths.lengths[slot] + width
@@ -174,9 +185,8 @@ class Groups:
 
     def begin_forward(self) -> None:
         """Compute what the layers of the next forward use, after RowLengths.begin_forward of all rows."""
-        order = [row for group in self._groups for row in group.rows]
-        in_order = list(range(len(order)))
-        self.is_single = len(self._groups) <= 1 and order == in_order
+        if not self._is_laid_out:
+            self._lay_out()
         for group in self._groups:
             if self.is_single:
                 group.lengths.follow(self.shared)
@@ -185,8 +195,12 @@ class Groups:
                 ranks = [self.shared.ranks[row] for row in group.rows] if self.shared.ranks else ()
                 group.lengths.begin_forward(widths, self.shared.width, ranks)
             group.columns.begin_forward()
-        if self.is_single:
-            return
+
+    def _lay_out(self) -> None:
+        """Find how arrays of all rows are split and joined, until rows come, go or move."""
+        order = [row for group in self._groups for row in group.rows]
+        in_order = list(range(len(order)))
+        self.is_single, self._is_laid_out = len(self._groups) <= 1 and order == in_order, True
         self._picks = [_pick(group.rows) for group in self._groups]
         self._order = None if order == in_order else mx.array(sorted(in_order, key=order.__getitem__))
 
@@ -221,12 +235,13 @@ def _pick(rows: list[int]) -> mx.array | slice:
     return mx.array(rows)
 
 
-@contextmanager
-def attention_by_group(groups: Groups) -> Iterator[None]:
+def attention_by_group(groups: Groups) -> AbstractContextManager[None]:
     """Let mlx-lm's attention take PerGroup objects inside the block. For the thread that owns MLX."""
-    if groups.is_single:
-        yield
-        return
+    return nullcontext() if groups.is_single else _attention_by_group(groups)
+
+
+@contextmanager
+def _attention_by_group(groups: Groups) -> Iterator[None]:
     fused, quantized = mx.fast.scaled_dot_product_attention, base.quantized_scaled_dot_product_attention
     try:
         mx.fast.scaled_dot_product_attention = _by_group(fused, groups)

@@ -144,6 +144,9 @@ class BatchedRows:
     def _clear(self) -> None:
         self.shared = RowLengths()
         self.caches: Caches = []
+        # Those of full attention, and those of recurrent state.
+        self._full: list[GroupedKVCache] = []
+        self._states: list[RaggedStateCache] = []
         self._groups = Groups(self.shared, self._first_limit)
         # By window, and none for full attention.
         self._windows: dict[tuple[int, bool], Columns] = {}
@@ -157,7 +160,10 @@ class BatchedRows:
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row. Its buffers are taken over if it is alone in its group, else copied."""
         row = len(self.shared.lengths)
-        self.caches = self.caches or [self._make_cache(cache) for cache in caches]
+        if not self.caches:
+            self.caches = [self._make_cache(cache) for cache in caches]
+            self._full = [cache for cache in leaves(self.caches) if isinstance(cache, GroupedKVCache)]
+            self._states = [cache for cache in leaves(self.caches) if isinstance(cache, RaggedStateCache)]
         self.shared.add()
         self._groups.add()
         for columns in self._windows.values():
@@ -280,10 +286,6 @@ class BatchedRows:
                 num_slots, num_columns = _needed(group)
                 self._resize(group, (num_slots, min(columns, round_columns(num_columns))))
 
-    @property
-    def _full(self) -> list[GroupedKVCache]:
-        return [cache for cache in leaves(self.caches) if isinstance(cache, GroupedKVCache)]
-
     def _in_window(self, columns: Columns) -> list[RaggedKVCache]:
         all_caches = (cache for cache in leaves(self.caches) if isinstance(cache, RaggedKVCache))
         return [cache for cache in all_caches if cache.columns is columns and cache.arrays]
@@ -295,10 +297,6 @@ class BatchedRows:
         if extent != self._extent(group):
             for cache in self._full:
                 cache.part(group).resize(*extent)
-
-    @property
-    def _states(self) -> list[RaggedStateCache]:
-        return [cache for cache in leaves(self.caches) if isinstance(cache, RaggedStateCache)]
 
     def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
         """Run one forward over all rows. If building it raises, every row keeps its length and its tokens."""
@@ -364,7 +362,7 @@ class BatchedRows:
         """Lower the row's length; its state is computed again with the next forward."""
         held = self.shared.lengths[row]
         shortest = max((columns.min_length(row) for columns in self._windows.values()), default=0)
-        if any(isinstance(cache, RaggedStateCache) for cache in leaves(self.caches)):
+        if self._states:
             first = self._history.min_length(row) if self._history else None
             shortest = max(shortest, held if first is None else first)
         _check_length(row, length, shortest, held)
@@ -385,12 +383,7 @@ class BatchedRows:
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
         """Copy the keys and values of tokens [start, end); a view would keep the shared buffers alive."""
-        return [
-            array
-            for cache in leaves(self.caches)
-            if isinstance(cache, GroupedKVCache)
-            for array in cache.row_slice(row, start, end)
-        ]
+        return [array for cache in self._full for array in cache.row_slice(row, start, end)]
 
     def state(self, row: int) -> State:
         """Copy the state of the row's other caches."""

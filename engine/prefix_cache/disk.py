@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
+from functools import singledispatch
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -36,7 +38,7 @@ MAX_UNWRITTEN_BYTES = 512 * 2**20
 
 
 @dataclass(eq=False, slots=True)
-class _Record:
+class Record:
     """A file in the index.
 
     parent: the file that holds the tokens before this one's; None if there are none.
@@ -46,10 +48,10 @@ class _Record:
 
     path: Path
     header: Header
-    parent: "_Record | None"
+    parent: "Record | None"
     num_bytes: int
     used_at: float
-    children: "list[_Record]" = field(default_factory=list)
+    children: "list[Record]" = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -64,9 +66,9 @@ class _Index:
     writing: those that are not written yet. num_bytes: of all.
     """
 
-    roots: list[_Record] = field(default_factory=list)
-    records: dict[str, _Record] = field(default_factory=dict)
-    writing: list[tuple[_Record, Future[int]]] = field(default_factory=list)
+    roots: list[Record] = field(default_factory=list)
+    records: dict[str, Record] = field(default_factory=dict)
+    writing: list[tuple[Record, Future[int]]] = field(default_factory=list)
     num_bytes: int = 0
 
 
@@ -76,11 +78,18 @@ class Loading:
 
     records: the files, from the first token on. ends: how far each file is used, as a number of tokens from
     the start of the prompt. future: the contents of each file, or the exception that reading it raised.
+    others: what other machines read meanwhile; None if the model is on one.
     """
 
-    records: list[_Record]
+    records: list[Record]
     ends: list[int]
     future: Future[list[Contents | Exception]]
+    others: Any = None
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each file starts, as a number of tokens from the start of the prompt."""
+        return [record.header.start for record in self.records]
 
 
 class PrefixStore:
@@ -142,6 +151,13 @@ class PrefixStore:
 
     def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
         """Wait for a load; return the arguments for PrefixCache.put(), or None if a file cannot be read."""
+        contents = self._contents(loading)
+        if contents is None:
+            return None
+        cut, state = join_contents(contents, loading.starts, loading.ends)
+        return cut, state if self._needs_state else []
+
+    def _contents(self, loading: Loading) -> list[Contents] | None:
         contents = []
         for record, each in zip(loading.records, loading.future.result(), strict=True):
             if isinstance(each, Exception):
@@ -149,19 +165,7 @@ class PrefixStore:
                 self._forget(record)
                 return None
             contents.append(each)
-        starts = [record.header.start for record in loading.records]
-        whole = [[disk_file.from_stored(one) for one in each.kv_slice] for each in contents]
-
-        def cut(start: int, end: int) -> KVSlice:
-            parts = []
-            for first, last, kv_slice in zip(starts, loading.ends, whole, strict=True):
-                low, high = max(start, first), min(end, last)
-                if low < high:
-                    parts.append([array[:, :, low - first : high - first] for array in kv_slice])
-            return [mx.concatenate(list(arrays), axis=2) for arrays in zip(*parts, strict=True)]
-
-        state = contents[-1].state if self._needs_state else []
-        return cut, [None if one is None else disk_file.from_stored(one) for one in state]
+        return contents
 
     def save(self, tokens: Sequence[int], cut: CutSlice, take_state: Callable[[], State]) -> None:
         """Start writing the tokens that are not in files yet.
@@ -185,11 +189,15 @@ class PrefixStore:
         header = Header(
             self._fingerprint, parent.path.name if parent else "", start, added[start:], bool(state)
         )
-        contents = disk_file.copy_contents(kv_slice, state)
-        record = _Record(self._folder / name, header, parent, size, time.time())
+        contents = self._copy(name, kv_slice, state)
+        record = Record(self._folder / name, header, parent, size, time.time())
         self._add(record)
         self._index.writing.append((record, self._thread.submit(_write, record.path, header, contents)))
         self._shrink()
+
+    def _copy(self, name: str, kv_slice: KVSlice, state: State) -> Contents:  # noqa: ARG002 - for others
+        """Copy what a file of this name will hold."""
+        return disk_file.copy_contents(kv_slice, state)
 
     def close(self) -> None:
         """Wait until everything is written, and end the thread."""
@@ -205,14 +213,14 @@ class PrefixStore:
         return sum(record.num_bytes for record, _ in self._index.writing)
 
     def _scan(self) -> None:
-        found: dict[str, _Record] = {}
+        found: dict[str, Record] = {}
         for path in self._folder.glob(f"*{SUFFIX}"):
             try:
                 header, stat = disk_file.read_header(path), path.stat()
             except (PrefixFileError, OSError) as fault:
                 log.warning("ignored a file in %s: %s", self._folder, fault)
                 continue
-            found[path.name] = _Record(path, header, None, stat.st_size, stat.st_mtime)
+            found[path.name] = Record(path, header, None, stat.st_size, stat.st_mtime)
         # Parents first: a file whose parent is gone is useless and deleted.
         for record in sorted(found.values(), key=lambda one: one.header.start):
             name, start = record.header.parent, record.header.start
@@ -222,17 +230,17 @@ class PrefixStore:
             else:
                 self._add(record)
 
-    def _add(self, record: _Record) -> None:
+    def _add(self, record: Record) -> None:
         self._index.records[record.path.name] = record
         (record.parent.children if record.parent else self._index.roots).append(record)
         self._index.num_bytes += record.num_bytes
 
-    def _longest_match(self, tokens: Array, needs_state: bool) -> tuple[_Record | None, int]:
+    def _longest_match(self, tokens: Array, needs_state: bool) -> tuple[Record | None, int]:
         """Return the file that matches the most leading tokens, and how many; (None, 0) if none does.
 
         needs_state: match a file only up to its end, and only if it has state there.
         """
-        best: _Record | None = None
+        best: Record | None = None
         length, open_records = 0, [(record, 0) for record in self._index.roots]
         while open_records:
             record, matched = open_records.pop()
@@ -254,7 +262,7 @@ class PrefixStore:
             childless = [record for record in self._index.records.values() if not record.children]
             self._forget(min(childless, key=lambda record: record.used_at))
 
-    def _forget(self, record: _Record) -> None:
+    def _forget(self, record: Record) -> None:
         """Delete a file and all that continue it."""
         for child in list(record.children):
             self._forget(child)
@@ -263,6 +271,35 @@ class PrefixStore:
         (record.parent.children if record.parent else self._index.roots).remove(record)
         self._index.num_bytes -= record.num_bytes
         self._thread.submit(record.path.unlink, missing_ok=True)
+
+
+@singledispatch
+def make_store(
+    model: Any, folder: Path, budget_bytes: int, fingerprint: str, needs_state: bool
+) -> PrefixStore:
+    """Open the prefix files of a model. Arguments: see PrefixStore. Raises OSError."""
+    del model
+    return PrefixStore(folder, budget_bytes, fingerprint, needs_state)
+
+
+def join_contents(
+    contents: Sequence[Contents], starts: Sequence[int], ends: Sequence[int]
+) -> tuple[CutSlice, State]:
+    """Return what cuts runs of tokens from files that follow each other, and the state after the last one.
+
+    starts, ends: where each file begins and how far it is used, from the start of the prompt.
+    """
+    whole = [[disk_file.from_stored(one) for one in each.kv_slice] for each in contents]
+
+    def cut(start: int, end: int) -> KVSlice:
+        parts = []
+        for first, last, kv_slice in zip(starts, ends, whole, strict=True):
+            low, high = max(start, first), min(end, last)
+            if low < high:
+                parts.append([array[:, :, low - first : high - first] for array in kv_slice])
+        return [mx.concatenate(list(arrays), axis=2) for arrays in zip(*parts, strict=True)]
+
+    return cut, [None if one is None else disk_file.from_stored(one) for one in contents[-1].state]
 
 
 def _write(path: Path, header: Header, contents: Contents) -> int:
@@ -282,7 +319,7 @@ def _read(path: Path, used_at: float) -> Contents | Exception:
         return fault
 
 
-def _with_ancestors(record: _Record | None) -> Iterator[_Record]:
+def _with_ancestors(record: Record | None) -> Iterator[Record]:
     """Yield a file, its parent, and so on up to the file with the first token."""
     while record:
         yield record

@@ -20,6 +20,9 @@ from engine.request import Sampling
 from engine.sampling.filters import is_filtered, keep_likely
 from engine.sampling.pieces import Needs, draws_per_piece, needs_penalties, pick_logits
 
+Pieces = list[tuple[Needs, list[int]]]
+"""The work that each piece of the draws needs, and the indices of its draws."""
+
 _MASK_64 = (1 << 64) - 1
 _FORBIDDEN = -1e5
 """The bias of tokens that are chosen only if a grammar allows no other. Not lower: among several of them, the
@@ -170,6 +173,10 @@ class Sampler:
         self.filtered = [row.is_filtered for row in rows]
         self.bias = [row.bias for row in rows]
         self._rows = list(rows)
+        self._one_per_row = [Draw(row) for row in range(len(rows))]
+        self._has_early_bias = any(row.early_bias is not None for row in rows)
+        # By the size of the vocabulary.
+        self._plain_pieces: dict[int, Pieces] = {}
         self.temperatures = mx.array([s.temperature or 1.0 for s in self.settings])[:, None]
         self.noisy = mx.array([s.temperature > 0 for s in self.settings])[:, None]
 
@@ -191,26 +198,39 @@ class Sampler:
         Large numbers of draws are sampled piece by piece, in the memory that pieces.py counts.
         """
         if draws is None:
-            draws = [Draw(row) for row in range(len(self.seeds))]
+            draws, pieces = self._one_per_row, self._pieces_of_rows(positions, logits.shape[-1])
+        else:
+            pieces = self._pieces(draws, positions, logits.shape[-1])
         if places is None:
             places = range(len(draws))
+        tokens: list[mx.array] = []
+        for needs, piece in pieces:
+            picked = pick_logits(logits, [places[at] for at in piece], tokens[-1:])
+            tokens.append(
+                self._draw(picked, [draws[at] for at in piece], [positions[at] for at in piece], needs)
+            )
+        if len(tokens) == 1:
+            return tokens[0]
+        order = np.argsort([at for _, piece in pieces for at in piece])
+        return mx.concatenate(tokens)[mx.array(order)]
+
+    def _pieces_of_rows(self, positions: Sequence[int], size: int) -> Pieces:
+        """Return the pieces of one draw per row: the same in every step, unless a bias depends on them."""
+        if self._has_early_bias or size not in self._plain_pieces:
+            self._plain_pieces[size] = self._pieces(self._one_per_row, positions, size)
+        return self._plain_pieces[size]
+
+    def _pieces(self, draws: Sequence["Draw"], positions: Sequence[int], size: int) -> Pieces:
+        """Divide draws into pieces. size: of the logits' vocabulary."""
         # The draws of a group need the same work, so none pays for what only others need.
         groups: dict[Needs, list[int]] = {}
         for at, draw in enumerate(draws):
             groups.setdefault(self._needs(draw, positions[at]), []).append(at)
-        tokens: list[mx.array] = []
+        pieces: Pieces = []
         for needs, group in groups.items():
-            size = draws_per_piece(needs.num_arrays, logits.shape[-1])
-            for start in range(0, len(group), size):
-                piece = group[start : start + size]
-                picked = pick_logits(logits, [places[at] for at in piece], tokens[-1:])
-                tokens.append(
-                    self._draw(picked, [draws[at] for at in piece], [positions[at] for at in piece], needs)
-                )
-        if len(tokens) == 1:
-            return tokens[0]
-        order = np.argsort([at for group in groups.values() for at in group])
-        return mx.concatenate(tokens)[mx.array(order)]
+            num = draws_per_piece(needs.num_arrays, size)
+            pieces += [(needs, group[start : start + num]) for start in range(0, len(group), num)]
+        return pieces
 
     def _draw(
         self, logits: mx.array, draws: Sequence["Draw"], positions: Sequence[int], needs: Needs

@@ -59,7 +59,7 @@ RESERVED_CHUNK_TOKENS = 256
 CHUNK_STEP = 64
 """Prompt tokens by which chunks are lengthened while there is memory for them."""
 
-STEADY_TOKENS = 8
+STEADY_TOKENS = 32
 """Tokens by which rows may lengthen, while none joins or leaves, before a step is estimated again."""
 
 HELD_COPIES = 3

@@ -45,7 +45,7 @@ class Prefiller:
 
     def drop_ended(self) -> None:
         """Forget sequences that ended."""
-        if any(s.ended for s in self.prefilling):
+        if self.prefilling and any(s.ended for s in self.prefilling):
             self.prefilling = [s for s in self.prefilling if not s.ended]
 
     def begin(self, sequence: Sequence) -> None:

@@ -30,7 +30,7 @@ from engine.kv_cache.slices import (
 )
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.block_hashes import count_shared
-from engine.prefix_cache.disk import PrefixStore
+from engine.prefix_cache.disk import PrefixStore, make_store
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.prefix_cache.weights_digest import weights_fingerprint
 from engine.scheduler.memory_budget import MemoryBudget
@@ -130,7 +130,8 @@ class PrefixLookup:
         known = (weights_fingerprint(model), settings.kv_bits, version("mlx"), version("mlx-lm"))
         fingerprint = hashlib.sha256(repr(known).encode()).hexdigest()
         try:
-            store = PrefixStore(folder, settings.prefix_cache_dir_bytes, fingerprint, self._needs_state)
+            limit = settings.prefix_cache_dir_bytes
+            store = make_store(model, folder, limit, fingerprint, self._needs_state)
         except OSError as fault:
             raise ModelError(f"--prefix-cache-dir {folder}: {fault.strerror or fault}") from fault
         log.info("%s holds %d cached prefixes, %.0f MiB", folder, len(store), store.num_bytes / 2**20)

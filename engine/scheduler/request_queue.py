@@ -42,7 +42,7 @@ class RequestQueue:
     def drop_ended(self) -> None:
         """Forget sequences that ended while they waited or prefilled."""
         self.prefiller.drop_ended()
-        if any(s.ended for s in self.waiting):
+        if self.waiting and any(s.ended for s in self.waiting):
             self.waiting = deque(s for s in self.waiting if not s.ended)
 
     @station("admission")

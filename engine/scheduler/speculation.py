@@ -87,6 +87,8 @@ class Planner:
 
         While a step is in flight the plan is a forecast, as that step's token is missing.
         """
+        if not any(s.drafts and s.drafts.can_draft for s in members):
+            return []
         self._under = self.conditions(members)
         if self._exact_shapes is not None:
             self._is_long = max([len(s.tokens) for s in members]) + self.costs.widths[-1] > SHORT_TOKENS

@@ -58,10 +58,15 @@ class StepClock:
         mx.async_eval(arrays, is_computed)
         self._works.append(_Work(is_computed, dispatched_at, done, fail))
 
-    @station("waiting")
     def settle(self) -> bool:
         """Wait for the work in flight; return whether there was any. Raises what its fail() raises."""
-        had_work = bool(self._works)
+        if not self._works:
+            return False
+        self._settle()
+        return True
+
+    @station("waiting")
+    def _settle(self) -> None:
         while self._works:
             work = self._works.pop()
             try:
@@ -72,7 +77,6 @@ class StepClock:
             except Exception as fault:
                 self.reset()
                 work.fail(fault)
-        return had_work
 
     def skip_steps(self, num_steps: int) -> None:
         """Do not measure the next steps that are read: they contain something else."""

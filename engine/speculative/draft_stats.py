@@ -49,8 +49,10 @@ class DraftCounts:
 
     def add_tokens(self, source: str, num_accepted: int, num_tokens: int) -> None:
         """Count num_tokens committed tokens, the first num_accepted of them drafted by source."""
-        self._add_run(source, num_accepted)
-        self._add_run(PLAIN, num_tokens - num_accepted)
+        if num_accepted:
+            self._add_run(source, num_accepted)
+        if num_tokens > num_accepted:
+            self._add_run(PLAIN, num_tokens - num_accepted)
 
     def track_translation(self, translator: "Translator", strategy: str) -> None:
         """Have a new translator of the draft model's drafts continue the counts of the previous one."""
@@ -58,8 +60,6 @@ class DraftCounts:
         self.translation = translator.counts = self.translation or translator.counts
 
     def _add_run(self, source: str, length: int) -> None:
-        if not length:
-            return
         if self._run_sources and self._run_sources[-1] == source:
             self._run_lengths[-1] += length
         else:

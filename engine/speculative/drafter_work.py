@@ -41,11 +41,13 @@ class DrafterWork:
         self._reading.pop(seq, None)
         self._closing.append(slices)
 
-    @station("drafters")
     def advance(self) -> None:
         """Do one step's share of the work."""
-        if not self.is_left:
-            return
+        if self.is_left:
+            self._advance()
+
+    @station("drafters")
+    def _advance(self) -> None:
         end = perf_counter() + self.step_s
         while True:
             self._advance_each()

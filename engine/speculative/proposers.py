@@ -15,7 +15,7 @@ from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCo
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.draft_length import DraftEstimate, expected_tokens
 from engine.speculative.draft_model.forecast import MODEL, DraftForecast, PromptGate, TokenYield
-from engine.speculative.draft_stats import DraftCounts
+from engine.speculative.draft_stats import PLAIN, DraftCounts
 from engine.speculative.drafter_work import DrafterWork
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
 from engine.speculative.mask_drafts import MASKS, MaskDrafts
@@ -222,6 +222,11 @@ class SequenceDrafts:
             yield num_tokens
 
     @property
+    def can_draft(self) -> bool:
+        """Whether anything may draft now or later. Once nothing may, nothing ever will."""
+        return bool(self.drafters or self.uses_model or self.masks or self.matcher)
+
+    @property
     def can_ask_model(self) -> bool:
         """Whether the draft model may draft now."""
         return self.uses_model and self.forecast.is_ready
@@ -307,6 +312,10 @@ class SequenceDrafts:
 
         verified, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
+        self.counts.num_forwards += 1
+        if not (self._proposed or num_verified or self.can_draft):
+            self.counts.add_tokens(PLAIN, 0, len(tokens))
+            return
         for draft in self._proposed:
             if draft is not verified:
                 self.acceptance.learn(draft, 1, int(draft.tokens[0] == tokens[0]))
@@ -320,7 +329,6 @@ class SequenceDrafts:
             self.masks.observe(tokens)
         self.acceptance.count_lines(tokens)
         self.forecast.observe(len(tokens), num_judged, num_accepted)
-        self.counts.num_forwards += 1
         self.counts.add_tokens(verified.source, num_accepted, len(tokens))
         if num_verified:
             self.counts.add_draft(verified.source, num_verified, num_accepted)

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 from engine.text.markers import ends_with
 from engine.text.stop_strings import StopMatcher
-from engine.text.token_bytes import decode_partial
 from engine.text.tokenizer import Tokenizer
-
-REPLACEMENT = "\ufffd"
-"""Stands for bytes that are not a character, one for each maximal invalid subpart."""
 
 
 class Detokenizer:
@@ -24,7 +20,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._backend = tokenizer.backend
+        self._backend, self._decode_alone = tokenizer.backend, tokenizer.decode_alone
         self._characters = getincrementaldecoder("utf-8")(errors="replace")
         self._had_part = False
         self._before: list[int] = []
@@ -53,29 +49,27 @@ class Detokenizer:
         """
         if token in self._special_ids and not self._is_in_call:
             return ""
-        self._track_tool_call(token)
+        if self._call_start is not None:
+            self._track_tool_call(token)
         text = self._characters.decode(self._bytes_of(token))
         return self._matcher.feed(text) if text and can_stop else text
 
     def _bytes_of(self, token: int) -> bytes:
         """Return the bytes that the token adds to the text, maybe part of a character."""
-        token_string = self._backend.id_to_token(token)
-        if not token_string:
-            return b""
-        alone = self._decode([token])
-        if REPLACEMENT in alone and (part := decode_partial(token_string)):
-            self._had_part = True
+        alone, part = self._decode_alone(token)
+        if part is not None:
+            self._had_part |= bool(part)
             return part
         if self._had_part and not self._before:
             # Tokenizers may drop a space at the start of a text. Any token in front shows that it is not.
             self._before, self._text_before = [token], alone
-        text = self._decode([*self._before, token])[len(self._text_before) :]
+        text = alone
+        if self._before:
+            both: str = self._backend.decode([*self._before, token], skip_special_tokens=False)
+            text = both[len(self._text_before) :]
         if text or not self._before:
             self._before, self._text_before = [token], alone
         return text.encode()
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._backend.decode(tokens, skip_special_tokens=False))
 
     def _track_tool_call(self, token: int) -> None:
         """Update whether the answer is inside a tool call."""

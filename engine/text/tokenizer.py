@@ -5,7 +5,7 @@ own. The engine's thread detokenizes with objects that share no mutable state wi
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,17 @@ from engine.foreign.tool_calls import PARSERS, WrittenCall
 from engine.request import PromptEnd
 from engine.text.call_formats import HARMONY_ENDS, inner_tokens, recognize
 from engine.text.markers import HARMONY, Marker, Markers, ends_with
+from engine.text.token_bytes import decode_partial
 from engine.text.token_table import TokenTable, read_table
 
 MAX_OPENING_TOKENS = 16
 """Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""
 
+REPLACEMENT = "\ufffd"
+"""Stands for bytes that are not a character, one for each maximal invalid subpart."""
+
+MAX_DECODED = 1 << 15
+"""Tokens whose text is kept: those used last. One takes about 200 bytes."""
 
 _AROUND_OPENING: tuple[PromptEnd, PromptEnd] = ("messages", "answer")
 _SPOKEN = "Looking."
@@ -50,6 +56,8 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self._cache_folder = cache_folder
         self._file_digest = file_digest
+        # Answers consist of a few thousand different tokens.
+        self.decode_alone = lru_cache(MAX_DECODED)(self._decode_alone)
 
     @cached_property
     def table(self) -> TokenTable:
@@ -72,7 +80,7 @@ class Tokenizer:
         """Whether the model can render chat messages."""
         return bool(self.wrapped.has_chat_template)
 
-    @property
+    @cached_property
     def backend(self) -> Any:
         """The tokenizers.Tokenizer underneath, for incremental decoding."""
         return self.wrapped.backend_tokenizer
@@ -107,6 +115,17 @@ class Tokenizer:
         if table.fault:
             return str(self.backend.decode([token], skip_special_tokens=False)).encode()
         return table.pieces[token] if token < len(table.pieces) else b""
+
+    def _decode_alone(self, token: int) -> tuple[str, bytes | None]:
+        """Return the text of a token alone, and its bytes if it is no text: part of a character, or no token.
+
+        On the engine's thread.
+        """
+        token_string = self.backend.id_to_token(token)
+        if not token_string:
+            return "", b""
+        text = str(self.backend.decode([token], skip_special_tokens=False))
+        return text, (decode_partial(token_string) or None) if REPLACEMENT in text else None
 
     @cached_property
     def line_ends(self) -> frozenset[int]:

@@ -45,6 +45,7 @@ class ScrapeCollector(Collector):
         by_label = {
             **self._prefix_values(),
             **self._model_values(),
+            **{f"reprise_rank_{name}": values for name, values in counts.by_rank.items()},
             "reprise_engine_seconds_total": counts.station_s,
             # Outside of its stations the event loop mostly waits.
             "reprise_event_loop_seconds_total": {k: s for k, s in loop_s.items() if k != OTHER},

@@ -352,6 +352,36 @@ MODELS = MetricGroup(
     "`model` is the name of each model that was asked for, and of the one that the server started with.",
 )
 
+_BY_RANK = ("rank",)
+RANKS = MetricGroup(
+    "Machines that share a model",
+    True,
+    (
+        MetricEntry("reprise_rank_weight_bytes", "gauge", "Memory for its part of the weights.", _BY_RANK),
+        MetricEntry("reprise_rank_active_bytes", "gauge", "Memory used by its MLX arrays.", _BY_RANK),
+        MetricEntry(
+            "reprise_rank_commands_total", "counter", "Total number of commands that it has done.", _BY_RANK
+        ),
+        MetricEntry(
+            "reprise_rank_sent_bytes_total",
+            "counter",
+            "Total bytes of commands that rank 0 has sent to it.",
+            _BY_RANK,
+        ),
+        MetricEntry(
+            "reprise_rank_silent_seconds", "gauge", "Time since it was last heard of by rank 0.", _BY_RANK
+        ),
+        MetricEntry(
+            "reprise_rank_round_trip_seconds",
+            "gauge",
+            "Time that a message to it and back took at the start.",
+            _BY_RANK,
+        ),
+    ),
+    "`rank` is the number of each machine, which the banner gives with its address; 0 is the one that "
+    "serves. Every half second the others say how far they are. Absent if the model is on one machine.",
+)
+
 NGRAMS = MetricGroup(
     "The n-gram table",
     True,
@@ -416,4 +446,4 @@ MEMORY = MetricGroup(
     ),
 )
 
-GROUPS = (REQUESTS, SEQUENCES, DRAFTS, ENGINE, TIME, LOOP, MODELS, PREFIXES, NGRAMS, RESPONSES, MEMORY)
+GROUPS = (REQUESTS, SEQUENCES, DRAFTS, ENGINE, TIME, LOOP, MODELS, RANKS, PREFIXES, NGRAMS, RESPONSES, MEMORY)

@@ -161,7 +161,7 @@ def test_they_draft_for_the_server_and_change_no_answer(kind: DraftType) -> None
     with LocalEngine(settings, StepCosts({(1, 1): 1.0}, is_learned=False)) as local:
         turns = [
             chat.turns[0]
-            for name in ("json_rag", "free")
+            for name in ("records", "quotes")
             for chat in make_chats(name, 1, 1, local.count_tokens)
         ]
         choices = (DraftChoice("none"), DraftChoice(kind))

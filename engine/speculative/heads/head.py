@@ -9,7 +9,7 @@ A head knows nothing of requests: it gets arrays of any number of rows, and cach
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -168,8 +168,9 @@ def find_ends(model: Any) -> TargetEnds:
         raise ValueError(f"{type(model).__name__} keeps its embedding in a place of its own")
     embed = body["embed_tokens"]
     some = mx.arange(8)[None]
-    # Some models scale or norm embeddings before the first layer.
-    if not mx.array_equal(entering := _enter(body, some), embed(some)).item():
+    # Some models scale or norm embeddings before the first layer, but none that can be a pipeline, which has
+    # its first layer on another machine.
+    if not is_pipeline(model) and not mx.array_equal(entering := _enter(body, some), embed(some)).item():
         assert entering.shape == (1, 8, embed(some).shape[-1])
         embed = partial(_enter, body)
 
@@ -217,6 +218,13 @@ def _enter(body: Any, ids: mx.array) -> mx.array:
     raise ValueError(f"{type(body).__name__} does not run its layers")
 
 
+def is_pipeline(model: Any) -> bool:
+    """Whether other machines have layers of the model."""
+    owner = owner_of_body(model)
+    return owner is not None and getattr(owner["model"], "pipeline_size", 1) > 1
+
+
+@singledispatch
 def owner_of_body(model: Any) -> Any:
     """Return the part of a model that has a body and applies the output head to what it returns."""
     while "model" not in model and "language_model" in model:

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.model.loading import ModelError
-from engine.speculative.heads.head import owner_of_body
+from engine.speculative.heads.head import is_pipeline, owner_of_body
 
 _OUTPUTS = "_tapped_outputs"
 
@@ -60,6 +60,11 @@ class Taps:
     def __init__(self, model: Any, layers: Sequence[int]) -> None:
         name = type(model).__name__
         if layers:
+            if is_pipeline(model):
+                raise ModelError(
+                    f"the head reads the layers {', '.join(map(str, layers))}, and other machines have some "
+                    "of them; use --split tensor"
+                )
             held = getattr(model, "layers", [])
             if max(layers) >= len(held):
                 raise ModelError(

@@ -35,6 +35,14 @@ class Started:
         """Return what a rank has printed."""
         return "".join(self.printed[rank])
 
+    def wait_until_said(self, rank: int, words: str) -> None:
+        """Wait until a rank has printed something. Fails if a process ends before it."""
+        deadline = time.monotonic() + STARTED_WITHIN_S
+        while words not in self.said(rank):
+            assert time.monotonic() < deadline, self.said(rank)
+            assert self.processes[rank].poll() is None, self.said(rank)
+            time.sleep(0.05)
+
     def wait_until_ready(self) -> None:
         """Wait for the banner. Fails if a process ends before it."""
         deadline = time.monotonic() + STARTED_WITHIN_S
@@ -54,6 +62,20 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without settings of Reprise."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
+
+
+def places(folder: Path, num_ranks: int) -> list[dict[str, str]]:
+    """Write a host file; return what mlx.launch adds to each rank's environment: nothing for one rank."""
+    if num_ranks == 1:
+        return [{}]
+    hosts = folder / "hosts.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(num_ranks)]))
+    return [{"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)} for rank in range(num_ranks)]
+
+
 @contextlib.contextmanager
 def ranks(
     folder: Path,
@@ -68,17 +90,12 @@ def ranks(
     num_ranks: 1 for a server without other machines. flags_by_rank: more flags of each rank.
     program: what is started.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
+    environment = clean_environment()
     environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / f"ngrams-{num_ranks}")
     environment["REPRISE_CALIBRATION_FILE"] = str(folder / "costs.json")
-    if num_ranks > 1:
-        hosts = folder / "hosts.json"
-        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(num_ranks)]))
-        environment["MLX_HOSTFILE"] = str(hosts)
     processes = []
-    for rank in range(num_ranks):
+    for rank, place in enumerate(places(folder, num_ranks)):
         more = flags_by_rank[rank] if flags_by_rank else ()
-        place = {"MLX_RANK": str(rank)} if num_ranks > 1 else {}
         processes.append(
             subprocess.Popen(
                 [*program, "serve", "--model", str(model), "--port", "0", *flags, *more],

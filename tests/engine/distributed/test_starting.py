@@ -10,11 +10,13 @@ import pytest
 
 from bench.architectures.tiny_models import write_random_model
 from config.settings import Settings
-from engine.distributed.facts import compare, digest_files, refuse_settings
+from engine.distributed.facts import compare, digest_files, find_facts, refuse_settings
+from engine.distributed.joining import begin_group
 from engine.distributed.part import PartFacts, find_room
 from engine.distributed.place import Place, read_place
 from engine.distributed.splitting import split_model
 from engine.model.loading import ModelError
+from tests.engine.model_folders import write_adapter
 from tests.engine.support import make_model
 
 PLACE = Place(0, ("10.0.0.1", "10.0.0.2"), 32325)
@@ -51,8 +53,24 @@ def test_the_place_is_read_from_what_mlx_launch_sets(tmp_path: Path) -> None:
     file.write_text(json.dumps([["10.0.0.1:32323"], ["10.0.0.2:32324"]]))
     assert read_place({"MLX_RANK": "0", "MLX_HOSTFILE": str(file)}) == PLACE
     assert read_place({}) is None
-    with pytest.raises(ModelError, match="backend other than ring"):
+    with pytest.raises(ModelError, match="backend other than ring and jaccl"):
         read_place({"MLX_RANK": "0"})
+
+
+def test_the_place_is_read_from_what_mlx_launch_sets_for_jaccl(tmp_path: Path) -> None:
+    file = tmp_path / "devices"
+    file.write_text(json.dumps([[None, "rdma_en2"], ["rdma_en2", None]]))
+    found = {"MLX_RANK": "1", "MLX_JACCL_COORDINATOR": "10.0.0.1:32323", "MLX_IBV_DEVICES": str(file)}
+    place = read_place(found)
+    assert place == Place(1, ("10.0.0.1", "host 2 of the host file"), 32324, "jaccl")
+    with pytest.raises(ModelError, match="cannot be used: 'MLX_IBV_DEVICES'"):
+        read_place({"MLX_RANK": "1", "MLX_JACCL_COORDINATOR": "10.0.0.1:32323"})
+
+
+def test_machines_that_mlx_cannot_connect_are_refused() -> None:
+    # No devices are given.
+    with pytest.raises(ModelError, match="MLX cannot connect the machines by jaccl"):
+        begin_group(Place(0, ("10.0.0.1", "host 2 of the host file"), 32324, "jaccl"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +120,17 @@ def test_the_smallest_room_counts_by_the_layers_of_each_rank() -> None:
         find_room(PLACE, [part(500, 20), part(300, 10, "ArraysCache")])
 
 
-@pytest.mark.parametrize("settings", [{"prefix_cache_dir": "x"}, {"wire_weights": True}])
+@pytest.mark.parametrize("settings", [{"mask_token_id": 5}, {"wire_weights": True}])
 def test_settings_that_do_not_work_on_several_machines_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ModelError, match="with a model on several machines"):
         refuse_settings(Settings(**settings))  # type: ignore[arg-type]
+
+
+def test_an_adapter_is_refused_within_layers_and_compared_otherwise(tmp_path: Path) -> None:
+    base = write_random_model("qwen2", tmp_path / "model")
+    one, other = (write_adapter(tmp_path / name, base, seed) for name, seed in (("one", 1), ("other", 2)))
+    with pytest.raises(ModelError, match=r"--adapter-path: .*use --split pipeline"):
+        refuse_settings(Settings(adapter_path=str(one), split="tensor"))
+    ours, theirs = (find_facts(Settings(model=str(base), adapter_path=str(path))) for path in (one, other))
+    assert "rank 1 (b) has another adapter" in str(compare(ours, theirs, "rank 1 (b)"))
+    assert compare(ours, ours, "rank 1 (b)") is None

@@ -2,7 +2,7 @@
 
 from codecs import getincrementaldecoder
 from functools import cache
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -138,12 +138,14 @@ class CountingBackend:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.num_decoded = 0
-        self.id_to_token = tokenizer.backend.id_to_token
         self._backend = tokenizer.backend
 
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
         self.num_decoded += len(tokens)
         return str(self._backend.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece-first", "characters"])
@@ -151,8 +153,13 @@ class CountingBackend:
 def test_no_more_than_three_tokens_are_decoded_for_a_token(kind: str, data: bytes | None) -> None:
     tokenizer = make(kind)
     backend = CountingBackend(tokenizer)
-    counting = SimpleNamespace(backend=backend, special_ids=tokenizer.special_ids, markers=tokenizer.markers)
-    detokenizer = Detokenizer(counting, [])  # type: ignore[arg-type]
+
+    class CountingTokenizer(Tokenizer):
+        @property
+        def backend(self) -> Any:
+            return backend
+
+    detokenizer = Detokenizer(CountingTokenizer(tokenizer.wrapped, tokenizer.vocab_size), [])
     # With no data, ids without a token.
     tokens = [vocabulary(kind).byte_tokens[byte] for byte in data] if data else [10**6]
     for _ in range(1000):
@@ -160,6 +167,16 @@ def test_no_more_than_three_tokens_are_decoded_for_a_token(kind: str, data: byte
             before = backend.num_decoded
             detokenizer.add(token)
             assert backend.num_decoded - before <= 3
+
+
+def test_a_token_that_comes_again_is_decoded_only_with_the_one_before(tokenizer: Tokenizer) -> None:
+    decode_alone, tokens = tokenizer.decode_alone, tokenizer.encode_answer("a lantern, a bridge, a lantern")
+    decode_alone.cache_clear()
+    for _ in range(2):
+        detokenizer = Detokenizer(tokenizer, [])
+        for token in tokens:
+            detokenizer.add(token)
+        assert decode_alone.cache_info().misses == len(set(tokens))
 
 
 def test_an_incomplete_character_at_the_end_may_complete_a_stop() -> None:

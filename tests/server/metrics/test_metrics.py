@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.request import GAP_BOUNDS_S, DraftingReport, EngineCounts, Failed, Usage
 from server.app import create_app
 from server.generation.submission import SETTLE_S
-from server.metrics.definitions import GROUPS
+from server.metrics.definitions import GROUPS, RANKS
 from server.reference.__main__ import METRICS_PAGE
 from server.reference.metrics_page import write_metrics_page
 from tests.server import fake_engine
@@ -148,6 +148,8 @@ async def test_apps_have_separate_counters(client, settings):
 
 async def test_the_page_and_a_scrape_have_every_metric(client, engine):
     engine.drafting = TRANSLATED
+    by_rank = {metric.name.removeprefix("reprise_rank_"): {"1": 1.0} for metric in RANKS.metrics}
+    engine.counted = dataclasses.replace(engine.counted, by_rank=by_rank)
     engine.prefixes = {"target": dict.fromkeys(PREFIX_COUNTS, 1)}
     engine.memory = dict.fromkeys(
         ["entries", "occupied", "occupancy", "bytes", "inserts", "overwrites", "hits", "misses"], 1

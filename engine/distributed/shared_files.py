@@ -1,0 +1,104 @@
+"""Prefix files of a model on several machines: the others do with theirs what rank 0 does with its own."""
+
+import hashlib
+import logging
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from engine.distributed.leader import Handle, Leader
+from engine.distributed.mirrored import SharedModel, as_operation, make_shared
+from engine.kv_cache.slices import KVSlice, State
+from engine.prefix_cache.disk import Loading, PrefixStore, Record, join_contents, make_store
+from engine.prefix_cache.disk_file import Contents
+from engine.prefix_cache.trie import CutSlice, Tokens
+
+log = logging.getLogger("reprise.engine")
+
+
+class _OnOthers:
+    """Something that only the other ranks keep, by its number."""
+
+    def __init__(self, leader: Leader) -> None:
+        self.handle: Handle = leader.new_handle()
+
+
+class SharedPrefixStore(PrefixStore):
+    """The prefix files of rank 0, which decides for all."""
+
+    def __init__(
+        self, model: SharedModel, folder: Path, budget_bytes: int, fingerprint: str, needs_state: bool
+    ) -> None:
+        self._model, self._is_open, self._is_shared = model, False, True
+        # Another split has other parts.
+        whole = hashlib.sha256(f"{fingerprint} {model.shard.place}".encode()).hexdigest()
+        super().__init__(folder, budget_bytes, whole, needs_state)
+        names = list(self._index.records)
+        try:
+            self._tell("keep_parts", names, asks=True)
+        except RuntimeError as fault:
+            raise OSError(str(fault)) from fault
+        self._is_open = True
+
+    def sibling(self, part: str, needs_state: bool) -> "SharedPrefixStore":
+        """Return the store of a head, which is on rank 0 only."""
+        other = super().sibling(part, needs_state)
+        assert isinstance(other, SharedPrefixStore)
+        other._is_shared = False
+        return other
+
+    def start_load(self, prompt: Tokens) -> Loading:
+        """Start reading the tokens that match() counts, on all ranks."""
+        loading = super().start_load(prompt)
+        if not self._is_shared:
+            return loading
+        self._tell("begin_parts", [record.path.name for record in loading.records], makes=True)
+        return replace(loading, others=_OnOthers(self._model.leader))
+
+    def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
+        """Wait for a load on all ranks."""
+        if not self._is_shared:
+            return super().finish_load(loading)
+        contents = self._contents(loading)
+        if contents is None:
+            return None
+        cut, state = join_contents(contents, loading.starts, loading.ends)
+        leader = self._model.leader
+        try:
+            leader.do(
+                "join_parts", _nothing, loading.others, loading.starts, loading.ends, makes=True, asks=True
+            )
+        except RuntimeError as fault:
+            log.warning("dropped a saved prefix that another rank cannot read: %s", fault)
+            self._forget(loading.records[0])
+            return None
+        parts = _OnOthers(leader)
+        shared_cut = partial(make_shared, leader, "cut_parts", as_operation(cut), parts)
+        if not self._needs_state:
+            return shared_cut, []
+        return shared_cut, make_shared(leader, "state_of_parts", lambda _: state, parts)
+
+    def _copy(self, name: str, kv_slice: KVSlice, state: State) -> Contents:
+        copy = super()._copy
+        if not self._is_shared:
+            return copy(name, kv_slice, state)
+        contents: Contents = self._model.leader.do(
+            "save_part", lambda _, *given: copy(*given), self._model, name, kv_slice, state
+        )
+        return contents
+
+    def _forget(self, record: Record) -> None:
+        is_known = record.path.name in self._index.records
+        super()._forget(record)
+        if is_known and self._is_open:
+            self._tell("drop_part", record.path.name)
+
+    def _tell(self, name: str, *given: object, makes: bool = False, asks: bool = False) -> None:
+        self._model.leader.do(name, _nothing, self._model, *given, makes=makes, asks=asks)
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing here: rank 0 has files of its own."""
+
+
+make_store.register(SharedModel, SharedPrefixStore)

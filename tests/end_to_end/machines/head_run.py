@@ -1,0 +1,59 @@
+"""Answer with drafts of a head wherever it can draft, as one rank of several or alone, and write the answers.
+
+Arguments: the model's folder, the file to write, the split, the folder of the head ("" for the model's own).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from config.settings import Settings
+from engine.distributed import follow
+from engine.distributed.place import read_place
+from engine.distributed.rank_0 import Ranks
+from engine.engine import Engine
+from engine.setup import flat_costs
+from engine.speculative.proposers import DraftSources
+from tests.drafters.fakes import scored
+from tests.engine.support import ask, prompt_of, request
+
+NUM_REQUESTS = 5
+
+
+def main(model: str, file: str, split: str, head: str) -> None:
+    """Run this rank."""
+    settings = Settings(
+        model=model,
+        split=split,  # type: ignore[arg-type]
+        draft_model=head or None,
+        calibration_file=None,
+        num_draft_tokens=3,
+        prefill_chunk_tokens=32,
+    )
+    place = read_place()
+    if place is not None and place.rank:
+        follow.run(place, settings)
+    ranks = Ranks(place, settings) if place else None
+    load = ranks.load if ranks else None
+    engine = Engine(settings, load, lambda _: DraftSources({}, scored(0.0)), costs=flat_costs())
+    if ranks:
+        engine.on_set_up = ranks.begin_serving
+    engine.start()
+    asked = [
+        request(prompt_of(40 + 9 * at, at), 30, name=str(at), temperature=0.8 * (at % 2), seed=at)
+        for at in range(NUM_REQUESTS)
+    ]
+    ends = [answer.finished() for answer in [ask(engine, one) for one in asked]]
+    found = {
+        "head": engine.info.head,
+        "tokens": [list(end.tokens) for end in ends],
+        "num_drafted": sum(end.usage.drafting.num_drafted for end in ends),
+    }
+    Path(file).write_text(json.dumps(found))
+    engine.stop(drain_s=0)
+    if ranks:
+        ranks.leave(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

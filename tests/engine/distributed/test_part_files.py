@@ -1,0 +1,60 @@
+"""The prefix files of a rank that is not rank 0."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from engine.distributed.part_files import PartFiles, ReadParts
+from engine.prefix_cache.disk_file import PrefixFileError
+
+FIRST, SECOND = (f"{digit * 40}.prefix" for digit in "12")
+
+
+def keys(start: int, end: int) -> list[mx.array]:
+    return [mx.arange(start, end, dtype=mx.float32).reshape(1, 1, -1, 1)]
+
+
+def write_two(folder: Path) -> None:
+    files = PartFiles(folder, "a")
+    files.save(FIRST, keys(0, 5), [])
+    files.save(SECOND, keys(3, 9), [mx.array([7.0]), None])
+    files.close()
+
+
+def test_what_is_saved_is_read_after_a_restart(tmp_path: Path) -> None:
+    write_two(tmp_path)
+    files = PartFiles(tmp_path, "a")
+    # The second begins inside the first.
+    read = ReadParts(files.begin_read([FIRST, SECOND]), [0, 3], [3, 8])
+    (cut,) = read.cut(1, 7)
+    assert cut.flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    kept, empty = read.state()
+    assert (kept is not None and kept.tolist(), empty) == ([7.0], None)
+
+
+def test_files_of_other_weights_are_not_read(tmp_path: Path) -> None:
+    write_two(tmp_path)
+    reading = PartFiles(tmp_path, "b").begin_read([FIRST])
+    with pytest.raises(PrefixFileError, match="other weights"):
+        ReadParts(reading, [0], [5])
+
+
+def test_only_what_rank_0_knows_is_kept_and_others_files_are_left(tmp_path: Path) -> None:
+    write_two(tmp_path)
+    PartFiles(tmp_path, "b").keep([])
+    assert {file.name for file in tmp_path.iterdir()} == {FIRST, SECOND}
+    files = PartFiles(tmp_path, "a")
+    files.keep([SECOND])
+    assert {file.name for file in tmp_path.iterdir()} == {SECOND}
+    files.drop(SECOND)
+    files.close()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../x", "x.prefix", f"/{FIRST}", f"{FIRST}\n"])
+def test_a_name_that_is_none_of_a_prefix_file_is_refused(name: str, tmp_path: Path) -> None:
+    files = PartFiles(tmp_path, "a")
+    for call in (files.drop, lambda one: files.begin_read([one]), lambda one: files.save(one, [], [])):
+        with pytest.raises(ValueError, match="is no name of a prefix file"):
+            call(name)
