@@ -5,7 +5,7 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,13 @@ from engine.pool.catalogue import Catalogue
 from engine.pool.pool import ModelPool
 from engine.request import EngineError, Failed, Finished, GenerationRequest, ModelLoadError
 from engine.speculative.proposers import DraftSources
-from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_models
+from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_model, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until
 from tests.engine.test_machine import POISON, Breaking
 
 StartPool = Callable[..., ModelPool]
 
+NAMES = ("one", "org/two", "three")
 FOR_TWO, FOR_ONE = 17 * 2**20, 15 * 2**20
 """Memory for two of the models, or one, and a request: 2.3 MiB of weights each, and 10.6 MiB."""
 
@@ -221,10 +222,11 @@ def test_what_does_not_fit_beside_others_waits_and_no_answer_is_lost(
         assert list(answer.finished().tokens) == answer_of(models / names[at % 3], one)
 
 
-def run_at_random(pool: ModelPool, models: Path, num_rounds: int, seed: int) -> None:
+def run_at_random(
+    pool: ModelPool, models: Path, num_rounds: int, seed: int, names: Sequence[str] = NAMES
+) -> None:
     """Load, unload, ask and cancel at random; every answer must be right, or cancelled by the test."""
     chance = random.Random(seed)
-    names = ("one", "org/two", "three")
     asked: list[tuple[str, GenerationRequest, Answer]] = []
     cancelled: set[str] = set()
     for at in range(num_rounds):
@@ -261,20 +263,39 @@ def run_at_random(pool: ModelPool, models: Path, num_rounds: int, seed: int) -> 
 def test_any_order_of_loads_and_requests_leaves_nothing_behind(
     start_pool: StartPool, models: Path, num_rounds: int, memory_bytes: int | None
 ) -> None:
-    for name in ("one", "org/two", "three"):
+    check_nothing_is_left(start_pool(memory_bytes=memory_bytes), models, num_rounds)
+
+
+def check_nothing_is_left(
+    pool: ModelPool, models: Path, num_rounds: int, names: Sequence[str] = NAMES
+) -> None:
+    """Run at random twice; after the second time memory must hold what it held after the first."""
+    for name in names:
         answer_of(models / name, request(prompt_of(5), 1))
     gc.collect()
     mx.clear_cache()
-    pool = start_pool(memory_bytes=memory_bytes)
-    run_at_random(pool, models, num_rounds, seed=num_rounds)
-    for name in ("one", "org/two", "three"):
+    run_at_random(pool, models, num_rounds, num_rounds, names)
+    for name in names:
         pool.unload(name).result(60)
     baseline = pool.counts().active_bytes
-    run_at_random(pool, models, num_rounds, seed=num_rounds + 1)
-    for name in ("one", "org/two", "three"):
+    run_at_random(pool, models, num_rounds, num_rounds + 1, names)
+    for name in names:
         pool.unload(name).result(60)
     assert set(states(pool).values()) == {"unloaded"}
     assert pool.counts().active_bytes == baseline
+
+
+@pytest.mark.parametrize("num_rounds", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_every_kind_of_cache_gives_its_memory_back(
+    start_pool: StartPool, tmp_path: Path, num_rounds: int
+) -> None:
+    """Sliding windows, a recurrent state and short convolutions, each beside full attention."""
+    kinds = ("gemma3_text", "qwen3_next", "lfm2")
+    for seed, kind in enumerate(kinds):
+        write_model(tmp_path / "kinds" / kind, kind, seed)
+    folder = tmp_path / "kinds"
+    pool = start_pool(model=str(folder / kinds[0]), models_dir=str(folder))
+    check_nothing_is_left(pool, folder, num_rounds, kinds)
 
 
 def breaking_engine(
