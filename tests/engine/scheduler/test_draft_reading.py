@@ -357,8 +357,10 @@ def test_the_memory_of_a_text_that_is_read_is_counted() -> None:
     budget, sequences = pair.worker.queue.memory_budget, pair.worker.live
     rows = pair.worker.batch.rows_by_model
     assert budget.make_room(sequences, [], rows)
-    budget.room_bytes = budget.used_bytes
-    assert budget.make_room(sequences, [], rows)
+    # Where room is short, buffers are not made larger ahead of need, and less is used.
+    for _ in range(3):
+        budget.room_bytes = budget.used_bytes
+        assert budget.make_room(sequences, [], rows)
     assert not budget.reserve_reading(500)
     assert not budget.make_room(sequences, [], rows, sequences)
     budget.room_bytes *= 2
