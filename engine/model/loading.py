@@ -184,7 +184,9 @@ def load_model(
     folder = Path(source)
     if folder.exists() and not (folder / "config.json").is_file():
         raise ModelError(f"{source} is not a model folder: it has no config.json")
-    if not folder.exists() and (folder.is_absolute() or source.startswith(".")):
+    # Names on the hub have one slash at most, in the middle.
+    is_path = source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1
+    if not folder.exists() and is_path:
         raise ModelError(f"there is no model folder {source}")
     if adapter is not None and not (Path(adapter).expanduser() / "adapter_config.json").is_file():
         raise ModelError(f"--adapter-path {adapter}: there is no adapter_config.json")

@@ -133,3 +133,9 @@ def test_what_the_hub_refuses_is_a_model_error(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="cannot load the model no-org/model"):
         load_model("no-org/model", "x", None)
     assert list((tmp_path / "cache").rglob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize("source", ["./none", "/none", "none/", "a/b/c", "~/none"])
+def test_what_cannot_be_a_name_on_the_hub_is_a_folder_that_is_not_there(source):
+    with pytest.raises(ModelError, match=f"there is no model folder {source}"):
+        load_model(source, "x", None)
