@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.kv_cache.rows import Rows, Sharing, make_rows
+from engine.kv_cache.rows import BatchedRows, Rows, Sharing, make_rows
 from engine.sampling.logprobs import Likelihoods, measure
 from engine.sampling.sampler import Sampler
 from engine.sequence import Prefill, Sequence
@@ -105,6 +105,12 @@ class Batch:
             self.members[row] = self.members[-1]
             self.members.pop()
         self._sampler = None
+
+    def start_copies(self) -> None:
+        """Start copying what rows that joined or left have moved, as no step does so soon."""
+        for rows in self.rows_by_model:
+            if isinstance(rows, BatchedRows):
+                rows.start_copies()
 
     @station("dispatch")
     def dispatch(self, before: Callable[[], bool]) -> Step | None:

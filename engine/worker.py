@@ -207,6 +207,7 @@ class Worker:
             self._open_drafters()
         self._make_room()
         if self._awaits_prompts():
+            self.batch.start_copies()
             self._prefill(0)
             self.proposers.work.advance()
             return

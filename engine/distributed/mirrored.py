@@ -117,6 +117,10 @@ class SharedBatchedRows(_SharedRows, BatchedRows):
         """Keep the buffers of full attention of all ranks within max_cells slots times columns."""
         self.leader.do("limit_growth", as_operation(super().limit_growth), self, max_cells)
 
+    def start_copies(self) -> None:
+        """Start copying, on all ranks, what rows that joined or left have moved."""
+        self.leader.do("start_copies", as_operation(super().start_copies), self)
+
 
 class SharedSeparateRows(_SharedRows, SeparateRows):
     """Rows with a forward pass each, on all ranks."""

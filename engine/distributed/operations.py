@@ -52,7 +52,16 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "forward_ragged": _ragged,
         **{
             name: _call(name)
-            for name in ("add", "fill", "remove", "roll_back", "kv_slice", "state", "limit_growth")
+            for name in (
+                "add",
+                "fill",
+                "remove",
+                "roll_back",
+                "kv_slice",
+                "state",
+                "limit_growth",
+                "start_copies",
+            )
         },
         "cut_slice": cut_slice,
         "leading": leading,

@@ -32,7 +32,7 @@ from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import FittedQuantizedKVCache, Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
 from engine.kv_cache.recurrent import RaggedStateCache, StateHistory
-from engine.kv_cache.slices import KVSlice, State, cut_slice, take_state
+from engine.kv_cache.slices import KVSlice, State, cut_slice, start_copies, take_state
 from engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
 from engine.kv_cache.stand_ins.attention_layers import attention_classes, layers_by_group
 from engine.kv_cache.stand_ins.gemma2 import take_masks_of_rows
@@ -373,6 +373,18 @@ class BatchedRows:
         self.shared.lengths[row] = length
         self._groups.set_length(row, length)
         return length
+
+    def start_copies(self) -> None:
+        """Start copying what rows that joined or left have moved; else the next forward does.
+
+        Until then their old buffers are in memory too.
+        """
+        for cache in leaves(self.caches):
+            if isinstance(cache, RaggedStateCache):
+                start_copies(cache.cache)
+                continue
+            parts = cache.parts.values() if isinstance(cache, GroupedKVCache) else [cache]
+            start_copies(*(part.arrays for part in parts))
 
     def _settle(self) -> None:
         """Compute the states of rows that were rolled back."""

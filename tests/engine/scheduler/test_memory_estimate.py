@@ -206,6 +206,30 @@ def test_mlx_takes_at_most_the_memory_it_is_given(seed: int, names: Sequence[str
     check_random_case(seed, names)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "lfm2"])
+def test_rows_that_await_prompts_hold_nothing_that_has_left(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.worker.MAX_TOGETHER_S", 1e9)
+    driven = Driven(make_large(name), prefill_chunk_tokens=32, prefix_cache_bytes=0)
+    driven.ask(request(prompt_of(700), name="leaves", max_tokens=500, logit_bias=NEVER_END))
+    driven.step_until(lambda: len(driven.worker.members) == 1)
+    driven.ask(request(prompt_of(260, 1), name="joins"))
+    driven.step_until(lambda: bool(driven.worker.prefilling))
+    driven.ask(request(prompt_of(255, 2), name="is awaited"))
+    driven.step_until(lambda: len(driven.worker.members) == 2)
+    driven.worker.cancel("leaves")
+    driven.worker.step()
+    assert [s.request.id for s in driven.worker.members] == ["joins"]
+    assert driven.worker.prefilling and not driven.worker.batch.in_flight
+    mx.synchronize()
+    held = mx.get_active_memory()
+    rows = driven.worker.rows
+    mx.eval([rows.kv_slice(0, 0, 1), rows.state(0)])
+    assert mx.get_active_memory() >= held
+    driven.finish()
+
+
 def test_a_draft_model_is_within_the_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows, the texts that it reads, and what is kept of them."""
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
