@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -56,10 +57,16 @@ class Started:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
+    """Return ports in a row that are free now, with a free one after them: rank 0 listens there.
+
+    They are below those that systems give to whoever asks for any.
+    """
+    while True:
+        ports = range(first := random.SystemRandom().randrange(16_000, 32_000), first + count + 1)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in ports:
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return list(ports[:-1])
 
 
 def clean_environment() -> dict[str, str]:

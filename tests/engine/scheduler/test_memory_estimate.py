@@ -221,7 +221,8 @@ def test_rows_that_await_prompts_hold_nothing_that_has_left(
     driven.worker.cancel("leaves")
     driven.worker.step()
     assert [s.request.id for s in driven.worker.members] == ["joins"]
-    assert driven.worker.prefilling and not driven.worker.batch.in_flight
+    assert driven.worker.prefilling
+    assert not driven.worker.batch.in_flight
     mx.synchronize()
     held = mx.get_active_memory()
     rows = driven.worker.rows
