@@ -25,6 +25,7 @@ def write_dflash(folder: Path, model: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_mtp_head_of_a_pipeline_changes_no_answer(tmp_path: Path) -> None:
     model = write_random_model("qwen3_next", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
@@ -49,6 +50,7 @@ def test_a_dflash_drafter_of_a_tensor_split_drafts_the_same_from_run_to_run(tmp_
     assert runs[0]["tokens"] == runs[1]["tokens"]
 
 
+@pytest.mark.slow
 def test_a_head_that_reads_layers_of_other_machines_is_refused(tmp_path: Path) -> None:
     model = write_random_model("qwen2", tmp_path / "model")
     head = write_dflash(tmp_path / "head", model)

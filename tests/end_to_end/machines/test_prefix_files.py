@@ -40,10 +40,8 @@ def names_of(folder: Path) -> set[str]:
     return {file.name for file in folder.glob("*.prefix")}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["qwen2", pytest.param("qwen3_5", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_5"])
 def test_a_restart_of_all_ranks_finds_the_prefix_and_answers_the_same(name: str, tmp_path: Path) -> None:
     model = write_random_model(name, tmp_path / "model")
     folder = tmp_path / "prefixes"

@@ -257,9 +257,12 @@ def run_at_random(
 
 
 @pytest.mark.parametrize(
-    "memory_bytes", [None, FOR_TWO, FOR_ONE], ids=["ample", "for two models", "for one model"]
+    ("num_rounds", "memory_bytes"),
+    [
+        pytest.param(10, FOR_ONE, id="for one model"),
+        *(pytest.param(100, memory, marks=pytest.mark.slow) for memory in (None, FOR_TWO, FOR_ONE)),
+    ],
 )
-@pytest.mark.parametrize("num_rounds", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_any_order_of_loads_and_requests_leaves_nothing_behind(
     start_pool: StartPool, models: Path, num_rounds: int, memory_bytes: int | None
 ) -> None:
@@ -285,7 +288,7 @@ def check_nothing_is_left(
     assert pool.counts().active_bytes == baseline
 
 
-@pytest.mark.parametrize("num_rounds", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_rounds", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_kind_of_cache_gives_its_memory_back(
     start_pool: StartPool, tmp_path: Path, num_rounds: int
 ) -> None:
@@ -454,7 +457,10 @@ def test_parts_of_a_models_folder_are_no_models(start_pool: StartPool, models: P
     assert pool.find("one/draft") is None
 
 
-@pytest.mark.parametrize("memory_bytes", [pytest.param(FOR_ONE, marks=pytest.mark.slow), FOR_TWO, 40 * 2**20])
+@pytest.mark.parametrize(
+    "memory_bytes",
+    [FOR_TWO, *(pytest.param(memory, marks=pytest.mark.slow) for memory in (FOR_ONE, 40 * 2**20))],
+)
 def test_models_together_never_take_more_memory_than_they_are_given(
     start_pool: StartPool, models: Path, memory_bytes: int
 ) -> None:
