@@ -1,10 +1,12 @@
 """An engine in this process, without HTTP, that answers the turns of chats synchronously."""
 
+import logging
 import queue
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from bench.errors import ArgumentsError
 from bench.workloads import Turn
@@ -13,11 +15,15 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
 from drafters.repetition import score_in_slices
+from engine.distributed.place import Place, read_place
 from engine.engine import Engine
 from engine.model.loading import ModelError
 from engine.request import DraftChoice, Event, Failed, Finished, GenerationRequest, Grammar, Sampling
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
+
+if TYPE_CHECKING:
+    from engine.distributed.rank_0 import Ranks
 
 FORBID = -1e9
 FORCE, EVEN_OUT = 1e6, 1e4
@@ -37,23 +43,35 @@ class LocalEngine:
 
     costs: step costs to use instead of measuring them.
     drafters: by name, once the engine runs; they may be replaced while no request runs.
+
+    Where mlx.launch has started several processes, they share the model: one that is not rank 0 ends here.
     """
 
     def __init__(self, settings: Settings, costs: StepCosts | None = None) -> None:
         self.drafters: dict[str, Drafter] = {}
+        self._ranks = _join(place, settings) if (place := read_place()) else None
         self.engine = Engine(
-            settings, make_sources=partial(self._sources, settings), costs=costs, waits_for_costs=True
-        )
+            settings, make_sources=partial(self._sources, settings), costs=costs, waits_for_costs=True,
+            ranks=self._ranks,
+        )  # fmt: skip
 
     def __enter__(self) -> "LocalEngine":
         try:
             self.engine.start()
         except ModelError as fault:
+            self._release(1)
             raise ArgumentsError(str(fault)) from None
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.engine.stop(drain_s=0)
+        self._release(0 if fault is None else 1)
+
+    def _release(self, status: int) -> None:
+        if self._ranks:
+            self._ranks.release(status)
 
     def _sources(self, settings: Settings, vocabulary: str) -> DraftSources:
         self.drafters.update(make_drafters(settings, vocabulary))
@@ -119,3 +137,16 @@ class LocalEngine:
             if not isinstance(end, Finished):
                 raise RuntimeError(f"a request failed: {end.message if isinstance(end, Failed) else end}")
         return [ends[at] for at in range(len(requests))]
+
+
+def _join(place: Place, settings: Settings) -> "Ranks":
+    """Return the ranks of a model, on rank 0; other ranks follow it until this process ends."""
+    # Imported here so that measurements on one machine do without.
+    from engine.distributed import follow
+    from engine.distributed.rank_0 import Ranks
+
+    # So that the person sees which machine is waited for.
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if place.rank:
+        follow.run(place, settings)
+    return Ranks(place, settings)

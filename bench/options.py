@@ -13,7 +13,8 @@ from config.access import KEY
 from config.settings import SETTINGS
 
 MAX_DRAFT_TOKENS = 255
-_TRANSLATION = SETTINGS["draft_translation"]
+MACHINES = "hosts", "split", "split_layers", "join_timeout_s"
+"""Settings of a model on several machines."""
 
 
 def count(text: str) -> int:
@@ -129,11 +130,28 @@ def add(parser: argparse.ArgumentParser, **defaults: Any) -> None:
         parse, placeholder, text = SHARED[flag]
         declare(parser, Flag(f"--{flag}", parse, placeholder, default, text))
         if flag == "draft-model":
-            how = "How drafts are converted if the draft model has another vocabulary: see `serve --help`."
-            default = _TRANSLATION.default
-            parser.add_argument(
-                "--draft-translation", choices=_TRANSLATION.choices, default=default, help=how
-            )
+            add_settings(parser, "draft_translation")
+
+
+def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add flags of `reprise serve` to the parser, by the names of the settings.
+
+    Parsing raises SettingsError for a value that is not valid.
+    """
+    for known in map(SETTINGS.__getitem__, names):
+        placeholder = "|".join(known.choices) or known.name.upper()
+        declare(parser, Flag(known.flag, known.parse, placeholder, known.default, known.help))
+
+
+def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the values of flags by add_settings(), as keyword arguments of Settings."""
+    return {name: getattr(arguments, name) for name in names}
+
+
+def flags(arguments: argparse.Namespace, *names: str) -> list[str]:
+    """Return flags of `reprise serve` that say the same as those by add_settings()."""
+    given = settings(arguments, *names).items()
+    return [f"{SETTINGS[name].flag}={value}" for name, value in given if value != SETTINGS[name].default]
 
 
 class Flag(NamedTuple):
@@ -161,7 +179,7 @@ def declare(parser: argparse.ArgumentParser, *flags: Flag) -> None:
 def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings for --draft-model and --draft-translation, as keyword arguments of Settings."""
     folder = arguments.draft_model
-    return {"draft_model": str(folder) if folder else None, "draft_translation": arguments.draft_translation}
+    return {"draft_model": str(folder) if folder else None} | settings(arguments, "draft_translation")
 
 
 def check_names(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:

@@ -56,10 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parse(given)
-        if is_launched() and given[0] in ("bench", "verify"):
+        if is_launched() and given[0] == "bench":
             raise UsageError(
-                f"reprise {given[0]} runs on one machine; start a model on several with reprise serve "
-                "--hosts, and measure and compare it with reprise bench serve --server several=URL"
+                "reprise bench runs on one machine; reprise bench serve --hosts measures a server on several"
             )
         arguments.given = tuple(given)  # Benchmarks write them beside their figures.
         return int(arguments.run(arguments))

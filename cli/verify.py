@@ -2,6 +2,8 @@
 
 import argparse
 
+from cli.launch import is_launched, launch
+
 HELP = "Check that drafting changes no answer on this machine, and with --speed that it slows none down."
 
 
@@ -11,4 +13,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from bench.verify import run_verify
 
     run_verify.add_arguments(parser)
-    parser.set_defaults(run=run_verify.run)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Verify on this machine, or on those of --hosts; return the exit status."""
+    if arguments.hosts is not None and not is_launched():
+        return launch(arguments.hosts)
+    from bench.verify import run_verify
+
+    status = run_verify.run(arguments)
+    if is_launched():
+        from engine.distributed.rank_0 import leave
+
+        leave(status)
+    return status

@@ -3,11 +3,11 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -48,6 +48,10 @@ from engine.stats import EngineStats
 from engine.text.tokenizer import Tokenizer
 from engine.worker import Worker
 
+if TYPE_CHECKING:
+    # Importing it makes the engine's functions on caches choose between one machine and several.
+    from engine.distributed.rank_0 import Ranks
+
 log = logging.getLogger("reprise.engine")
 
 
@@ -61,15 +65,13 @@ class Engine:
     costs: what steps cost; by default they are measured, while the engine is idle, and kept on disk.
     waits_for_costs: whether start() returns only when they are known.
     inbox: takes other threads' messages; of an engine whose thread is a pool's.
+    ranks: the machines that share the target model; they then load it.
 
     The thread is this engine's own from start() to stop(), or that of a pool, which calls load(), turn(),
     pause(), unload() and end() on it.
 
     attached: what its users keep beside it; it ends with the engine.
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
-    on_set_up: if set, called on the engine's thread when all is set up, before the first request.
-    explain_failure: if set, asked why a request failed; returns a reason that ends the engine too, or None.
-    count_by_rank: if set, returns the values of EngineCounts.by_rank. Called on any thread.
     """
 
     def __init__(
@@ -82,15 +84,16 @@ class Engine:
         costs: StepCosts | None = None,
         waits_for_costs: bool = False,
         inbox: Inbox | None = None,
+        ranks: "Ranks | None" = None,
     ) -> None:
         self.settings = settings
         self.attached: dict[str, Any] = {}
         self._make_sources = make_sources
         self._costs, self._waits_for_costs = costs, waits_for_costs
         self.on_death: Callable[[str], None] | None = None
-        self.on_set_up: Callable[[], None] | None = None
-        self.explain_failure: Callable[[], str | None] | None = None
-        self.count_by_rank: Callable[[], Mapping[str, Mapping[str, float]]] | None = None
+        self._ranks = ranks
+        if ranks:
+            load, ranks.abort = ranks.load, self.abort
         self._load = load or make_loader(settings)
         self._load_draft = load_draft or make_draft_loader(settings)
         self._find_head = find_head
@@ -174,7 +177,7 @@ class Engine:
     def counts(self) -> EngineCounts:
         """Return the engine's counts, and the memory that MLX holds now."""
         counts = self._stats.counts()
-        return replace(counts, by_rank=self.count_by_rank()) if self.count_by_rank else counts
+        return replace(counts, by_rank=self._ranks.count()) if self._ranks else counts
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
         """Return the prefix caches' counts, by "target" and "draft" and the names of PrefixStatus."""
@@ -276,7 +279,7 @@ class Engine:
 
     def _counted(self, request_id: str, sink: Sink) -> Sink:
         def counted(event: Event) -> None:
-            explain = self.explain_failure
+            explain = self._ranks and self._ranks.explain
             if explain and isinstance(event, Failed) and event.kind == "request" and (reason := explain()):
                 event = replace(event, kind="engine", message=f"the engine has stopped: {reason}")
             if event.is_terminal:
@@ -324,8 +327,8 @@ class Engine:
                 self._find_head or partial(find_head, self.settings, given),
             )
             shared_table.restore(worker.proposers.sources, self.settings)
-            if self.on_set_up:
-                self.on_set_up()
+            if self._ranks:
+                self._ranks.begin_serving()
         except BaseException as fault:
             self._forget()
             if isinstance(fault, ModelError):

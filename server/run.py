@@ -169,29 +169,21 @@ def _serve_several(
 def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
     """Serve a model of which other machines have parts; only ends with the process. Raises ModelError."""
     from engine.distributed.place import read_place
-    from engine.distributed.rank_0 import Ranks
+    from engine.distributed.rank_0 import Ranks, leave
     from engine.engine import Engine
     from engine.model.loading import ModelError
 
     place = read_place()
     if place is None:
         return serve(Engine(settings, make_sources=make_sources), settings, bound)
-    # `reprise serve --hosts` starts processes that ignore it, for the sake of mlx.launch.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # It comes when mlx.launch ends its ssh, shortly before SIGTERM does, which counts.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     ranks = Ranks(place, settings)
-    engine = Engine(settings, load=ranks.load, make_sources=make_sources)
-    engine.explain_failure, ranks.abort = ranks.explain, engine.abort
-    engine.on_set_up, engine.count_by_rank = ranks.begin_serving, ranks.count
     status = 1
     try:
-        status = serve(engine, settings, bound)
+        status = serve(Engine(settings, make_sources=make_sources, ranks=ranks), settings, bound)
     except ModelError as fault:
         _fail(str(fault))
     finally:
-        ranks.leave(status)
-    return status
+        leave(ranks.release(status))
 
 
 def follow(settings: Settings) -> int | None:

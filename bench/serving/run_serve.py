@@ -94,8 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
              "Serve random models of these architectures instead, of 4 to 6 million parameters."),
         Flag("--repetitive", None, None, None,
              "Make the random models such that each answer soon repeats itself, as drafts need."),
-        Flag("--draft-type", str, "TYPE", None, "How the Reprise that is started here drafts."),
     )  # fmt: skip
+    options.add_settings(parser, "draft_type", *options.MACHINES)
     options.add(parser, max_tokens=128, rounds=3, **options.OUTPUTS)
 
 
@@ -160,7 +160,7 @@ def _serve(
     rows: list[Row] = []
     loops: list[Peer] = []
     with ExitStack() as children:
-        own = ["--draft-type", arguments.draft_type] if arguments.draft_type else []
+        own = options.flags(arguments, "draft_type", *options.MACHINES)
         peers = servers.connect(arguments, model, children, tokenizer, own)
         for peer in peers:
             peer.find_model()

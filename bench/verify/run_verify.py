@@ -129,6 +129,8 @@ def print_exact(console: Console, local: LocalEngine, found: Exactness) -> None:
     print_rows(console, rows, [Column(one, one) for one in ("rows", "with", "exact")], title, group="rows")
     lengths = ", ".join(map(str, found.lengths))
     console.print(f"batch: {local.engine.info.batching}. Contexts tried: {lengths} tokens.")
+    for number, described in enumerate(local.engine.info.ranks):
+        console.print(f"rank {number}: {described}", highlight=False, markup=False)
 
 
 _WIDTH = 120
@@ -141,6 +143,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser, model=None, draft_model=None, prompts=None, prompt_tokens=(200, 600), max_tokens=128, seed=1,
         json=None,
     )  # fmt: skip
+    options.add_settings(parser, *options.MACHINES)
     options.declare(
         parser,
         Flag("--speed", None, None, None,
@@ -196,7 +199,8 @@ def _settings(arguments: argparse.Namespace, **more: Any) -> Settings:
     """Return the server's settings, with what the flags change. more: settings."""
     return Settings(
         model=str(arguments.model) if arguments.model else None, **options.draft_model_settings(arguments),
-        num_draft_tokens=arguments.num_draft_tokens, exact=arguments.exact, **more,
+        num_draft_tokens=arguments.num_draft_tokens, exact=arguments.exact,
+        **options.settings(arguments, *options.MACHINES), **more,
     )  # fmt: skip
 
 

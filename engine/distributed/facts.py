@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from config.setting import SettingsError
 from config.settings import Settings
 from config.version import VERSION
 from engine.model.loading import ModelError
@@ -79,13 +78,13 @@ def _digest(config: Path, files: Sequence[Path]) -> str:
 
 
 def read_split_layers(text: str | None) -> Sequence[int] | None:
-    """Return the layers of each rank, rank 0 first, as `20,12` gives them. Raises SettingsError."""
+    """Return the layers of each rank, rank 0 first, as `20,12` gives them. Raises ModelError."""
     if text is None:
         return None
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise SettingsError(f"split_layers is {text}; it must be numbers such as 20,12") from None
+        raise ModelError(f"--split-layers {text}: it must be numbers such as 20,12") from None
 
 
 REFUSED: Mapping[str, str] = {

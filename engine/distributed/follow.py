@@ -1,14 +1,12 @@
 """Any other rank: join rank 0, load a part of the model, and repeat commands until told to end."""
 
 import logging
-import os
 import queue
 import signal
-import sys
 import threading
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 
@@ -21,7 +19,7 @@ from engine.distributed.joining import begin_group, join_rank_0, share_token
 from engine.distributed.part import load_part
 from engine.distributed.peers import BEAT_S
 from engine.distributed.place import Place
-from engine.distributed.rank_0 import LOST_STATUS
+from engine.distributed.rank_0 import LOST_STATUS, leave
 from engine.model.loading import ModelError
 
 log = logging.getLogger("reprise.engine")
@@ -125,7 +123,7 @@ class Follower:
                 return
 
 
-def run(place: Place, settings: Settings) -> None:
+def run(place: Place, settings: Settings) -> NoReturn:
     """Follow rank 0, and end the process: with 0 if all is well, else with a sentence."""
     follower = Follower(place, settings)
     try:
@@ -140,11 +138,3 @@ def run(place: Place, settings: Settings) -> None:
         log.critical("this rank cannot go on", exc_info=fault)
         follower.fail(f"{type(fault).__name__}: {fault}")
         leave(LOST_STATUS)
-
-
-def leave(status: int, reason: str | None = None) -> None:
-    """End the process at once: with threads that wait for other ranks, it might not end otherwise."""
-    if reason:
-        print(f"reprise: {reason}", file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
-    logging.shutdown()
-    os._exit(status)

@@ -4,10 +4,13 @@ import gc
 import hashlib
 import logging
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import mlx.core as mx
 
@@ -46,10 +49,15 @@ REPORT_S = 10.0
 class Ranks:
     """The ranks of one model, seen from rank 0. Its load() takes the place of the engine's.
 
-    abort: set by who runs the engine: ends all requests with a sentence, from any thread.
+    Made on the main thread: Ctrl-C raises KeyboardInterrupt from then on.
+    abort: set by the engine: ends all its requests with a sentence, on any thread.
     """
 
     def __init__(self, place: Place, settings: Settings) -> None:
+        # cli.launch starts processes that ignore it, for the sake of mlx.launch.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # It comes when mlx.launch ends its ssh, shortly before SIGTERM does, which counts.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.abort: Callable[[str], None] = lambda _: None
         self._place = place
         self._settings = settings
@@ -111,18 +119,16 @@ class Ranks:
         """Return why a request failed, if it is because a rank was lost; waits a moment to find out."""
         return self._peers.explain(0.2) if self._peers else None
 
-    def leave(self, status: int) -> None:
-        """Let the other ranks exit, and end this process. MLX's group may not let it end otherwise."""
+    def release(self, status: int) -> int:
+        """Let the other ranks exit, with 0 if status is 0. Returns the status that is true of this one."""
         if self._peers:
-            lost = self._peers.explain(0.0)
-            if lost is not None:
-                status = LOST_STATUS
-            elif status == 0:
+            if self._peers.explain(0.0) is not None:
+                return LOST_STATUS
+            if status == 0:
                 self._peers.end()
             else:
                 self._peers.refuse("rank 0 has ended")
-        logging.shutdown()
-        os._exit(status)
+        return status
 
     def count(self) -> dict[str, dict[str, float]]:
         """Return values of each rank, by the metric's name and the rank. May be called on any thread."""
@@ -197,8 +203,17 @@ class Ranks:
             aborting.start()
             aborting.join(LAST_WRITES_S)
             time.sleep(LAST_WRITES_S)
-        logging.shutdown()
-        os._exit(LOST_STATUS)
+        leave(LOST_STATUS)
+
+
+def leave(status: int, reason: str | None = None) -> NoReturn:
+    """End the process at once: MLX's group, and threads that wait for other ranks, may not let it end."""
+    if reason:
+        print(f"reprise: {reason}", file=sys.stderr)  # noqa: T201 - for the person at the terminal
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    logging.shutdown()
+    os._exit(status)
 
 
 def _fingerprint(ours: str, split: str, parts: list[PartFacts]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from config.settings import Settings
 from engine.distributed import follow
 from engine.distributed.place import read_place
-from engine.distributed.rank_0 import Ranks
+from engine.distributed.rank_0 import Ranks, leave
 from engine.engine import Engine
 from engine.setup import flat_costs
 from engine.speculative.proposers import DraftSources
@@ -34,10 +34,8 @@ def main(model: str, file: str, split: str, head: str) -> None:
     if place is not None and place.rank:
         follow.run(place, settings)
     ranks = Ranks(place, settings) if place else None
-    load = ranks.load if ranks else None
-    engine = Engine(settings, load, lambda _: DraftSources({}, scored(0.0)), costs=flat_costs())
-    if ranks:
-        engine.on_set_up = ranks.begin_serving
+    sources = DraftSources({}, scored(0.0))
+    engine = Engine(settings, make_sources=lambda _: sources, costs=flat_costs(), ranks=ranks)
     engine.start()
     asked = [
         request(prompt_of(40 + 9 * at, at), 30, name=str(at), temperature=0.8 * (at % 2), seed=at)
@@ -52,7 +50,7 @@ def main(model: str, file: str, split: str, head: str) -> None:
     Path(file).write_text(json.dumps(found))
     engine.stop(drain_s=0)
     if ranks:
-        ranks.leave(0)
+        leave(ranks.release(0))
 
 
 if __name__ == "__main__":

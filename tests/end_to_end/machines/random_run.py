@@ -18,7 +18,7 @@ from config.settings import Settings
 from engine.distributed import follow
 from engine.distributed.follower import Replica
 from engine.distributed.place import read_place
-from engine.distributed.rank_0 import Ranks
+from engine.distributed.rank_0 import Ranks, leave
 from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.probes import find_sharing
 from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
@@ -195,7 +195,7 @@ def main(model: str, file: str, split: str, seed: str, num: str) -> None:
     walk.rows.limit_growth(1 << 20)  # type: ignore[attr-defined]
     Path(file).write_text(json.dumps(found | {"done": done, "sharing": sharing.name}))
     if ranks:
-        ranks.leave(0)
+        leave(ranks.release(0))
 
 
 if __name__ == "__main__":
