@@ -6,6 +6,7 @@ that builds a model of them once more. Here the tokenizers library parses the fi
 of that, and tokens are looked up one by one. The tokenizer is the same as without.
 """
 
+import copy
 import hashlib
 import json
 import logging
@@ -84,6 +85,7 @@ def _reading_once(reader: "Reader") -> Iterator[None]:
         # Without a decoder mlx-lm chooses its plain detokenizer. The engine has one of its own.
         replace(tokenizer_utils, "json", SimpleNamespace(load=lambda _: {}))
         replace(tokenization_utils_base, "json", FileJson(reader))
+        replace(tokenization_utils_base, "copy", SimpleNamespace(deepcopy=copy_options))
         replace(base, "TokenizerFast", Backends(reader))
         replace(kind, "convert_to_native_format", classmethod(partial(_convert, reader, replace, original)))
         replace(kind, "get_vocab", lambda tokenizer: Tokens(tokenizer.backend_tokenizer))
@@ -119,6 +121,12 @@ class Reader:
 def parse(path: str) -> Backend:
     """Parse a tokenizer's file."""
     return Backend.from_file(path)
+
+
+def copy_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Copy all of a tokenizer's options but its added tokens, of which there may be thousands."""
+    added = (options.get("added_tokens_decoder") or {}).values()
+    return copy.deepcopy(options, {id(token): token for token in added})
 
 
 class FileJson:
