@@ -37,11 +37,11 @@ def launch(hosts: str, arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
     arguments: of this command; every host gets them.
     Raises UsageError for a name without an address.
     """
-    binary = Path(sys.executable).parent
+    reprise = str(Path(sys.executable).parent / "reprise")
+    # -P: a folder here could have the name of a package of ours.
+    launcher = [sys.executable, "-P", "-m", "engine.distributed.launcher"]
     with host_file(hosts) as file:
-        return _run(
-            [str(binary / "mlx.launch"), "--hostfile", file, "--", str(binary / "reprise"), *arguments]
-        )
+        return _run([*launcher, "--hostfile", file, "--", reprise, *arguments])
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bench.architectures.tiny_models import write_random_model
@@ -271,6 +272,10 @@ def test_the_real_launcher_ends_with_the_true_status(is_killed: bool, tmp_path: 
     with ranks(tmp_path, model, 1, *flags, program=REPRISE) as started:
         started.wait_until_ready()
         launcher = started.processes[0]
+        before_s = busy_s(launcher.pid)
+        time.sleep(3)
+        # One that waits for what it can always do takes a core.
+        assert busy_s(launcher.pid) - before_s < 1
         if is_killed:
             said: list[str] = []
             asking = threading.Thread(target=ask_long, args=(started.address, said))
@@ -298,6 +303,13 @@ def test_a_host_file_for_jaccl_is_passed_on_and_what_fails_is_said(tmp_path: Pat
         (status,) = started.statuses(LIMIT_S)
         assert status
         assert "MLX cannot connect the machines by jaccl" in started.said(0)
+
+
+def busy_s(number: int) -> float:
+    """Return the processor time of a process and all below it, in seconds."""
+    process = psutil.Process(number)
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
 
 
 def find_rank(rank: int, model: Path) -> int:
