@@ -251,7 +251,7 @@ def test_a_draft_model_is_within_the_memory_too(monkeypatch: pytest.MonkeyPatch)
     assert taken <= estimate
 
 
-@pytest.mark.parametrize("kind", ["mtp", "dflash"])
+@pytest.mark.parametrize("kind", [pytest.param("mtp", marks=pytest.mark.slow), "dflash"])
 def test_a_head_is_within_the_memory_too(kind: HeadKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows, and the states that prompts and rows keep until it has read them."""
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)

@@ -64,7 +64,11 @@ def test_costs_that_are_wrong_by_any_factor(
 
 @pytest.mark.parametrize("wrong", [1.0, 0.25, 4.0, "wide x 4", "wide / 4", "each shape"])
 @pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("chances", [[BAD], [POOR], [GOOD], [BAD, GOOD]], ids=str)
+@pytest.mark.parametrize(
+    "chances",
+    [[BAD], [BAD, GOOD], *(pytest.param(one, marks=pytest.mark.slow) for one in ([POOR], [GOOD]))],
+    ids=str,
+)
 def test_masks_whose_costs_are_wrong_by_any_factor(
     chances: Sequence[float], num_rows: int, wrong: float | str
 ) -> None:
