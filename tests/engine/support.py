@@ -148,8 +148,8 @@ def request(
 def oracle(loaded: LoadedModel, asked: GenerationRequest) -> list[int]:
     """Return the answer's tokens by the plain, unbatched, unpipelined loop that the engine must equal.
 
-    It shares only noise_key() with the engine, and has no filters, penalties or stop strings. The same question
-    to the same weights is answered once, unless the model is a test's own.
+    It shares only noise_key() with the engine, and has no filters, penalties or stop strings. The same
+    question to the same weights is answered once, unless the model is a test's own.
     """
     if not type(loaded.model).__module__.startswith("mlx_lm."):
         return _answer(loaded, asked)
