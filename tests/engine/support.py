@@ -151,13 +151,14 @@ def oracle(loaded: LoadedModel, asked: GenerationRequest) -> list[int]:
     It shares only noise_key() with the engine, and has no filters, penalties or stop strings. The same
     question to the same weights is answered once, unless the model is a test's own.
     """
-    if not type(loaded.model).__module__.startswith("mlx_lm."):
+    args = getattr(loaded.model, "args", None)
+    if args is None or not type(loaded.model).__module__.startswith("mlx_lm."):
         return _answer(loaded, asked)
     weights = hashlib.sha256()
     for name, array in tree_flatten(loaded.model.parameters()):
         weights.update(f"{name} {array.shape} {array.dtype}".encode())
         weights.update(np.ascontiguousarray(np.array(array.view(mx.uint8))))
-    model = type(loaded.model), repr(loaded.model.args), weights.digest(), loaded.tokenizer.eos_ids
+    model = type(loaded.model), repr(args), weights.digest(), loaded.tokenizer.eos_ids
     question = *model, asked.prompt, asked.max_tokens, asked.sampling, asked.stop_tokens
     if question not in ANSWERS:
         ANSWERS[question] = _answer(loaded, asked)

@@ -57,7 +57,7 @@ WRITTEN = {
 }
 
 
-HOSTILE = "call:f{" * 500
+HOSTILE = "call:f{" * 1000
 """Text on which mlx-lm's parser for Gemma 4 takes seconds; twice the text takes eight times as long."""
 
 
