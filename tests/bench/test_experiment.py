@@ -49,7 +49,7 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         experiment(ran, resume=file, key="k", fail_at=7).run()
     with file.open("a", encoding="utf-8") as cut:
-        cut.write('{"arm": "x", "cas')
+        cut.write('\n{"arm": "x", "cas')
     rows = experiment(ran, resume=file, key="k").run()
     assert rows == whole
     assert len(ran) == len(whole)
