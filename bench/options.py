@@ -1,11 +1,10 @@
 """Flags that several commands share, and parsers for their values; argparse prints errors in one line."""
 
 import argparse
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import httpx
+from typing import Any, NamedTuple, TypeVar
 
 from bench.errors import ArgumentsError
 from bench.workloads import WORKLOADS
@@ -17,86 +16,60 @@ MACHINES = "hosts", "split", "split_layers", "join_timeout_s"
 """Settings of a model on several machines."""
 
 
-def count(text: str) -> int:
-    """Parse a positive whole number."""
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return number
+ParsedT = TypeVar("ParsedT")
 
 
-def count_or_none(text: str) -> int:
-    """Parse a whole number, 0 included."""
-    return 0 if text == "0" else count(text)
+def _parser(
+    convert: Callable[[str], ParsedT], is_valid: Callable[[ParsedT], object], message: str
+) -> Callable[[str], ParsedT]:
+    """Return a parser that refuses what cannot be converted or is not valid. message: {} is the text."""
 
-
-def levels(text: str) -> tuple[int, ...]:
-    """Parse positive whole numbers, separated by commas."""
-    return tuple(dict.fromkeys(count(part.strip()) for part in text.split(",")))
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Parse names, separated by commas."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def number(low: float, high: float) -> Any:
-    """Return a parser of a number between two others."""
-
-    def parse(text: str) -> float:
+    def parse(text: str) -> ParsedT:
         try:
-            value = float(text)
+            value = convert(text)
+            if is_valid(value):
+                return value
         except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not a number from {low:g} to {high:g}")
-        return value
+            pass
+        raise argparse.ArgumentTypeError(message.format(text))
 
     return parse
 
 
-def url(text: str) -> str:
-    """Parse the base URL of a server; a trailing /v1 is dropped."""
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
-        url = httpx.URL("")
-    if url.scheme not in ("http", "https") or not url.host:
-        raise argparse.ArgumentTypeError(f"{text} is not an address such as http://127.0.0.1:8000")
-    # People paste the base URL that they give their client.
-    return text.rstrip("/").removesuffix("/v1")
+def number(low: float, high: float) -> Callable[[str], float]:
+    """Return a parser of a number between two others."""
+    return _parser(
+        float, lambda value: low <= value <= high, f"{{}} is not a number from {low:g} to {high:g}"
+    )
 
 
-def api_key(text: str) -> str:
-    """Parse a key that can be sent in a header."""
-    if not KEY.fullmatch(text):
-        # The message leaves the key out, because terminal output may be logged.
-        raise argparse.ArgumentTypeError("a key must be visible ASCII characters without spaces")
-    return text
+count = _parser(int, lambda number: number > 0, "{} is not a whole number above 0")
+count_or_none = _parser(int, lambda number: number >= 0, "{} is not a whole number")
+# People paste the base URL that they give their client.
+url = _parser(
+    lambda text: text.rstrip("/").removesuffix("/v1"),
+    lambda text: re.fullmatch(r"https?://[^/?#\s]+(/\S*)?", text),
+    "{} is not an address such as http://127.0.0.1:8000",
+)
+# The message leaves the key out, because terminal output may be logged.
+api_key = _parser(str, KEY.fullmatch, "a key must be visible ASCII characters without spaces")
+model_folder = _parser(
+    lambda text: Path(text).expanduser(), lambda folder: (folder / "config.json").is_file(),
+    "{} is not a model folder: it has no config.json",
+)  # fmt: skip
+output_file = _parser(
+    Path, lambda file: file.parent.is_dir() and not file.is_dir(),
+    "cannot write {}: it is a folder, or its folder does not exist",
+)  # fmt: skip
+input_file = _parser(lambda text: Path(text).expanduser(), Path.is_file, "{} is not a file")
 
 
-def model_folder(text: str) -> Path:
-    """Parse the path of a model folder."""
-    folder = Path(text).expanduser()
-    if not (folder / "config.json").is_file():
-        raise argparse.ArgumentTypeError(f"{text} is not a model folder: it has no config.json")
-    return folder
+def listed(parse: Callable[[str], ParsedT]) -> Callable[[str], tuple[ParsedT, ...]]:
+    """Return a parser of values that are separated by commas; each counts once."""
+    return lambda text: tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
 
 
-def output_file(text: str) -> Path:
-    """Parse the path of a file to write; its folder must exist."""
-    file = Path(text)
-    if file.is_dir() or not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write {text}: it is a folder, or its folder does not exist")
-    return file
-
-
-def input_file(text: str) -> Path:
-    """Parse the path of an existing file."""
-    file = Path(text).expanduser()
-    if not file.is_file():
-        raise argparse.ArgumentTypeError(f"{text} is not a file")
-    return file
+levels, names = listed(count), listed(str)
 
 
 SHARED: dict[str, tuple[Any, str, str]] = {

@@ -60,7 +60,8 @@ class Work:
         self.weight = weight
         console = console or Console(stderr=True)
         self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.tasks[self._progress.add_task("", total=weight)]
+        self._progress.add_task("", total=weight)
+        (self._task,) = self._progress.tasks
         self._label = ""
 
     def begin(self, label: str) -> None:
