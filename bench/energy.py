@@ -7,19 +7,18 @@ says why. A counter is an iterator: each step gives the joules since its start, 
 
 import os
 import re
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
+from subprocess import DEVNULL, PIPE, Popen
+from threading import Thread
 from typing import IO, Self
 
 Counter = Generator[float, None, None]
 POWERCAP = Path("/sys/class/powercap")
 COMMAND = ("/usr/bin/powermetrics", "--samplers", "cpu_power,gpu_power", "-i", "200", "-b", "1")
-FIRST_SAMPLE_S, _END_S = 5.0, 5.0
 
 _ELAPSED = re.compile(r"^\*\*\* Sampled system activity .*\(([\d.]+)ms elapsed\) \*\*\*$")
 _POWER = re.compile(r"^Combined Power \([^)]*\): ([\d.]+) mW$")
@@ -34,7 +33,7 @@ def read_rapl(powercap: Path = POWERCAP) -> Counter:
     named = {folder: (folder / "name").read_text() for folder in sorted(powercap.glob("intel-rapl:*"))}
     zones = [folder for folder, name in named.items() if re.match("package|dram$", name)]
     if not zones:
-        raise OSError(f"no counters under {powercap}")
+        raise OSError(f"no RAPL counters under {powercap}")
     ranges_uj = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
     total_uj, last_uj = 0, list[int]()
     while True:
@@ -60,28 +59,23 @@ def read_powermetrics(command: tuple[str, ...] = COMMAND) -> Counter:
 
     Its output lags by up to one sample, so measure over several seconds.
     """
-    prefix = () if os.geteuid() == 0 else ("/usr/bin/sudo", "-n")
-    process = subprocess.Popen(
-        [*prefix, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True,
-    )  # fmt: skip
+    sudo = () if os.geteuid() == 0 else ("/usr/bin/sudo", "-n")
+    process = Popen([*sudo, *command], stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, text=True)
     samples: SimpleQueue[float] = SimpleQueue()
-    threading.Thread(target=_pass_on, args=(process.stdout, samples), daemon=True).start()
+    Thread(target=_pass_on, args=(process.stdout, samples), daemon=True).start()
     try:
-        if not (total := samples.get(timeout=FIRST_SAMPLE_S)):
-            raise PermissionError
+        if not (total := samples.get()):
+            raise PermissionError("powermetrics may not run")
         while process.poll() is None:
             while not samples.empty():
                 total += samples.get()
             yield total
-        raise OSError("it has ended")
-    except Empty:
-        raise OSError("it printed nothing") from None
+        raise OSError("powermetrics has ended")
     finally:
         # A process started by sudo may refuse signals; it ends when nobody reads its output.
-        with suppress(PermissionError, subprocess.TimeoutExpired):
+        with suppress(PermissionError):
             process.terminate()
-            process.wait(_END_S)
+            process.wait()
 
 
 def _pass_on(output: IO[str], samples: SimpleQueue[float]) -> None:
@@ -92,13 +86,6 @@ def _pass_on(output: IO[str], samples: SimpleQueue[float]) -> None:
     samples.put(0.0)
 
 
-COUNTERS: dict[str, tuple[str, str, Callable[[], Counter]]] = {
-    "linux": ("RAPL", "processors and memory", read_rapl),
-    "darwin": ("powermetrics", "CPU, GPU and ANE", read_powermetrics),
-}
-"""By platform: the name of the counter, what it counts, and the counter."""
-
-
 class EnergyMeter:
     """Reads the energy counter of this machine.
 
@@ -106,22 +93,20 @@ class EnergyMeter:
     """
 
     def __init__(self) -> None:
+        is_mac = sys.platform == "darwin"
+        self.source: str | None = "CPU, GPU and ANE" if is_mac else "processors and memory"
         self.reason: str | None = None
-        self.source: str | None
-        self._name, self.source, count = COUNTERS.get(sys.platform, COUNTERS["linux"])
-        self._counter = count()
+        self._counter = read_powermetrics() if is_mac else read_rapl()
         self.read()
 
     def read(self) -> float | None:
         """Return joules since some fixed start, to be subtracted from a later reading; None if unmeasured."""
         try:
             return next(self._counter, None)
-        except PermissionError:
-            self.reason = f"no permission to read {self._name}{' (needs root)' * (os.geteuid() != 0)}"
         except (OSError, ValueError) as fault:
-            self.reason = f"{self._name}: {fault}"
-        self.source = None
-        return None
+            needs_root = isinstance(fault, PermissionError) and os.geteuid() != 0
+            self.source, self.reason = None, f"{fault}{' (needs root)' * needs_root}"
+            return None
 
     def __enter__(self) -> Self:
         return self

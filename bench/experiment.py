@@ -73,7 +73,6 @@ class Experiment(Generic[CaseT]):
     rounds: measured ones. has_warm_up: whether a case also runs unmeasured before.
     resume: a file that records every run and has those of an interrupted experiment. key: of this experiment;
     a file of another one is refused.
-    watch: called before each run, with the names of arm and case and the round.
     """
 
     arms: Mapping[str, Arm[CaseT]]
@@ -83,7 +82,6 @@ class Experiment(Generic[CaseT]):
     order: Literal["reverse", "rotate"] = "reverse"
     resume: Path | None = None
     key: str = ""
-    watch: Callable[[str, str, int], None] = lambda *_: None
 
     def run(self) -> list[Row]:
         """Run everything that is not recorded yet; return the rows of all runs, warm-ups included.
@@ -93,7 +91,6 @@ class Experiment(Generic[CaseT]):
         known = self._recorded()
         rows: list[Row] = []
         for number, case, arm in self._schedule():
-            self.watch(arm, case, number)
             place = {"arm": arm, "case": case, "round": number}
             if (found := known.get((arm, case, number))) is None:
                 found = self.arms[arm](self.cases[case])
@@ -109,7 +106,7 @@ class Experiment(Generic[CaseT]):
         for place, (number, case) in enumerate(runs):
             first = place % len(names) if self.order == "rotate" else 0
             turned = names[first:] + names[:first]
-            is_back = self.order == "reverse" and number % 2
+            is_back = self.order == "reverse" and number % 2 == 0
             yield from ((number, case, arm) for arm in (reversed(turned) if is_back else turned))
 
     def _recorded(self) -> dict[tuple[str, str, int], list[Row]]:

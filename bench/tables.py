@@ -75,11 +75,15 @@ def print_rows(
     ends = [one.get(group) != other.get(group) for one, other in pairwise([*rows, {}])]
     shown = [one for one in columns if any(one.value(row) != one.trivial for row in rows)]
     for part in _parts(shown, rows, console.width):
-        table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+        is_wide = sum(2 + _width(one, rows) for one in part) <= console.width
+        table = Table(
+            title=title, box=box.SIMPLE_HEAD, padding=(0, int(is_wide), 0, 0), pad_edge=False, show_edge=False
+        )
         for one in part:
             is_text = all(isinstance(one.value(row), str | Mapping | list | None) for row in rows)
-            side = "left" if is_text else "right"
-            table.add_column(one.heading, justify=side, overflow="fold", vertical="bottom")  # type: ignore[arg-type]
+            table.add_column(
+                one.heading, justify="left" if is_text else "right", overflow="fold", vertical="bottom"
+            )
         for row, is_last in zip(rows, ends, strict=True):
             texts = [one.text(row) for one in part]
             table.add_row(*(Text(text, _STYLES.get(text, "")) for text in texts), end_section=is_last)
@@ -90,18 +94,21 @@ def print_rows(
 
 def _parts(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Iterator[list[Column]]:
     """Yield the columns of each table; all have the key columns."""
-    texts = {one: [*one.heading.split("\n"), *map(one.text, rows)] for one in columns}
-    widths = {one: 1 + max(map(len, some)) for one, some in texts.items()}
     keys = [one for one in columns if one.is_key]
     part = list(keys)
     for one in columns:
         if one.is_key:
             continue
-        if len(part) > len(keys) and sum(widths[other] for other in (*part, one)) > width + 1:
+        is_full = sum(1 + _width(other, rows) for other in (*part, one)) > width + 1
+        if is_full and len(part) > len(keys):
             yield part
             part = list(keys)
         part.append(one)
     yield part
+
+
+def _width(column: Column, rows: Sequence[Row]) -> int:
+    return max(map(len, (*column.heading.split("\n"), *map(column.text, rows))))
 
 
 def pivoted(

@@ -81,27 +81,21 @@ class Answering:
         stage: str | None = "",
         **more: Any,
     ) -> list[Row]:
-        """Run every arm on every case, alternating; return the measured rows, by case and arm.
+        """Run every arm on every case, alternating; return the measured rows, by case.
 
         stage: begins the name of each case in the progress; None: no case is shown. more: of Experiment.
         """
 
         def run(arm: Arm, case: Case) -> list[Row]:
+            if stage is not None:
+                self.work.begin(stage + case.label)
             rows = self.run(case, arm)
             self.work.advance()
             return rows
 
-        def watch(_: str, case: str, __: int) -> None:
-            if stage is not None:
-                self.work.begin(stage + cases[case].label)
-
-        experiment = Experiment(
-            {name: partial(run, arm) for name, arm in arms.items()}, cases, repeats,
-            lambda name: cases[name].is_first, watch=watch, **more,
-        )  # fmt: skip
-        names = [*cases], [*arms]
-        rows = measured(experiment.run())
-        return sorted(rows, key=lambda row: (names[0].index(row["case"]), names[1].index(row["arm"])))
+        named = {name: partial(run, arm) for name, arm in arms.items()}
+        experiment = Experiment(named, cases, repeats, lambda name: cases[name].is_first, **more)
+        return measured(experiment.run())
 
     def run(self, case: Case, arm: Arm) -> list[Row]:
         """Answer the chats of a case once; return a row for each turn that is measured."""

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
                 cases = make_cases(chats_of(arguments, local, arguments.cases))
                 work.stage(name, num_runs(cases, arms, arguments.repeats))
                 answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-                runs = answering.compare(arms, cases, arguments.repeats, f"{name}: ")
+                runs = answering.compare(arms, cases, arguments.repeats, None)
                 rows += _summarize(runs, cases, local.engine.tokenizer, name, curve)
                 record = document.new_document(arguments, local.engine.info)
     record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": curve.name}

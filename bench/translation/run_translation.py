@@ -10,10 +10,9 @@ With defaults this takes about four minutes for the bundled models on two cores.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import geometric_mean
 
 from bench import document, options, outputs, tables
 from bench.decode.answering import Answering, Arm, arms_of, chats_of, check, make_cases, num_runs, settings_of
@@ -41,7 +40,8 @@ COLUMNS = [
     Column("workload", "workload", is_key=True), Column("prompt_tokens", "prompt", is_key=True),
     Column(lambda row: "adaptive" if row["is_adaptive"] else str(row["num_draft_tokens"]), "k"),
     Column("acceptance", "ac-\ncepted", "%"), Column("tokens_per_forward", "tok/\nfwd", "2"),
-    Column("speedup", "speed\nup", "2"), *(Column(name, f"{name[:6]}-\n{name[6:]}") for name in COUNTS),
+    Column("speedup", "speed\nup", "2"), Column("translated", "trans-\nlated"),
+    Column("absorbed", "ab-\nsorbed"), Column("resynchronised", "re-\nsync."), Column("skipped", "skipped"),
     Column("parity", "parity"),
 ]  # fmt: skip
 
@@ -91,12 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not rows:
         raise ArgumentsError("every chat is too long for this model's context")
     record["translation"] = {
-        "workloads_version": VERSION, "rows": rows, "findings": list(findings(rows)),
+        "workloads_version": VERSION, "rows": rows,
         **{name: getattr(arguments, name) for name in ("repeats", "seed", "max_tokens")},
     }  # fmt: skip
     console = outputs.make_console(120)
     title = f"Drafts for {record['model']['name']}"
-    tables.print_rows(console, rows, COLUMNS, title, (*NOTES, *findings(rows)))
+    tables.print_rows(console, rows, COLUMNS, title, NOTES)
     print_divergences(console, rows)
     outputs.finish(console, arguments, record, rows)
     return int(any(row["parity"] == "FAIL" for row in rows))
@@ -143,24 +143,10 @@ def _measure(
     if about["is_adaptive"]:
         kind, lengths = "adaptive", [Settings().num_draft_tokens]
     cases, arms = make_cases(chats), arms_of(Arm("draft-model", length) for length in lengths)
-    stage, repeats = f"{about['draft_model']}, {about['strategy']}, {kind}", arguments.repeats
-    work.stage(stage, num_runs(cases, arms, repeats))
+    repeats = arguments.repeats
+    work.stage(f"{about['draft_model']}, {about['strategy']}, {kind}", num_runs(cases, arms, repeats))
     answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-    runs = answering.compare(arms, cases, repeats, f"{stage}: ")
+    runs = answering.compare(arms, cases, repeats, None)
     rows = rows_of(runs, check(local, cases, runs), has_turns=False)
     counts = [dict.fromkeys(COUNTS, 0) | row.pop("translation") for row in rows]
     return [about | row | counted for row, counted in zip(rows, counts, strict=True)]
-
-
-def findings(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a sentence on each draft model and strategy, and one on whether all tokens are equal."""
-    speedups: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for row in rows:
-        length = "adaptive" if row["is_adaptive"] else f"k = {row['num_draft_tokens']}"
-        of_pair = speedups.setdefault((row["draft_model"], row["strategy"]), {})
-        of_pair.setdefault(length, []).append(row["speedup"])
-    for (model, strategy), of_pair in speedups.items():
-        means = ", ".join(f"{geometric_mean(some):.2f} ({length})" for length, some in of_pair.items())
-        yield f"{model}, {strategy}: mean speedup {means}."
-    failed, count = (sum(row[name] for row in rows) for name in ("parity_differing", "parity_pairs"))
-    yield f"{failed or 'None'} of {count} pairs of a drafted and a plain answer differ by a token."

@@ -1,13 +1,13 @@
 """Energy comes from the machine's counters; without access to them, nothing is measured."""
 
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench import energy
-from bench.energy import Counter, EnergyMeter, read_powermetrics, read_rapl, read_samples
+from bench.energy import EnergyMeter, read_powermetrics, read_rapl, read_samples
 
 PRINTED = """\
 Machine model: Mac16,8
@@ -44,18 +44,6 @@ def count(folder: Path, joules: float) -> None:
     (folder / "energy_uj").write_text(f"{joules * 1e6:.0f}\n")
 
 
-@pytest.fixture
-def meter_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Counter]], EnergyMeter]:
-    """Return a function that makes a meter with a counter of ours."""
-    monkeypatch.setattr(sys, "platform", "linux")
-
-    def make(counter: Callable[[], Counter]) -> EnergyMeter:
-        monkeypatch.setitem(energy.COUNTERS, "linux", ("RAPL", "processors", counter))
-        return EnergyMeter()
-
-    return make
-
-
 def test_processors_and_memory_are_added_up_and_nothing_twice(tmp_path: Path) -> None:
     names = {"0": "package-0", "1": "package-1", "2": "psys", "0:0": "core", "0:1": "dram"}
     zones = [zone(tmp_path / f"intel-rapl:{at}", name) for at, name in names.items()]
@@ -76,11 +64,13 @@ def test_a_counter_that_wraps_keeps_adding_up(tmp_path: Path) -> None:
 
 
 def test_a_counter_that_disappears_ends_the_measurement_but_not_the_benchmark(
-    tmp_path: Path, meter_of: Callable[[Callable[[], Counter]], EnergyMeter]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = zone(tmp_path / "intel-rapl:0", "package-0")
-    with meter_of(lambda: read_rapl(tmp_path)) as meter:
-        assert (meter.read(), meter.source, meter.reason) == (0.0, "processors", None)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(energy, "read_rapl", partial(read_rapl, tmp_path))
+    with EnergyMeter() as meter:
+        assert (meter.read(), meter.source, meter.reason) == (0.0, "processors and memory", None)
         (folder / "energy_uj").unlink()
         assert meter.read() is None
         assert meter.source is None
@@ -88,23 +78,27 @@ def test_a_counter_that_disappears_ends_the_measurement_but_not_the_benchmark(
         assert meter.read() is None
 
 
-def test_a_machine_without_counters_gives_the_reason(
-    tmp_path: Path, meter_of: Callable[[Callable[[], Counter]], EnergyMeter]
-) -> None:
-    meter = meter_of(lambda: read_rapl(tmp_path))
-    assert (meter.read(), meter.reason) == (None, f"RAPL: no counters under {tmp_path}")
+def test_a_machine_without_counters_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(energy, "read_rapl", partial(read_rapl, tmp_path))
+    meter = EnergyMeter()
+    assert (meter.read(), meter.reason) == (None, f"no RAPL counters under {tmp_path}")
 
 
 def test_counters_that_only_root_may_read_are_not_measured(
-    meter_of: Callable[[Callable[[], Counter]], EnergyMeter], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> Counter:
-        raise PermissionError(13, "Permission denied")
-        yield 0.0
+    zone(tmp_path / "intel-rapl:0", "package-0")
 
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(energy, "read_rapl", partial(read_rapl, tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    meter = meter_of(refuse)
-    assert (meter.read(), meter.reason) == (None, "no permission to read RAPL (needs root)")
+    meter = EnergyMeter()
+    assert (meter.read(), meter.reason) == (None, "[Errno 13] Permission denied (needs root)")
 
 
 def test_each_sample_of_powermetrics_counts_once() -> None:
