@@ -15,7 +15,6 @@ MAX_DRAFT_TOKENS = 255
 MACHINES = "hosts", "split", "split_layers", "join_timeout_s"
 """Settings of a model on several machines."""
 
-
 ParsedT = TypeVar("ParsedT")
 
 
@@ -43,34 +42,34 @@ def number(low: float, high: float) -> Callable[[str], float]:
     )
 
 
-count = _parser(int, lambda number: number > 0, "{} is not a whole number above 0")
-count_or_none = _parser(int, lambda number: number >= 0, "{} is not a whole number")
-# People paste the base URL that they give their client.
-url = _parser(
-    lambda text: text.rstrip("/").removesuffix("/v1"),
-    lambda text: re.fullmatch(r"https?://[^/?#\s]+(/\S*)?", text),
-    "{} is not an address such as http://127.0.0.1:8000",
-)
-# The message leaves the key out, because terminal output may be logged.
-api_key = _parser(str, KEY.fullmatch, "a key must be visible ASCII characters without spaces")
-model_folder = _parser(
-    lambda text: Path(text).expanduser(), lambda folder: (folder / "config.json").is_file(),
-    "{} is not a model folder: it has no config.json",
-)  # fmt: skip
-output_file = _parser(
-    Path, lambda file: file.parent.is_dir() and not file.is_dir(),
-    "cannot write {}: it is a folder, or its folder does not exist",
-)  # fmt: skip
-input_file = _parser(lambda text: Path(text).expanduser(), Path.is_file, "{} is not a file")
-
-
 def listed(parse: Callable[[str], ParsedT]) -> Callable[[str], tuple[ParsedT, ...]]:
     """Return a parser of values that are separated by commas; each counts once."""
     return lambda text: tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
 
 
-levels, names = listed(count), listed(str)
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
 
+
+count = _parser(int, lambda value: value > 0, "{} is not a whole number above 0")
+count_or_none = _parser(int, lambda value: value >= 0, "{} is not a whole number")
+levels, names = listed(count), listed(str)
+# People paste the base URL that they give their client.
+url = _parser(
+    lambda text: text.rstrip("/").removesuffix("/v1"), re.compile(r"https?://[^/?#\s]+(/\S*)?").fullmatch,
+    "{} is not an address such as http://127.0.0.1:8000",
+)  # fmt: skip
+# The message leaves the key out, because terminal output may be logged.
+api_key = _parser(str, KEY.fullmatch, "a key must be visible ASCII characters without spaces")
+model_folder = _parser(
+    _path, lambda folder: (folder / "config.json").is_file(),
+    "{} is not a model folder: it has no config.json",
+)  # fmt: skip
+output_file = _parser(
+    _path, lambda file: file.parent.is_dir() and not file.is_dir(),
+    "cannot write {}: it is a folder, or its folder does not exist",
+)  # fmt: skip
+input_file = _parser(_path, Path.is_file, "{} is not a file")
 
 SHARED: dict[str, tuple[Any, str, str]] = {
     "model": (model_folder, "DIR", "Model folder; without it the bundled model."),
@@ -96,37 +95,6 @@ OUTPUTS: dict[str, Any] = {"json": None, "csv": None, "html": None}
 """The flags of files to write, without a default."""
 
 
-def add(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Add shared flags to the parser, by their names with underscores and their defaults."""
-    for name, default in defaults.items():
-        flag = name.replace("_", "-")
-        parse, placeholder, text = SHARED[flag]
-        declare(parser, Flag(f"--{flag}", parse, placeholder, default, text))
-        if flag == "draft-model":
-            add_settings(parser, "draft_translation")
-
-
-def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add flags of `reprise serve` to the parser, by the names of the settings.
-
-    Parsing raises SettingsError for a value that is not valid.
-    """
-    for known in map(SETTINGS.__getitem__, names):
-        placeholder = "|".join(known.choices) or known.name.upper()
-        declare(parser, Flag(known.flag, known.parse, placeholder, known.default, known.help))
-
-
-def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the values of flags by add_settings(), as keyword arguments of Settings."""
-    return {name: getattr(arguments, name) for name in names}
-
-
-def flags(arguments: argparse.Namespace, *names: str) -> list[str]:
-    """Return flags of `reprise serve` that say the same as those by add_settings()."""
-    given = settings(arguments, *names).items()
-    return [f"{SETTINGS[name].flag}={value}" for name, value in given if value != SETTINGS[name].default]
-
-
 class Flag(NamedTuple):
     """A flag of one command. parse: None makes a flag without a value."""
 
@@ -149,10 +117,41 @@ def declare(parser: argparse.ArgumentParser, *flags: Flag) -> None:
         parser.add_argument(name, type=parse, metavar=placeholder, default=default, help=text)
 
 
+def add(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Add shared flags to the parser, by their names with underscores and their defaults."""
+    for name, default in defaults.items():
+        flag = name.replace("_", "-")
+        parse, placeholder, text = SHARED[flag]
+        declare(parser, Flag(f"--{flag}", parse, placeholder, default, text))
+        if name == "draft_model":
+            add_settings(parser, "draft_translation")
+
+
+def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add flags of `reprise serve` to the parser, by the names of the settings.
+
+    Parsing raises SettingsError for a value that is not valid.
+    """
+    for known in map(SETTINGS.__getitem__, names):
+        placeholder = "|".join(known.choices) or known.name.upper()
+        declare(parser, Flag(known.flag, known.parse, placeholder, known.default, known.help))
+
+
+def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the values of flags by add_settings(), as keyword arguments of Settings."""
+    return {name: getattr(arguments, name) for name in names}
+
+
 def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings for --draft-model and --draft-translation, as keyword arguments of Settings."""
     folder = arguments.draft_model
     return {"draft_model": str(folder) if folder else None} | settings(arguments, "draft_translation")
+
+
+def flags(arguments: argparse.Namespace, *names: str) -> list[str]:
+    """Return flags of `reprise serve` that say the same as those by add_settings()."""
+    given = settings(arguments, *names).items()
+    return [f"{SETTINGS[name].flag}={value}" for name, value in given if value != SETTINGS[name].default]
 
 
 def check_names(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:

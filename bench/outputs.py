@@ -54,7 +54,7 @@ def run_command(name: str, run: Callable[[argparse.Namespace], int], arguments: 
 
 
 class Work:
-    """Shows the progress of work with a known weight: a bar in a terminal, otherwise a line per stage."""
+    """Shows the progress of work with a known weight: a bar in a terminal, otherwise a line per label."""
 
     def __init__(self, weight: float = 0.0, console: Console | None = None) -> None:
         self.weight = weight
@@ -62,18 +62,15 @@ class Work:
         self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
         self._progress.add_task("", total=weight)
         (self._task,) = self._progress.tasks
-        self._label = ""
 
     def begin(self, label: str) -> None:
         """Show what is running now."""
-        if label == self._label:
+        text = escape(label)
+        if text == self._task.description:
             return
-        self._label, task = label, self._task
-        self._progress.update(task.id, description=escape(label), total=self.weight)
+        self._progress.update(self._task.id, description=text, total=self.weight)
         if self._progress.disable:
-            left_s = (task.elapsed or 0.0) * (self.weight / task.completed - 1) if task.completed else None
-            left = "" if left_s is None else f", about {duration(max(0.0, left_s))} left"
-            text = f"{label} ({task.percentage:.0f} % done{left})"
+            text = f"{label} ({self._task.percentage:.0f} % done)"
             self._progress.console.print(text, highlight=False, markup=False)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:

@@ -55,31 +55,21 @@ def rate(amount: float, seconds: float) -> float | None:
     return amount / seconds if amount > 0 and seconds > 0 else None
 
 
-def share_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> list[float]:
-    """Estimate the tokens of each chunk, adding up to total, where only the total is known.
-
-    texts: the text of each chunk. counted: tokens of each text tokenized by itself, at least 1 each.
-    If there are as many chunks as tokens, each has one. Otherwise the total is divided in proportion to
-    counted, because a chunk of a drafting server may hold several tokens.
-    """
-    if len(texts) == total:
-        return [1.0] * total
-    scale = total / sum(counted) if counted else 0.0
-    return [count * scale for count in counted]
-
-
 def ratio(value: float | None, of: float | None) -> float | None:
     """Return value / of; None if either is missing or of is 0."""
     return value / of if value is not None and of else None
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value and its interval; low and high are None with fewer than three chats, or if it is unbounded."""
+def share_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> list[float]:
+    """Estimate the tokens of each chunk, adding up to total, where only the total is known.
 
-    value: float
-    low: float | None = None
-    high: float | None = None
+    counted: tokens of each chunk's text by itself, at least 1 each. If there are as many chunks as tokens,
+    each has one. Otherwise a chunk may hold several tokens, and its share is by what was counted.
+    """
+    if len(texts) == total:
+        return [1.0] * total
+    scale = total / sum(counted) if counted else 0.0
+    return [count * scale for count in counted]
 
 
 def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
@@ -91,6 +81,15 @@ def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
 def break_even(a: float, b: float, plain: float = 1.0) -> float:
     """Return the x at which a + b x equals plain; nan if the line does not rise."""
     return (plain - a) / b if b > 1e-9 else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value and its interval; low and high are None with fewer than three chats, or if it is unbounded."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
 
 
 def jackknife(groups: Iterable[int], estimate: Callable[[Mask], Sequence[float]]) -> list[Estimate]:

@@ -112,11 +112,11 @@ class Answering:
             ends = self.local.answer([replace(one, streaming=arm.streaming) for one in requests])
             after_j = self.meter.read() if self.meter else None
             if any(turn.is_measured for turn in asked):
-                joules = None if before_j is None or after_j is None else after_j - before_j
                 rows.append({
                     "workload": first.workload, "prompt_tokens": first.prompt_tokens,
-                    "draft_type": arm.draft_type, "num_draft_tokens": arm.num_draft_tokens,
-                    "turn": number, **row_of(ends, joules),
+                    "draft_type": arm.draft_type, "num_draft_tokens": arm.num_draft_tokens, "turn": number,
+                    "energy_j": None if before_j is None or after_j is None else after_j - before_j,
+                    **row_of(ends),
                 })  # fmt: skip
         return rows
 
@@ -124,8 +124,8 @@ class Answering:
 _SUMMED = ("num_drafted", "num_accepted", "num_fed", "drafter_s", "charged_s", "charged_plain_s")
 
 
-def row_of(ends: Sequence[Finished], energy_j: float | None = None) -> Row:
-    """Return the row of all streams' answers to one turn.
+def row_of(ends: Sequence[Finished]) -> Row:
+    """Return the figures of all streams' answers to one turn.
 
     tokens, origins: one entry per stream. decode_s: from the end of prefill to the last token; with several
     streams, from submission to the last token of all. prefill_s: from admission to the end of all prefill.
@@ -133,14 +133,12 @@ def row_of(ends: Sequence[Finished], energy_j: float | None = None) -> Row:
     """
     usages = [end.usage for end in ends]
     reports = [usage.drafting for usage in usages]
-    nested = [
+    by_source, by_position = add_nested(
         {"by_source": {name: pair for name, *pair in one.by_source}, "by_position": one.by_position}
         for one in reports
-    ]
-    by_source, by_position = add_nested(nested)
+    )
     return {
-        "streams": len(ends),
-        "tokens": [list(end.tokens) for end in ends],
+        "streams": len(ends), "tokens": [list(end.tokens) for end in ends],
         "origins": [[list(one) for one in report.origins] for report in reports],
         "num_tokens": sum(len(end.tokens) for end in ends),
         "num_prefilled": sum(usage.num_prompt_tokens - usage.num_cached_tokens for usage in usages),
@@ -148,12 +146,15 @@ def row_of(ends: Sequence[Finished], energy_j: float | None = None) -> Row:
         "first_token_s": sum(usage.first_token_s for usage in usages) / len(usages),
         "decode_s": max(usage.total_s for usage in usages) - (usages[0].prefill_s if len(ends) == 1 else 0.0),
         "num_forwards": sum(end.usage.drafting.num_forwards or len(end.tokens) for end in ends),
-        "by_source": by_source,
-        "by_position": by_position,
-        "translation": dict(sum((Counter(report.translation) for report in reports), Counter())),
-        "energy_j": energy_j,
+        "by_source": by_source, "by_position": by_position,
+        "translation": add_counts(report.translation for report in reports),
         **{name: sum(getattr(one, name) for one in reports) for name in _SUMMED},
-    }
+    }  # fmt: skip
+
+
+def add_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of counts by name."""
+    return dict(sum(map(Counter, counts), Counter()))
 
 
 def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int]]]:

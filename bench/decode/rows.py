@@ -1,12 +1,12 @@
 """Compute the rows of the decode table from runs, and describe its columns."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import polars as pl
 from rich.console import Console
 
-from bench.decode.answering import add_nested
+from bench.decode.answering import add_counts, add_nested
 from bench.experiment import Parity, Row
 from bench.statistics import ratio
 from bench.tables import Column
@@ -38,6 +38,10 @@ def rows_of(runs: Sequence[Row], checks: Sequence[Row], has_turns: bool | None =
 
 
 _ABOUT = ("workload", "draft_type", "num_draft_tokens", "prompt_tokens", "streams", "arm")
+_NUMBERS = (
+    "case", "turn", "round", "num_tokens", "num_prefilled", "num_forwards", "decode_s", "prefill_s",
+    "first_token_s", "drafter_s", "energy_j",
+)  # fmt: skip
 
 
 def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) -> Row:
@@ -45,9 +49,8 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
 
     Times are those of the best run of each turn, counts are over all runs.
     """
-    num_tokens, num_forwards, drafter_s = (
-        sum(run[name] for run in drafted) for name in ("num_tokens", "num_forwards", "drafter_s")
-    )
+    best, total, speeds = _sums_of(drafted)
+    plain_best, plain_total, plain_speeds = _sums_of(plain)
     by_source, by_position = add_nested(drafted)
     num_drafted, num_accepted = (sum(pair[at] for pair in by_source.values()) for at in (0, 1))
     parity = Parity()
@@ -55,11 +58,11 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
         parity.add(check["parity"])
     widths = [check.get("best_width") for check in checks]
     best_width = None if None in widths or not widths else sum(widths) / len(widths)
-    best, best_plain = _best_of(drafted), _best_of(plain)
-    tps, plain_tps = (ratio(one["num_tokens"], one["decode_s"]) for one in (best, best_plain))
+    tps, plain_tps = (ratio(one["num_tokens"], one["decode_s"]) for one in (best, plain_best))
     speedup = ratio(tps, plain_tps)
     # The best runs of several turns may be of different rounds, so their ratio can exceed that of any round.
-    speedups = [one for one in (speedup, *_by_round(drafted, plain)) if one]
+    speedups = [one for one in (speedup, *map(ratio, speeds, plain_speeds)) if one]
+    num_tokens = total["num_tokens"]
     return {
         **{name: drafted[0][name] for name in _ABOUT},
         "tokens": best["num_tokens"], "decode_tps": tps, "plain_tps": plain_tps, "speedup": speedup,
@@ -69,39 +72,26 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
         "acceptance": ratio(num_accepted, num_drafted),
         "acceptance_by_position": [accepted / drafted for drafted, accepted in by_position],
         "drafted_by_position": [drafted for drafted, _ in by_position],
-        "tokens_per_forward": ratio(num_tokens, num_forwards),
+        "tokens_per_forward": ratio(num_tokens, total["num_forwards"]),
         "drafted_share": ratio(num_accepted, num_tokens), "by_source": by_source,
-        "translation": dict(sum((Counter(run["translation"]) for run in drafted), Counter())),
-        "drafter_us_per_token": ratio(1e6 * drafter_s, num_tokens), **parity.figures(),
+        "translation": add_counts(run["translation"] for run in drafted),
+        "drafter_us_per_token": ratio(1e6 * total["drafter_s"], num_tokens), **parity.figures(),
         "best_width_speedup": best_width, "of_best_width": ratio(speedup, best_width),
-        "energy_j_per_token": _energy_of(drafted), "plain_energy_j_per_token": _energy_of(plain),
+        "energy_j_per_token": ratio(total["energy_j"], num_tokens),
+        "plain_energy_j_per_token": ratio(plain_total["energy_j"], plain_total["num_tokens"]),
     }  # fmt: skip
 
 
-def _best_of(runs: Sequence[Row]) -> dict[str, Any]:
-    """Return sums over turns, each of the least that one of its runs took, and the number of turns."""
-    turns: dict[tuple[str, int], list[Row]] = {}
-    for run in runs:
-        turns.setdefault((run["case"], run["turn"]), []).append(run)
-    names = ("num_tokens", "num_prefilled", "decode_s", "prefill_s", "first_token_s")
-    sums = {name: sum(min(run[name] for run in some) for some in turns.values()) for name in names}
-    return sums | {"turns": len(turns)}
-
-
-def _by_round(drafted: Sequence[Row], plain: Sequence[Row]) -> Iterator[float | None]:
-    """Yield the speedup of each round."""
-    for number in {run["round"] for run in drafted}:
-        speeds = []
-        for runs in (drafted, plain):
-            some = [run for run in runs if run["round"] == number]
-            speeds.append(ratio(sum(run["num_tokens"] for run in some), sum(run["decode_s"] for run in some)))
-        yield ratio(*speeds)
-
-
-def _energy_of(runs: Sequence[Row]) -> float | None:
-    """Return the joules per token, if all were counted."""
-    joules = [run["energy_j"] for run in runs]
-    return None if None in joules else ratio(sum(joules), sum(run["num_tokens"] for run in runs))
+def _sums_of(runs: Sequence[Row]) -> tuple[dict[str, Any], dict[str, Any], list[float]]:
+    """Return sums of the best runs of each turn, sums of all runs, and the speed of each round."""
+    frame = pl.DataFrame([{name: run[name] for name in _NUMBERS} for run in runs], infer_schema_length=None)
+    best = frame.group_by("case", "turn").min()
+    total = frame.sum().row(0, named=True)
+    if frame["energy_j"].null_count():
+        total["energy_j"] = None
+    rounds = frame.group_by("round").agg(pl.col("num_tokens", "decode_s").sum()).sort("round")
+    speeds = (rounds["num_tokens"] / rounds["decode_s"]).to_list()
+    return best.sum().row(0, named=True) | {"turns": len(best)}, total, speeds
 
 
 def _percent(value: float | None) -> str:

@@ -140,7 +140,7 @@ def test_the_counts_of_all_streams_are_added_up() -> None:
     )
     usage = Usage(600, 10, 0, queue_s=0.05, prefill_s=0.3, first_token_s=0.3, total_s=1.3, drafting=report)
     end = Finished("stop", usage, tuple(range(10)))
-    row = turn_row_of([end, end], 2.5)
+    row = turn_row_of([end, end])
     assert (row["num_tokens"], row["num_forwards"], row["decode_s"]) == (20, 10, 1.3)
     assert row["by_source"] == {"suffix": [8, 6]}
     assert row["by_position"] == [[4, 4], [4, 2]]

@@ -90,7 +90,7 @@ def test_counters_that_only_root_may_read_are_not_measured(
 ) -> None:
     zone(tmp_path / "intel-rapl:0", "package-0")
 
-    def refuse(path: Path) -> str:
+    def refuse(_: Path) -> str:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_text", refuse)

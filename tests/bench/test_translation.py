@@ -6,30 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.translation.run_translation import findings, pairs_of
+from bench.translation.run_translation import pairs_of
 from cli.main import main
-
-
-def row(strategy: str, length: int, speedup: float, is_adaptive: bool = False, differing: int = 0) -> dict:
-    """Make what findings are about."""
-    return {
-        "draft_model": "a_draft", "strategy": strategy, "num_draft_tokens": length, "speedup": speedup,
-        "is_adaptive": is_adaptive, "parity_pairs": 4, "parity_differing": differing,
-    }  # fmt: skip
-
-
-def test_findings_give_the_mean_speedup_of_each_strategy_and_length() -> None:
-    rows = [row("context", 31, 0.9, is_adaptive=True), row("context", 2, 4.0), row("context", 2, 1.0)]
-    assert list(findings([*rows, row("naive", 2, 0.5)])) == [
-        "a_draft, context: mean speedup 0.90 (adaptive), 2.00 (k = 2).",
-        "a_draft, naive: mean speedup 0.50 (k = 2).",
-        "None of 16 pairs of a drafted and a plain answer differ by a token.",
-    ]
-
-
-def test_the_last_finding_says_how_many_answers_differ() -> None:
-    *_, last = findings([row("naive", 2, 0.5), row("naive", 4, 0.5, differing=1)])
-    assert last == "1 of 8 pairs of a drafted and a plain answer differ by a token."
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -57,7 +35,7 @@ def test_a_small_run_measures_every_pair_and_writes_it(
     with names["csv"].open() as file:
         assert len(list(csv.DictReader(file))) == len(own)
     assert "Across vocabularies" in names["html"].read_text()
-    assert found["translation"]["findings"][-1] in capsys.readouterr().out
+    assert capsys.readouterr().out.count("PASS") == len(own)
 
 
 def test_strategies_are_chosen_by_whether_the_vocabularies_are_one(
