@@ -27,7 +27,6 @@ from config.settings import BUNDLED_MODEL, Settings
 from engine.speculative.translation.translation import Strategy
 
 BUNDLED_DRAFTS = tuple(BUNDLED_MODEL / name for name in ("draft_polish", "draft"))
-STRATEGIES: tuple[Strategy, ...] = ("context", "naive", "shared", "none")
 ACROSS: tuple[Strategy, ...] = ("context", "naive", "shared")
 WITHIN: tuple[Strategy, ...] = ("none",)
 """The default strategies for draft models with another vocabulary, and with the same one."""
@@ -66,13 +65,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"May be repeated. Default: the bundled draft models, {names}.",
     )  # fmt: skip
     options.add_settings(parser, "translation_prefix_tokens")
-    strategies = f"Any of {', '.join(STRATEGIES)}. Default: all but none, or, with the same vocabulary, none."
+    strategies = (
+        f"Any of {', '.join((*ACROSS, *WITHIN))}. Default: all but none, or, with the same vocabulary, none."
+    )
     options.declare(parser, options.Flag("--strategies", options.names, "A,B", None, strategies))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    options.check_names("--strategies", arguments.strategies or (), STRATEGIES)
+    options.check_names("--strategies", arguments.strategies or (), (*ACROSS, *WITHIN))
     options.check_lengths(arguments.num_draft_tokens)
     own = own_chats(arguments.prompts, arguments.workloads)
     folders = dict.fromkeys(arguments.draft_model or BUNDLED_DRAFTS)
@@ -81,13 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
     record: document.Document = {}
     with outputs.Work() as work:
         # The adaptive engine comes first: it measures its step costs, which the document records.
-        for (folder, strategy), is_adaptive in product(pairs, (True, False)):
-            about = {"draft_model": folder.resolve().name, "strategy": strategy, "is_adaptive": is_adaptive}
-            with _engine(arguments, folder, strategy, is_adaptive) as local:
-                engine = local.engine
-                record = record or document.new_document(arguments, engine.info, engine.costs)
-                chats = [own[: arguments.cases]] if own else chats_of(arguments, local, arguments.cases)
-                rows += _measure(arguments, local, chats, work, about)
+        for pair, is_adaptive in product(pairs, (True, False)):
+            made, found = _measure(arguments, *pair, is_adaptive, own, work)
+            record, rows = record or made, rows + found
     if not rows:
         raise ArgumentsError("every chat is too long for this model's context")
     record["translation"] = {
@@ -121,32 +118,30 @@ def pairs_of(
     ]
 
 
-def _engine(
-    arguments: argparse.Namespace, folder: Path, strategy: Strategy, is_adaptive: bool
-) -> LocalEngine:
-    """Return an engine that chooses draft lengths, or one that verifies every draft."""
-    longest = max(arguments.num_draft_tokens)
+def _measure(
+    arguments: argparse.Namespace,
+    folder: Path,
+    strategy: Strategy,
+    is_adaptive: bool,
+    own: list[Chat] | None,
+    work: outputs.Work,
+) -> tuple[document.Document, list[Row]]:
+    """Return a document and the rows of an engine that chooses draft lengths, or verifies every draft."""
+    lengths = [Settings().num_draft_tokens] if is_adaptive else arguments.num_draft_tokens
     settings = settings_of(
         arguments, draft_model=str(folder), draft_translation=strategy, max_rows=1,
+        num_draft_tokens=max(lengths), translation_prefix_tokens=arguments.translation_prefix_tokens,
         # Step costs that another process measured earlier do not predict this run.
-        calibration_file=None, **options.settings(arguments, "translation_prefix_tokens"),
-        **({} if is_adaptive else {"num_draft_tokens": longest}),
+        calibration_file=None,
     )  # fmt: skip
-    return LocalEngine(settings, None if is_adaptive else forced_costs(longest))
-
-
-def _measure(
-    arguments: argparse.Namespace, local: LocalEngine, chats: list[list[Chat]], work: outputs.Work, about: Row
-) -> list[Row]:
-    """Return the rows of one engine. about: the fields that all of them have."""
-    kind, lengths = "every draft verified", arguments.num_draft_tokens
-    if about["is_adaptive"]:
-        kind, lengths = "adaptive", [Settings().num_draft_tokens]
-    cases, arms = make_cases(chats), arms_of(Arm("draft-model", length) for length in lengths)
-    repeats = arguments.repeats
-    work.stage(f"{about['draft_model']}, {about['strategy']}, {kind}", num_runs(cases, arms, repeats))
-    answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-    runs = answering.compare(arms, cases, repeats, None)
-    rows = rows_of(runs, check(local, cases, runs), has_turns=False)
-    counts = [dict.fromkeys(COUNTS, 0) | row.pop("translation") for row in rows]
-    return [about | row | counted for row, counted in zip(rows, counts, strict=True)]
+    about = {"draft_model": folder.resolve().name, "strategy": strategy, "is_adaptive": is_adaptive}
+    with LocalEngine(settings, None if is_adaptive else forced_costs(max(lengths))) as local:
+        record = document.new_document(arguments, local.engine.info, local.engine.costs)
+        chats = [own[: arguments.cases]] if own else chats_of(arguments, local, arguments.cases)
+        cases, arms = make_cases(chats), arms_of(Arm("draft-model", length) for length in lengths)
+        kind = "adaptive" if is_adaptive else "every draft verified"
+        work.stage(f"{folder.name}, {strategy}, {kind}", num_runs(cases, arms, arguments.repeats))
+        answering = Answering(local, arguments.max_tokens, arguments.seed, work)
+        runs = answering.compare(arms, cases, arguments.repeats, None)
+        rows = rows_of(runs, check(local, cases, runs), has_turns=False)
+    return record, [about | row | dict.fromkeys(COUNTS, 0) | row["translation"] for row in rows]
