@@ -146,6 +146,4 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _flat(value: Any) -> Any:
-    if isinstance(value, list | tuple) and not any(isinstance(one, list | tuple | Mapping) for one in value):
-        return " ".join(map(str, value))
     return json.dumps(value) if isinstance(value, list | tuple | Mapping) else value

@@ -59,6 +59,10 @@ class Case:
         return f"{first.workload}, {first.prompt_tokens} tokens" if first.prompt_tokens else first.workload
 
 
+Arms = Mapping[str, Arm]
+Cases = Mapping[str, Case]
+
+
 @dataclass
 class Answering:
     """An engine that answers cases, and how.
@@ -74,17 +78,16 @@ class Answering:
     skipped: set[str] = field(default_factory=set)
 
     def compare(
-        self,
-        arms: Mapping[str, Arm],
-        cases: Mapping[str, Case],
-        repeats: int,
-        stage: str | None = "",
-        **more: Any,
+        self, arms: Arms, cases: Cases, repeats: int, stage: str | None = "", **more: Any
     ) -> list[Row]:
         """Run every arm on every case, alternating; return the measured rows, by case.
 
-        stage: begins the name of each case in the progress; None: no case is shown. more: of Experiment.
+        stage: begins the name of each case in the progress; None: no progress is shown but advance().
+        more: of Experiment.
         """
+        if stage is not None and cases:
+            num_runs = len(arms) * sum(repeats + case.is_first for case in cases.values())
+            self.work.stage(stage + next(iter(cases.values())).label, num_runs)
 
         def run(arm: Arm, case: Case) -> list[Row]:
             if stage is not None:
@@ -169,7 +172,7 @@ def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int
     return by_source, by_position
 
 
-def samples_of(runs: Sequence[Row], cases: Mapping[str, Case], tokenizer: Tokenizer) -> list[Row]:
+def samples_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer) -> list[Row]:
     """Return one answer per workload and draft type: the last turn of the first chat's first stream."""
     found: dict[tuple[str, str], Row] = {}
     for run in runs:
@@ -233,17 +236,7 @@ def make_cases(chats: Sequence[Sequence[Chat]], streams: int = 1) -> dict[str, C
     return cases
 
 
-def arms_of(drafted: Iterable[Arm]) -> dict[str, Arm]:
-    """Return the arms by name: plainly, and the drafted ones."""
-    return {"plain": PLAIN} | {f"{arm.draft_type} {arm.num_draft_tokens}": arm for arm in drafted}
-
-
-def num_runs(cases: Mapping[str, Case], arms: Mapping[str, Arm], repeats: int) -> int:
-    """Return the number of all runs, to show the progress."""
-    return len(arms) * sum(repeats + case.is_first for case in cases.values())
-
-
-def check(local: LocalEngine, cases: Mapping[str, Case], runs: Sequence[Row]) -> list[Row]:
+def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
     """Return a row for each drafted answer: case, turn, arm, parity, and perhaps its best_width.
 
     best_width: the speedup if all steps had the best single width, by measured costs; of single turns

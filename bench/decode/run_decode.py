@@ -16,17 +16,7 @@ import argparse
 from itertools import product
 
 from bench import document, options, outputs, tables
-from bench.decode.answering import (
-    Answering,
-    Arm,
-    arms_of,
-    chats_of,
-    check,
-    make_cases,
-    num_runs,
-    samples_of,
-    settings_of,
-)  # fmt: skip
+from bench.decode.answering import PLAIN, Answering, Arm, chats_of, check, make_cases, samples_of, settings_of
 from bench.decode.rows import COLUMNS, NOTES, print_divergences, rows_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
@@ -61,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     options.check_drafts(arguments, DRAFT_TYPES)
-    arms = arms_of(Arm(*pair) for pair in product(arguments.draft_types, arguments.num_draft_tokens))
+    pairs = product(arguments.draft_types, arguments.num_draft_tokens)
+    arms = {"plain": PLAIN} | {f"{name} {length}": Arm(name, length) for name, length in pairs}
     arguments.workloads = arguments.workloads or (() if arguments.prompts else ENGLISH)
     options.check_names("--workloads", arguments.workloads, tuple(WORKLOADS))
     streams, repeats, max_tokens = arguments.streams, arguments.repeats, arguments.max_tokens
@@ -80,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         # those measured while nothing else ran.
         measured = None if arguments.verify_all else local.engine.costs
         record = document.new_document(arguments, local.engine.info, measured, decode={})
-        with outputs.Work(num_runs(cases, arms, repeats)) as work:
+        with outputs.Work() as work:
             answering = Answering(local, max_tokens, arguments.seed, work, meter)
             runs = answering.compare(arms, cases, repeats, resume=arguments.resume, key=record["command"])
         rows = rows_of(runs, check(local, cases, runs))

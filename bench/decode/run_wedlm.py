@@ -18,7 +18,7 @@ import polars as pl
 
 from bench import document, options, outputs, tables
 from bench.cost_curves import Curve, built_in
-from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, make_cases, num_runs, settings_of
+from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, make_cases, settings_of
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine, equal_costs
@@ -70,9 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
                     raise ArgumentsError(f"{arguments.model} is not a WeDLM model")
                 arms = {"plain": PLAIN, **DRAFTED, **({} if costs else _streaming(arguments, token))}
                 cases = make_cases(chats_of(arguments, local, arguments.cases))
-                work.stage(name, num_runs(cases, arms, arguments.repeats))
                 answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-                runs = answering.compare(arms, cases, arguments.repeats, None)
+                runs = answering.compare(arms, cases, arguments.repeats, f"{name}: ")
                 rows += _summarize(runs, cases, local.engine.tokenizer, name, curve)
                 record = document.new_document(arguments, local.engine.info)
     record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": curve.name}

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from bench import document, options, outputs, tables
-from bench.decode.answering import Answering, Arm, arms_of, chats_of, check, make_cases, num_runs, settings_of
+from bench.decode.answering import PLAIN, Answering, Arm, chats_of, check, make_cases, settings_of
 from bench.decode.rows import print_divergences, rows_of
 from bench.economics.trials import forced_costs
 from bench.errors import ArgumentsError
@@ -138,10 +138,10 @@ def _measure(
     with LocalEngine(settings, None if is_adaptive else forced_costs(max(lengths))) as local:
         record = document.new_document(arguments, local.engine.info, local.engine.costs)
         chats = [own[: arguments.cases]] if own else chats_of(arguments, local, arguments.cases)
-        cases, arms = make_cases(chats), arms_of(Arm("draft-model", length) for length in lengths)
-        kind = "adaptive" if is_adaptive else "every draft verified"
-        work.stage(f"{folder.name}, {strategy}, {kind}", num_runs(cases, arms, arguments.repeats))
+        cases = make_cases(chats)
+        arms = {"plain": PLAIN} | {f"{length}": Arm("draft-model", length) for length in lengths}
+        stage = f"{folder.name}, {strategy}, {'adaptive' if is_adaptive else 'every draft verified'}: "
         answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-        runs = answering.compare(arms, cases, arguments.repeats, None)
+        runs = answering.compare(arms, cases, arguments.repeats, stage)
         rows = rows_of(runs, check(local, cases, runs), has_turns=False)
     return record, [about | row | dict.fromkeys(COUNTS, 0) | row["translation"] for row in rows]
