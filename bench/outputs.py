@@ -65,13 +65,16 @@ class Work:
 
     def begin(self, label: str) -> None:
         """Show what is running now."""
-        text = escape(label)
-        if text == self._task.description:
+        task, text = self._task, escape(label)
+        if text == task.description:
             return
-        self._progress.update(self._task.id, description=text, total=self.weight)
+        self._progress.update(task.id, description=text, total=self.weight)
         if self._progress.disable:
-            text = f"{label} ({self._task.percentage:.0f} % done)"
-            self._progress.console.print(text, highlight=False, markup=False)
+            text = f"{label} ({task.percentage:.0f} % done"
+            if task.completed:
+                left_s = (task.elapsed or 0.0) * max(0.0, self.weight / task.completed - 1)
+                text += f", about {duration(left_s)} left"
+            self._progress.console.print(f"{text})", highlight=False, markup=False)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
         """Begin a stage with its own total weight; return a function to call after each unit of it."""

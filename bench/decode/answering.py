@@ -82,12 +82,10 @@ class Answering:
     ) -> list[Row]:
         """Run every arm on every case, alternating; return the measured rows, by case.
 
-        stage: begins the name of each case in the progress; None: no progress is shown but advance().
-        more: of Experiment.
+        stage: begins the name of each case in the progress; None: no case is shown. more: of Experiment.
         """
-        if stage is not None and cases:
-            num_runs = len(arms) * sum(repeats + case.is_first for case in cases.values())
-            self.work.stage(stage + next(iter(cases.values())).label, num_runs)
+        num_runs = len(arms) * sum(repeats + case.is_first for case in cases.values())
+        self.work.weight = self.work.weight or num_runs
 
         def run(arm: Arm, case: Case) -> list[Row]:
             if stage is not None:
@@ -263,6 +261,7 @@ def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
         costs, length, kind = local.engine.costs, drafted[0]["num_draft_tokens"], drafted[0]["draft_type"]
         # Costs that are not this machine's say nothing about what its best width would gain.
         if is_alone and length and costs.is_learned and kind in LOOKED_UP:
-            found["best_width"], _ = speedups(costs, kind, prompts[0], drafted[0]["tokens"][0], length + 1)
+            tokens = drafted[0]["tokens"][0]
+            found["best_width"] = speedups(costs, kind, prompts[0], tokens, length + 1)[0]
         checks.append(found)
     return checks

@@ -1,6 +1,7 @@
 """Compute the rows of the decode table from runs, and describe its columns."""
 
 from collections.abc import Sequence
+from statistics import mean
 from typing import Any
 
 import polars as pl
@@ -56,8 +57,8 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
     parity = Parity()
     for check in checks:
         parity.add(check["parity"])
-    widths = [check.get("best_width") for check in checks]
-    best_width = None if None in widths or not widths else sum(widths) / len(widths)
+    widths = [width for check in checks if (width := check.get("best_width"))]
+    best_width = mean(widths) if 0 < len(widths) == len(checks) else None
     tps, plain_tps = (ratio(one["num_tokens"], one["decode_s"]) for one in (best, plain_best))
     speedup = ratio(tps, plain_tps)
     # The best runs of several turns may be of different rounds, so their ratio can exceed that of any round.

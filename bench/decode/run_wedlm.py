@@ -63,17 +63,16 @@ def run(arguments: argparse.Namespace) -> int:
     published = StepCosts({(1, width): cost for width, cost in curve.points}, is_learned=False)
     lists = {"free": equal_costs(), "measured here": None, curve.name: published}
     rows: list[Row] = []
-    with outputs.Work() as work:
-        for name, costs in lists.items():
-            with LocalEngine(settings_of(arguments), costs) as local:
-                if (token := local.engine.info.mask_token_id) is None:
-                    raise ArgumentsError(f"{arguments.model} is not a WeDLM model")
-                arms = {"plain": PLAIN, **DRAFTED, **({} if costs else _streaming(arguments, token))}
-                cases = make_cases(chats_of(arguments, local, arguments.cases))
-                answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-                runs = answering.compare(arms, cases, arguments.repeats, f"{name}: ")
-                rows += _summarize(runs, cases, local.engine.tokenizer, name, curve)
-                record = document.new_document(arguments, local.engine.info)
+    for name, costs in lists.items():
+        with LocalEngine(settings_of(arguments), costs) as local, outputs.Work() as work:
+            if (token := local.engine.info.mask_token_id) is None:
+                raise ArgumentsError(f"{arguments.model} is not a WeDLM model")
+            arms = {"plain": PLAIN, **DRAFTED, **({} if costs else _streaming(arguments, token))}
+            cases = make_cases(chats_of(arguments, local, arguments.cases))
+            answering = Answering(local, arguments.max_tokens, arguments.seed, work)
+            runs = answering.compare(arms, cases, arguments.repeats, f"{name}: ")
+            rows += _summarize(runs, cases, local.engine.tokenizer, name, curve)
+            record = document.new_document(arguments, local.engine.info)
     record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": curve.name}
     console = outputs.make_console(120)
     title = f"{record['model']['name']}: the model's own drafts, and streaming"

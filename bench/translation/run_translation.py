@@ -80,11 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
     pairs = pairs_of(arguments.model or BUNDLED_MODEL, folders, arguments.strategies)
     rows: list[Row] = []
     record: document.Document = {}
-    with outputs.Work() as work:
-        # The adaptive engine comes first: it measures its step costs, which the document records.
-        for pair, is_adaptive in product(pairs, (True, False)):
-            made, found = _measure(arguments, *pair, is_adaptive, own, work)
-            record, rows = record or made, rows + found
+    # The adaptive engine comes first: it measures its step costs, which the document records.
+    for pair, is_adaptive in product(pairs, (True, False)):
+        made, found = _measure(arguments, *pair, is_adaptive, own)
+        record, rows = record or made, rows + found
     if not rows:
         raise ArgumentsError("every chat is too long for this model's context")
     record["translation"] = {
@@ -119,12 +118,7 @@ def pairs_of(
 
 
 def _measure(
-    arguments: argparse.Namespace,
-    folder: Path,
-    strategy: Strategy,
-    is_adaptive: bool,
-    own: list[Chat] | None,
-    work: outputs.Work,
+    arguments: argparse.Namespace, folder: Path, strategy: Strategy, is_adaptive: bool, own: list[Chat] | None
 ) -> tuple[document.Document, list[Row]]:
     """Return a document and the rows of an engine that chooses draft lengths, or verifies every draft."""
     lengths = [Settings().num_draft_tokens] if is_adaptive else arguments.num_draft_tokens
@@ -135,7 +129,8 @@ def _measure(
         calibration_file=None,
     )  # fmt: skip
     about = {"draft_model": folder.resolve().name, "strategy": strategy, "is_adaptive": is_adaptive}
-    with LocalEngine(settings, None if is_adaptive else forced_costs(max(lengths))) as local:
+    costs = None if is_adaptive else forced_costs(max(lengths))
+    with LocalEngine(settings, costs) as local, outputs.Work() as work:
         record = document.new_document(arguments, local.engine.info, local.engine.costs)
         chats = [own[: arguments.cases]] if own else chats_of(arguments, local, arguments.cases)
         cases = make_cases(chats)
