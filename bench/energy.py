@@ -1,8 +1,7 @@
 """Energy counters of the machine: RAPL on Linux, powermetrics on macOS.
 
-They count the energy of whole components, so other work and idle power are included.
-Where counters cannot be read, nothing is estimated: EnergyMeter.read() returns None and EnergyMeter.reason
-says why. A counter is an iterator: each step gives the joules since its start, or raises OSError.
+They count whole components, so other work and idle power are included. Where they cannot be read, nothing is
+estimated. A counter is an iterator: each step gives the joules since its start, or raises OSError.
 """
 
 import os
@@ -72,7 +71,7 @@ def read_powermetrics(command: tuple[str, ...] = COMMAND) -> Counter:
             yield total
         raise OSError("powermetrics has ended")
     finally:
-        # A process started by sudo may refuse signals; it ends when nobody reads its output.
+        # A process started by sudo may refuse signals; it ends with this one, which reads its output.
         with suppress(PermissionError):
             process.terminate()
             process.wait()

@@ -106,7 +106,7 @@ class Experiment(Generic[CaseT]):
         for place, (number, case) in enumerate(runs):
             first = place % len(names) if self.order == "rotate" else 0
             turned = names[first:] + names[:first]
-            is_back = self.order == "reverse" and number % 2 == 0
+            is_back = self.order == "reverse" and number % 2
             yield from ((number, case, arm) for arm in (reversed(turned) if is_back else turned))
 
     def _recorded(self) -> dict[tuple[str, str, int], list[Row]]:

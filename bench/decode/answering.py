@@ -80,7 +80,7 @@ class Answering:
     def compare(
         self, arms: Arms, cases: Cases, repeats: int, stage: str | None = "", **more: Any
     ) -> list[Row]:
-        """Run every arm on every case, alternating; return the measured rows, by case.
+        """Run every arm on every case, alternating; return the measured rows, by case and arm.
 
         stage: begins the name of each case in the progress; None: no case is shown. more: of Experiment.
         """
@@ -96,7 +96,9 @@ class Answering:
 
         named = {name: partial(run, arm) for name, arm in arms.items()}
         experiment = Experiment(named, cases, repeats, lambda name: cases[name].is_first, **more)
-        return measured(experiment.run())
+        order = [*cases], [*arms]
+        rows = measured(experiment.run())
+        return sorted(rows, key=lambda row: (order[0].index(row["case"]), order[1].index(row["arm"])))
 
     def run(self, case: Case, arm: Arm) -> list[Row]:
         """Answer the chats of a case once; return a row for each turn that is measured."""
