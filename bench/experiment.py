@@ -118,9 +118,8 @@ class Experiment(Generic[CaseT]):
             # What is not JSON is the line that was being written when the experiment was interrupted.
             with suppress(ValueError):
                 one = json.loads(line)
-                if one["key"] != self.key:
-                    was = one["key"]
-                    raise ArgumentsError(f"--resume: {self.resume} has the runs of another experiment: {was}")
+                if (key := one.get("key")) != self.key:
+                    raise ArgumentsError(f"--resume: {self.resume} has the runs of another experiment: {key}")
                 known[one["arm"], one["case"], one["round"]] = one["rows"]
         return known
 
