@@ -6,8 +6,9 @@ round, 0 for a warm-up. All statistics are computed from such rows. Parity compa
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -30,10 +31,7 @@ class Parity:
     first: dict[str, Any] | None = None
 
     def compare(self, plain: Sequence[Tokens], drafted: Sequence[Tokens], margin: Margin) -> None:
-        """Compare each plain answer with each drafted answer to the same prompt.
-
-        margin: called at most once per Parity.
-        """
+        """Compare each plain answer with each drafted answer to the same prompt."""
         for one, other in product(plain, drafted):
             self.num_pairs += 1
             if (at := first_difference(one, other)) is not None:
@@ -56,10 +54,8 @@ class Parity:
 
 def first_difference(one: Tokens, other: Tokens) -> int | None:
     """Return the index of the first differing token, or the shorter length if one is a prefix; else None."""
-    for at, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
-            return at
-    return None if len(one) == len(other) else min(len(one), len(other))
+    pairs = enumerate(zip_longest(one, other))
+    return next((at for at, (mine, theirs) in pairs if mine != theirs), None)
 
 
 CaseT = TypeVar("CaseT")
@@ -77,7 +73,6 @@ class Experiment(Generic[CaseT]):
     rounds: measured ones. has_warm_up: whether a case also runs unmeasured before.
     resume: a file that records every run and has those of an interrupted experiment. key: of this experiment;
     a file of another one is refused.
-    watch: called before each run, with the names of arm and case and the round.
     """
 
     arms: Mapping[str, Arm[CaseT]]
@@ -87,7 +82,6 @@ class Experiment(Generic[CaseT]):
     order: Literal["reverse", "rotate"] = "reverse"
     resume: Path | None = None
     key: str = ""
-    watch: Callable[[str, str, int], None] = lambda *_: None
 
     def run(self) -> list[Row]:
         """Run everything that is not recorded yet; return the rows of all runs, warm-ups included.
@@ -96,48 +90,44 @@ class Experiment(Generic[CaseT]):
         """
         known = self._recorded()
         rows: list[Row] = []
-        for round_number, case, arm in self.schedule():
-            self.watch(arm, case, round_number)
-            place = {"arm": arm, "case": case, "round": round_number}
-            found = known.get((arm, case, round_number))
-            if found is None:
+        for number, case, arm in self._schedule():
+            place = {"arm": arm, "case": case, "round": number}
+            if (found := known.get((arm, case, number))) is None:
                 found = self.arms[arm](self.cases[case])
                 self._record(place | {"rows": found})
             rows += [place | row for row in found]
         return rows
 
-    def schedule(self) -> Iterator[tuple[int, str, str]]:
+    def _schedule(self) -> Iterator[tuple[int, str, str]]:
         """Yield (round, case, arm) of every run, in order."""
         names = list(self.arms)
-        pairs = [
-            (number, case)
-            for case in self.cases
-            for number in range(0 if self.has_warm_up(case) else 1, self.rounds + 1)
-        ]
-        for at, (number, case) in enumerate(pairs):
-            first = at % len(names) if self.order == "rotate" else 0
+        rounds = [(at, case) for case in self.cases for at in range(self.rounds + 1)]
+        runs = [(at, case) for at, case in rounds if at or self.has_warm_up(case)]
+        for place, (number, case) in enumerate(runs):
+            first = place % len(names) if self.order == "rotate" else 0
             turned = names[first:] + names[:first]
             is_back = self.order == "reverse" and number % 2
             yield from ((number, case, arm) for arm in (reversed(turned) if is_back else turned))
 
     def _recorded(self) -> dict[tuple[str, str, int], list[Row]]:
-        """Return the rows of the runs in the file; a last line that is cut off is dropped."""
-        if self.resume is None:
+        """Return the rows of the runs in the file."""
+        if self.resume is None or not self.resume.exists():
             return {}
-        text = self.resume.read_text(encoding="utf-8") if self.resume.exists() else ""
-        # What follows the last line break was cut off.
-        header, *records = map(json.loads, text.split("\n")[:-1] or [json.dumps({"experiment": self.key})])
-        if header.get("experiment") != self.key:
-            was = header.get("experiment")
-            raise ArgumentsError(f"--resume: {self.resume} has the runs of another experiment: {was}")
-        lines = (json.dumps(one) + "\n" for one in (header, *records))
-        self.resume.write_text("".join(lines), encoding="utf-8")
-        return {(one["arm"], one["case"], one["round"]): one["rows"] for one in records}
+        known = {}
+        for line in self.resume.read_text(encoding="utf-8").split("\n"):
+            # What is not JSON is the line that was being written when the experiment was interrupted.
+            with suppress(ValueError):
+                one = json.loads(line)
+                if (key := one.get("key")) != self.key:
+                    raise ArgumentsError(f"--resume: {self.resume} has the runs of another experiment: {key}")
+                known[one["arm"], one["case"], one["round"]] = one["rows"]
+        return known
 
-    def _record(self, record: Row) -> None:
+    def _record(self, run: Row) -> None:
         if self.resume is not None:
+            # The line break comes first, so that a line that was cut off spoils no other.
             with self.resume.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write("\n" + json.dumps({"key": self.key, **run}))
 
 
 def measured(rows: Sequence[Row]) -> list[Row]:

@@ -3,9 +3,7 @@
 import logging
 import queue
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import ArgumentsError
@@ -63,11 +61,9 @@ class LocalEngine:
             raise ArgumentsError(str(fault)) from None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.engine.stop(drain_s=0)
-        self._release(0 if fault is None else 1)
+        self._release(0 if kind is None else 1)
 
     def _release(self, status: int) -> None:
         if self._ranks:
@@ -77,11 +73,9 @@ class LocalEngine:
         self.drafters.update(make_drafters(settings, vocabulary))
         return DraftSources(self.drafters, score_in_slices)
 
-    def prompt(
-        self, messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
-    ) -> tuple[int, ...]:
+    def prompt(self, messages: str | Sequence[dict[str, Any]]) -> tuple[int, ...]:
         """Return the token ids of a user message or a chat; of its plain text without a chat template."""
-        return render(self.engine.tokenizer, messages, tools)
+        return render(self.engine.tokenizer, messages)
 
     def prompt_of(self, turn: Turn) -> tuple[int, ...]:
         """Return the token ids of a turn's prompt."""
@@ -103,23 +97,21 @@ class LocalEngine:
 
         max_tokens: maximum answer length; a turn's own limit applies if it is lower.
         """
+        info, eos_ids = self.engine.info, self.engine.tokenizer.eos_ids
+        prompts = [self.prompt_of(turn) for turn in turns]
+        if max(map(len, prompts)) >= info.context_tokens:
+            return []
         made = []
-        for at, turn in enumerate(turns):
-            prompt = self.prompt_of(turn)
-            room = self.engine.info.context_tokens - len(prompt)
-            if room < 1:
-                return []
-            bias = [(token, FORBID) for token in self.engine.tokenizer.eos_ids] if turn.is_endless else []
-            first = self.engine.info.vocab_size // 2
-            bias += [(first + number, FORCE) for number in range(turn.num_allowed)]
+        for at, (turn, prompt) in enumerate(zip(turns, prompts, strict=True)):
+            bias = [(token, FORBID) for token in eos_ids if turn.is_endless]
+            bias += [(info.vocab_size // 2 + number, FORCE) for number in range(turn.num_allowed)]
             temperature = EVEN_OUT if turn.num_allowed else turn.temperature
-            request = GenerationRequest(
-                f"bench-{at}", prompt, min(turn.max_tokens or max_tokens, max_tokens, room),
+            length = min(turn.max_tokens or max_tokens, max_tokens, info.context_tokens - len(prompt))
+            made.append(GenerationRequest(
+                f"bench-{at}", prompt, length,
                 Sampling(seed + at, temperature=temperature, logit_bias=tuple(bias)), draft=draft,
-                prediction=prediction,
-            )  # fmt: skip
-            grammar = Grammar("json_schema", turn.schema) if turn.schema else None
-            made.append(replace(request, grammar=grammar))
+                prediction=prediction, grammar=Grammar("json_schema", turn.schema) if turn.schema else None,
+            ))  # fmt: skip
         return made
 
     def answer(self, requests: Sequence[GenerationRequest]) -> list[Finished]:

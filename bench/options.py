@@ -1,11 +1,10 @@
 """Flags that several commands share, and parsers for their values; argparse prints errors in one line."""
 
 import argparse
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import httpx
+from typing import Any, NamedTuple, TypeVar
 
 from bench.errors import ArgumentsError
 from bench.workloads import WORKLOADS
@@ -16,88 +15,61 @@ MAX_DRAFT_TOKENS = 255
 MACHINES = "hosts", "split", "split_layers", "join_timeout_s"
 """Settings of a model on several machines."""
 
-
-def count(text: str) -> int:
-    """Parse a positive whole number."""
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return number
+ParsedT = TypeVar("ParsedT")
 
 
-def count_or_none(text: str) -> int:
-    """Parse a whole number, 0 included."""
-    return 0 if text == "0" else count(text)
+def _parser(
+    convert: Callable[[str], ParsedT], is_valid: Callable[[ParsedT], object], message: str
+) -> Callable[[str], ParsedT]:
+    """Return a parser that refuses what cannot be converted or is not valid. message: {} is the text."""
 
-
-def levels(text: str) -> tuple[int, ...]:
-    """Parse positive whole numbers, separated by commas."""
-    return tuple(dict.fromkeys(count(part.strip()) for part in text.split(",")))
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Parse names, separated by commas."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def number(low: float, high: float) -> Any:
-    """Return a parser of a number between two others."""
-
-    def parse(text: str) -> float:
+    def parse(text: str) -> ParsedT:
         try:
-            value = float(text)
+            value = convert(text)
+            if is_valid(value):
+                return value
         except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not a number from {low:g} to {high:g}")
-        return value
+            pass
+        raise argparse.ArgumentTypeError(message.format(text))
 
     return parse
 
 
-def url(text: str) -> str:
-    """Parse the base URL of a server; a trailing /v1 is dropped."""
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
-        url = httpx.URL("")
-    if url.scheme not in ("http", "https") or not url.host:
-        raise argparse.ArgumentTypeError(f"{text} is not an address such as http://127.0.0.1:8000")
-    # People paste the base URL that they give their client.
-    return text.rstrip("/").removesuffix("/v1")
+def number(low: float, high: float) -> Callable[[str], float]:
+    """Return a parser of a number between two others."""
+    return _parser(
+        float, lambda value: low <= value <= high, f"{{}} is not a number from {low:g} to {high:g}"
+    )
 
 
-def api_key(text: str) -> str:
-    """Parse a key that can be sent in a header."""
-    if not KEY.fullmatch(text):
-        # The message leaves the key out, because terminal output may be logged.
-        raise argparse.ArgumentTypeError("a key must be visible ASCII characters without spaces")
-    return text
+def listed(parse: Callable[[str], ParsedT]) -> Callable[[str], tuple[ParsedT, ...]]:
+    """Return a parser of values that are separated by commas; each counts once."""
+    return lambda text: tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
 
 
-def model_folder(text: str) -> Path:
-    """Parse the path of a model folder."""
-    folder = Path(text).expanduser()
-    if not (folder / "config.json").is_file():
-        raise argparse.ArgumentTypeError(f"{text} is not a model folder: it has no config.json")
-    return folder
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
 
 
-def output_file(text: str) -> Path:
-    """Parse the path of a file to write; its folder must exist."""
-    file = Path(text)
-    if file.is_dir() or not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write {text}: it is a folder, or its folder does not exist")
-    return file
-
-
-def input_file(text: str) -> Path:
-    """Parse the path of an existing file."""
-    file = Path(text).expanduser()
-    if not file.is_file():
-        raise argparse.ArgumentTypeError(f"{text} is not a file")
-    return file
-
+count = _parser(int, lambda value: value > 0, "{} is not a whole number above 0")
+count_or_none = _parser(int, lambda value: value >= 0, "{} is not a whole number")
+levels, names = listed(count), listed(str)
+# People paste the base URL that they give their client.
+url = _parser(
+    lambda text: text.rstrip("/").removesuffix("/v1"), re.compile(r"https?://[^/?#\s]+(/\S*)?").fullmatch,
+    "{} is not an address such as http://127.0.0.1:8000",
+)  # fmt: skip
+# The message leaves the key out, because terminal output may be logged.
+api_key = _parser(str, KEY.fullmatch, "a key must be visible ASCII characters without spaces")
+model_folder = _parser(
+    _path, lambda folder: (folder / "config.json").is_file(),
+    "{} is not a model folder: it has no config.json",
+)  # fmt: skip
+output_file = _parser(
+    _path, lambda file: file.parent.is_dir() and not file.is_dir(),
+    "cannot write {}: it is a folder, or its folder does not exist",
+)  # fmt: skip
+input_file = _parser(_path, Path.is_file, "{} is not a file")
 
 SHARED: dict[str, tuple[Any, str, str]] = {
     "model": (model_folder, "DIR", "Model folder; without it the bundled model."),
@@ -123,37 +95,6 @@ OUTPUTS: dict[str, Any] = {"json": None, "csv": None, "html": None}
 """The flags of files to write, without a default."""
 
 
-def add(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Add shared flags to the parser, by their names with underscores and their defaults."""
-    for name, default in defaults.items():
-        flag = name.replace("_", "-")
-        parse, placeholder, text = SHARED[flag]
-        declare(parser, Flag(f"--{flag}", parse, placeholder, default, text))
-        if flag == "draft-model":
-            add_settings(parser, "draft_translation")
-
-
-def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add flags of `reprise serve` to the parser, by the names of the settings.
-
-    Parsing raises SettingsError for a value that is not valid.
-    """
-    for known in map(SETTINGS.__getitem__, names):
-        placeholder = "|".join(known.choices) or known.name.upper()
-        declare(parser, Flag(known.flag, known.parse, placeholder, known.default, known.help))
-
-
-def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the values of flags by add_settings(), as keyword arguments of Settings."""
-    return {name: getattr(arguments, name) for name in names}
-
-
-def flags(arguments: argparse.Namespace, *names: str) -> list[str]:
-    """Return flags of `reprise serve` that say the same as those by add_settings()."""
-    given = settings(arguments, *names).items()
-    return [f"{SETTINGS[name].flag}={value}" for name, value in given if value != SETTINGS[name].default]
-
-
 class Flag(NamedTuple):
     """A flag of one command. parse: None makes a flag without a value."""
 
@@ -176,10 +117,41 @@ def declare(parser: argparse.ArgumentParser, *flags: Flag) -> None:
         parser.add_argument(name, type=parse, metavar=placeholder, default=default, help=text)
 
 
+def add(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Add shared flags to the parser, by their names with underscores and their defaults."""
+    for name, default in defaults.items():
+        flag = name.replace("_", "-")
+        parse, placeholder, text = SHARED[flag]
+        declare(parser, Flag(f"--{flag}", parse, placeholder, default, text))
+        if name == "draft_model":
+            add_settings(parser, "draft_translation")
+
+
+def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add flags of `reprise serve` to the parser, by the names of the settings.
+
+    Parsing raises SettingsError for a value that is not valid.
+    """
+    for known in map(SETTINGS.__getitem__, names):
+        placeholder = "|".join(known.choices) or known.name.upper()
+        declare(parser, Flag(known.flag, known.parse, placeholder, known.default, known.help))
+
+
+def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the values of flags by add_settings(), as keyword arguments of Settings."""
+    return {name: getattr(arguments, name) for name in names}
+
+
 def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings for --draft-model and --draft-translation, as keyword arguments of Settings."""
     folder = arguments.draft_model
     return {"draft_model": str(folder) if folder else None} | settings(arguments, "draft_translation")
+
+
+def flags(arguments: argparse.Namespace, *names: str) -> list[str]:
+    """Return flags of `reprise serve` that say the same as those by add_settings()."""
+    given = settings(arguments, *names).items()
+    return [f"{SETTINGS[name].flag}={value}" for name, value in given if value != SETTINGS[name].default]
 
 
 def check_names(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -55,46 +54,38 @@ def run_command(name: str, run: Callable[[argparse.Namespace], int], arguments: 
 
 
 class Work:
-    """Shows the progress of work with a known weight: a bar in a terminal, otherwise a line per stage."""
+    """Shows the progress of work with a known weight: a bar in a terminal, otherwise a line per label."""
 
     def __init__(self, weight: float = 0.0, console: Console | None = None) -> None:
         self.weight = weight
-        self._console = console or Console(stderr=True)
-        self._done = 0.0
-        self._start = time.perf_counter()
-        self._label = ""
-        self._progress = Progress(
-            *Progress.get_default_columns(), console=self._console, transient=True,
-            disable=not self._console.is_terminal,
-        )  # fmt: skip
-        self._task = self._progress.add_task("", total=weight)
+        console = console or Console(stderr=True)
+        self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
+        self._progress.add_task("", total=weight)
+        (self._task,) = self._progress.tasks
 
     def begin(self, label: str) -> None:
         """Show what is running now."""
-        if label == self._label:
+        task, text = self._task, escape(label)
+        if text == task.description:
             return
-        self._label = label
-        self._progress.update(self._task, description=escape(label), total=self.weight)
-        if not self._console.is_terminal:
-            share = f"{100 * self._done / self.weight:.0f} %" if self.weight else "0 %"
-            self._console.print(f"{label} ({share} done{self._left()})", highlight=False, markup=False)
+        self._progress.update(task.id, description=text, total=self.weight)
+        if self._progress.disable:
+            text = f"{label} ({task.percentage:.0f} % done"
+            if task.completed:
+                left_s = (task.elapsed or 0.0) * max(0.0, self.weight / task.completed - 1)
+                text += f", about {duration(left_s)} left"
+            self._progress.console.print(f"{text})", highlight=False, markup=False)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
         """Begin a stage with its own total weight; return a function to call after each unit of it."""
-        self.weight, self._done, self._start = weight, 0.0, time.perf_counter()
+        self.weight = weight
+        self._progress.reset(self._task.id, total=weight)
         self.begin(label)
         return self.advance
 
     def advance(self, weight: float = 1.0) -> None:
         """Add finished work of this weight."""
-        self._done += weight
-        self._progress.update(self._task, completed=self._done, total=self.weight)
-
-    def _left(self) -> str:
-        if not self._done:
-            return ""
-        spent_s = time.perf_counter() - self._start
-        return f", about {duration(spent_s * max(0.0, self.weight - self._done) / self._done)} left"
+        self._progress.update(self._task.id, advance=weight, total=self.weight)
 
     def __enter__(self) -> "Work":
         self._progress.start()

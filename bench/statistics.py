@@ -1,10 +1,9 @@
 """All statistics of the benchmarks: percentiles, ratios, lines, and intervals. Pure functions over numbers.
 
-Intervals: runs of one chat are not independent, because they share its length, its text and the state of
-the machine. So the chat is the unit of sampling: everything is recomputed without each chat in turn, and the
-spread of the results gives the interval (delete-one jackknife, Student's t with the number of chats less one
-as degrees of freedom). This works for ratios such as a break-even and assumes nothing about noise within a
-chat. It says nothing about other machines or other kinds of text.
+Intervals: runs of one chat share its length, its text and the state of the machine. So the chat is the unit
+of sampling: everything is recomputed without each chat in turn, and the spread of the results gives the
+interval (delete-one jackknife, Student's t with the number of chats less one as degrees of freedom). This
+works for ratios such as a break-even. It says nothing about other machines or other kinds of text.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,19 +23,13 @@ CONFIDENCE = 0.95
 def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
     """Return the smallest value such that at least this share of the weight lies at or below it.
 
-    weighted: (value, weight) pairs, at least one, weights > 0. share: in (0, 1].
-    With equal weights this is the nearest-rank percentile: always a value that occurs, never an
-    interpolation.
+    weighted: (value, weight) pairs, at least one, weights > 0. share: in (0, 1]. With equal weights this is
+    the nearest-rank percentile: always a value that occurs, never an interpolation.
     """
-    ordered = sorted(weighted)
+    values, weights = zip(*sorted(weighted), strict=True)
+    passed = np.cumsum(weights)
     # The tolerance makes up for rounding errors in sums of fractional weights.
-    needed = share * sum(weight for _, weight in ordered) - 1e-9
-    passed = 0.0
-    for value, weight in ordered:
-        passed += weight
-        if passed >= needed:
-            return value
-    return ordered[-1][0]
+    return float(values[np.searchsorted(passed, share * passed[-1] - 1e-9)])
 
 
 def percentiles(weighted: Sequence[tuple[float, float]]) -> dict[str, float] | None:
@@ -47,7 +40,7 @@ def percentiles(weighted: Sequence[tuple[float, float]]) -> dict[str, float] | N
 def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> dict[str, float] | None:
     """Return the ratio of the medians of ours and theirs, and the extreme ratios of single rounds.
 
-    None if no round has a value above 0 on both sides; a round that only one side finished is left out.
+    A round that only one side finished is left out; None if none is left.
     """
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a and b]
     if not pairs:
@@ -62,12 +55,16 @@ def rate(amount: float, seconds: float) -> float | None:
     return amount / seconds if amount > 0 and seconds > 0 else None
 
 
+def ratio(value: float | None, of: float | None) -> float | None:
+    """Return value / of; None if either is missing or of is 0."""
+    return value / of if value is not None and of else None
+
+
 def share_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> list[float]:
     """Estimate the tokens of each chunk, adding up to total, where only the total is known.
 
-    texts: the text of each chunk. counted: tokens of each text tokenized by itself, at least 1 each.
-    If there are as many chunks as tokens, each has one. Otherwise the total is divided in proportion to
-    counted, because a chunk of a drafting server may hold several tokens.
+    counted: tokens of each chunk's text by itself, at least 1 each. If there are as many chunks as tokens,
+    each has one. Otherwise a chunk may hold several tokens, and its share is by what was counted.
     """
     if len(texts) == total:
         return [1.0] * total
@@ -75,9 +72,15 @@ def share_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> li
     return [count * scale for count in counted]
 
 
-def ratio(value: float | None, of: float | None) -> float | None:
-    """Return value / of; None if either is missing or of is 0."""
-    return value / of if value is not None and of else None
+def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Return (a, b) of the least-squares line y = a + b x; a horizontal line if x does not vary."""
+    b = float(np.cov(x, y, bias=True)[0, 1] / x.var()) if x.var() > 1e-12 else 0.0
+    return float(y.mean() - b * x.mean()), b
+
+
+def break_even(a: float, b: float, plain: float = 1.0) -> float:
+    """Return the x at which a + b x equals plain; nan if the line does not rise."""
+    return (plain - a) / b if b > 1e-9 else float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +92,6 @@ class Estimate:
     high: float | None = None
 
 
-def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
-    """Return (a, b) of the least-squares line y = a + b x; a horizontal line if x does not vary."""
-    spread = x - x.mean()
-    variation = float(spread @ spread)
-    b = float(spread @ y) / variation if variation > 1e-12 else 0.0
-    return float(y.mean()) - b * float(x.mean()), b
-
-
-def break_even(a: float, b: float, plain: float = 1.0) -> float:
-    """Return the x at which a + b x equals plain; nan if the line does not rise."""
-    return (plain - a) / b if b > 1e-9 else float("nan")
-
-
 def jackknife(groups: Iterable[int], estimate: Callable[[Mask], Sequence[float]]) -> list[Estimate]:
     """Estimate values and their intervals by leaving out one group at a time.
 
@@ -110,12 +100,10 @@ def jackknife(groups: Iterable[int], estimate: Callable[[Mask], Sequence[float]]
     of = np.array(list(groups))
     names = np.unique(of)
     whole = [float(value) for value in estimate(np.ones(len(of), dtype=bool))]
-    if len(names) < 3:
+    if (count := len(names)) < 3:
         return [Estimate(value) for value in whole]
     without = np.array([estimate(of != name) for name in names], dtype=float)
-    count = len(names)
-    errors = np.sqrt((count - 1) / count * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
-    reach = student(count - 1) * errors
+    reach = student(count - 1) * np.sqrt(count - 1) * without.std(axis=0)
     return [
         Estimate(value, value - float(far), value + float(far)) if np.isfinite(far) else Estimate(value)
         for value, far in zip(whole, reach, strict=True)
@@ -139,11 +127,8 @@ def geometric_mean_of(values: Iterable[float]) -> Estimate:
 def student(freedom: int) -> float:
     """Return Student's t for the two-sided interval, in standard errors. freedom: degrees of freedom.
 
-    With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which is integrated
-    numerically.
+    With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which is summed up.
     """
     angles = np.linspace(0.0, np.pi / 2, 200_001)
-    mass = np.cos(angles) ** (freedom - 1)
-    inside = np.concatenate([[0.0], np.cumsum((mass[1:] + mass[:-1]) / 2)])
-    angle = float(np.interp(CONFIDENCE, inside / inside[-1], angles))
-    return float(np.sqrt(freedom) * np.tan(angle))
+    inside = np.cumsum(np.cos(angles) ** (freedom - 1))
+    return float(np.sqrt(freedom) * np.tan(np.interp(CONFIDENCE, inside / inside[-1], angles)))

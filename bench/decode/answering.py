@@ -17,7 +17,7 @@ from bench.experiment import Experiment, Parity, Row, measured
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.replay.policies import speedups
-from bench.workloads import Chat, Turn, lengths_of, make_chats
+from bench.workloads import Chat, lengths_of, make_chats
 from config.settings import Settings
 from engine.request import DraftChoice, DraftType, Finished, Streaming
 from engine.text.tokenizer import Tokenizer
@@ -25,21 +25,20 @@ from engine.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to answer chats. is_free: schemas are ignored. streaming: how a WeDLM model fills tokens in.
+    """A way to answer chats. streaming: how a WeDLM model fills tokens in.
 
     prepare: called with the engine before each run; by default the drafters forget what they have seen.
     """
 
     draft_type: DraftType = "none"
     num_draft_tokens: int | None = None
-    is_free: bool = False
     streaming: Streaming | None = None
     prepare: Callable[[LocalEngine], object] = lambda local: local.engine.table_reset()
 
 
 PLAIN = Arm()
 LOOKED_UP = ("auto", "suffix", "ngram-simple", "ngram-mod")
-"""Draft types whose gain in hindsight can be replayed from the text alone."""
+"""Draft types whose gain at other widths can be replayed from the text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +58,16 @@ class Case:
         first = self.chats[0]
         return f"{first.workload}, {first.prompt_tokens} tokens" if first.prompt_tokens else first.workload
 
-    @property
-    def has_schema(self) -> bool:
-        """Whether any turn has a schema, which drafted answers then follow."""
-        return any(turn.schema for chat in self.chats for turn in chat.turns)
+
+Arms = Mapping[str, Arm]
+Cases = Mapping[str, Case]
 
 
 @dataclass
 class Answering:
     """An engine that answers cases, and how.
 
-    skipped: for each (workload, turn), the cases in which a prompt left no room for an answer.
+    skipped: workloads and turns of which a prompt left no room for an answer, in words.
     """
 
     local: LocalEngine
@@ -77,37 +75,29 @@ class Answering:
     seed: int
     work: Work = field(default_factory=Work)
     meter: EnergyMeter | None = None
-    skipped: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    skipped: set[str] = field(default_factory=set)
 
     def compare(
-        self,
-        arms: Mapping[str, Arm],
-        cases: Mapping[str, Case],
-        repeats: int,
-        stage: str | None = "",
-        **more: Any,
+        self, arms: Arms, cases: Cases, repeats: int, stage: str | None = "", **more: Any
     ) -> list[Row]:
         """Run every arm on every case, alternating; return the measured rows, by case and arm.
 
         stage: begins the name of each case in the progress; None: no case is shown. more: of Experiment.
         """
+        num_runs = len(arms) * sum(repeats + case.is_first for case in cases.values())
+        self.work.weight = self.work.weight or num_runs
 
         def run(arm: Arm, case: Case) -> list[Row]:
-            if arm.is_free and not case.has_schema:
-                return []
+            if stage is not None:
+                self.work.begin(stage + case.label)
             rows = self.run(case, arm)
             self.work.advance()
             return rows
 
-        def watch(_: str, case: str, __: int) -> None:
-            if stage is not None:
-                self.work.begin(stage + cases[case].label)
-
-        experiment = Experiment(
-            {name: partial(run, arm) for name, arm in arms.items()}, cases, repeats,
-            lambda name: cases[name].is_first, watch=watch, **more,
-        )  # fmt: skip
-        rows, order = measured(experiment.run()), ([*cases], [*arms])
+        named = {name: partial(run, arm) for name, arm in arms.items()}
+        experiment = Experiment(named, cases, repeats, lambda name: cases[name].is_first, **more)
+        order = [*cases], [*arms]
+        rows = measured(experiment.run())
         return sorted(rows, key=lambda row: (order[0].index(row["case"]), order[1].index(row["arm"])))
 
     def run(self, case: Case, arm: Arm) -> list[Row]:
@@ -116,27 +106,29 @@ class Answering:
         first, choice = case.chats[0], DraftChoice(arm.draft_type, arm.num_draft_tokens)
         rows = []
         for number, turns in enumerate(zip_longest(*(chat.turns for chat in case.chats)), 1):
-            asked = [replace(turn, schema=None) if arm.is_free else turn for turn in turns if turn]
+            asked = [turn for turn in turns if turn]
             requests = self.local.requests(asked, choice, self.max_tokens, self.seed, case.prediction)
-            requests = [replace(one, streaming=arm.streaming) for one in requests]
             if not requests:
-                self.skipped.setdefault((first.workload, number), set()).add(id(case))
+                self.skipped.add(f"{first.workload}, turn {number}")
                 continue
             before_j = self.meter.read() if self.meter else None
-            ends = self.local.answer(requests)
+            ends = self.local.answer([replace(one, streaming=arm.streaming) for one in requests])
             after_j = self.meter.read() if self.meter else None
             if any(turn.is_measured for turn in asked):
-                joules = None if before_j is None or after_j is None else after_j - before_j
                 rows.append({
                     "workload": first.workload, "prompt_tokens": first.prompt_tokens,
-                    "draft_type": arm.draft_type, "num_draft_tokens": arm.num_draft_tokens,
-                    "turn": number, **row_of(ends, joules),
+                    "draft_type": arm.draft_type, "num_draft_tokens": arm.num_draft_tokens, "turn": number,
+                    "energy_j": None if before_j is None or after_j is None else after_j - before_j,
+                    **row_of(ends),
                 })  # fmt: skip
         return rows
 
 
-def row_of(ends: Sequence[Finished], energy_j: float | None = None) -> Row:
-    """Return the row of all streams' answers to one turn.
+_SUMMED = ("num_drafted", "num_accepted", "num_fed", "drafter_s", "charged_s", "charged_plain_s")
+
+
+def row_of(ends: Sequence[Finished]) -> Row:
+    """Return the figures of all streams' answers to one turn.
 
     tokens, origins: one entry per stream. decode_s: from the end of prefill to the last token; with several
     streams, from submission to the last token of all. prefill_s: from admission to the end of all prefill.
@@ -144,18 +136,12 @@ def row_of(ends: Sequence[Finished], energy_j: float | None = None) -> Row:
     """
     usages = [end.usage for end in ends]
     reports = [usage.drafting for usage in usages]
-    nested = [
+    by_source, by_position = add_nested(
         {"by_source": {name: pair for name, *pair in one.by_source}, "by_position": one.by_position}
         for one in reports
-    ]
-    by_source, by_position = add_nested(nested)
-    sums = {
-        name: sum(getattr(one, name) for one in reports)
-        for name in ("num_drafted", "num_accepted", "drafter_s", "num_fed", "charged_s", "charged_plain_s")
-    }
+    )
     return {
-        "streams": len(ends),
-        "tokens": [list(end.tokens) for end in ends],
+        "streams": len(ends), "tokens": [list(end.tokens) for end in ends],
         "origins": [[list(one) for one in report.origins] for report in reports],
         "num_tokens": sum(len(end.tokens) for end in ends),
         "num_prefilled": sum(usage.num_prompt_tokens - usage.num_cached_tokens for usage in usages),
@@ -163,13 +149,15 @@ def row_of(ends: Sequence[Finished], energy_j: float | None = None) -> Row:
         "first_token_s": sum(usage.first_token_s for usage in usages) / len(usages),
         "decode_s": max(usage.total_s for usage in usages) - (usages[0].prefill_s if len(ends) == 1 else 0.0),
         "num_forwards": sum(end.usage.drafting.num_forwards or len(end.tokens) for end in ends),
-        "by_source": by_source,
-        "by_position": by_position,
-        "open_s": sum(report.drafter_open_s for report in reports),
-        "translation": dict(sum((Counter(report.translation) for report in reports), Counter())),
-        "energy_j": energy_j,
-        **sums,
-    }
+        "by_source": by_source, "by_position": by_position,
+        "translation": add_counts(report.translation for report in reports),
+        **{name: sum(getattr(one, name) for one in reports) for name in _SUMMED},
+    }  # fmt: skip
+
+
+def add_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of counts by name."""
+    return dict(sum(map(Counter, counts), Counter()))
 
 
 def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int]]]:
@@ -184,23 +172,23 @@ def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int
     return by_source, by_position
 
 
-def samples_of(runs: Sequence[Row], cases: Mapping[str, Case], tokenizer: Tokenizer) -> list[Row]:
+def samples_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer) -> list[Row]:
     """Return one answer per workload and draft type: the last turn of the first chat's first stream."""
     found: dict[tuple[str, str], Row] = {}
     for run in runs:
         last = found.setdefault((run["workload"], run["draft_type"]), run)
-        is_same = (run["case"], run["arm"]) == (last["case"], last["arm"])
-        if is_same and run["turn"] >= last["turn"]:
+        if all(run[name] == last[name] for name in ("case", "arm", "round")):
             found[run["workload"], run["draft_type"]] = run
-    return [
-        {
+    samples = []
+    for run in found.values():
+        turn = cases[run["case"]].chats[0].turns[run["turn"] - 1]
+        said = [(one["role"], one.get("content") or one.get("tool_calls") or "") for one in turn.messages]
+        samples.append({
             **{name: run[name] for name in ("workload", "draft_type", "num_draft_tokens", "turn")},
-            "prompt": prompt_text(cases[run["case"]].chats[0].turns[run["turn"] - 1]),
+            "prompt": turn.text or "\n\n".join(f"{role}: {content}" for role, content in said),
             "tokens": token_texts(run["tokens"][0], run["origins"][0], tokenizer.piece, tokenizer.eos_ids),
-        }
-        for run in found.values()
-        if run["draft_type"] != "none"
-    ]
+        })  # fmt: skip
+    return [one for one in samples if one["draft_type"] != "none"]
 
 
 def token_texts(
@@ -217,22 +205,6 @@ def token_texts(
         for token, source in zip(tokens, sources, strict=True)
         if token not in eos_ids
     ]
-
-
-def prompt_text(turn: Turn) -> str:
-    """Return a turn's prompt for display; several messages are prefixed with their roles."""
-    if turn.text is not None:
-        return turn.text
-    texts = [str(message.get("content") or message.get("tool_calls") or "") for message in turn.messages]
-    if len(texts) == 1:
-        return texts[0]
-    return "\n\n".join(f"{one['role']}: {text}" for one, text in zip(turn.messages, texts, strict=True))
-
-
-def arms_of(drafted: Sequence[Arm]) -> dict[str, Arm]:
-    """Return the arms by name: plainly without schemas, plainly, and the drafted ones."""
-    named = {f"{arm.draft_type} {arm.num_draft_tokens}": arm for arm in drafted}
-    return {"free": Arm(is_free=True), "plain": PLAIN, **named}
 
 
 def chats_of(
@@ -264,26 +236,21 @@ def make_cases(chats: Sequence[Sequence[Chat]], streams: int = 1) -> dict[str, C
     return cases
 
 
-def num_runs(cases: Mapping[str, Case], num_drafted: int, repeats: int) -> int:
-    """Return the number of all runs, with this number of drafted arms."""
-    return sum((repeats + one.is_first) * (1 + one.has_schema + num_drafted) for one in cases.values())
+def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
+    """Return a row for each drafted answer: case, turn, arm, parity, and perhaps its best_width.
 
-
-def check(local: LocalEngine, cases: Mapping[str, Case], runs: Sequence[Row]) -> list[Row]:
-    """Return a row for each drafted answer: case, turn, arm, parity, and best_width and hindsight speedups.
-
-    Speedups are only of single turns without a schema, drafted from the text of the chat alone, by measured
-    costs.
+    best_width: the speedup if all steps had the best single width, by measured costs; of single turns
+    without a schema, drafted from the text of the chat alone.
     """
     answers: dict[tuple[str, int, str], list[Row]] = {}
     for run in runs:
         answers.setdefault((run["case"], run["turn"], run["arm"]), []).append(run)
     checks = []
     for (name, turn, arm), drafted in answers.items():
-        if arm in ("free", "plain"):
+        if arm == "plain":
             continue
-        case, plain, first = cases[name], answers[name, turn, "plain"], drafted[0]
-        turns = [chat.turns[turn - 1] for chat in case.chats if turn <= len(chat.turns)]
+        chats, plain = cases[name].chats, answers[name, turn, "plain"]
+        turns = [chat.turns[turn - 1] for chat in chats if turn <= len(chat.turns)]
         prompts = [local.prompt_of(one) for one in turns]
         parity = Parity()
         for stream, prompt in enumerate(prompts):
@@ -292,14 +259,11 @@ def check(local: LocalEngine, cases: Mapping[str, Case], runs: Sequence[Row]) ->
                 lambda before, prompt=prompt: local.engine.margin((*prompt, *before)),  # type: ignore[misc]
             )  # fmt: skip
         found = {"case": name, "turn": turn, "arm": arm, "parity": parity}
-        is_alone = len(case.chats) == len(case.chats[0].turns) == 1 and not case.has_schema
-        costs, answer = local.engine.costs, first["tokens"][0]
+        is_alone = len(chats) == len(chats[0].turns) == 1 and not turns[0].schema
+        costs, length, kind = local.engine.costs, drafted[0]["num_draft_tokens"], drafted[0]["draft_type"]
         # Costs that are not this machine's say nothing about what its best width would gain.
-        is_priced = is_alone and costs.is_learned and first["draft_type"] in LOOKED_UP
-        if is_priced and first["num_draft_tokens"]:
-            widest = first["num_draft_tokens"] + 1
-            found["best_width"], found["hindsight"] = speedups(
-                costs, first["draft_type"], prompts[0], answer, widest
-            )
+        if is_alone and length and costs.is_learned and kind in LOOKED_UP:
+            tokens = drafted[0]["tokens"][0]
+            found["best_width"] = speedups(costs, kind, prompts[0], tokens, length + 1)[0]
         checks.append(found)
     return checks

@@ -1,54 +1,23 @@
 """Compute the rows of the decode table from runs, and describe its columns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from statistics import mean
 from typing import Any
 
 import polars as pl
 from rich.console import Console
 
-from bench.decode.answering import add_nested
+from bench.decode.answering import add_counts, add_nested
 from bench.experiment import Parity, Row
 from bench.statistics import ratio
 from bench.tables import Column
 
-_NUMBERS = (
-    "num_tokens", "num_prefilled", "decode_s", "prefill_s", "first_token_s", "num_forwards", "drafter_s",
-    "open_s", "energy_j",
-)  # fmt: skip
 
-
-def sums_of(runs: Sequence[Row]) -> dict[str, Any]:
-    """Return sums over turns: times are those of the best run of each turn, counts are over all runs."""
-    if not runs:
-        return dict.fromkeys((*_NUMBERS, "tps", "num_counted", "joules_per_token", "by_round"))
-    numbers = [{name: row.get(name) for name in ("case", "turn", "round", *_NUMBERS)} for row in runs]
-    frame = pl.DataFrame(numbers, infer_schema_length=None, schema_overrides={"energy_j": pl.Float64})
-    best = frame.group_by("case", "turn").agg(
-        pl.col("num_tokens", "num_prefilled").first(), pl.col("decode_s", "prefill_s", "first_token_s").min()
-    )
-    sums: dict[str, Any] = frame.sum().to_dicts()[0] | best.sum().to_dicts()[0]
-    rounds = frame.group_by("round").agg(pl.col("num_tokens", "decode_s").sum()).sort("round")
-    is_metered = not frame["energy_j"].null_count()
-    num_counted = int(frame["num_tokens"].sum())
-    return sums | {
-        "num_counted": num_counted,
-        "first_token_s": best["first_token_s"].mean(),
-        "tps": ratio(sums["num_tokens"], sums["decode_s"]),
-        "joules_per_token": ratio(sums["energy_j"], num_counted) if is_metered else None,
-        "by_round": (rounds["num_tokens"] / rounds["decode_s"]).to_list(),
-    }
-
-
-def rows_of(
-    runs: Sequence[Row],
-    checks: Sequence[Row],
-    has_turns: bool | None = None,
-    more: Callable[[Sequence[Row], Sequence[Row]], Row] = lambda *_: {},
-) -> list[Row]:
+def rows_of(runs: Sequence[Row], checks: Sequence[Row], has_turns: bool | None = None) -> list[Row]:
     """Return a row over all turns for each workload, length and arm, then rows for single turns.
 
     checks: see bench.decode.answering.check(). has_turns: whether there are rows for single turns; by default
-    if there are several. more: returns further fields, from the runs of an arm and all runs of its cases.
+    if there are several.
     """
     groups: dict[tuple[str, int | None, str], list[Row]] = {}
     for run in runs:
@@ -56,68 +25,74 @@ def rows_of(
             groups.setdefault((run["workload"], run["prompt_tokens"], run["arm"]), []).append(run)
     rows = []
     for drafted in groups.values():
-        cases = {run["case"] for run in drafted}
-        beside = [run for run in runs if run["case"] in cases]
+        cases, arm = {run["case"] for run in drafted}, drafted[0]["arm"]
+        plain = [run for run in runs if run["arm"] == "plain" and run["case"] in cases]
+        checked = [one for one in checks if one["arm"] == arm and one["case"] in cases]
         turns = sorted({run["turn"] for run in drafted})
         is_split = len(turns) > 1 if has_turns is None else has_turns
         for turn in (None, *(turns if is_split else ())):
-            ours, others, own = (
-                [one for one in some if turn in (None, one["turn"])] for some in (drafted, beside, checks)
+            of_turn = (
+                [one for one in some if turn in (None, one["turn"])] for some in (drafted, plain, checked)
             )
-            rows.append(row_of(ours, others, own, turn) | more(ours, others))
+            rows.append({"turn": turn} | row_of(*of_turn))
     return rows
 
 
-def row_of(drafted: Sequence[Row], beside: Sequence[Row], checks: Sequence[Row], turn: int | None) -> Row:
-    """Return the row of the runs of one arm, beside the runs of all arms on the same cases.
+_ABOUT = ("workload", "draft_type", "num_draft_tokens", "prompt_tokens", "streams", "arm")
+_NUMBERS = (
+    "case", "turn", "round", "num_tokens", "num_prefilled", "num_forwards", "decode_s", "prefill_s",
+    "first_token_s", "drafter_s", "energy_j",
+)  # fmt: skip
 
-    Speedups are over "free", which is plain decoding without a schema, if there is one.
+
+def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) -> Row:
+    """Return the row of the runs of one arm, beside plain runs of the same cases.
+
+    Times are those of the best run of each turn, counts are over all runs.
     """
-    plain, free = ([run for run in beside if run["arm"] == arm] for arm in ("plain", "free"))
-    base, first = free or plain, drafted[0]
-    sums, plain_sums, constrained = sums_of(drafted), sums_of(base), sums_of(plain if free else [])
+    best, total, speeds = _sums_of(drafted)
+    plain_best, plain_total, plain_speeds = _sums_of(plain)
     by_source, by_position = add_nested(drafted)
     num_drafted, num_accepted = (sum(pair[at] for pair in by_source.values()) for at in (0, 1))
-    places = {(run["case"], run["turn"], run["arm"]) for run in drafted}
-    found = [one for one in checks if (one["case"], one["turn"], one["arm"]) in places]
     parity = Parity()
-    for check in found:
+    for check in checks:
         parity.add(check["parity"])
-    best_width, hindsight = (
-        _mean([check.get(name) for check in found]) for name in ("best_width", "hindsight")
-    )
-    speedup = ratio(sums["tps"], plain_sums["tps"])
+    widths = [width for check in checks if (width := check.get("best_width"))]
+    best_width = mean(widths) if 0 < len(widths) == len(checks) else None
+    tps, plain_tps = (ratio(one["num_tokens"], one["decode_s"]) for one in (best, plain_best))
+    speedup = ratio(tps, plain_tps)
     # The best runs of several turns may be of different rounds, so their ratio can exceed that of any round.
-    pairs = zip(sums["by_round"], plain_sums["by_round"], strict=False)
-    speedups = [one / other for one, other in pairs] + ([speedup] if speedup else [])
+    speedups = [one for one in (speedup, *map(ratio, speeds, plain_speeds)) if one]
+    num_tokens = total["num_tokens"]
     return {
-        "workload": first["workload"], "draft_type": first["draft_type"],
-        "num_draft_tokens": first["num_draft_tokens"], "prompt_tokens": first["prompt_tokens"],
-        "turn": turn, "streams": first["streams"], "arm": first["arm"],
-        "answers": len({place[:2] for place in places}) * first["streams"], "tokens": sums["num_tokens"],
-        "decode_tps": sums["tps"], "plain_tps": plain_sums["tps"],
-        "constrained_plain_tps": constrained["tps"], "speedup": speedup,
+        **{name: drafted[0][name] for name in _ABOUT},
+        "tokens": best["num_tokens"], "decode_tps": tps, "plain_tps": plain_tps, "speedup": speedup,
         "speedup_low": min(speedups, default=None), "speedup_high": max(speedups, default=None),
-        "prefill_tps": ratio(sums["num_prefilled"], sums["prefill_s"]),
-        "plain_prefill_tps": ratio(plain_sums["num_prefilled"], plain_sums["prefill_s"]),
-        "ttft_ms": 1000 * sums["first_token_s"], "plain_ttft_ms": 1000 * plain_sums["first_token_s"],
+        "prefill_tps": ratio(best["num_prefilled"], best["prefill_s"]),
+        "ttft_ms": 1000 * best["first_token_s"] / best["turns"],
         "acceptance": ratio(num_accepted, num_drafted),
         "acceptance_by_position": [accepted / drafted for drafted, accepted in by_position],
         "drafted_by_position": [drafted for drafted, _ in by_position],
-        "tokens_per_forward": ratio(sums["num_counted"], sums["num_forwards"]),
-        "drafted_share": ratio(num_accepted, sums["num_counted"]), "by_source": by_source,
-        "drafter_us_per_token": ratio(1e6 * sums["drafter_s"], sums["num_counted"]),
-        "drafter_open_ms": ratio(1e3 * sums["open_s"], len(drafted) * first["streams"]), **parity.figures(),
+        "tokens_per_forward": ratio(num_tokens, total["num_forwards"]),
+        "drafted_share": ratio(num_accepted, num_tokens), "by_source": by_source,
+        "translation": add_counts(run["translation"] for run in drafted),
+        "drafter_us_per_token": ratio(1e6 * total["drafter_s"], num_tokens), **parity.figures(),
         "best_width_speedup": best_width, "of_best_width": ratio(speedup, best_width),
-        "hindsight_speedup": hindsight, "of_hindsight": ratio(speedup, hindsight),
-        "energy_j_per_token": sums["joules_per_token"],
-        "plain_energy_j_per_token": plain_sums["joules_per_token"],
+        "energy_j_per_token": ratio(total["energy_j"], num_tokens),
+        "plain_energy_j_per_token": ratio(plain_total["energy_j"], plain_total["num_tokens"]),
     }  # fmt: skip
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    defined = [value for value in values if value is not None]
-    return sum(defined) / len(defined) if defined and len(defined) == len(values) else None
+def _sums_of(runs: Sequence[Row]) -> tuple[dict[str, Any], dict[str, Any], list[float]]:
+    """Return sums of the best runs of each turn, sums of all runs, and the speed of each round."""
+    frame = pl.DataFrame([{name: run[name] for name in _NUMBERS} for run in runs], infer_schema_length=None)
+    best = frame.group_by("case", "turn").min()
+    total = frame.sum().row(0, named=True)
+    if frame["energy_j"].null_count():
+        total["energy_j"] = None
+    rounds = frame.group_by("round").agg(pl.col("num_tokens", "decode_s").sum()).sort("round")
+    speeds = (rounds["num_tokens"] / rounds["decode_s"]).to_list()
+    return best.sum().row(0, named=True) | {"turns": len(best)}, total, speeds
 
 
 def _percent(value: float | None) -> str:
@@ -151,19 +126,11 @@ def print_divergences(console: Console, rows: Sequence[Row]) -> None:
     """Print a sentence for each row with a divergence."""
     for row in rows:
         if first := row["first_divergence"]:
-            words = dict.fromkeys(("draft_model", "strategy", "workload"), "{}")
-            words |= {"prompt_tokens": "{} tokens", "turn": "turn {}"}
-            known = [text.format(row[name]) for name, text in words.items() if row.get(name) is not None]
+            names = ("draft_model", "strategy", "workload", "prompt_tokens", "turn", "draft_type")
+            what = ", ".join(str(row[name]) for name in names if row.get(name))
             text = (
-                f"FAIL: {', '.join(known)}, {row['draft_type']} with up to {row['num_draft_tokens']}: "
-                f"{row['parity_differing']} of {row['parity_pairs']} pairs of runs differ; the first at "
-                f"token {first['token']}, where the best token leads the second best by {first['margin']:.2g}"
+                f"FAIL: {what} with up to {row['num_draft_tokens']}: {row['parity_differing']} of "
+                f"{row['parity_pairs']} pairs of runs differ; the first at token {first['token']}, where the "
+                f"best token leads the second best by {first['margin']:.2g}"
             )
             console.print(text, style="red", highlight=False, markup=False)
-
-
-def flat(row: Row) -> Row:
-    """Return a row for CSV, with the first divergence in two fields."""
-    flattened = dict(row)
-    first = flattened.pop("first_divergence") or {}
-    return flattened | {f"first_divergence_{name}": first.get(name) for name in ("token", "margin")}

@@ -16,25 +16,14 @@ import argparse
 from itertools import product
 
 from bench import document, options, outputs, tables
-from bench.decode.answering import (
-    Answering,
-    Arm,
-    arms_of,
-    chats_of,
-    check,
-    make_cases,
-    num_runs,
-    samples_of,
-    settings_of,
-)
-from bench.decode.rows import COLUMNS, NOTES, flat, print_divergences, rows_of
+from bench.decode.answering import PLAIN, Answering, Arm, chats_of, check, make_cases, samples_of, settings_of
+from bench.decode.rows import COLUMNS, NOTES, print_divergences, rows_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
 from bench.local_engine import LocalEngine, equal_costs
-from bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, read_prompts
+from bench.workloads import ENGLISH, VERSION, WORKLOADS, read_prompts
 
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash")
-_WIDTH = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add(
         parser, model=None, draft_model=None, workloads=None, prompts=None, draft_types=("auto",),
         num_draft_tokens=(31,), prompt_tokens=None, max_tokens=256, cases=None, repeats=3, seed=1,
-        resume=None,
-        **options.OUTPUTS,
+        resume=None, **options.OUTPUTS,
     )  # fmt: skip
     options.declare(
         parser,
@@ -63,23 +51,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     options.check_drafts(arguments, DRAFT_TYPES)
-    arms = arms_of([Arm(*pair) for pair in product(arguments.draft_types, arguments.num_draft_tokens)])
+    pairs = product(arguments.draft_types, arguments.num_draft_tokens)
+    arms = {"plain": PLAIN} | {f"{name} {length}": Arm(name, length) for name, length in pairs}
     arguments.workloads = arguments.workloads or (() if arguments.prompts else ENGLISH)
     options.check_names("--workloads", arguments.workloads, tuple(WORKLOADS))
-    own, repeats, max_tokens = _own_chats(arguments), arguments.repeats, arguments.max_tokens
+    streams, repeats, max_tokens = arguments.streams, arguments.repeats, arguments.max_tokens
+    own = read_prompts(arguments.prompts) if arguments.prompts else []
+    if own and len(own) < streams:
+        raise ArgumentsError(f"{arguments.prompts} has only {len(own)} chats, fewer than --streams {streams}")
     settings = settings_of(
-        arguments, **options.draft_model_settings(arguments), max_rows=max(8, arguments.streams),
+        arguments, **options.draft_model_settings(arguments), max_rows=max(8, streams),
         num_draft_tokens=max(arguments.num_draft_tokens),
     )  # fmt: skip
     costs = equal_costs(settings.num_draft_tokens + 1) if arguments.verify_all else None
     with EnergyMeter() as meter, LocalEngine(settings, costs) as local:
-        chats = chats_of(arguments, local, (arguments.cases or 1) * arguments.streams)
-        cases = make_cases([*chats, own], arguments.streams)
+        chats = chats_of(arguments, local, (arguments.cases or 1) * streams)
+        cases = make_cases([*chats, own[: arguments.cases and arguments.cases * streams]], streams)
         # Taken before the runs: the machine's load is then that of other processes, and the step costs are
         # those measured while nothing else ran.
         measured = None if arguments.verify_all else local.engine.costs
         record = document.new_document(arguments, local.engine.info, measured, decode={})
-        with outputs.Work(num_runs(cases, len(arms) - 2, repeats)) as work:
+        with outputs.Work() as work:
             answering = Answering(local, max_tokens, arguments.seed, work, meter)
             runs = answering.compare(arms, cases, repeats, resume=arguments.resume, key=record["command"])
         rows = rows_of(runs, check(local, cases, runs))
@@ -90,25 +82,12 @@ def run(arguments: argparse.Namespace) -> int:
         "workloads_version": VERSION, "repeats": repeats, "seed": arguments.seed, "max_tokens": max_tokens,
         "energy": meter.source or meter.reason, "rows": rows, "samples": samples,
     }  # fmt: skip
-    console = outputs.make_console(_WIDTH)
+    console = outputs.make_console(120)
     title = f"Decoding {record['model']['name']} with drafts, compared with plain decoding"
     tables.print_rows(console, rows, COLUMNS, title, NOTES)
     print_divergences(console, rows)
-    for (workload, turn), left_out in answering.skipped.items():
-        note = f"! {workload}, turn {turn}: {len(left_out)} chats skipped, too long for the model's context"
+    for skipped in sorted(answering.skipped):
+        note = f"! {skipped}: chats skipped, too long for the model's context"
         console.print(note, style="yellow", highlight=False, markup=False)
-    outputs.finish(console, arguments, record, [flat(row) for row in rows])
+    outputs.finish(console, arguments, record, rows)
     return int(any(row["parity"] == "FAIL" for row in rows))
-
-
-def _own_chats(arguments: argparse.Namespace) -> list[Chat]:
-    """Return the chats of --prompts. Raises OSError, ValueError."""
-    if not arguments.prompts:
-        return []
-    chats = read_prompts(arguments.prompts)
-    kept = chats[: arguments.cases * arguments.streams] if arguments.cases else chats
-    if len(kept) < arguments.streams:
-        raise ArgumentsError(
-            f"{arguments.prompts} has {len(kept)} chats; --streams {arguments.streams} needs at least as many"
-        )
-    return kept

@@ -18,7 +18,7 @@ import polars as pl
 
 from bench import document, options, outputs, tables
 from bench.cost_curves import Curve, built_in
-from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, make_cases, num_runs, settings_of
+from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, make_cases, settings_of
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine, equal_costs
@@ -31,6 +31,7 @@ from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer
 
 PUBLISHED = "apple-m4-pro-4bit"
+NUMBERS = options.listed(options.number(0, 100))
 _SUMMED = ("num_tokens", "num_forwards", "num_fed", "decode_s", "charged_s", "charged_plain_s")
 DRAFTED = {"lookup": Arm("suffix"), "own": Arm("wedlm"), "lookup and own": Arm("auto")}
 COLUMNS = [
@@ -50,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.declare(
         parser,
         Flag("--windows", options.levels, "N,M", (4, 8, 16), "Window sizes of streaming."),
-        Flag("--thresholds", _numbers, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of streaming."),
-        Flag("--penalties", _numbers, "X,Y", (0.01, 0.02), "Position penalties of streaming."),
+        Flag("--thresholds", NUMBERS, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of streaming."),
+        Flag("--penalties", NUMBERS, "X,Y", (0.01, 0.02), "Position penalties of streaming."),
     )
 
 
@@ -59,23 +60,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     options.check_names("--workloads", arguments.workloads, tuple(WORKLOADS))
     curve = built_in()[PUBLISHED]
-    lists: dict[str, StepCosts | None] = {
-        "free": equal_costs(), "measured here": None, curve.name: _costs(curve),
-    }  # fmt: skip
+    published = StepCosts({(1, width): cost for width, cost in curve.points}, is_learned=False)
+    lists = {"free": equal_costs(), "measured here": None, curve.name: published}
     rows: list[Row] = []
-    with outputs.Work() as work:
-        for name, costs in lists.items():
-            with LocalEngine(settings_of(arguments), costs) as local:
-                if (token := local.engine.info.mask_token_id) is None:
-                    raise ArgumentsError(f"{arguments.model} is not a WeDLM model")
-                streaming = {} if costs else _streaming(arguments, token)
-                arms = {"plain": PLAIN, **DRAFTED, **streaming}
-                cases = make_cases(chats_of(arguments, local, arguments.cases))
-                work.weight += num_runs(cases, len(arms) - 1, arguments.repeats)
-                answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-                runs = answering.compare(arms, cases, arguments.repeats, f"{name}: ")
-                rows += _summarize(runs, cases, local.engine.tokenizer, name, curve)
-                record = document.new_document(arguments, local.engine.info)
+    for name, costs in lists.items():
+        with LocalEngine(settings_of(arguments), costs) as local, outputs.Work() as work:
+            if (token := local.engine.info.mask_token_id) is None:
+                raise ArgumentsError(f"{arguments.model} is not a WeDLM model")
+            arms = {"plain": PLAIN, **DRAFTED, **({} if costs else _streaming(arguments, token))}
+            cases = make_cases(chats_of(arguments, local, arguments.cases))
+            answering = Answering(local, arguments.max_tokens, arguments.seed, work)
+            runs = answering.compare(arms, cases, arguments.repeats, f"{name}: ")
+            rows += _summarize(runs, cases, local.engine.tokenizer, name, curve)
+            record = document.new_document(arguments, local.engine.info)
     record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": curve.name}
     console = outputs.make_console(120)
     title = f"{record['model']['name']}: the model's own drafts, and streaming"
@@ -93,10 +90,6 @@ def _streaming(arguments: argparse.Namespace, token: int) -> dict[str, Arm]:
         )
         for size, limit, penalty, anchor in asked
     }
-
-
-def _costs(curve: Curve) -> StepCosts:
-    return StepCosts({(1, width): cost for width, cost in curve.points}, is_learned=False)
 
 
 def _summarize(
@@ -122,25 +115,17 @@ def _summarize(
 def _rows(one: Row, costs: str, curve: Curve) -> list[Row]:
     """Return the row of an arm; of one that streams also a row with the published costs."""
     per_forward, fed = one["num_tokens"] / one["num_forwards"], one["num_fed"] / one["num_forwards"]
-    speedups: dict[str, float | None] = {costs: None}
-    if costs == curve.name:
+    speedups: dict[str, float | None] = {costs: one["plain_s"] / one["decode_s"]}
+    if costs == "free":
+        speedups[costs] = None
+    elif costs == curve.name:
         speedups[costs] = one["charged_plain_s"] / one["charged_s"]
-    elif costs != "free":
-        speedups[costs] = one["plain_s"] / one["decode_s"]
     if is_streaming := one["arm"].startswith("window"):
         speedups[curve.name] = per_forward / curve.cost(round(fed))
+    about = {name: one[name] for name in ("chats", "arm", "answers")} | {"is_streaming": is_streaming}
     counts = {
         "tokens_per_forward": per_forward, "fed_per_forward": fed, "generated_per_fed": per_forward / fed,
         "right": one["right"] / one["answers"] if one["chats"] != "free" else None,
         "same": one["same"] / one["answers"],
     }  # fmt: skip
-    about = {name: one[name] for name in ("chats", "arm", "answers")} | {"is_streaming": is_streaming}
     return [about | counts | {"costs": name, "speedup": speedup} for name, speedup in speedups.items()]
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    """Parse numbers that are separated by commas."""
-    try:
-        return tuple(map(float, text.split(",")))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a list of numbers such as 0.1,0.3") from None

@@ -26,8 +26,3 @@ def test_what_is_no_document_is_refused_by_name(text: str, tmp_path: Path) -> No
     file.write_text(text)
     with pytest.raises(ValueError, match=r"other\.json"):
         document.read(file)
-
-
-def test_a_section_has_one_of_the_known_names() -> None:
-    with pytest.raises(ValueError, match="decoding: unknown section"):
-        document.new_document(argparse.Namespace(), decoding={})

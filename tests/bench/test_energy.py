@@ -1,22 +1,21 @@
 """Energy comes from the machine's counters; without access to them, nothing is measured."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench import energy
-from bench.energy import EnergyMeter, PowerMetrics, RaplZone, rapl_zones, read_samples
+from bench.energy import EnergyMeter, read_powermetrics, read_rapl, read_samples
 
 PRINTED = """\
 Machine model: Mac16,8
-OS version: 24G90
 
 *** Sampled system activity (Sat Nov 21 10:00:00 2026 +0100) (204.31ms elapsed) ***
 
 **** Processor usage ****
 
-E-Cluster Online: 100%
 CPU Power: 2000 mW
 GPU Power: 18000 mW
 ANE Power: 0 mW
@@ -24,7 +23,6 @@ Combined Power (CPU + GPU + ANE): 20000 mW
 
 **** GPU usage ****
 
-GPU HW active frequency: 1578 MHz
 GPU Power: 18000 mW
 
 *** Sampled system activity (Sat Nov 21 10:00:00 2026 +0100) (195.69ms elapsed) ***
@@ -33,71 +31,74 @@ Combined Power (CPU + GPU + ANE): 10000 mW
 """
 
 
-def zone(folder: Path, name: str, joules: float = 0.0, range_j: float = 1000.0) -> Path:
+def zone(folder: Path, name: str, joules: float = 0.0) -> Path:
+    """Write a counter whose range is 1,000 J."""
     folder.mkdir(parents=True)
-    (folder / "name").write_text(f"{name}\n")
-    (folder / "energy_uj").write_text(f"{joules * 1e6:.0f}\n")
-    (folder / "max_energy_range_uj").write_text(f"{range_j * 1e6:.0f}\n")
+    for file, text in {"name": name, "max_energy_range_uj": "1000000000"}.items():
+        (folder / file).write_text(f"{text}\n")
+    count(folder, joules)
     return folder
 
 
+def count(folder: Path, joules: float) -> None:
+    (folder / "energy_uj").write_text(f"{joules * 1e6:.0f}\n")
+
+
 def test_processors_and_memory_are_added_up_and_nothing_twice(tmp_path: Path) -> None:
-    for at, name in enumerate(["package-0", "package-1", "psys"]):
-        zone(tmp_path / f"intel-rapl:{at}", name)
-    zone(tmp_path / "intel-rapl:0:0", "core")
-    zone(tmp_path / "intel-rapl:0:1", "dram")
-    (tmp_path / "intel-rapl").mkdir()
-    assert [folder.name for folder in rapl_zones(tmp_path)] == [
-        "intel-rapl:0",
-        "intel-rapl:0:1",
-        "intel-rapl:1",
-    ]
+    names = {"0": "package-0", "1": "package-1", "2": "psys", "0:0": "core", "0:1": "dram"}
+    zones = [zone(tmp_path / f"intel-rapl:{at}", name) for at, name in names.items()]
+    counter = read_rapl(tmp_path)
+    assert next(counter) == 0.0
+    for joules, one in zip((1, 2, 400, 80, 16), zones, strict=True):
+        count(one, joules)
+    assert next(counter) == pytest.approx(1 + 2 + 16)
 
 
 def test_a_counter_that_wraps_keeps_adding_up(tmp_path: Path) -> None:
-    folder = zone(tmp_path / "zone", "package-0", joules=990.0)
-    counter = RaplZone(folder)
-    (folder / "energy_uj").write_text("5000000")
-    assert counter.joules() == pytest.approx(15.0)
-    (folder / "energy_uj").write_text("7000000")
-    assert counter.joules() == pytest.approx(17.0)
+    folder = zone(tmp_path / "intel-rapl:0", "package-0", joules=990.0)
+    counter = read_rapl(tmp_path)
+    next(counter)
+    for joules, total in ((5.0, 15.0), (7.0, 17.0)):
+        count(folder, joules)
+        assert next(counter) == pytest.approx(total)
 
 
-def test_a_counter_that_disappears_ends_the_measurement_but_not_the_benchmark(tmp_path: Path) -> None:
-    folder = zone(tmp_path / "zone", "package-0")
-    meter = EnergyMeter([RaplZone(folder)])
-    assert meter.read() == 0.0
-    assert meter.source == "package-0"
-    (folder / "energy_uj").unlink()
-    assert meter.read() is None
-    assert meter.source is None
-    assert "stopped working" in str(meter.reason)
-    assert meter.read() is None
+def test_a_counter_that_disappears_ends_the_measurement_but_not_the_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = zone(tmp_path / "intel-rapl:0", "package-0")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(energy, "read_rapl", partial(read_rapl, tmp_path))
+    with EnergyMeter() as meter:
+        assert (meter.read(), meter.source, meter.reason) == (0.0, "processors and memory", None)
+        (folder / "energy_uj").unlink()
+        assert meter.read() is None
+        assert meter.source is None
+        assert "No such file" in str(meter.reason)
+        assert meter.read() is None
 
 
 def test_a_machine_without_counters_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(energy, "rapl_zones", list)
-    monkeypatch.setattr(energy, "NVIDIA_DRIVER", tmp_path / "nowhere")
-    with EnergyMeter() as meter:
-        assert meter.read() is None
-        assert meter.reason == "no RAPL counters under /sys/class/powercap"
+    monkeypatch.setattr(energy, "read_rapl", partial(read_rapl, tmp_path))
+    meter = EnergyMeter()
+    assert (meter.read(), meter.reason) == (None, f"no RAPL counters under {tmp_path}")
 
 
 def test_counters_that_only_root_may_read_are_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: Path) -> RaplZone:
+    zone(tmp_path / "intel-rapl:0", "package-0")
+
+    def refuse(_: Path) -> str:
         raise PermissionError(13, "Permission denied")
 
+    monkeypatch.setattr(Path, "read_text", refuse)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(energy, "rapl_zones", lambda: [tmp_path])
-    monkeypatch.setattr(energy, "RaplZone", refuse)
-    monkeypatch.setattr(energy, "NVIDIA_DRIVER", tmp_path / "nowhere")
+    monkeypatch.setattr(energy, "read_rapl", partial(read_rapl, tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     meter = EnergyMeter()
-    assert meter.read() is None
-    assert meter.reason == "no permission to read RAPL (needs root)"
+    assert (meter.read(), meter.reason) == (None, "[Errno 13] Permission denied (needs root)")
 
 
 def test_each_sample_of_powermetrics_counts_once() -> None:
@@ -107,21 +108,13 @@ def test_each_sample_of_powermetrics_counts_once() -> None:
 def test_powermetrics_is_read_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     program = f"import time; print({PRINTED!r}, flush=True); time.sleep(60)"
-    counter = PowerMetrics((sys.executable, "-c", program))
-    assert counter.joules() > 4.0
+    counter = read_powermetrics((sys.executable, "-c", program))
+    assert next(counter) > 4.0
     counter.close()
-    with pytest.raises(OSError, match="has ended"):
-        counter.joules()
+    assert next(counter, None) is None
 
 
 def test_powermetrics_that_may_not_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     with pytest.raises(PermissionError):
-        PowerMetrics((sys.executable, "-c", "import sys; sys.exit(1)"))
-
-
-def test_a_gpu_that_no_counter_covers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(energy, "rapl_zones", lambda: [zone(tmp_path / "zone", "package-0")])
-    monkeypatch.setattr(energy, "NVIDIA_DRIVER", tmp_path)
-    assert EnergyMeter().source == "package-0; not included: NVIDIA GPUs"
+        next(read_powermetrics((sys.executable, "-c", "import sys; sys.exit(1)")))

@@ -30,4 +30,4 @@ def test_csv_has_the_fields_of_all_rows_and_nested_values_as_text(tmp_path: Path
     write_csv(file, [{"a": [1, 2]}, {"b": {"c": [3]}, "a": None}, {"a": 4.5}])
     with file.open() as lines:
         read = list(csv.DictReader(lines))
-    assert read == [{"a": "1 2", "b": ""}, {"a": "", "b": '{"c": [3]}'}, {"a": "4.5", "b": ""}]
+    assert read == [{"a": "[1, 2]", "b": ""}, {"a": "", "b": '{"c": [3]}'}, {"a": "4.5", "b": ""}]
