@@ -3,12 +3,10 @@
     {"name": "M4 Pro 4-bit", "machine": "...", "kind": "measured" | "published", "source": "...",
      "points": [[1, 1.0], [2, 0.99], ...]}
 
-Points are (width, cost) in any unit, starting at width 1. A result document that contains an engine's step
-costs, as `reprise bench decode --json` writes it, is also read as a curve. The JSON files in this folder are
-built in.
+Points are (width, cost) in any unit, starting at width 1. A result document with an engine's step costs, as
+`reprise bench decode --json` writes it, is a curve too. The JSON files in this folder are built in.
 """
 
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -38,11 +36,11 @@ class CurveError(ArgumentsError):
     """A cost curve cannot be used; the message names the file and what is wrong in it."""
 
 
-def _as_pairs(value: object) -> object:
+def _as_pairs(points: object) -> object:
     """Return points as pairs; documents have them as objects."""
-    if not isinstance(value, list):
-        return value
-    return [(p.get("width"), p.get("seconds", p.get("cost"))) if isinstance(p, dict) else p for p in value]
+    if not isinstance(points, list):
+        return points
+    return [(p.get("width"), p.get("seconds", p.get("cost"))) if isinstance(p, dict) else p for p in points]
 
 
 def _in_plain_steps(points: tuple[Point, ...]) -> tuple[Point, ...]:
@@ -90,36 +88,33 @@ class Curve:
         return a + (width - low) * (b - a) / (high - low)
 
 
+def _of_document(content: Any) -> Any:
+    """Return the fields of a curve; those of a result document are taken from it."""
+    if not isinstance(content, dict) or not content.keys() & {"points", "cost_curve"}:
+        raise ValueError("it is not a cost curve: it is no JSON object with points or cost_curve")
+    if "points" in content:
+        return content
+    if content["cost_curve"] == []:
+        raise ValueError("its cost_curve is empty: it was written without an engine")
+    machine, model = (content.get(name) or {} for name in ("machine", "model"))
+    cpu = machine.get("cpu", "an unknown machine")
+    return {
+        "name": f"{model.get('name', 'a model')} on {cpu}", "machine": cpu, "points": content["cost_curve"],
+        "source": f"{content.get('command', 'a result document')}, {content.get('date', 'no date')}",
+    }  # fmt: skip
+
+
+_READER: TypeAdapter[Curve] = TypeAdapter(Annotated[Curve, BeforeValidator(_of_document)])
+
+
 def read_curve(path: Path) -> Curve:
     """Read a curve from a curve file or a result document. Raises CurveError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return _READER.validate_json(path.read_bytes())
     except OSError as fault:
         raise CurveError(f"{path} cannot be read: {fault.strerror}") from None
-    except (ValueError, RecursionError) as fault:
-        raise CurveError(f"{path} is not JSON: {fault}") from None
-    if not isinstance(content, dict) or not content.keys() & {"points", "cost_curve"}:
-        raise CurveError(f"{path} is not a cost curve: it is no JSON object with points or cost_curve")
-    if "points" not in content:
-        content = _of_document(content, path)
-    try:
-        return TypeAdapter(Curve).validate_python(content)
     except ValidationError as fault:
         raise CurveError(f"{path}: {reason(fault)}") from None
-
-
-def _of_document(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the fields of a curve from a result document."""
-    if content["cost_curve"] == []:
-        raise CurveError(f"{path} has an empty cost_curve: it was written without an engine")
-    machine, model = (content.get(name) for name in ("machine", "model"))
-    cpu = machine.get("cpu") if isinstance(machine, dict) else None
-    name = model.get("name") if isinstance(model, dict) else None
-    return {
-        "name": f"{name} on {cpu}" if name and cpu else path.stem, "machine": str(cpu or ""),
-        "points": content["cost_curve"], "kind": "measured",
-        "source": f"{content.get('command') or 'a result document'}, {content.get('date') or 'no date'}",
-    }  # fmt: skip
 
 
 def built_in() -> dict[str, Curve]:
@@ -132,9 +127,7 @@ def find_curve(name: str) -> Curve:
     return built_in().get(name) or read_curve(Path(name))
 
 
-M4_PRO, CPU_BF16 = (
-    read_curve(Path(__file__).with_name(name)) for name in ("apple-m4-pro-4bit.json", "cpu-bf16.json")
-)
+M4_PRO, CPU_BF16 = (find_curve(name) for name in ("apple-m4-pro-4bit", "cpu-bf16"))
 FLAT = Curve("flat", ((1, 1.0), (32, 1.0)))
 """A curve of no machine, on which width is free: its speedups are tokens per forward pass."""
 

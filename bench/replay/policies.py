@@ -1,12 +1,8 @@
-"""Replay known answers: drafters draft, a rule chooses how much is verified, and costs are added up.
-
-Players play pairs one after the other, with drafters and what they keep between pairs.
-"""
+"""Replay known answers: drafters draft, a rule chooses how much is verified, and costs are added up."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from time import thread_time_ns
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,53 +28,20 @@ from engine.speculative.proposers import DraftSources, Proposers
 LIMIT = 31
 """Maximum draft length in tokens: with the token before it, a full tile of 32."""
 
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Widths that the gate considers, besides the draft's own stops: those that a server measures, and 10."""
+
 
 @dataclass
 class Outcome:
     """The counts of a replay of one answer or several.
 
     cost: in plain steps. steps: number of forward passes by their (verified, accepted) draft tokens.
-    slowest: the lowest speedup of an answer. drafter_ns, open_ns: processor time of the drafters, for answers
-    and for prompts.
     """
 
     num_tokens: int = 0
     cost: float = 0.0
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)
-    num_pairs: int = 0
-    num_prompt_tokens: int = 0
-    drafter_ns: int = 0
-    open_ns: int = 0
-    slowest: float = float("inf")
-
-    @property
-    def num_forwards(self) -> int:
-        """The number of forward passes."""
-        return self.steps.total()
-
-    @property
-    def num_drafting(self) -> int:
-        """The number of forward passes that verified a draft."""
-        return sum(count for (verified, _), count in self.steps.items() if verified)
-
-    @property
-    def num_drafted(self) -> int:
-        """The number of drafted tokens that were verified."""
-        return sum(verified * count for (verified, _), count in self.steps.items())
-
-    @property
-    def num_accepted(self) -> int:
-        """The number of drafted tokens that were accepted."""
-        return sum(accepted * count for (_, accepted), count in self.steps.items())
-
-    @property
-    def by_position(self) -> list[list[int]]:
-        """For each position in a draft, [times verified, times accepted]."""
-        longest = max((verified for verified, _ in self.steps), default=0)
-        return [
-            [sum(count for step, count in self.steps.items() if step[which] > at) for which in (0, 1)]
-            for at in range(longest)
-        ]
 
     def add_step(self, num_verified: int, num_accepted: int, num_committed: int, cost: float) -> None:
         """Count one forward pass."""
@@ -87,32 +50,25 @@ class Outcome:
         self.steps[num_verified, num_accepted] += 1
 
     def add(self, other: "Outcome") -> None:
-        """Add the counts of another answer."""
-        self.slowest = min(self.slowest, other.slowest)
-        for name in vars(other).keys() - {"slowest"}:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        """Add the counts of other answers."""
+        self.num_tokens += other.num_tokens
+        self.cost += other.cost
+        self.steps += other.steps
 
     def figures(self) -> dict[str, Any]:
         """Return the figures that rows of replays and sweeps have. speedup: according to the cost curve."""
+        longest = max((verified for verified, _ in self.steps), default=0)
+        verified, accepted = (
+            [sum(count for step, count in self.steps.items() if step[which] > at) for at in range(longest)]
+            for which in (0, 1)
+        )
         return {
             "tokens": self.num_tokens, "speedup": ratio(self.num_tokens, self.cost),
-            "tokens_per_forward": ratio(self.num_tokens, self.num_forwards),
-            "acceptance": ratio(self.num_accepted, self.num_drafted),
-            "drafted_share": ratio(self.num_accepted, self.num_tokens),
-            "acceptance_by_position": [ratio(right, drafted) for drafted, right in self.by_position],
+            "tokens_per_forward": ratio(self.num_tokens, self.steps.total()),
+            "acceptance": ratio(sum(accepted), sum(verified)),
+            "drafted_share": ratio(sum(accepted), self.num_tokens),
+            "acceptance_by_position": list(map(ratio, accepted, verified)),
         }  # fmt: skip
-
-    def cost_on(self, costs: Curve) -> float:
-        """Return what these forward passes would cost with other step costs."""
-        return sum(count * costs.cost(1 + verified) for (verified, _), count in self.steps.items())
-
-
-def total(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the counts of several outcomes together."""
-    found = Outcome()
-    for outcome in outcomes:
-        found.add(outcome)
-    return found
 
 
 Choose = Callable[[Draft, Callable[[int], float], Sequence[int]], int]
@@ -138,52 +94,15 @@ def in_hindsight(draft: Draft, cost: Callable[[int], float], follows: Sequence[i
     return max(range(right + 1), key=lambda k: (k + 1) / cost(k + 1))
 
 
-def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:
-    """Return an engine's step costs for one row as they are now, relative to a plain step."""
-    plain_s = costs.seconds(1, 1)
-    points = tuple((width, costs.seconds(1, width) / plain_s) for width in costs.widths)
-    return Curve(name, points, source="measured when the model was loaded")
-
-
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Widths that the gate considers, besides the draft's own stops: those that a server measures, and 10."""
-
-
-class TimedDrafter:
-    """A drafter whose processor time is measured: open_ns for prompts, drafter_ns for the rest."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.name = drafter, drafter.name
-        self.drafter_ns = self.open_ns = 0
-        self.propose, self.observe = self._timed(drafter.propose), self._timed(drafter.observe)
-        self.record_verified = self._timed(drafter.record_verified)
-        # Not timed, because no token waits for it.
-        self.close = drafter.close
-
-    def open(self, start: SequenceStart) -> None:
-        """Open the sequence and read its prompt, timed."""
-        start_ns = thread_time_ns()
-        finish(self.drafter.open(start))
-        self.open_ns += thread_time_ns() - start_ns
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            start_ns = thread_time_ns()
-            found = call(*arguments)
-            self.drafter_ns += thread_time_ns() - start_ns
-            return found
-
-        return timed
-
-
 class Player:
-    """Replays known answers as a server with one rule would."""
+    """Replays known answers, one after the other, as a server with one rule would."""
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self.drafters = [TimedDrafter(drafter) for drafter in drafters]
+    def __init__(self, drafters: Sequence[Drafter], limit: int, curve: Curve) -> None:
+        self.drafters, self.limit = drafters, limit
+        self.costs = [curve.cost(width) for width in range(limit + 2)]
 
     def play(self, pair: TokenPair) -> Outcome:
-        """Replay one answer, without what only play_all() counts."""
+        """Replay one answer."""
         raise NotImplementedError
 
     def play_all(
@@ -196,45 +115,31 @@ class Player:
         chat = ""
         for pair in pairs:
             if is_cold and (not pair.chat or pair.chat != chat):
-                self._forget()
+                for drafter in self.drafters:
+                    if reset := getattr(drafter, "reset", None):
+                        reset()
             chat = pair.chat
-            before = self._spent_ns()
             outcome = self.play(pair)
-            outcome.num_pairs, outcome.num_prompt_tokens = 1, len(pair.prompt)
-            outcome.slowest = outcome.num_tokens / outcome.cost
-            spent = zip(self._spent_ns(), before, strict=True)
-            outcome.drafter_ns, outcome.open_ns = (after - earlier for after, earlier in spent)
             if pair.is_measured:
                 yield pair, outcome
-
-    def _forget(self) -> None:
-        for timed in self.drafters:
-            if (reset := getattr(timed.drafter, "reset", None)) is not None:
-                reset()
-
-    def _spent_ns(self) -> tuple[int, int]:
-        """Return the drafters' processor time so far, for answers and for prompts."""
-        return sum(one.drafter_ns for one in self.drafters), sum(one.open_ns for one in self.drafters)
 
 
 class FixedPlayer(Player):
     """One drafter with drafts of a fixed length or a fixed rule for it, without the server's gate.
 
-    limit: maximum draft length; 0 replays plain decoding.
+    limit: maximum draft length, at least 1.
     """
 
-    def __init__(self, drafter: Drafter, choose: Choose, limit: int, costs: Curve) -> None:
-        super().__init__([drafter])
-        self.choose, self.limit = choose, limit
-        self.costs = [costs.cost(width) for width in range(limit + 2)]
+    def __init__(self, drafter: Drafter, choose: Choose, limit: int, curve: Curve) -> None:
+        super().__init__([drafter], limit, curve)
+        self.choose = choose
 
     def play(self, pair: TokenPair) -> Outcome:
         """Replay one answer, as the engine would: propose, verify, observe, record_verified."""
         (drafter,), outcome, at = self.drafters, Outcome(), 0
-        drafter.open(SequenceStart(0, pair.prompt))
+        finish(drafter.open(SequenceStart(0, pair.prompt)))
         while at < len(pair.answer):
-            draft = drafter.propose(DraftQuery(0, self.limit)) if self.limit else NO_DRAFT
-            follows = pair.answer[at : at + self.limit]
+            draft, follows = drafter.propose(DraftQuery(0, self.limit)), pair.answer[at : at + self.limit]
             num_verified = self.choose(draft, self.costs.__getitem__, follows)
             num_accepted = count_accepted(draft.tokens[:num_verified], follows)
             committed = pair.answer[at : at + num_accepted + 1]
@@ -247,6 +152,25 @@ class FixedPlayer(Player):
         return outcome
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the replays of one run share.
+
+    settings: of the server. curve: step costs. vocabulary: its fingerprint. line_ends: tokens that end lines.
+    """
+
+    settings: Settings
+    curve: Curve = FLAT
+    vocabulary: str = "replay"
+    line_ends: frozenset[int] = frozenset()
+
+    def server(self, settings: Settings, drafters: Sequence[Drafter] = ()) -> "ServerPlayer":
+        """Return a server that has learned nothing yet. drafters: used instead of its draft type's."""
+        available = make_drafters(settings, self.vocabulary)
+        chosen = drafters or [available[name] for name in LOOKUPS[settings.draft_type]]
+        return ServerPlayer(chosen, replace(self, settings=settings))
+
+
 class ServerPlayer(Player):
     """Drafters with the server's gate and slowdown budget.
 
@@ -254,14 +178,10 @@ class ServerPlayer(Player):
     acceptance rates learned from all requests are never forgotten.
     """
 
-    def __init__(
-        self, drafters: Sequence[Drafter], settings: Settings, costs: Curve, line_ends: frozenset[int]
-    ) -> None:
-        super().__init__(drafters)
-        sources = DraftSources({timed.name: timed for timed in self.drafters}, score_in_slices)
-        self.proposers = Proposers(sources, settings, line_ends=line_ends)
-        self.limit = settings.num_draft_tokens
-        self.costs = [costs.cost(max(1, width)) for width in range(self.limit + 2)]
+    def __init__(self, drafters: Sequence[Drafter], setup: Setup) -> None:
+        super().__init__(drafters, setup.settings.num_draft_tokens, setup.curve)
+        sources = DraftSources({drafter.name: drafter for drafter in drafters}, score_in_slices)
+        self.proposers = Proposers(sources, setup.settings, line_ends=setup.line_ends)
         widths = {width for width in WIDTHS if width <= self.limit} | {self.limit + 1}
         table = {(1, width): self.costs[width] for width in widths}
         self.planner = Planner(StepCosts(table, is_learned=False))
@@ -298,40 +218,29 @@ class ServerPlayer(Player):
         return outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What the replays of one run share.
-
-    settings: of the server. curve: step costs. vocabulary: its fingerprint. line_ends: tokens that end lines.
-    """
-
-    settings: Settings
-    curve: Curve = FLAT
-    vocabulary: str = "replay"
-    line_ends: frozenset[int] = frozenset()
-
-    def server(self, settings: Settings, drafters: Sequence[Drafter] = ()) -> ServerPlayer:
-        """Return a server that has learned nothing yet. drafters: used instead of its draft type's."""
-        # Only those that the type uses, so that only their time is measured.
-        available = make_drafters(settings, self.vocabulary)
-        chosen = drafters or [available[name] for name in LOOKUPS[settings.draft_type]]
-        return ServerPlayer(chosen, settings, self.curve, self.line_ends)
+def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:
+    """Return an engine's step costs for one row as they are now, relative to a plain step."""
+    plain_s = costs.seconds(1, 1)
+    points = tuple((width, costs.seconds(1, width) / plain_s) for width in costs.widths)
+    return Curve(name, points, source="measured when the model was loaded")
 
 
 def speedups(
     costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int
 ) -> tuple[float, float]:
-    """Return the speedups of an answer if all steps used the best single width, and if each used its best."""
+    """Return the speedups of an answer if all steps used the best single width, and if each used its best.
+
+    widest: the widest step, at least 2.
+    """
     made: dict[str, Callable[[], Drafter]] = {
         "ngram-simple": NgramSimpleDrafter,
         "ngram-mod": lambda: NgramModDrafter(NgramModTables("hindsight")),
     }
-    curve = measured_curve(costs)
+    curve, pair = measured_curve(costs), TokenPair(tuple(prompt), tuple(answer))
 
-    def speedup(choose: Choose, limit: int) -> float:
-        player = FixedPlayer(made.get(draft_type, SuffixDrafter)(), choose, limit, curve)
-        outcome = player.play(TokenPair(tuple(prompt), tuple(answer)))
+    def speedup(choose: Choose, width: int) -> float:
+        outcome = FixedPlayer(made.get(draft_type, SuffixDrafter)(), choose, width - 1, curve).play(pair)
         return outcome.num_tokens / outcome.cost
 
-    widths = {width for width in costs.widths if width < widest} | {widest}
-    return max(speedup(everything, width - 1) for width in widths), speedup(in_hindsight, widest - 1)
+    widths = {width for width in costs.widths if 1 < width < widest} | {widest}
+    return max(1.0, *(speedup(everything, width) for width in widths)), speedup(in_hindsight, widest)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.cost_curves import Curve
 from bench.replay.policies import (
     LIMIT,
     Choose,
@@ -37,43 +36,36 @@ class FixedLookup:
     def __init__(self, longest: int, shortest: int, *, newest: bool = True, is_long: bool = False) -> None:
         self.sizes = range(longest, shortest - 1, -1)
         self.newest, self.is_long = newest, is_long
-        self.texts: dict[int, list[int]] = {}
-        self._positions: dict[int, dict[tuple[int, ...], int]] = {}
+        # A character for each token, because Python searches a string faster than an index could be kept.
+        self.texts: dict[int, str] = {}
 
     def open(self, start: SequenceStart) -> None:
-        """Index the prompt."""
-        self.texts[start.seq], self._positions[start.seq] = [], {}
-        self.observe(start.seq, start.prompt)
+        """Keep the prompt."""
+        self.texts[start.seq] = "".join(map(chr, start.prompt))
 
     def propose(self, query: DraftQuery) -> Draft:
         """Draft what followed the match. The bucket is n."""
-        text, positions = self.texts[query.seq], self._positions[query.seq]
+        text, margin = self.texts[query.seq], int(self.is_long)
+        find = text.rfind if self.newest else text.find
         for size in self.sizes:
-            if len(text) < (size + query.limit + 3 if self.is_long else size):
-                continue
-            if (position := positions.get(tuple(text[-size:]))) is not None:
-                tokens = text[position : min(position + query.limit, len(text) - self.is_long)]
-                is_enough = not self.is_long or len(tokens) >= size
-                return Draft(tokens, self.name, size, PRIOR) if is_enough else NO_DRAFT
+            # The end of the text, which would match itself, is left out.
+            start = find(text[-size:], margin, len(text) - 1 - margin)
+            if start >= 0:
+                tokens = [*map(ord, text[start + size : len(text) - margin][: query.limit])]
+                is_too_short = len(tokens) < size or len(text) < size + query.limit + 3
+                return NO_DRAFT if self.is_long and is_too_short else Draft(tokens, self.name, size, PRIOR)
         return NO_DRAFT
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Index the n-grams before each of these tokens; the text's last n-gram would match itself."""
-        text, positions = self.texts[seq], self._positions[seq]
-        for token in tokens:
-            text.append(token)
-            end = len(text) - 1 - self.is_long
-            for size in self.sizes:
-                ngram = tuple(text[end - size : end])
-                if end >= size + self.is_long and (self.newest or ngram not in positions):
-                    positions[ngram] = end
+        """Keep the tokens."""
+        self.texts[seq] += "".join(map(chr, tokens))
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Learn nothing."""
 
     def close(self, seq: int) -> None:
         """Forget the sequence."""
-        del self.texts[seq], self._positions[seq]
+        del self.texts[seq]
 
 
 class WipedTableLookup:
@@ -111,7 +103,7 @@ class WipedTableLookup:
         if len(ngram) < self.n:
             return NO_DRAFT
         tokens = self.table.continuation(ngram, self.table.hash(ngram), query.limit)
-        return Draft(tokens, self.name, 0, PRIOR) if len(tokens) >= max(1, self.min_tokens) else NO_DRAFT
+        return Draft(tokens, self.name, 0, PRIOR) if len(tokens) >= self.min_tokens else NO_DRAFT
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Write new tokens to the table once there are enough of them, except the last one."""
@@ -122,10 +114,8 @@ class WipedTableLookup:
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Wipe the table after several drafts in a row with low acceptance."""
-        if num_accepted >= self.LOW_ACCEPTANCE * num_verified:
-            self.num_low[seq] = 0
-            return
-        self.num_low[seq] += 1
+        is_low = num_accepted < self.LOW_ACCEPTANCE * num_verified
+        self.num_low[seq] = self.num_low[seq] + 1 if is_low else 0
         if self.num_low[seq] == self.LOW_STREAK:
             self.table.clear()
             self.num_low[seq] = self.num_learned[seq] = 0
@@ -168,19 +158,12 @@ class Rule:
         """Whether it knows the answer, and so is only an upper bound."""
         return self.choose is in_hindsight
 
-    @property
-    def depends_on_costs(self) -> bool:
-        """Whether step costs decide how much is drafted; if not, one replay serves all curves."""
-        return self.draft_type is not None or self.is_hindsight
-
-    def player(self, setup: Setup, curve: Curve) -> Player:
-        """Return a fresh player."""
-        if self.draft_type is None:
-            assert self.drafter is not None, "a rule without a draft type has a drafter"
-            return FixedPlayer(self.drafter(), self.choose, self.limit, curve)
-        settings = replace(setup.settings, draft_type=self.draft_type)
-        own = [self.drafter()] if self.drafter else ()
-        return replace(setup, curve=curve).server(settings, own)
+    def player(self, setup: Setup) -> Player:
+        """Return a player that has seen nothing."""
+        drafters = [self.drafter()] if self.drafter else []
+        if self.draft_type:
+            return setup.server(replace(setup.settings, draft_type=self.draft_type), drafters)
+        return FixedPlayer(drafters[0], self.choose, self.limit, setup.curve)
 
 
 _ALL = (
