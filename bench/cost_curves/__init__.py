@@ -7,51 +7,38 @@ Points are (width, cost) in any unit, starting at width 1. A result document wit
 `reprise bench decode --json` writes it, is a curve too. The JSON files in this folder are built in.
 """
 
-import math
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    StrictFloat,
-    StrictInt,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from bench.errors import ArgumentsError, reason
-
-WIDEST = 4096
-Point = tuple[StrictInt, Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]]
-"""Width and cost."""
 
 
 class CurveError(ArgumentsError):
     """A cost curve cannot be used; the message names the file and what is wrong in it."""
 
 
-def _as_pairs(points: object) -> object:
-    """Return points as pairs; documents have them as objects."""
-    if not isinstance(points, list):
-        return points
-    return [(p.get("width"), p.get("seconds", p.get("cost"))) if isinstance(p, dict) else p for p in points]
+def _as_pair(point: Any) -> Any:
+    """Return a point as a pair; result documents have it as an object."""
+    return (point.get("width"), point.get("seconds")) if isinstance(point, dict) else point
+
+
+Point = tuple[int, Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]]
+"""Width and cost."""
 
 
 def _in_plain_steps(points: tuple[Point, ...]) -> tuple[Point, ...]:
     widths = [width for width, _ in points]
-    is_rising = all(one < other for one, other in pairwise(widths))
-    if len(points) < 2 or widths[0] != 1 or not is_rising or widths[-1] > WIDEST:
-        raise ValueError(f"points must be two or more, with widths that rise from 1 to at most {WIDEST}")
+    if len(points) < 2 or widths[0] != 1 or widths != sorted(set(widths)):
+        raise ValueError("points must be two or more, with widths that rise from 1")
     return tuple((width, cost / points[0][1]) for width, cost in points)
 
 
-Text = Annotated[str, Field(pattern=r"\S")]
+Points = Annotated[tuple[Annotated[Point, BeforeValidator(_as_pair)], ...], AfterValidator(_in_plain_steps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +46,14 @@ class Curve:
     """The cost of a step by its width.
 
     points: at least two (width, cost), widths ascending from 1; the cost at width 1 is 1.
-    machine: on which the costs were measured. kind: "measured" by Reprise, or "published" by others.
-    source: who measured them, and how.
+    kind: "measured" by Reprise, or "published" by others. source: who measured the costs, and how.
     """
 
-    name: Text
-    points: Annotated[tuple[Point, ...], BeforeValidator(_as_pairs), AfterValidator(_in_plain_steps)]
+    name: str
+    points: Points
     machine: str = ""
     kind: Literal["measured", "published"] = "measured"
-    source: Text = ""
-
-    @property
-    def widest(self) -> int:
-        """The largest width that was measured."""
-        return self.points[-1][0]
+    source: str = ""
 
     def cost(self, width: int) -> float:
         """Return the cost of a step of this width.
@@ -80,11 +61,11 @@ class Curve:
         It is linear between points. Beyond the last point it follows the overall slope, which is a guess. The
         last segment's slope would not do: a staircase ends flat, and any width beyond would be free.
         """
-        if width > self.widest:
-            last_width, last_cost = self.points[-1]
+        last_width, last_cost = self.points[-1]
+        if width > last_width:
             return last_cost + (width - last_width) * max(0.0, (last_cost - 1.0) / (last_width - 1))
-        at = min(max(bisect_right(self.points, (width, math.inf)), 1), len(self.points) - 1)
-        (low, a), (high, b) = self.points[at - 1], self.points[at]
+        at = max(1, bisect_left(self.points, (width, 0.0)))
+        (low, a), (high, b) = self.points[at - 1 : at + 1]
         return a + (width - low) * (b - a) / (high - low)
 
 
@@ -134,7 +115,4 @@ FLAT = Curve("flat", ((1, 1.0), (32, 1.0)))
 
 def describe(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """Describe the curves for a result document."""
-    return [
-        asdict(curve) | {"points": [{"width": width, "cost": cost} for width, cost in curve.points]}
-        for curve in curves
-    ]
+    return [asdict(curve) for curve in curves]

@@ -1,4 +1,4 @@
-"""How often the suffix drafter is right, by kind of evidence and length of the match: where its priors are from."""
+"""Count how often the suffix drafter is right, by kind of evidence and length of the match."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ LENGTHS = ("<3", "3", "4-5", "6-8", "9-15", "16-31", "32+")
 
 
 class WatchedSuffix(SuffixDrafter):
-    """A suffix drafter that knows the answer and counts how many of its drafted tokens are right.
+    """A suffix drafter that knows the answer.
 
-    rest: of the answer. counts: by bucket, [right tokens, tokens up to and including a draft's first wrong one].
+    rest: of the answer. counts: by bucket, [right tokens, tokens up to the first wrong one of each draft].
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,7 @@ class WatchedSuffix(SuffixDrafter):
     def propose(self, query: DraftQuery) -> Draft:
         """Propose as the drafter does, and count the tokens."""
         draft = super().propose(query)
-        num_right = count_accepted(draft.tokens, self.rest[: len(draft.tokens)])
-        counts = self.counts[draft.bucket]
+        num_right, counts = count_accepted(draft.tokens, self.rest), self.counts[draft.bucket]
         counts[0] += num_right
         counts[1] += min(num_right + 1, len(draft.tokens))
         return draft
@@ -42,27 +41,18 @@ class WatchedSuffix(SuffixDrafter):
         super().observe(seq, tokens)
 
 
-def calibrate(pairs: Sequence[TokenPair], setup: Setup) -> dict[int, list[int]]:
-    """Replay the pairs in order with the server's gate, keeping finished requests; return the counts."""
-    drafter = WatchedSuffix()
-    player = setup.server(setup.settings, [drafter])
-    for pair in pairs:
-        drafter.rest = pair.answer
-        player.play(pair)
-    return drafter.counts
-
-
-def print_calibration(console: Console, pairs: Sequence[TokenPair], setup: Setup) -> None:
-    """Print the shares of right tokens, in a table for each workload."""
-    columns = [Column("kind", "kind"), *(Column(one, one, _share) for one in LENGTHS)]
+def calibrate(console: Console, pairs: Sequence[TokenPair], setup: Setup) -> None:
+    """Replay the pairs with the server's gate, and print the shares of right tokens for each workload."""
+    columns = [Column("kind", "kind"), *(Column(one, one) for one in LENGTHS)]
     for workload in dict.fromkeys(pair.workload for pair in pairs):
-        counts = calibrate([pair for pair in pairs if pair.workload == workload], setup)
-        rows = [
-            {"kind": kind} | {one: counts.get(at * NUM_CLASSES + step) for step, one in enumerate(LENGTHS)}
-            for at, kind in enumerate(KINDS)
-        ]
-        print_rows(console, rows, columns, workload or "pairs")
-
-
-def _share(counts: list[int] | None) -> str:
-    return f"{counts[0] / counts[1]:.2f} of {counts[1]}" if counts and counts[1] else ""
+        drafter = WatchedSuffix()
+        player = setup.server(setup.settings, [drafter])
+        for pair in pairs:
+            if pair.workload == workload:
+                drafter.rest = pair.answer
+                player.play(pair)
+        rows: list[dict[str, str]] = [{"kind": kind} for kind in KINDS]
+        for bucket, (num_right, num_all) in drafter.counts.items():
+            kind, length = divmod(bucket, NUM_CLASSES)
+            rows[kind][LENGTHS[length]] = f"{num_right / num_all:.2f} of {num_all}" if num_all else "-"
+        print_rows(console, rows, columns, workload)

@@ -20,10 +20,6 @@ MIN_BYTES = 400
 """Smaller files are left out."""
 
 
-class GitError(ArgumentsError):
-    """The history cannot be read; the message quotes git."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench commits` to the parser."""
     parser.add_argument("repository", metavar="REPO", help="A local git repository.")
@@ -84,14 +80,14 @@ def _text(given: argparse.Namespace, name: str) -> str | None:
 
 
 def git(repository: str, *words: str) -> bytes:
-    """Run a git command that may not use the network, and return its output. Raises GitError."""
+    """Run a git command that may not use the network, and return its output. Raises ArgumentsError."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment["GIT_ALLOW_PROTOCOL"] = "none"
     done = subprocess.run(
         ["git", "-C", repository, *words], env=environment, capture_output=True, check=False
     )
     if done.returncode:
-        raise GitError(
+        raise ArgumentsError(
             f"git cannot read {repository}: {done.stderr.decode(errors='replace').splitlines()[0]}"
         )
     return done.stdout

@@ -6,8 +6,9 @@ The edits are generated here, from a seed. They are not commits that people made
 import ast
 import random
 import re
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
+from itertools import cycle, islice
+from operator import attrgetter
 from pathlib import Path
 
 from bench.replay.pairs import Encode, TokenPair
@@ -24,16 +25,21 @@ def edit_cases(root: Path, encode: Encode, count: int, seed: int) -> list[TokenP
     The prompt is an instruction and the file, the answer the edited file. A pair's id is the kind of edit.
     """
     rng = random.Random(seed)
+    paths = sorted(root.rglob("*.py"))
+    rng.shuffle(paths)
+    texts = (path.read_text(errors="ignore") for path in paths)
+    fitting = (
+        one for one in texts if SMALLEST_FILE <= len(one) <= LARGEST_FILE and len(_functions(one)) >= 4
+    )
     cases: list[TokenPair] = []
-    for number, text in enumerate(_python_files(root, rng)):
-        if len(cases) == count:
-            break
-        kind = KINDS[number % len(KINDS)]
+    for text, kind in zip(fitting, cycle(KINDS), strict=False):
         edited, instruction = edit(text, kind, rng)
         if edited != text:
             prompt = encode(f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n")
             answer = encode(f"```python\n{edited}```\n")
             cases.append(TokenPair(tuple(prompt), tuple(answer), "edits", id=kind))
+        if len(cases) == count:
+            break
     return cases
 
 
@@ -101,11 +107,10 @@ def _change_values(text: str, rng: random.Random) -> tuple[str, str]:
 def _add_docstrings(text: str, rng: random.Random) -> tuple[str, str]:
     bare = [node for node in _functions(text) if not ast.get_docstring(node)]
     lines = text.splitlines(keepends=True)
-    for node in sorted(rng.sample(bare, min(len(bare), 6)), key=_line, reverse=True):
-        body = node.body[0]
-        words = " ".join(rng.sample(_WORDS, rng.randint(3, 7)))
-        docstring = f'{" " * body.col_offset}"""{node.name.strip("_").title()} the {words}."""\n'
-        lines.insert(body.lineno - 1, docstring)
+    for node in sorted(rng.sample(bare, min(len(bare), 6)), key=attrgetter("lineno"), reverse=True):
+        body, words = node.body[0], " ".join(rng.sample(_WORDS, rng.randint(3, 7)))
+        docstring = f'"""{node.name.strip("_").title()} the {words}."""\n'
+        lines.insert(body.lineno - 1, " " * body.col_offset + docstring)
     return "".join(lines), "Add docstrings."
 
 
@@ -114,7 +119,7 @@ def _delete(text: str, rng: random.Random) -> tuple[str, str]:
     names: list[str] = []
     lines = text.splitlines(keepends=True)
     last = len(lines) + 1
-    for node in sorted(rng.sample(functions, min(len(functions), 2)), key=_line, reverse=True):
+    for node in sorted(rng.sample(functions, min(len(functions), 2)), key=attrgetter("lineno"), reverse=True):
         # One function may be inside the other.
         if (node.end_lineno or 0) < last:
             last = node.lineno
@@ -152,15 +157,6 @@ KINDS = (*_EDITS, "several")
 """Kinds of edits."""
 
 
-def _python_files(root: Path, rng: random.Random) -> Iterator[str]:
-    paths = sorted(root.rglob("*.py"))
-    rng.shuffle(paths)
-    for path in paths:
-        text = path.read_text(errors="ignore")
-        if SMALLEST_FILE <= len(text) <= LARGEST_FILE and len(_functions(text)) >= 4:
-            yield text
-
-
 def _prose(path: Path) -> str:
     """Return a document, or the docstrings of a Python file."""
     text = path.read_text(errors="ignore")
@@ -182,7 +178,3 @@ def _functions(text: str) -> list[ast.FunctionDef]:
     """Return the functions of more than one line."""
     found = [node for node in _nodes(text) if isinstance(node, ast.FunctionDef)]
     return [node for node in found if (node.end_lineno or 0) > node.lineno]
-
-
-def _line(node: ast.FunctionDef) -> int:
-    return node.lineno

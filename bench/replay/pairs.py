@@ -26,10 +26,6 @@ Text = StrictStr | tuple[TokenId, ...]
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
-class PairsError(ArgumentsError):
-    """A file of pairs cannot be read; the message gives the file, the line and the reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A prompt and its answer, each as text or as token ids.
@@ -68,14 +64,14 @@ _ADAPTER = TypeAdapter(Pair)
 def read_pairs(path: Path) -> list[Pair]:
     """Return all pairs of a file, in order. Empty lines are skipped; answers may be empty, prompts may not.
 
-    Raises OSError, or PairsError for a line that is no pair.
+    Raises OSError, or ArgumentsError for a line that is no pair.
     """
     pairs = []
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         try:
             pairs += [_ADAPTER.validate_json(line)] if line.strip() else []
         except ValidationError as fault:
-            raise PairsError(f"{path} line {number}: {reason(fault)}") from None
+            raise ArgumentsError(f"{path} line {number}: {reason(fault)}") from None
     return pairs
 
 

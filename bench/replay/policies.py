@@ -12,11 +12,7 @@ from bench.statistics import ratio
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
-from drafters.ngram_mod.drafter import NgramModDrafter
-from drafters.ngram_mod.tables import NgramModTables
-from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.repetition import score_in_slices
-from drafters.suffix import SuffixDrafter
 from engine.request import GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence as Row
@@ -71,27 +67,21 @@ class Outcome:
         }  # fmt: skip
 
 
-Choose = Callable[[Draft, Callable[[int], float], Sequence[int]], int]
+Choose = Callable[[Draft, Sequence[float], Sequence[int]], int]
 """Returns how many tokens of a draft to verify.
 
-Takes the draft, the cost of a step by its width, and, for use in hindsight, the next tokens of the answer.
+Takes the draft, the costs of steps by width, and, for use in hindsight, the next tokens of the answer.
 """
 
 
-def everything(draft: Draft, _cost: Callable[[int], float], _follows: Sequence[int]) -> int:
+def everything(draft: Draft, _costs: Sequence[float], _follows: Sequence[int]) -> int:
     """Choose the whole draft."""
     return len(draft.tokens)
 
 
-def two_widths(draft: Draft, _cost: Callable[[int], float], _follows: Sequence[int]) -> int:
-    """Choose a whole tile for matches of 12 tokens or more, else two tokens. A bucket is a match's length."""
-    return min(len(draft.tokens), LIMIT if draft.bucket >= 12 else 2)
-
-
-def in_hindsight(draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:
+def in_hindsight(draft: Draft, costs: Sequence[float], follows: Sequence[int]) -> int:
     """Choose the width with the most tokens per cost, knowing the answer."""
-    right = count_accepted(draft.tokens, follows)
-    return max(range(right + 1), key=lambda k: (k + 1) / cost(k + 1))
+    return max(range(count_accepted(draft.tokens, follows) + 1), key=lambda k: (k + 1) / costs[k + 1])
 
 
 class Player:
@@ -140,7 +130,7 @@ class FixedPlayer(Player):
         finish(drafter.open(SequenceStart(0, pair.prompt)))
         while at < len(pair.answer):
             draft, follows = drafter.propose(DraftQuery(0, self.limit)), pair.answer[at : at + self.limit]
-            num_verified = self.choose(draft, self.costs.__getitem__, follows)
+            num_verified = self.choose(draft, self.costs, follows)
             num_accepted = count_accepted(draft.tokens[:num_verified], follows)
             committed = pair.answer[at : at + num_accepted + 1]
             outcome.add_step(num_verified, num_accepted, len(committed), self.costs[1 + num_verified])
@@ -232,14 +222,11 @@ def speedups(
 
     widest: the widest step, at least 2.
     """
-    made: dict[str, Callable[[], Drafter]] = {
-        "ngram-simple": NgramSimpleDrafter,
-        "ngram-mod": lambda: NgramModDrafter(NgramModTables("hindsight")),
-    }
     curve, pair = measured_curve(costs), TokenPair(tuple(prompt), tuple(answer))
 
     def speedup(choose: Choose, width: int) -> float:
-        outcome = FixedPlayer(made.get(draft_type, SuffixDrafter)(), choose, width - 1, curve).play(pair)
+        drafter = make_drafters(Settings(), "hindsight")[LOOKUPS[draft_type][0]]
+        outcome = FixedPlayer(drafter, choose, width - 1, curve).play(pair)
         return outcome.num_tokens / outcome.cost
 
     widths = {width for width in costs.widths if 1 < width < widest} | {widest}
