@@ -54,7 +54,6 @@ def run(given: argparse.Namespace) -> int:
 
 def pairs_of(commit: str, given: argparse.Namespace) -> Iterator[Pair]:
     """Yield a pair for each text file of that suffix and size that a commit modified."""
-    # Plumbing commands, which run no hook, filter or program that the repository's configuration names.
     form = "-r", "-z", "--raw", "--no-renames", "--diff-filter=M", "--format=%x20%B"
     message, *changes = (
         git(given.repository, "diff-tree", *form, commit, "--").decode(errors="replace").split("\0")
@@ -80,14 +79,14 @@ def _text(given: argparse.Namespace, name: str) -> str | None:
 
 
 def git(repository: str, *words: str) -> bytes:
-    """Run a git command that may not use the network, and return its output. Raises ArgumentsError."""
+    """Run a plumbing command of git and return its output. Raises ArgumentsError.
+
+    Nothing is fetched, and no program runs that the repository's configuration names.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment["GIT_ALLOW_PROTOCOL"] = "none"
-    done = subprocess.run(
-        ["git", "-C", repository, *words], env=environment, capture_output=True, check=False
-    )
+    command = ["git", "-C", repository, "-c", "core.fsmonitor=false", "-c", "protocol.allow=never", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
     if done.returncode:
-        raise ArgumentsError(
-            f"git cannot read {repository}: {done.stderr.decode(errors='replace').splitlines()[0]}"
-        )
+        first = done.stderr.decode(errors="replace").partition("\n")[0]
+        raise ArgumentsError(f"git cannot read {repository}: {first}")
     return done.stdout
