@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     width = max(map(len, RULES))
     parser.epilog = "rules:\n" + "\n".join(f"  {name:{width}}  {rule.title}" for name, rule in RULES.items())
     options.add(parser, seed=1, **options.OUTPUTS)
-    parser.add_argument("--pairs", action="append", type=options.input_file, metavar="FILE", default=[],
+    parser.add_argument("--pairs", action="append", type=Path, default=[], metavar="FILE",
                         help="Pairs as JSON lines; may be repeated.")  # fmt: skip
     parser.add_argument(
         "--cost-curve", action="append", metavar="FILE",
