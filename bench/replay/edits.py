@@ -53,14 +53,10 @@ def prose_cases(root: Path, encode: Encode, count: int, seed: int) -> list[Token
 
 
 def trap_cases(count: int, seed: int, length: int = 400) -> list[TokenPair]:
-    """Generate prompts in which any n consecutive tokens of the answer occur, always followed by a wrong one.
-
-    n is 2, 5, 12 or 20.
-    """
+    """Generate prompts in which all n-grams of the answer occur, always followed by a wrong token."""
     rng = random.Random(seed)
     cases: list[TokenPair] = []
-    for number in range(count):
-        size = (2, 5, 12, 20)[number % 4]
+    for size in islice(cycle((2, 5, 12, 20)), count):
         answer = [rng.randrange(1000, 3000) for _ in range(length)]
         prompt = [token for at in range(size, length) for token in (*answer[at - size : at], 1 + at)]
         cases.append(TokenPair(tuple(prompt), tuple(answer), "trap", id=f"trap-{size}"))
@@ -79,12 +75,12 @@ def edit(text: str, kind: str, rng: random.Random) -> tuple[str, str]:
 
 
 def _rename(text: str, rng: random.Random) -> tuple[str, str]:
-    fields = ("id", "attr", "arg")
-    used = {getattr(node, field, None) for node in _nodes(text) for field in fields} - {None, "self"}
-    often = [name for name in used if len(name) > 2 and len(re.findall(rf"\b{name}\b", text)) >= 4]
+    used = {getattr(node, field, "") or "" for node in _nodes(text) for field in ("id", "attr", "arg")}
+    long = sorted(name for name in used - {"self"} if len(name) > 2)
+    often = [name for name in long if len(re.findall(rf"\b{name}\b", text)) >= 4]
     if not often:
         return text, ""
-    old = rng.choice(sorted(often))
+    old = rng.choice(often)
     parts = old.split("_")
     if rng.random() < 0.5:
         parts[rng.randrange(len(parts))] = rng.choice(_WORDS)

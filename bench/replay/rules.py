@@ -142,11 +142,6 @@ class Rule:
     choose: Choose = everything
     is_warm: bool = False
 
-    @property
-    def is_hindsight(self) -> bool:
-        """Whether it knows the answer, and so is only an upper bound."""
-        return self.choose is in_hindsight
-
     def player(self, setup: Setup) -> Player:
         """Return a player that has seen nothing."""
         drafters = [self.drafter()] if self.drafter else []

@@ -20,7 +20,7 @@ from bench.options import Flag
 from bench.replay.calibration import calibrate
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
 from bench.replay.pairs import Encode, TokenPair, read_pairs, tokenized
-from bench.replay.policies import Outcome, Setup
+from bench.replay.policies import Outcome, Setup, in_hindsight
 from bench.replay.rules import COMPARED, RULES, Rule
 from bench.tables import Column, print_rows
 from config.settings import BUNDLED_MODEL, Settings
@@ -32,7 +32,8 @@ COLUMNS = [
 ]  # fmt: skip
 NOTE = """\
 TPF: tokens per forward pass. speed: speedup over plain decoding; least: the lowest speedup of a pair.
-accepted: share of drafted tokens. copied: share of the answer that came from drafts."""
+accepted: share of drafted tokens. copied: share of the answer that came from drafts.
+Costs of drafts that are longer than a curve are a guess."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,18 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     console, tokenizer = outputs.make_console(120), load_tokenizer(arguments.tokenizer)
     pairs = collect(arguments, tokenizer.encode_answer)
-    if not any(pair.is_measured for pair in pairs):
+    if not pairs:
         raise ArgumentsError("there is no pair to replay")
     setups = [Setup(Settings(), curve, line_ends=tokenizer.line_ends) for curve in curves]
     if arguments.calibrate:
         calibrate(console, pairs, setups[0])
         return 0
     rows = replay(pairs, [RULES[name] for name in arguments.drafters], setups)
-    notes = [f"{name}: {RULES[name].title}" for name in arguments.drafters]
-    notes += [
-        f"{one.name}: {one.kind}; {one.machine}; {one.source}; wider steps are a guess" for one in curves
-    ]
-    print_rows(console, rows, COLUMNS, notes=[*notes, NOTE])
+    titles = [f"{name}: {RULES[name].title}" for name in arguments.drafters]
+    machines = [f"{one.name}: {one.kind}; {one.machine}; {one.source}" for one in curves]
+    print_rows(console, rows, COLUMNS, notes=[*titles, *machines, NOTE])
     section = {"rows": rows, "curves": describe(curves)}
     outputs.finish(console, arguments, document.new_document(arguments, replay=section), rows)
     return 0
@@ -118,8 +117,9 @@ def _row(rule: Rule, curve: Curve, workload: str, plays: Sequence[tuple[TokenPai
     figures = together.figures()
     return {
         "drafter": rule.name, "rule": rule.title, "used_by": rule.used_by, "curve": curve.name,
-        "is_hindsight": rule.is_hindsight, "memory": "warm" if rule.is_warm else "cold", "workload": workload,
-        "pairs": len(plays), "prompt_tokens": sum(len(pair.prompt) for pair, _ in plays),
+        "workload": workload, "is_hindsight": rule.choose is in_hindsight,
+        "memory": "warm" if rule.is_warm else "cold", "pairs": len(plays),
+        "prompt_tokens": sum(len(pair.prompt) for pair, _ in plays),
         "slowest": min(outcome.num_tokens / outcome.cost for _, outcome in plays),
         "coverage": figures.pop("drafted_share"), **figures,
     }  # fmt: skip
