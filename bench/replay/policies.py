@@ -39,11 +39,13 @@ class Outcome:
     cost: float = 0.0
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)
 
-    def add_step(self, num_verified: int, num_accepted: int, num_committed: int, cost: float) -> None:
-        """Count one forward pass."""
-        self.num_tokens += num_committed
+    def verify(self, drafted: Sequence[int], follows: Sequence[int], cost: float) -> int:
+        """Count a forward pass and return the number of accepted tokens. follows: the rest of the answer."""
+        num_accepted = count_accepted(drafted, follows)
+        self.num_tokens += min(num_accepted + 1, len(follows))
         self.cost += cost
-        self.steps[num_verified, num_accepted] += 1
+        self.steps[len(drafted), num_accepted] += 1
+        return num_accepted
 
     def add(self, other: "Outcome") -> None:
         """Add the counts of other answers."""
@@ -126,18 +128,15 @@ class FixedPlayer(Player):
 
     def play(self, pair: TokenPair) -> Outcome:
         """Replay one answer, as the engine would: propose, verify, observe, record_verified."""
-        (drafter,), outcome, at = self.drafters, Outcome(), 0
+        (drafter,), outcome = self.drafters, Outcome()
         finish(drafter.open(SequenceStart(0, pair.prompt)))
-        while at < len(pair.answer):
-            draft, follows = drafter.propose(DraftQuery(0, self.limit)), pair.answer[at : at + self.limit]
-            num_verified = self.choose(draft, self.costs, follows)
-            num_accepted = count_accepted(draft.tokens[:num_verified], follows)
-            committed = pair.answer[at : at + num_accepted + 1]
-            outcome.add_step(num_verified, num_accepted, len(committed), self.costs[1 + num_verified])
-            at += len(committed)
-            drafter.observe(0, committed)
-            if num_verified:
-                drafter.record_verified(0, num_verified, num_accepted)
+        while follows := pair.answer[outcome.num_tokens :]:
+            draft = drafter.propose(DraftQuery(0, self.limit))
+            drafted = draft.tokens[: self.choose(draft, self.costs, follows)]
+            num_accepted = outcome.verify(drafted, follows, self.costs[1 + len(drafted)])
+            drafter.observe(0, follows[: num_accepted + 1])
+            if drafted:
+                drafter.record_verified(0, len(drafted), num_accepted)
         finish(drafter.close(0))
         return outcome
 
@@ -178,23 +177,20 @@ class ServerPlayer(Player):
 
     def play(self, pair: TokenPair) -> Outcome:
         """Replay one answer."""
-        outcome, answer, was_plain = Outcome(), pair.answer, False
+        outcome, was_plain = Outcome(), False
         # Leave room for a draft beyond the answer: a server does not know where the answer ends.
-        max_tokens = len(answer) + self.limit + 1
+        max_tokens = len(pair.answer) + self.limit + 1
         request = GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0))
         drafts = self.proposers.begin(request)
         self.proposers.work.finish()
         row = SimpleNamespace(
             request=request, tokens=list(pair.prompt), num_answered=0, sampling=0, drafts=drafts
         )
-        while row.num_answered < len(answer):
+        while follows := pair.answer[outcome.num_tokens :]:
             (feed,) = self.planner.plan([cast(Row, row)]) or (None,)
             drafted = feed.draft if feed else ()
-            follows = answer[row.num_answered : row.num_answered + len(drafted) + 1]
-            num_accepted = count_accepted(drafted, follows)
-            committed = follows[: num_accepted + 1]
             cost = self.costs[1 + len(drafted)]
-            outcome.add_step(len(drafted), num_accepted, len(committed), cost)
+            committed = follows[: outcome.verify(drafted, follows, cost) + 1]
             drafts.slowdown_budget.charge(cost, self.costs[1], len(committed))
             drafts.observe(committed, feed.source if feed else NO_DRAFT, len(drafted))
             # Only the second of two plain steps shows what plain steps cost: see StepAccounts.
@@ -202,7 +198,7 @@ class ServerPlayer(Player):
                 drafts.slowdown_budget.num_unseen = 0
             was_plain = not drafted
             row.tokens += committed
-            row.num_answered += len(committed)
+            row.num_answered = outcome.num_tokens
         drafts.close()
         self.proposers.work.finish()
         return outcome

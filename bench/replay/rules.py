@@ -127,7 +127,7 @@ def two_widths(draft: Draft, _costs: Sequence[float], _follows: Sequence[int]) -
 class Rule:
     """A rule for drafting.
 
-    used_by: where it is known to be in use; "" if nowhere.
+    title: the rule in words, and who uses it.
     draft_type: with the server's gate; None: drafts of at most `limit` tokens, without a gate, of which
     `choose` verifies some. drafter: makes the drafter; None: those of the draft type.
     is_warm: whether drafters keep what they learned from one chat to the next, in file order.
@@ -135,7 +135,6 @@ class Rule:
 
     name: str
     title: str
-    used_by: str = ""
     draft_type: DraftType | None = None
     drafter: Callable[[], Drafter] | None = None
     limit: int = LIMIT
@@ -151,35 +150,34 @@ class Rule:
 
 
 _COLD = (
-    Rule("auto", "suffix, then ngram-mod; gate", "reprise serve, the default", "auto"),
-    Rule("suffix", "longest match, cursor, changes; gate", "reprise serve --draft-type suffix", "suffix"),
-    Rule("ngram-simple", "longest match of 16..2, newest; gate", "reprise serve --draft-type ngram-simple",
-         "ngram-simple"),
-    Rule("ngram-mod", "shared table, n = 16; gate", "reprise serve --draft-type ngram-mod", "ngram-mod"),
+    Rule("auto", "suffix, then ngram-mod; gate (reprise serve by default)", "auto"),
+    Rule("suffix", "longest match, cursor, changes; gate (reprise serve)", "suffix"),
+    Rule("ngram-simple", "longest match of 16..2, newest; gate (reprise serve)", "ngram-simple"),
+    Rule("ngram-mod", "shared table, n = 16; gate (reprise serve)", "ngram-mod"),
     Rule("two-widths", "longest match of 16..2; 31 tokens if 12 or more matched, else 2",
          drafter=lambda: FixedLookup(16, 2), choose=two_widths),
-    Rule("newest-2", "newest match of 2, 10 tokens", "prompt lookup in several servers",
+    Rule("newest-2", "newest match of 2, 10 tokens (several servers)",
          drafter=lambda: FixedLookup(2, 2), limit=10),
-    Rule("newest-3", "newest match of 3, 10 tokens", "prompt lookup in several servers",
+    Rule("newest-3", "newest match of 3, 10 tokens (several servers)",
          drafter=lambda: FixedLookup(3, 3), limit=10),
-    Rule("earliest-2", "earliest match of 2, else 1; 10 tokens", "transformers, prompt_lookup_num_tokens=10",
+    Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),
+    Rule("earliest-2", "earliest match of 2, else 1; 10 tokens (transformers, prompt_lookup_num_tokens=10)",
          drafter=lambda: FixedLookup(2, 1, newest=False), limit=10),
-    Rule("longest-5", "longest match of 5..2, earliest position, 5 tokens", "vLLM's ngram, 2 to 5",
+    Rule("longest-5", "longest match of 5..2, earliest place, 5 tokens (vLLM, prompt_lookup_min=2, _max=5)",
          drafter=lambda: FixedLookup(5, 2, newest=False), limit=5),
-    Rule("ngram-12", "newest match of 12, 12 to 48 tokens", "llama.cpp's ngram-simple by default",
+    Rule("ngram-12", "newest match of 12, 12 to 48 tokens (llama.cpp's ngram-simple by default)",
          drafter=lambda: FixedLookup(12, 12, is_long=True), limit=48),
-    Rule("ngram-mod-24", "shared table, n = 24, 48 to 64 tokens", "llama.cpp's ngram-mod as documented",
+    Rule("ngram-mod-24", "shared table, n = 24, 48 to 64 tokens (llama.cpp's ngram-mod as documented)",
          drafter=WipedTableLookup, limit=64),
     Rule("hindsight", "suffix, with the best width in hindsight", drafter=SuffixDrafter, choose=in_hindsight),
     Rule("hindsight-longest", "longest match of 16..2, with the best width in hindsight",
          drafter=lambda: FixedLookup(16, 2), choose=in_hindsight),
-    Rule("suffix-matches", "suffix without its cursor; gate", "", "suffix",
+    Rule("suffix-matches", "suffix without its cursor; gate", "suffix",
          lambda: SuffixDrafter(0, use_cursor=False)),
-    Rule("suffix-cursor", "suffix with its cursor, without changes; gate", "", "suffix",
+    Rule("suffix-cursor", "suffix with its cursor, without changes; gate", "suffix",
          lambda: SuffixDrafter(0, learn_changes=False)),
-    Rule("suffix-changes", "suffix with cursor and changes, no history; gate", "", "suffix",
+    Rule("suffix-changes", "suffix with cursor and changes, no history; gate", "suffix",
          lambda: SuffixDrafter(0)),
-    Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),
 )  # fmt: skip
 _WARM = (
     replace(rule, name=f"{rule.name}-warm", title=f"{rule.title}; keeps what it learned", is_warm=True)
@@ -188,7 +186,6 @@ _WARM = (
 )
 
 RULES = {rule.name: rule for rule in (*_COLD, *_WARM)}
-
 COMPARED = (
     "auto", "auto-warm", "suffix", "ngram-simple", "ngram-mod", "two-widths", "newest-2", "newest-3",
     "earliest-2", "longest-5", "ngram-12", "ngram-mod-24", "ngram-mod-24-warm", "hindsight",

@@ -116,10 +116,9 @@ def _row(rule: Rule, curve: Curve, workload: str, plays: Sequence[tuple[TokenPai
         together.add(outcome)
     figures = together.figures()
     return {
-        "drafter": rule.name, "rule": rule.title, "used_by": rule.used_by, "curve": curve.name,
-        "workload": workload, "is_hindsight": rule.choose is in_hindsight,
-        "memory": "warm" if rule.is_warm else "cold", "pairs": len(plays),
-        "prompt_tokens": sum(len(pair.prompt) for pair, _ in plays),
+        "drafter": rule.name, "rule": rule.title, "curve": curve.name, "workload": workload,
+        "is_hindsight": rule.choose is in_hindsight, "memory": "warm" if rule.is_warm else "cold",
+        "pairs": len(plays), "prompt_tokens": sum(len(pair.prompt) for pair, _ in plays),
         "slowest": min(outcome.num_tokens / outcome.cost for _, outcome in plays),
         "coverage": figures.pop("drafted_share"), **figures,
     }  # fmt: skip

@@ -171,8 +171,8 @@ def test_rows_are_for_each_workload_rule_and_curve_and_for_all_workloads() -> No
 
 def test_figures_say_what_the_counts_say() -> None:
     outcome, both = Outcome(), Outcome()
-    outcome.add_step(3, 2, 3, 1.5)
-    outcome.add_step(0, 0, 1, 1.0)
+    assert outcome.verify([1, 2, 9], [1, 2, 3, 4], 1.5) == 2
+    assert outcome.verify([], [4], 1.0) == 0
     both.add(outcome)
     both.add(outcome)
     assert (
