@@ -7,6 +7,7 @@ The pairs of one chat are in the order of its turns.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from bench.errors import ArgumentsError, reason
 Encode = Callable[[str], Sequence[int]]
 """Returns the token ids of a text, without the special tokens that begin or end a prompt."""
 
-TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+# Rules keep a text of tokens as a string of as many characters.
+TokenId = Annotated[StrictInt, Field(ge=0, le=sys.maxunicode)]
 Text = StrictStr | tuple[TokenId, ...]
 """Text, or its token ids."""
 
