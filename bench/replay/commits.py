@@ -55,9 +55,8 @@ def run(given: argparse.Namespace) -> int:
 def pairs_of(commit: str, given: argparse.Namespace) -> Iterator[Pair]:
     """Yield a pair for each text file of that suffix and size that a commit modified."""
     form = "-r", "-z", "--raw", "--no-renames", "--diff-filter=M", "--format=%x20%B"
-    message, *changes = (
-        git(given.repository, "diff-tree", *form, commit, "--").decode(errors="replace").split("\0")
-    )
+    changed = git(given.repository, "diff-tree", *form, commit, "--")
+    message, *changes = changed.decode(errors="replace").split("\0")
     for facts, path in zip(changes[::2], changes[1::2], strict=False):
         mode, _, *names, _ = facts.split()
         # Links and submodules have other modes.
