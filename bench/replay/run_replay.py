@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=KINDS, help="Replay only generated edits of this kind.")
     options.declare(
         parser,
-        Flag("--tokenizer", options.model_folder, "DIR", BUNDLED_MODEL, "Tokenizer. Default: the bundled one."),
+        Flag("--tokenizer", options.model_folder, "DIR", BUNDLED_MODEL, "Default: the bundled model's."),
         Flag("--drafters", options.names, "RULES", COMPARED, "Rules to replay."),
         Flag("--calibrate", None, None, None, "Print how often each bucket of the suffix drafter is right."),
         Flag("--edits", options.count, "N", 60, "Generated edits."),
