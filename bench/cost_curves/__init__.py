@@ -3,57 +3,42 @@
     {"name": "M4 Pro 4-bit", "machine": "...", "kind": "measured" | "published", "source": "...",
      "points": [[1, 1.0], [2, 0.99], ...]}
 
-Points are (width, cost) in any unit, starting at width 1. A result document that contains an engine's step
-costs, as `reprise bench decode --json` writes it, is also read as a curve. The JSON files in this folder are
-built in.
+Points are (width, cost) in any unit, starting at width 1. A result document with an engine's step costs, as
+`reprise bench decode --json` writes it, is a curve too. The JSON files in this folder are built in.
 """
 
-import json
-import math
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    StrictFloat,
-    StrictInt,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from bench.errors import ArgumentsError, reason
-
-WIDEST = 4096
-Point = tuple[StrictInt, Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]]
-"""Width and cost."""
 
 
 class CurveError(ArgumentsError):
     """A cost curve cannot be used; the message names the file and what is wrong in it."""
 
 
-def _as_pairs(value: object) -> object:
-    """Return points as pairs; documents have them as objects."""
-    if not isinstance(value, list):
-        return value
-    return [(p.get("width"), p.get("seconds", p.get("cost"))) if isinstance(p, dict) else p for p in value]
+def _as_pair(point: Any) -> Any:
+    """Return a point as a pair; result documents have it as an object."""
+    return (point.get("width"), point.get("seconds")) if isinstance(point, dict) else point
+
+
+Point = tuple[int, Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]]
+"""Width and cost."""
 
 
 def _in_plain_steps(points: tuple[Point, ...]) -> tuple[Point, ...]:
     widths = [width for width, _ in points]
-    is_rising = all(one < other for one, other in pairwise(widths))
-    if len(points) < 2 or widths[0] != 1 or not is_rising or widths[-1] > WIDEST:
-        raise ValueError(f"points must be two or more, with widths that rise from 1 to at most {WIDEST}")
+    if len(points) < 2 or widths[0] != 1 or widths != sorted(set(widths)):
+        raise ValueError("points must be two or more, with widths that rise from 1")
     return tuple((width, cost / points[0][1]) for width, cost in points)
 
 
-Text = Annotated[str, Field(pattern=r"\S")]
+Points = Annotated[tuple[Annotated[Point, BeforeValidator(_as_pair)], ...], AfterValidator(_in_plain_steps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +46,14 @@ class Curve:
     """The cost of a step by its width.
 
     points: at least two (width, cost), widths ascending from 1; the cost at width 1 is 1.
-    machine: on which the costs were measured. kind: "measured" by Reprise, or "published" by others.
-    source: who measured them, and how.
+    kind: "measured" by Reprise, or "published" by others. source: who measured the costs, and how.
     """
 
-    name: Text
-    points: Annotated[tuple[Point, ...], BeforeValidator(_as_pairs), AfterValidator(_in_plain_steps)]
+    name: str
+    points: Points
     machine: str = ""
     kind: Literal["measured", "published"] = "measured"
-    source: Text = ""
-
-    @property
-    def widest(self) -> int:
-        """The largest width that was measured."""
-        return self.points[-1][0]
+    source: str = ""
 
     def cost(self, width: int) -> float:
         """Return the cost of a step of this width.
@@ -82,44 +61,41 @@ class Curve:
         It is linear between points. Beyond the last point it follows the overall slope, which is a guess. The
         last segment's slope would not do: a staircase ends flat, and any width beyond would be free.
         """
-        if width > self.widest:
-            last_width, last_cost = self.points[-1]
+        last_width, last_cost = self.points[-1]
+        if width > last_width:
             return last_cost + (width - last_width) * max(0.0, (last_cost - 1.0) / (last_width - 1))
-        at = min(max(bisect_right(self.points, (width, math.inf)), 1), len(self.points) - 1)
-        (low, a), (high, b) = self.points[at - 1], self.points[at]
+        at = max(1, bisect_left(self.points, (width, 0.0)))
+        (low, a), (high, b) = self.points[at - 1 : at + 1]
         return a + (width - low) * (b - a) / (high - low)
+
+
+def _of_document(content: Any) -> Any:
+    """Return the fields of a curve; those of a result document are taken from it."""
+    if not isinstance(content, dict) or not content.keys() & {"points", "cost_curve"}:
+        raise ValueError("it is not a cost curve: it is no JSON object with points or cost_curve")
+    if "points" in content:
+        return content
+    if content["cost_curve"] == []:
+        raise ValueError("its cost_curve is empty: it was written without an engine")
+    machine, model = (content.get(name) or {} for name in ("machine", "model"))
+    cpu = machine.get("cpu", "an unknown machine")
+    return {
+        "name": f"{model.get('name', 'a model')} on {cpu}", "machine": cpu, "points": content["cost_curve"],
+        "source": f"{content.get('command', 'a result document')}, {content.get('date', 'no date')}",
+    }  # fmt: skip
+
+
+_READER: TypeAdapter[Curve] = TypeAdapter(Annotated[Curve, BeforeValidator(_of_document)])
 
 
 def read_curve(path: Path) -> Curve:
     """Read a curve from a curve file or a result document. Raises CurveError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return _READER.validate_json(path.read_bytes())
     except OSError as fault:
         raise CurveError(f"{path} cannot be read: {fault.strerror}") from None
-    except (ValueError, RecursionError) as fault:
-        raise CurveError(f"{path} is not JSON: {fault}") from None
-    if not isinstance(content, dict) or not content.keys() & {"points", "cost_curve"}:
-        raise CurveError(f"{path} is not a cost curve: it is no JSON object with points or cost_curve")
-    if "points" not in content:
-        content = _of_document(content, path)
-    try:
-        return TypeAdapter(Curve).validate_python(content)
     except ValidationError as fault:
         raise CurveError(f"{path}: {reason(fault)}") from None
-
-
-def _of_document(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the fields of a curve from a result document."""
-    if content["cost_curve"] == []:
-        raise CurveError(f"{path} has an empty cost_curve: it was written without an engine")
-    machine, model = (content.get(name) for name in ("machine", "model"))
-    cpu = machine.get("cpu") if isinstance(machine, dict) else None
-    name = model.get("name") if isinstance(model, dict) else None
-    return {
-        "name": f"{name} on {cpu}" if name and cpu else path.stem, "machine": str(cpu or ""),
-        "points": content["cost_curve"], "kind": "measured",
-        "source": f"{content.get('command') or 'a result document'}, {content.get('date') or 'no date'}",
-    }  # fmt: skip
 
 
 def built_in() -> dict[str, Curve]:
@@ -132,16 +108,11 @@ def find_curve(name: str) -> Curve:
     return built_in().get(name) or read_curve(Path(name))
 
 
-M4_PRO, CPU_BF16 = (
-    read_curve(Path(__file__).with_name(name)) for name in ("apple-m4-pro-4bit.json", "cpu-bf16.json")
-)
+M4_PRO, CPU_BF16 = (find_curve(name) for name in ("apple-m4-pro-4bit", "cpu-bf16"))
 FLAT = Curve("flat", ((1, 1.0), (32, 1.0)))
 """A curve of no machine, on which width is free: its speedups are tokens per forward pass."""
 
 
 def describe(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """Describe the curves for a result document."""
-    return [
-        asdict(curve) | {"points": [{"width": width, "cost": cost} for width, cost in curve.points]}
-        for curve in curves
-    ]
+    return [asdict(curve) for curve in curves]

@@ -6,14 +6,12 @@ The edits are generated here, from a seed. They are not commits that people made
 import ast
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable
+from itertools import cycle, islice
+from operator import attrgetter
 from pathlib import Path
 
 from bench.replay.pairs import Encode, TokenPair
-
-KINDS = ("rename", "values", "docstrings", "delete", "lines", "several")
-"""Kinds of edits."""
 
 SMALLEST_FILE, LARGEST_FILE = 2_500, 9_000  # characters
 _WORDS = (
@@ -21,76 +19,68 @@ _WORDS = (
 )  # fmt: skip
 
 
-def edit_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[TokenPair]:
-    """Generate edits of the Python files below roots.
+def edit_cases(root: Path, encode: Encode, count: int, seed: int) -> list[TokenPair]:
+    """Generate edits of the Python files below a folder.
 
     The prompt is an instruction and the file, the answer the edited file. A pair's id is the kind of edit.
     """
     rng = random.Random(seed)
+    paths = sorted(root.rglob("*.py"))
+    rng.shuffle(paths)
+    texts = (path.read_text(errors="ignore") for path in paths)
+    fitting = (
+        one for one in texts if SMALLEST_FILE <= len(one) <= LARGEST_FILE and len(_functions(one)) >= 4
+    )
     cases: list[TokenPair] = []
-    for number, text in enumerate(_python_files(roots, rng)):
+    for text, kind in zip(fitting, cycle(KINDS), strict=False):
+        edited, instruction = edit(text, kind, rng)
+        if edited != text:
+            prompt = encode(f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n")
+            answer = encode(f"```python\n{edited}```\n")
+            cases.append(TokenPair(tuple(prompt), tuple(answer), "edits", id=kind))
         if len(cases) == count:
             break
-        kind = KINDS[number % len(KINDS)]
-        edited, instruction = edit(text, kind, rng)
-        if edited == text:
-            continue
-        prompt = encode(f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n")
-        answer = encode(f"```python\n{edited}```\n")
-        cases.append(TokenPair(tuple(prompt), tuple(answer), "edits", id=kind))
     return cases
 
 
-def prose_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[TokenPair]:
-    """Cut documentation and docstrings of the files below roots in half.
-
-    The prompt is the first half, the answer the second.
-    """
-    rng = random.Random(seed)
-    kinds = ("*.md", "*.rst", "METADATA", "*.py")
-    paths = [path for kind in kinds for root in roots for path in sorted(root.rglob(kind))]
-    rng.shuffle(paths)
+def prose_cases(root: Path, encode: Encode, count: int, seed: int) -> list[TokenPair]:
+    """Cut documentation and docstrings below a folder in half: the answer is the second half."""
+    paths = [path for kind in ("*.md", "*.rst", "METADATA", "*.py") for path in sorted(root.rglob(kind))]
+    random.Random(seed).shuffle(paths)
     fitting = (text[:LARGEST_FILE] for text in map(_prose, paths) if len(text) >= SMALLEST_FILE)
-    cases: list[TokenPair] = []
-    for text in islice(fitting, count):
-        tokens = tuple(encode(text))
-        cases.append(TokenPair(tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :], "prose"))
-    return cases
+    texts = [tuple(encode(text)) for text in islice(fitting, count)]
+    return [TokenPair(text[: len(text) // 2], text[len(text) // 2 :], "prose") for text in texts]
 
 
 def trap_cases(count: int, seed: int, length: int = 400) -> list[TokenPair]:
-    """Generate prompts in which any n consecutive tokens of the answer occur, always followed by a wrong one.
-
-    n is 2, 5, 12 or 20.
-    """
+    """Generate prompts in which all n-grams of the answer occur, always followed by a wrong token."""
     rng = random.Random(seed)
     cases: list[TokenPair] = []
-    for number in range(count):
-        size = (2, 5, 12, 20)[number % 4]
+    for size in islice(cycle((2, 5, 12, 20)), count):
         answer = [rng.randrange(1000, 3000) for _ in range(length)]
-        prompt: list[int] = []
-        for at in range(size, length):
-            prompt += [*answer[at - size : at], 1 + at]
+        prompt = [token for at in range(size, length) for token in (*answer[at - size : at], 1 + at)]
         cases.append(TokenPair(tuple(prompt), tuple(answer), "trap", id=f"trap-{size}"))
     return cases
 
 
 def edit(text: str, kind: str, rng: random.Random) -> tuple[str, str]:
     """Make one kind of edit to a Python file. Return the edited file and the instruction."""
-    if kind == "several":
-        notes: list[str] = []
-        for one in rng.sample(KINDS[:-1], 3):
-            text, note = edit(text, one, rng)
-            notes.append(note)
-        return text, " ".join(notes)
-    return _EDITS[kind](text, rng)
+    if kind != "several":
+        return _EDITS[kind](text, rng)
+    notes: list[str] = []
+    for one in rng.sample(tuple(_EDITS), 3):
+        text, note = edit(text, one, rng)
+        notes.append(note)
+    return text, " ".join(notes)
 
 
 def _rename(text: str, rng: random.Random) -> tuple[str, str]:
-    names = sorted(name for name in _names(text) if len(re.findall(rf"\b{name}\b", text)) >= 4)
-    if not names:
+    used = {getattr(node, field, "") or "" for node in _nodes(text) for field in ("id", "attr", "arg")}
+    long = sorted(name for name in used - {"self"} if len(name) > 2)
+    often = [name for name in long if len(re.findall(rf"\b{name}\b", text)) >= 4]
+    if not often:
         return text, ""
-    old = rng.choice(names)
+    old = rng.choice(often)
     parts = old.split("_")
     if rng.random() < 0.5:
         parts[rng.randrange(len(parts))] = rng.choice(_WORDS)
@@ -100,58 +90,36 @@ def _rename(text: str, rng: random.Random) -> tuple[str, str]:
     return re.sub(rf"\b{old}\b", new, text), f"Rename {old} to {new}."
 
 
-def _names(text: str) -> set[str]:
-    """Return the names that a file defines or uses, of three characters or more."""
-    names: set[str] = set()
-    for node in _nodes(text):
-        name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
-        if isinstance(name, str) and len(name) > 2 and name != "self":
-            names.add(name)
-    return names
-
-
-def _nodes(text: str) -> list[ast.AST]:
-    try:
-        return list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):
-        return []
-
-
-def _values(text: str, rng: random.Random) -> tuple[str, str]:
+def _change_values(text: str, rng: random.Random) -> tuple[str, str]:
     found = list(re.finditer(r"(?<![\w.])\d+(?![\w.])|'[a-z]+'|\"[a-z]+\"", text))
-    for match in sorted(rng.sample(found, min(len(found), rng.randint(2, 6))), key=lambda m: -m.start()):
+    chosen = rng.sample(found, min(len(found), rng.randint(2, 6)))
+    for match in sorted(chosen, key=re.Match.start, reverse=True):
         old = match.group()
         new = str(rng.randint(2, 900)) if old.isdigit() else f"{old[0]}{rng.choice(_WORDS)}{old[0]}"
         text = text[: match.start()] + new + text[match.end() :]
     return text, "Change the values as discussed."
 
 
-def _functions(text: str) -> list[ast.FunctionDef]:
-    found = [node for node in _nodes(text) if isinstance(node, ast.FunctionDef)]
-    return [node for node in found if node.end_lineno is not None and node.end_lineno > node.lineno]
-
-
 def _add_docstrings(text: str, rng: random.Random) -> tuple[str, str]:
     bare = [node for node in _functions(text) if not ast.get_docstring(node)]
     lines = text.splitlines(keepends=True)
-    for node in sorted(rng.sample(bare, min(len(bare), 6)), key=lambda n: -n.lineno):
-        body = node.body[0]
-        indent = " " * body.col_offset
-        words = " ".join(rng.sample(_WORDS, rng.randint(3, 7)))
-        lines.insert(body.lineno - 1, f'{indent}"""{node.name.strip("_").title()} the {words}."""\n')
+    for node in sorted(rng.sample(bare, min(len(bare), 6)), key=attrgetter("lineno"), reverse=True):
+        body, words = node.body[0], " ".join(rng.sample(_WORDS, rng.randint(3, 7)))
+        docstring = f'"""{node.name.strip("_").title()} the {words}."""\n'
+        lines.insert(body.lineno - 1, " " * body.col_offset + docstring)
     return "".join(lines), "Add docstrings."
 
 
 def _delete(text: str, rng: random.Random) -> tuple[str, str]:
-    functions = [node for node in _functions(text) if node.end_lineno and node.end_lineno - node.lineno < 40]
+    functions = [node for node in _functions(text) if (node.end_lineno or 0) - node.lineno < 40]
     names: list[str] = []
     lines = text.splitlines(keepends=True)
     last = len(lines) + 1
-    for node in sorted(rng.sample(functions, min(len(functions), 2)), key=lambda n: -n.lineno):
-        assert node.end_lineno is not None
-        if node.end_lineno < last:
-            del lines[node.lineno - 1 : node.end_lineno]
+    for node in sorted(rng.sample(functions, min(len(functions), 2)), key=attrgetter("lineno"), reverse=True):
+        # One function may be inside the other.
+        if (node.end_lineno or 0) < last:
             last = node.lineno
+            del lines[last - 1 : node.end_lineno]
             names.append(node.name)
     return "".join(lines), f"Delete {' and '.join(names)}."
 
@@ -177,24 +145,32 @@ def _fix_lines(text: str, rng: random.Random) -> tuple[str, str]:
 
 
 _EDITS: dict[str, Callable[[str, random.Random], tuple[str, str]]] = {
-    "rename": _rename, "values": _values, "docstrings": _add_docstrings, "delete": _delete,
+    "rename": _rename, "values": _change_values, "docstrings": _add_docstrings, "delete": _delete,
     "lines": _fix_lines,
 }  # fmt: skip
 
-
-def _python_files(roots: Sequence[Path], rng: random.Random) -> Iterator[str]:
-    paths = sorted(path for root in roots for path in root.rglob("*.py"))
-    rng.shuffle(paths)
-    for path in paths:
-        text = path.read_text(errors="ignore")
-        if SMALLEST_FILE <= len(text) <= LARGEST_FILE and len(_functions(text)) >= 4:
-            yield text
+KINDS = (*_EDITS, "several")
+"""Kinds of edits."""
 
 
 def _prose(path: Path) -> str:
+    """Return a document, or the docstrings of a Python file."""
     text = path.read_text(errors="ignore")
     if path.suffix != ".py":
         return text
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [ast.get_docstring(node) for node in _nodes(text) if isinstance(node, kinds)]
     return "\n\n".join(one for one in found if one)
+
+
+def _nodes(text: str) -> list[ast.AST]:
+    try:
+        return list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return []
+
+
+def _functions(text: str) -> list[ast.FunctionDef]:
+    """Return the functions of more than one line."""
+    found = [node for node in _nodes(text) if isinstance(node, ast.FunctionDef)]
+    return [node for node in found if (node.end_lineno or 0) > node.lineno]

@@ -7,34 +7,25 @@ The pairs of one chat are in the order of its turns.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic import Field, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from bench.errors import ArgumentsError, reason
 
 Encode = Callable[[str], Sequence[int]]
 """Returns the token ids of a text, without the special tokens that begin or end a prompt."""
 
-TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+# Rules keep a text of tokens as a string of as many characters.
+TokenId = Annotated[StrictInt, Field(ge=0, le=sys.maxunicode)]
 Text = StrictStr | tuple[TokenId, ...]
 """Text, or its token ids."""
 
-
-def _as_text(value: object) -> object:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return "" if value is None else str(value) if is_number else value
-
-
-Name = Annotated[StrictStr, BeforeValidator(_as_text)]
-"""Text; a number is written as text."""
-
-
-class PairsError(ArgumentsError):
-    """A file of pairs cannot be read or written; the message gives the file, the line and the reason."""
+Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +60,27 @@ class TokenPair:
     is_measured: bool = True
 
 
+_ADAPTER = TypeAdapter(Pair)
+
+
 def read_pairs(path: Path) -> list[Pair]:
     """Return all pairs of a file, in order. Empty lines are skipped; answers may be empty, prompts may not.
 
-    Raises PairsError.
+    Raises OSError, or ArgumentsError for a line that is no pair.
     """
-    adapter = TypeAdapter(Pair)
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as fault:
-        raise PairsError(f"cannot read {path}: {fault.strerror}") from fault
     pairs = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         try:
-            pairs += [adapter.validate_json(line)] if line.strip() else []
+            pairs += [_ADAPTER.validate_json(line)] if line.strip() else []
         except ValidationError as fault:
-            raise PairsError(f"{path} line {number}: {reason(fault)}") from None
+            raise ArgumentsError(f"{path} line {number}: {reason(fault)}") from None
     return pairs
 
 
-def write_pairs(path: Path, pairs: Iterable[Pair]) -> int:
-    """Write pairs to a file, replacing its content; return their number. Raises PairsError."""
-    lines = [json.dumps(as_json(pair)) + "\n" for pair in pairs]
-    try:
-        path.write_text("".join(lines), encoding="utf-8")
-    except OSError as fault:
-        raise PairsError(f"cannot write {path}: {fault.strerror}") from fault
-    return len(lines)
-
-
-def as_json(pair: Pair) -> dict[str, object]:
-    """Return the JSON object of a pair, without unknown fields."""
-    fields = asdict(pair)
-    return {name: fields[name] for name in fields if name == "output" or fields[name] not in ("", None)}
+def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
+    """Write pairs to a file, replacing its content. Raises OSError."""
+    lines = [json.dumps(_ADAPTER.dump_python(pair, exclude_defaults=True)) + "\n" for pair in pairs]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def tokenized(pairs: Iterable[Pair], encode: Encode) -> list[TokenPair]:

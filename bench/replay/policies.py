@@ -1,12 +1,8 @@
-"""Replay known answers: drafters draft, a rule chooses how much is verified, and costs are added up.
-
-Players play pairs one after the other, with drafters and what they keep between pairs.
-"""
+"""Replay known answers: drafters draft, a rule chooses how much is verified, and costs are added up."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from time import thread_time_ns
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,11 +12,7 @@ from bench.statistics import ratio
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
-from drafters.ngram_mod.drafter import NgramModDrafter
-from drafters.ngram_mod.tables import NgramModTables
-from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.repetition import score_in_slices
-from drafters.suffix import SuffixDrafter
 from engine.request import GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence as Row
@@ -32,158 +24,77 @@ from engine.speculative.proposers import DraftSources, Proposers
 LIMIT = 31
 """Maximum draft length in tokens: with the token before it, a full tile of 32."""
 
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Widths that the gate considers, besides the draft's own stops: those that a server measures, and 10."""
+
 
 @dataclass
 class Outcome:
     """The counts of a replay of one answer or several.
 
     cost: in plain steps. steps: number of forward passes by their (verified, accepted) draft tokens.
-    slowest: the lowest speedup of an answer. drafter_ns, open_ns: processor time of the drafters, for answers
-    and for prompts.
     """
 
     num_tokens: int = 0
     cost: float = 0.0
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)
-    num_pairs: int = 0
-    num_prompt_tokens: int = 0
-    drafter_ns: int = 0
-    open_ns: int = 0
-    slowest: float = float("inf")
 
-    @property
-    def num_forwards(self) -> int:
-        """The number of forward passes."""
-        return self.steps.total()
-
-    @property
-    def num_drafting(self) -> int:
-        """The number of forward passes that verified a draft."""
-        return sum(count for (verified, _), count in self.steps.items() if verified)
-
-    @property
-    def num_drafted(self) -> int:
-        """The number of drafted tokens that were verified."""
-        return sum(verified * count for (verified, _), count in self.steps.items())
-
-    @property
-    def num_accepted(self) -> int:
-        """The number of drafted tokens that were accepted."""
-        return sum(accepted * count for (_, accepted), count in self.steps.items())
-
-    @property
-    def by_position(self) -> list[list[int]]:
-        """For each position in a draft, [times verified, times accepted]."""
-        longest = max((verified for verified, _ in self.steps), default=0)
-        return [
-            [sum(count for step, count in self.steps.items() if step[which] > at) for which in (0, 1)]
-            for at in range(longest)
-        ]
-
-    def add_step(self, num_verified: int, num_accepted: int, num_committed: int, cost: float) -> None:
-        """Count one forward pass."""
-        self.num_tokens += num_committed
+    def verify(self, drafted: Sequence[int], follows: Sequence[int], cost: float) -> int:
+        """Count a forward pass and return the number of accepted tokens. follows: the rest of the answer."""
+        num_accepted = count_accepted(drafted, follows)
+        self.num_tokens += min(num_accepted + 1, len(follows))
         self.cost += cost
-        self.steps[num_verified, num_accepted] += 1
+        self.steps[len(drafted), num_accepted] += 1
+        return num_accepted
 
     def add(self, other: "Outcome") -> None:
-        """Add the counts of another answer."""
-        self.slowest = min(self.slowest, other.slowest)
-        for name in vars(other).keys() - {"slowest"}:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        """Add the counts of other answers."""
+        self.num_tokens += other.num_tokens
+        self.cost += other.cost
+        self.steps += other.steps
 
     def figures(self) -> dict[str, Any]:
         """Return the figures that rows of replays and sweeps have. speedup: according to the cost curve."""
+        longest = max((verified for verified, _ in self.steps), default=0)
+        verified, accepted = (
+            [sum(count for step, count in self.steps.items() if step[which] > at) for at in range(longest)]
+            for which in (0, 1)
+        )
         return {
             "tokens": self.num_tokens, "speedup": ratio(self.num_tokens, self.cost),
-            "tokens_per_forward": ratio(self.num_tokens, self.num_forwards),
-            "acceptance": ratio(self.num_accepted, self.num_drafted),
-            "drafted_share": ratio(self.num_accepted, self.num_tokens),
-            "acceptance_by_position": [ratio(right, drafted) for drafted, right in self.by_position],
+            "tokens_per_forward": ratio(self.num_tokens, self.steps.total()),
+            "acceptance": ratio(sum(accepted), sum(verified)),
+            "drafted_share": ratio(sum(accepted), self.num_tokens),
+            "acceptance_by_position": list(map(ratio, accepted, verified)),
         }  # fmt: skip
 
-    def cost_on(self, costs: Curve) -> float:
-        """Return what these forward passes would cost with other step costs."""
-        return sum(count * costs.cost(1 + verified) for (verified, _), count in self.steps.items())
 
-
-def total(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the counts of several outcomes together."""
-    found = Outcome()
-    for outcome in outcomes:
-        found.add(outcome)
-    return found
-
-
-Choose = Callable[[Draft, Callable[[int], float], Sequence[int]], int]
+Choose = Callable[[Draft, Sequence[float], Sequence[int]], int]
 """Returns how many tokens of a draft to verify.
 
-Takes the draft, the cost of a step by its width, and, for use in hindsight, the next tokens of the answer.
+Takes the draft, the costs of steps by width, and, for use in hindsight, the next tokens of the answer.
 """
 
 
-def everything(draft: Draft, _cost: Callable[[int], float], _follows: Sequence[int]) -> int:
+def everything(draft: Draft, _costs: Sequence[float], _follows: Sequence[int]) -> int:
     """Choose the whole draft."""
     return len(draft.tokens)
 
 
-def two_widths(draft: Draft, _cost: Callable[[int], float], _follows: Sequence[int]) -> int:
-    """Choose a whole tile for matches of 12 tokens or more, else two tokens. A bucket is a match's length."""
-    return min(len(draft.tokens), LIMIT if draft.bucket >= 12 else 2)
-
-
-def in_hindsight(draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:
+def in_hindsight(draft: Draft, costs: Sequence[float], follows: Sequence[int]) -> int:
     """Choose the width with the most tokens per cost, knowing the answer."""
-    right = count_accepted(draft.tokens, follows)
-    return max(range(right + 1), key=lambda k: (k + 1) / cost(k + 1))
-
-
-def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:
-    """Return an engine's step costs for one row as they are now, relative to a plain step."""
-    plain_s = costs.seconds(1, 1)
-    points = tuple((width, costs.seconds(1, width) / plain_s) for width in costs.widths)
-    return Curve(name, points, source="measured when the model was loaded")
-
-
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Widths that the gate considers, besides the draft's own stops: those that a server measures, and 10."""
-
-
-class TimedDrafter:
-    """A drafter whose processor time is measured: open_ns for prompts, drafter_ns for the rest."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.name = drafter, drafter.name
-        self.drafter_ns = self.open_ns = 0
-        self.propose, self.observe = self._timed(drafter.propose), self._timed(drafter.observe)
-        self.record_verified = self._timed(drafter.record_verified)
-        # Not timed, because no token waits for it.
-        self.close = drafter.close
-
-    def open(self, start: SequenceStart) -> None:
-        """Open the sequence and read its prompt, timed."""
-        start_ns = thread_time_ns()
-        finish(self.drafter.open(start))
-        self.open_ns += thread_time_ns() - start_ns
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            start_ns = thread_time_ns()
-            found = call(*arguments)
-            self.drafter_ns += thread_time_ns() - start_ns
-            return found
-
-        return timed
+    return max(range(count_accepted(draft.tokens, follows) + 1), key=lambda k: (k + 1) / costs[k + 1])
 
 
 class Player:
-    """Replays known answers as a server with one rule would."""
+    """Replays known answers, one after the other, as a server with one rule would."""
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self.drafters = [TimedDrafter(drafter) for drafter in drafters]
+    def __init__(self, drafters: Sequence[Drafter], limit: int, curve: Curve) -> None:
+        self.drafters, self.limit = drafters, limit
+        self.costs = [curve.cost(width) for width in range(limit + 2)]
 
     def play(self, pair: TokenPair) -> Outcome:
-        """Replay one answer, without what only play_all() counts."""
+        """Replay one answer."""
         raise NotImplementedError
 
     def play_all(
@@ -196,105 +107,37 @@ class Player:
         chat = ""
         for pair in pairs:
             if is_cold and (not pair.chat or pair.chat != chat):
-                self._forget()
+                for drafter in self.drafters:
+                    if reset := getattr(drafter, "reset", None):
+                        reset()
             chat = pair.chat
-            before = self._spent_ns()
             outcome = self.play(pair)
-            outcome.num_pairs, outcome.num_prompt_tokens = 1, len(pair.prompt)
-            outcome.slowest = outcome.num_tokens / outcome.cost
-            spent = zip(self._spent_ns(), before, strict=True)
-            outcome.drafter_ns, outcome.open_ns = (after - earlier for after, earlier in spent)
             if pair.is_measured:
                 yield pair, outcome
-
-    def _forget(self) -> None:
-        for timed in self.drafters:
-            if (reset := getattr(timed.drafter, "reset", None)) is not None:
-                reset()
-
-    def _spent_ns(self) -> tuple[int, int]:
-        """Return the drafters' processor time so far, for answers and for prompts."""
-        return sum(one.drafter_ns for one in self.drafters), sum(one.open_ns for one in self.drafters)
 
 
 class FixedPlayer(Player):
     """One drafter with drafts of a fixed length or a fixed rule for it, without the server's gate.
 
-    limit: maximum draft length; 0 replays plain decoding.
+    limit: maximum draft length, at least 1.
     """
 
-    def __init__(self, drafter: Drafter, choose: Choose, limit: int, costs: Curve) -> None:
-        super().__init__([drafter])
-        self.choose, self.limit = choose, limit
-        self.costs = [costs.cost(width) for width in range(limit + 2)]
+    def __init__(self, drafter: Drafter, choose: Choose, limit: int, curve: Curve) -> None:
+        super().__init__([drafter], limit, curve)
+        self.choose = choose
 
     def play(self, pair: TokenPair) -> Outcome:
         """Replay one answer, as the engine would: propose, verify, observe, record_verified."""
-        (drafter,), outcome, at = self.drafters, Outcome(), 0
-        drafter.open(SequenceStart(0, pair.prompt))
-        while at < len(pair.answer):
-            draft = drafter.propose(DraftQuery(0, self.limit)) if self.limit else NO_DRAFT
-            follows = pair.answer[at : at + self.limit]
-            num_verified = self.choose(draft, self.costs.__getitem__, follows)
-            num_accepted = count_accepted(draft.tokens[:num_verified], follows)
-            committed = pair.answer[at : at + num_accepted + 1]
-            outcome.add_step(num_verified, num_accepted, len(committed), self.costs[1 + num_verified])
-            at += len(committed)
-            drafter.observe(0, committed)
-            if num_verified:
-                drafter.record_verified(0, num_verified, num_accepted)
+        (drafter,), outcome = self.drafters, Outcome()
+        finish(drafter.open(SequenceStart(0, pair.prompt)))
+        while follows := pair.answer[outcome.num_tokens :]:
+            draft = drafter.propose(DraftQuery(0, self.limit))
+            drafted = draft.tokens[: self.choose(draft, self.costs, follows)]
+            num_accepted = outcome.verify(drafted, follows, self.costs[1 + len(drafted)])
+            drafter.observe(0, follows[: num_accepted + 1])
+            if drafted:
+                drafter.record_verified(0, len(drafted), num_accepted)
         finish(drafter.close(0))
-        return outcome
-
-
-class ServerPlayer(Player):
-    """Drafters with the server's gate and slowdown budget.
-
-    The server's own planner decides, for a single row whose tokens are all in the cache. As in a server, the
-    acceptance rates learned from all requests are never forgotten.
-    """
-
-    def __init__(
-        self, drafters: Sequence[Drafter], settings: Settings, costs: Curve, line_ends: frozenset[int]
-    ) -> None:
-        super().__init__(drafters)
-        sources = DraftSources({timed.name: timed for timed in self.drafters}, score_in_slices)
-        self.proposers = Proposers(sources, settings, line_ends=line_ends)
-        self.limit = settings.num_draft_tokens
-        self.costs = [costs.cost(max(1, width)) for width in range(self.limit + 2)]
-        widths = {width for width in WIDTHS if width <= self.limit} | {self.limit + 1}
-        table = {(1, width): self.costs[width] for width in widths}
-        self.planner = Planner(StepCosts(table, is_learned=False))
-
-    def play(self, pair: TokenPair) -> Outcome:
-        """Replay one answer."""
-        outcome, answer, was_plain = Outcome(), pair.answer, False
-        # Leave room for a draft beyond the answer: a server does not know where the answer ends.
-        max_tokens = len(answer) + self.limit + 1
-        request = GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0))
-        drafts = self.proposers.begin(request)
-        self.proposers.work.finish()
-        row = SimpleNamespace(
-            request=request, tokens=list(pair.prompt), num_answered=0, sampling=0, drafts=drafts
-        )
-        while row.num_answered < len(answer):
-            (feed,) = self.planner.plan([cast(Row, row)]) or (None,)
-            drafted = feed.draft if feed else ()
-            follows = answer[row.num_answered : row.num_answered + len(drafted) + 1]
-            num_accepted = count_accepted(drafted, follows)
-            committed = follows[: num_accepted + 1]
-            cost = self.costs[1 + len(drafted)]
-            outcome.add_step(len(drafted), num_accepted, len(committed), cost)
-            drafts.slowdown_budget.charge(cost, self.costs[1], len(committed))
-            drafts.observe(committed, feed.source if feed else NO_DRAFT, len(drafted))
-            # Only the second of two plain steps shows what plain steps cost: see StepAccounts.
-            if not drafted and was_plain:
-                drafts.slowdown_budget.num_unseen = 0
-            was_plain = not drafted
-            row.tokens += committed
-            row.num_answered += len(committed)
-        drafts.close()
-        self.proposers.work.finish()
         return outcome
 
 
@@ -310,28 +153,77 @@ class Setup:
     vocabulary: str = "replay"
     line_ends: frozenset[int] = frozenset()
 
-    def server(self, settings: Settings, drafters: Sequence[Drafter] = ()) -> ServerPlayer:
+    def server(self, settings: Settings, drafters: Sequence[Drafter] = ()) -> "ServerPlayer":
         """Return a server that has learned nothing yet. drafters: used instead of its draft type's."""
-        # Only those that the type uses, so that only their time is measured.
         available = make_drafters(settings, self.vocabulary)
         chosen = drafters or [available[name] for name in LOOKUPS[settings.draft_type]]
-        return ServerPlayer(chosen, settings, self.curve, self.line_ends)
+        return ServerPlayer(chosen, replace(self, settings=settings))
+
+
+class ServerPlayer(Player):
+    """Drafters with the server's gate and slowdown budget.
+
+    The server's own planner decides, for a single row whose tokens are all in the cache. As in a server, the
+    acceptance rates learned from all requests are never forgotten.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], setup: Setup) -> None:
+        super().__init__(drafters, setup.settings.num_draft_tokens, setup.curve)
+        sources = DraftSources({drafter.name: drafter for drafter in drafters}, score_in_slices)
+        self.proposers = Proposers(sources, setup.settings, line_ends=setup.line_ends)
+        widths = {width for width in WIDTHS if width <= self.limit} | {self.limit + 1}
+        table = {(1, width): self.costs[width] for width in widths}
+        self.planner = Planner(StepCosts(table, is_learned=False))
+
+    def play(self, pair: TokenPair) -> Outcome:
+        """Replay one answer."""
+        outcome, was_plain = Outcome(), False
+        # Leave room for a draft beyond the answer: a server does not know where the answer ends.
+        max_tokens = len(pair.answer) + self.limit + 1
+        request = GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0))
+        drafts = self.proposers.begin(request)
+        self.proposers.work.finish()
+        row = SimpleNamespace(
+            request=request, tokens=list(pair.prompt), num_answered=0, sampling=0, drafts=drafts
+        )
+        while follows := pair.answer[outcome.num_tokens :]:
+            (feed,) = self.planner.plan([cast(Row, row)]) or (None,)
+            drafted = feed.draft if feed else ()
+            cost = self.costs[1 + len(drafted)]
+            committed = follows[: outcome.verify(drafted, follows, cost) + 1]
+            drafts.slowdown_budget.charge(cost, self.costs[1], len(committed))
+            drafts.observe(committed, feed.source if feed else NO_DRAFT, len(drafted))
+            # Only the second of two plain steps shows what plain steps cost: see StepAccounts.
+            if not drafted and was_plain:
+                drafts.slowdown_budget.num_unseen = 0
+            was_plain = not drafted
+            row.tokens += committed
+            row.num_answered = outcome.num_tokens
+        drafts.close()
+        self.proposers.work.finish()
+        return outcome
+
+
+def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:
+    """Return an engine's step costs for one row as they are now, relative to a plain step."""
+    plain_s = costs.seconds(1, 1)
+    points = tuple((width, costs.seconds(1, width) / plain_s) for width in costs.widths)
+    return Curve(name, points, source="measured when the model was loaded")
 
 
 def speedups(
     costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int
 ) -> tuple[float, float]:
-    """Return the speedups of an answer if all steps used the best single width, and if each used its best."""
-    made: dict[str, Callable[[], Drafter]] = {
-        "ngram-simple": NgramSimpleDrafter,
-        "ngram-mod": lambda: NgramModDrafter(NgramModTables("hindsight")),
-    }
-    curve = measured_curve(costs)
+    """Return the speedups of an answer if all steps used the best single width, and if each used its best.
 
-    def speedup(choose: Choose, limit: int) -> float:
-        player = FixedPlayer(made.get(draft_type, SuffixDrafter)(), choose, limit, curve)
-        outcome = player.play(TokenPair(tuple(prompt), tuple(answer)))
+    widest: the widest step, at least 2.
+    """
+    curve, pair = measured_curve(costs), TokenPair(tuple(prompt), tuple(answer))
+
+    def speedup(choose: Choose, width: int) -> float:
+        drafter = make_drafters(Settings(), "hindsight")[LOOKUPS[draft_type][0]]
+        outcome = FixedPlayer(drafter, choose, width - 1, curve).play(pair)
         return outcome.num_tokens / outcome.cost
 
-    widths = {width for width in costs.widths if width < widest} | {widest}
-    return max(speedup(everything, width - 1) for width in widths), speedup(in_hindsight, widest - 1)
+    widths = {width for width in costs.widths if 1 < width < widest} | {widest}
+    return max(1.0, *(speedup(everything, width) for width in widths)), speedup(in_hindsight, widest)

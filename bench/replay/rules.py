@@ -3,24 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.cost_curves import Curve
-from bench.replay.policies import (
-    LIMIT,
-    Choose,
-    FixedPlayer,
-    Player,
-    Setup,
-    everything,
-    in_hindsight,
-    two_widths,
-)
+from bench.replay.policies import LIMIT, Choose, FixedPlayer, Player, Setup, everything, in_hindsight
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from drafters.ngram_mod.table import NgramModTable
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftType
-
-PRIOR = 0.5
-"""These rules have no priors of their own, and are replayed without the gate."""
 
 
 class FixedLookup:
@@ -37,43 +24,36 @@ class FixedLookup:
     def __init__(self, longest: int, shortest: int, *, newest: bool = True, is_long: bool = False) -> None:
         self.sizes = range(longest, shortest - 1, -1)
         self.newest, self.is_long = newest, is_long
-        self.texts: dict[int, list[int]] = {}
-        self._positions: dict[int, dict[tuple[int, ...], int]] = {}
+        # A character for each token, because Python searches a string faster than an index could be kept.
+        self.texts: dict[int, str] = {}
 
     def open(self, start: SequenceStart) -> None:
-        """Index the prompt."""
-        self.texts[start.seq], self._positions[start.seq] = [], {}
-        self.observe(start.seq, start.prompt)
+        """Keep the prompt."""
+        self.texts[start.seq] = "".join(map(chr, start.prompt))
 
     def propose(self, query: DraftQuery) -> Draft:
         """Draft what followed the match. The bucket is n."""
-        text, positions = self.texts[query.seq], self._positions[query.seq]
+        text, margin = self.texts[query.seq], int(self.is_long)
+        find = text.rfind if self.newest else text.find
         for size in self.sizes:
-            if len(text) < (size + query.limit + 3 if self.is_long else size):
-                continue
-            if (position := positions.get(tuple(text[-size:]))) is not None:
-                tokens = text[position : min(position + query.limit, len(text) - self.is_long)]
-                is_enough = not self.is_long or len(tokens) >= size
-                return Draft(tokens, self.name, size, PRIOR) if is_enough else NO_DRAFT
+            # The end of the text, which would match itself, is left out.
+            start = find(text[-size:], margin, len(text) - 1 - margin)
+            if start >= 0:
+                tokens = [*map(ord, text[start + size : len(text) - margin][: query.limit])]
+                is_too_short = len(tokens) < size or len(text) < size + query.limit + 3
+                return NO_DRAFT if self.is_long and is_too_short else Draft(tokens, self.name, size)
         return NO_DRAFT
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Index the n-grams before each of these tokens; the text's last n-gram would match itself."""
-        text, positions = self.texts[seq], self._positions[seq]
-        for token in tokens:
-            text.append(token)
-            end = len(text) - 1 - self.is_long
-            for size in self.sizes:
-                ngram = tuple(text[end - size : end])
-                if end >= size + self.is_long and (self.newest or ngram not in positions):
-                    positions[ngram] = end
+        """Keep the tokens."""
+        self.texts[seq] += "".join(map(chr, tokens))
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Learn nothing."""
 
     def close(self, seq: int) -> None:
         """Forget the sequence."""
-        del self.texts[seq], self._positions[seq]
+        del self.texts[seq]
 
 
 class WipedTableLookup:
@@ -85,10 +65,7 @@ class WipedTableLookup:
     Source: common/ngram-mod.cpp and common/speculative.cpp; n = 24, 48 to 64 tokens in docs/speculative.md.
     """
 
-    name = "wiped-table"
-
-    SIZE, CHUNK_TOKENS = 4 * 1024 * 1024, 32
-    FULL, LOW_ACCEPTANCE, LOW_STREAK = 0.25, 0.25, 5
+    name, SIZE = "wiped-table", 4 * 1024 * 1024
 
     def __init__(self, n: int = 24, min_tokens: int = 48) -> None:
         self.n, self.min_tokens = n, min_tokens
@@ -102,7 +79,7 @@ class WipedTableLookup:
         self.texts[start.seq] = list(start.prompt)
         self.num_learned[start.seq] = self.num_low[start.seq] = 0
         self._learn(start.seq, len(start.prompt))
-        if self.table.occupied > self.FULL * self.SIZE:
+        if self.table.occupied > self.SIZE / 4:
             self.table.clear()
 
     def propose(self, query: DraftQuery) -> Draft:
@@ -111,22 +88,19 @@ class WipedTableLookup:
         if len(ngram) < self.n:
             return NO_DRAFT
         tokens = self.table.continuation(ngram, self.table.hash(ngram), query.limit)
-        return Draft(tokens, self.name, 0, PRIOR) if len(tokens) >= max(1, self.min_tokens) else NO_DRAFT
+        return Draft(tokens, self.name) if len(tokens) >= self.min_tokens else NO_DRAFT
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Write new tokens to the table once there are enough of them, except the last one."""
-        text = self.texts[seq]
-        text += tokens
-        if self.num_learned[seq] + self.CHUNK_TOKENS < len(text) - 1:
-            self._learn(seq, len(text) - 1)
+        """Write new tokens to the table once more than 32 wait, except the last one."""
+        self.texts[seq] += tokens
+        stop = len(self.texts[seq]) - 1
+        if stop > self.num_learned[seq] + 32:
+            self._learn(seq, stop)
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
-        """Wipe the table after several drafts in a row with low acceptance."""
-        if num_accepted >= self.LOW_ACCEPTANCE * num_verified:
-            self.num_low[seq] = 0
-            return
-        self.num_low[seq] += 1
-        if self.num_low[seq] == self.LOW_STREAK:
+        """Wipe the table after five drafts in a row with low acceptance."""
+        self.num_low[seq] = self.num_low[seq] + 1 if num_accepted < num_verified / 4 else 0
+        if self.num_low[seq] == 5:
             self.table.clear()
             self.num_low[seq] = self.num_learned[seq] = 0
 
@@ -144,11 +118,16 @@ class WipedTableLookup:
         self.num_learned[seq] = max(self.num_learned[seq], stop - self.n)
 
 
+def two_widths(draft: Draft, _costs: Sequence[float], _follows: Sequence[int]) -> int:
+    """Choose a whole tile for matches of 12 tokens or more, else two tokens. A bucket is a match's length."""
+    return min(len(draft.tokens), LIMIT if draft.bucket >= 12 else 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A rule for drafting.
 
-    title: the rule in words. used_by: where it is known to be in use; "" if nowhere.
+    title: the rule in words, and who uses it.
     draft_type: with the server's gate; None: drafts of at most `limit` tokens, without a gate, of which
     `choose` verifies some. drafter: makes the drafter; None: those of the draft type.
     is_warm: whether drafters keep what they learned from one chat to the next, in file order.
@@ -156,76 +135,57 @@ class Rule:
 
     name: str
     title: str
-    used_by: str = ""
     draft_type: DraftType | None = None
     drafter: Callable[[], Drafter] | None = None
     limit: int = LIMIT
     choose: Choose = everything
     is_warm: bool = False
 
-    @property
-    def is_hindsight(self) -> bool:
-        """Whether it knows the answer, and so is only an upper bound."""
-        return self.choose is in_hindsight
-
-    @property
-    def depends_on_costs(self) -> bool:
-        """Whether step costs decide how much is drafted; if not, one replay serves all curves."""
-        return self.draft_type is not None or self.is_hindsight
-
-    def player(self, setup: Setup, curve: Curve) -> Player:
-        """Return a fresh player."""
-        if self.draft_type is None:
-            assert self.drafter is not None, "a rule without a draft type has a drafter"
-            return FixedPlayer(self.drafter(), self.choose, self.limit, curve)
-        settings = replace(setup.settings, draft_type=self.draft_type)
-        own = [self.drafter()] if self.drafter else ()
-        return replace(setup, curve=curve).server(settings, own)
+    def player(self, setup: Setup) -> Player:
+        """Return a player that has seen nothing."""
+        drafters = [self.drafter()] if self.drafter else []
+        if self.draft_type:
+            return setup.server(replace(setup.settings, draft_type=self.draft_type), drafters)
+        return FixedPlayer(drafters[0], self.choose, self.limit, setup.curve)
 
 
-_ALL = (
-    Rule("auto", "suffix, then ngram-mod; gate", "reprise serve, the default", "auto"),
-    Rule("suffix", "longest match, cursor, changes; gate", "reprise serve --draft-type suffix", "suffix"),
-    Rule("ngram-simple", "longest match of 16..2, newest; gate", "reprise serve --draft-type ngram-simple",
-         "ngram-simple"),
-    Rule("ngram-mod", "shared table, n = 16; gate", "reprise serve --draft-type ngram-mod", "ngram-mod"),
+_COLD = (
+    Rule("auto", "suffix, then ngram-mod; gate (reprise serve by default)", "auto"),
+    Rule("suffix", "longest match, cursor, changes; gate (reprise serve)", "suffix"),
+    Rule("ngram-simple", "longest match of 16..2, newest; gate (reprise serve)", "ngram-simple"),
+    Rule("ngram-mod", "shared table, n = 16; gate (reprise serve)", "ngram-mod"),
     Rule("two-widths", "longest match of 16..2; 31 tokens if 12 or more matched, else 2",
          drafter=lambda: FixedLookup(16, 2), choose=two_widths),
-    Rule("newest-2", "newest match of 2, 10 tokens", "prompt lookup in several servers",
+    Rule("newest-2", "newest match of 2, 10 tokens (several servers)",
          drafter=lambda: FixedLookup(2, 2), limit=10),
-    Rule("newest-3", "newest match of 3, 10 tokens", "prompt lookup in several servers",
+    Rule("newest-3", "newest match of 3, 10 tokens (several servers)",
          drafter=lambda: FixedLookup(3, 3), limit=10),
-    Rule("earliest-2", "earliest match of 2, else 1; 10 tokens", "transformers, prompt_lookup_num_tokens=10",
-         drafter=lambda: FixedLookup(2, 1, newest=False), limit=10),
-    Rule("longest-5", "longest match of 5..2, earliest position, 5 tokens",
-         "vLLM's ngram, prompt_lookup_min=2, _max=5", drafter=lambda: FixedLookup(5, 2, newest=False),
-         limit=5),
-    Rule("ngram-12", "newest match of 12, 12 to 48 tokens", "llama.cpp's ngram-simple by default",
-         drafter=lambda: FixedLookup(12, 12, is_long=True), limit=48),
-    Rule("ngram-mod-24", "shared table, n = 24, 48 to 64 tokens",
-         "llama.cpp's ngram-mod as its documentation starts it", drafter=WipedTableLookup, limit=64),
-    Rule("hindsight", "suffix with the best width of every draft, in hindsight", drafter=SuffixDrafter,
-         choose=in_hindsight),
-    Rule("hindsight-longest", "longest match of 16..2 with the best width of every draft, in hindsight",
-         drafter=lambda: FixedLookup(16, 2), choose=in_hindsight),
-    Rule("suffix-matches", "suffix without its cursor; gate", "", "suffix",
-         lambda: SuffixDrafter(0, use_cursor=False)),
-    Rule("suffix-cursor", "suffix with its cursor, without changes; gate", "", "suffix",
-         lambda: SuffixDrafter(0, learn_changes=False)),
-    Rule("suffix-changes", "suffix with cursor and changes, no history; gate", "", "suffix",
-         lambda: SuffixDrafter(0)),
     Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),
+    Rule("earliest-2", "earliest match of 2, else 1; 10 tokens (transformers, prompt_lookup_num_tokens=10)",
+         drafter=lambda: FixedLookup(2, 1, newest=False), limit=10),
+    Rule("longest-5", "longest match of 5..2, earliest place, 5 tokens (vLLM, prompt_lookup_min=2, _max=5)",
+         drafter=lambda: FixedLookup(5, 2, newest=False), limit=5),
+    Rule("ngram-12", "newest match of 12, 12 to 48 tokens (llama.cpp's ngram-simple by default)",
+         drafter=lambda: FixedLookup(12, 12, is_long=True), limit=48),
+    Rule("ngram-mod-24", "shared table, n = 24, 48 to 64 tokens (llama.cpp's ngram-mod as documented)",
+         drafter=WipedTableLookup, limit=64),
+    Rule("hindsight", "suffix, with the best width in hindsight", drafter=SuffixDrafter, choose=in_hindsight),
+    Rule("hindsight-longest", "longest match of 16..2, with the best width in hindsight",
+         drafter=lambda: FixedLookup(16, 2), choose=in_hindsight),
+    Rule("suffix-matches", "suffix without its cursor; gate", "suffix",
+         lambda: SuffixDrafter(0, use_cursor=False)),
+    Rule("suffix-cursor", "suffix with its cursor, without changes; gate", "suffix",
+         lambda: SuffixDrafter(0, learn_changes=False)),
+    Rule("suffix-changes", "suffix with cursor and changes, no history; gate", "suffix",
+         lambda: SuffixDrafter(0)),
 )  # fmt: skip
-
-RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL} | {
-    (name := f"{rule.name}-warm"): replace(
-        rule, name=name, title=f"{rule.title}; keeps what it learned", is_warm=True
-    )
-    for rule in _ALL
+_WARM = (
+    replace(rule, name=f"{rule.name}-warm", title=f"{rule.title}; keeps what it learned", is_warm=True)
+    for rule in _COLD
     if rule.name in ("auto", "suffix", "ngram-mod", "ngram-mod-24", "hindsight")
-}
-"""Name -> rule."""
+)
 
+RULES = {rule.name: rule for rule in (*_COLD, *_WARM)}
 COMPARED = (
     "auto", "auto-warm", "suffix", "ngram-simple", "ngram-mod", "two-widths", "newest-2", "newest-3",
     "earliest-2", "longest-5", "ngram-12", "ngram-mod-24", "ngram-mod-24-warm", "hindsight",

@@ -68,26 +68,24 @@ def test_a_described_curve_is_one_that_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
+        ("{", "Invalid JSON"),
+        ("[" * 100_000, "Invalid JSON"),
         ([], "it is no JSON object"),
         ({}, "it is no JSON object with points"),
         ({"cost_curve": []}, "without an engine"),
-        ({"cost_curve": 7}, "points: Input should be a valid tuple"),
-        (OWN | {"name": " "}, "name: String should match"),
+        ({"cost_curve": 7}, "points: Input should be a valid array"),
         (OWN | {"source": 7}, "source: Input should be a valid string"),
         (OWN | {"kind": "guessed"}, "kind: Input should be 'measured' or 'published'"),
         (OWN | {"points": [[1, 1]]}, "two or more"),
         (OWN | {"points": [[2, 1], [3, 1]]}, "rise from 1"),
         (OWN | {"points": [[1, 1], [3, 1], [2, 1]]}, "rise from 1"),
         (OWN | {"points": [[1, 1], [2, 1], [2, 1]]}, "rise from 1"),
-        (OWN | {"points": [[1, 1], [10**9, 1]]}, "at most"),
         (OWN | {"points": [[1, 0], [2, 1]]}, "points[0][1]: Input should be greater than 0"),
         (OWN | {"points": [[1, 1], [2, float("nan")]]}, "points[1][1]: Input should be a finite number"),
         (OWN | {"points": [[1, 1], [2, float("inf")]]}, "points[1][1]: Input should be a finite number"),
         (OWN | {"points": [[1, True], [2, 1]]}, "points[0][1]: Input should be a valid number"),
         (OWN | {"points": [[1, 1], {"width": 2}]}, "points[1][1]: Input should be a valid number"),
-        (OWN | {"points": "all"}, "points: Input should be a valid tuple"),
+        (OWN | {"points": "all"}, "points: Input should be a valid array"),
     ],
 )
 def test_what_is_no_curve_is_refused(said: object, reason: str, tmp_path: Path) -> None:
@@ -102,5 +100,5 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CurveError, match="cannot be read"):
         read_curve(tmp_path / "nowhere.json")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(CurveError, match="is not JSON"):
+    with pytest.raises(CurveError, match="Invalid JSON"):
         read_curve(tmp_path / "bytes")

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.replay.pairs import Pair, PairsError, as_json, read_pairs, tokenized, write_pairs
+from bench.errors import ArgumentsError
+from bench.replay.pairs import Pair, read_pairs, tokenized, write_pairs
 
-IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1).map(tuple)
+IDS = st.lists(st.integers(0, 0x10FFFF), min_size=1).map(tuple)
 TEXTS = st.text(min_size=1) | IDS
 PAIRS = st.builds(
     Pair,
@@ -26,21 +27,18 @@ PAIRS = st.builds(
 @settings(max_examples=30, deadline=None)
 def test_what_is_written_is_read_again(pairs: list[Pair], tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    assert write_pairs(file, pairs) == len(pairs)
+    write_pairs(file, pairs)
     assert read_pairs(file) == pairs
     assert len(file.read_bytes().splitlines()) == len(pairs)
 
 
-def test_a_line_says_only_what_is_known() -> None:
-    assert as_json(Pair("a", (1, 2))) == {"prompt": "a", "output": (1, 2)}
-    assert as_json(Pair("a", "b", "w", "c", 1, "i")) == {
-        "prompt": "a",
-        "output": "b",
-        "workload": "w",
-        "chat": "c",
-        "turn": 1,
-        "id": "i",
-    }
+def test_a_line_says_only_what_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    write_pairs(file, [Pair("a\u2028b\n", (1, 2)), Pair("a", "", "w", "c", 1, "i")])
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        {"prompt": "a\u2028b\n", "output": [1, 2]},
+        {"prompt": "a", "output": "", "workload": "w", "chat": "c", "turn": 1, "id": "i"},
+    ]
 
 
 def test_empty_lines_and_unknown_fields_are_skipped(tmp_path: Path) -> None:
@@ -65,7 +63,7 @@ def test_empty_lines_and_unknown_fields_are_skipped(tmp_path: Path) -> None:
         (b'{"prompt": [1, -1], "output": "b"}', "prompt[1]: Input should be greater than or equal to 0"),
         (b'{"prompt": [1, true], "output": "b"}', "prompt[1]: Input should be a valid integer"),
         (b'{"prompt": [1, 2.0], "output": "b"}', "prompt[1]: Input should be a valid integer"),
-        (b'{"prompt": [4294967296], "output": "b"}', "prompt[0]: Input should be less than 2147483648"),
+        (b'{"prompt": [1114112], "output": "b"}', "prompt[0]: Input should be less than or equal to"),
         (b'{"prompt": "\\ud800", "output": "b"}', "Invalid JSON"),
         (b'{"prompt": "a", "output": "b", "turn": "1"}', "turn: Input should be a valid integer"),
         (b'{"prompt": "a", "output": "b", "workload": []}', "workload: Input should be a valid string"),
@@ -74,7 +72,7 @@ def test_empty_lines_and_unknown_fields_are_skipped(tmp_path: Path) -> None:
 def test_a_line_that_is_no_pair_is_named(line: bytes, reason: str, tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_bytes(b'{"prompt": "a", "output": "b"}\n' + line + b"\n")
-    with pytest.raises(PairsError) as raised:
+    with pytest.raises(ArgumentsError) as raised:
         read_pairs(file)
     message = str(raised.value)
     assert message.startswith(f"{file} line 2")
@@ -82,21 +80,8 @@ def test_a_line_that_is_no_pair_is_named(line: bytes, reason: str, tmp_path: Pat
     assert "\n" not in message
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PairsError, match=r"cannot read .*nowhere\.jsonl: No such file"):
-        read_pairs(tmp_path / "nowhere.jsonl")
-    with pytest.raises(PairsError, match=r"cannot write .*: No such file"):
-        write_pairs(tmp_path / "nowhere" / "pairs.jsonl", [])
-
-
 def test_text_is_encoded_and_ids_stay_and_pairs_without_tokens_go() -> None:
     pairs = [Pair("ab", (7,), "w", "c", 2, "i"), Pair("ab", ""), Pair((1,), "c")]
     found = tokenized(pairs, lambda text: [ord(char) for char in text])
     assert [(pair.prompt, pair.answer) for pair in found] == [((97, 98), (7,)), ((1,), (99,))]
     assert (found[0].workload, found[0].chat, found[0].turn, found[0].id) == ("w", "c", 2, "i")
-
-
-def test_lines_are_json_that_others_can_read(tmp_path: Path) -> None:
-    write_pairs(tmp_path / "pairs.jsonl", [Pair("a\u2028b\n", "c")])
-    lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
-    assert [json.loads(line)["prompt"] for line in lines] == ["a\u2028b\n"]

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.replay.commits import GitError, Limits, Repository, pairs_of
 from bench.replay.pairs import Pair, read_pairs
 from cli.main import main
 
 WHO = {
     f"GIT_{role}_{what}": "t@example.com" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
 }
-ALL = Limits(min_bytes=1)
+
+
+def text(word: str, num_bytes: int = 400) -> str:
+    """Return a line that is long enough to be used."""
+    return f"{word:{num_bytes - 1}}\n"
 
 
 class History:
@@ -36,16 +39,18 @@ class History:
         self.git("add", "-A")
         self.git("commit", "-q", "-m", message)
 
-    def pairs(self, limits: Limits = ALL) -> list[Pair]:
-        return pairs_of(Repository(self.folder), limits)
+    def pairs(self, *flags: str) -> list[Pair]:
+        file = self.folder.parent / "pairs.jsonl"
+        assert main(["bench", "commits", str(self.folder), "-o", str(file), *flags]) == 0
+        return read_pairs(file)
 
 
 @pytest.fixture
 def history(tmp_path: Path) -> History:
     made = History(tmp_path / "repo")
-    made.commit(
-        "begin", a_py="one\n", b_md="words\n", image_bin=b"\0\1", sub__c_py="sub\n", latin_txt=b"\xe9"
-    )
+    binary, latin = b"\0" + b"\1" * 400, b"\xe9" * 400
+    texts = {"a_py": text("one"), "b_md": text("words"), "sub__c_py": text("sub")}
+    made.commit("begin", image_bin=binary, latin_txt=latin, **texts)
     return made
 
 
@@ -53,69 +58,80 @@ def changed(pairs: list[Pair]) -> list[str]:
     return [pair.id.partition(":")[2] for pair in pairs]
 
 
-def test_a_pair_is_message_and_file_before_and_file_after(history: History) -> None:
-    history.commit("Count on.\n\nWith a reason.", a_py="one\ntwo\n")
+def test_a_pair_is_message_and_file_before_and_file_after(
+    history: History, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history.commit("Count on.\n\nWith a reason.", a_py=text("one") + "two\n")
     (pair,) = history.pairs()
     assert pair.prompt == (
-        "Count on.\n\nWith a reason.\n\nAnswer with the whole file a.py.\n\n```\none\n```\n"
+        f"Count on.\n\nWith a reason.\n\nAnswer with the whole file a.py.\n\n```\n{text('one')}```\n"
     )
-    assert pair.output == "```\none\ntwo\n```\n"
+    assert pair.output == f"```\n{text('one')}two\n```\n"
     assert pair.workload == "commits"
     assert pair.id.endswith(":a.py")
+    assert "wrote 1 pairs to" in capsys.readouterr().out
 
 
 def test_only_text_that_a_commit_changed_counts(history: History) -> None:
-    history.commit("binary, and another coding", image_bin=b"\0\2", latin_txt=b"\xe8")
-    history.commit("added", new_py="new\n")
+    history.commit("binary, and another coding", image_bin=b"\0" + b"\2" * 400, latin_txt=b"\xe8" * 400)
+    history.commit("added", new_py=text("new"))
     history.git("mv", "b.md", "d.md")
     history.git("rm", "-q", "new.py")
     history.git("commit", "-q", "-m", "moved and removed")
-    (history.folder / "link").symlink_to("a.py")
+    (history.folder / "a.py").chmod(0o755)
+    history.commit("executable")
+    (history.folder / "link").symlink_to(400 * "./" + "a.py")
     history.commit("link")
     (history.folder / "link").unlink()
-    (history.folder / "link").symlink_to("d.md")
+    (history.folder / "link").symlink_to(400 * "./" + "d.md")
     history.commit("link elsewhere")
-    assert history.pairs() == []
-    history.commit("at last", sub__c_py="sub!\n")
+    (history.folder / "a.py").write_text(text("two"))
+    history.git("commit", "-q", "-a", "--allow-empty-message", "-m", "")
+    history.commit("at last", sub__c_py=text("sub!"))
     assert changed(history.pairs()) == ["sub/c.py"]
 
 
 def test_the_newest_come_in_the_order_of_their_commits_and_merges_are_left_out(history: History) -> None:
     history.git("checkout", "-q", "-b", "side")
-    history.commit("side", b_md="words on the side\n")
+    history.commit("side", b_md=text("words on the side"))
     history.git("checkout", "-q", "main")
-    history.commit("two", a_py="two\n", sub__c_py="two\n")
+    history.commit("two", a_py=text("two"), sub__c_py=text("two"))
     history.git("merge", "-q", "--no-ff", "-m", "merge", "side")
-    history.commit("three", a_py="three\n")
+    history.commit("three", a_py=text("three"))
     pairs = history.pairs()
     assert sorted(changed(pairs)) == ["a.py", "a.py", "b.md", "sub/c.py"]
-    assert pairs[-1].output == "```\nthree\n```\n"
+    assert changed(pairs).index("a.py") < changed(pairs).index("sub/c.py")
+    assert pairs[-1].output == f"```\n{text('three')}```\n"
     assert all("merge" not in str(pair.prompt) for pair in pairs)
-    assert history.pairs(Limits(count=1, min_bytes=1)) == pairs[-1:]
-    assert "a.py" in changed(history.pairs(Limits(per_commit=1, min_bytes=1)))
-    assert "sub/c.py" not in changed(history.pairs(Limits(per_commit=1, min_bytes=1)))
+    assert history.pairs("--count", "1") == pairs[-1:]
+    one_each = changed(history.pairs("--per-commit", "1"))
+    assert "a.py" in one_each
+    assert "sub/c.py" not in one_each
 
 
-def test_the_newest_commit_can_be_chosen(history: History) -> None:
-    history.commit("two", a_py="two\n")
-    history.commit("three", a_py="three\n")
-    (older,) = history.pairs(Limits(min_bytes=1, revision="HEAD~1"))
-    assert older.output == "```\ntwo\n```\n"
+def test_the_newest_commit_can_be_chosen(history: History, capsys: pytest.CaptureFixture[str]) -> None:
+    history.commit("two", a_py=text("two"))
+    history.commit("three", a_py=text("three"))
+    (older,) = history.pairs("--revision", "HEAD~1")
+    assert older.output == f"```\n{text('two')}```\n"
     for wrong in ("nowhere", "--output=/tmp/x", "HEAD:a.py"):
-        with pytest.raises(GitError, match="git cannot read"):
-            history.pairs(Limits(min_bytes=1, revision=wrong))
+        asked = [str(history.folder), "-o", str(history.folder / "pairs"), f"--revision={wrong}"]
+        assert main(["bench", "commits", *asked]) == 2
+        assert "git cannot read" in capsys.readouterr().err
 
 
 def test_sizes_and_paths_are_bounded(history: History) -> None:
-    history.commit("grow", a_py="x" * 50, b_md="y" * 500)
-    history.commit("on", a_py="x" * 60, b_md="y" * 600)
-    assert changed(history.pairs(Limits(min_bytes=100))) == ["b.md"]
-    assert changed(history.pairs(Limits(min_bytes=40, max_bytes=100))) == ["a.py"]
-    assert changed(history.pairs(Limits(min_bytes=1, suffixes=(".py",)))) == ["a.py", "a.py"]
+    history.commit("grow", a_py=text("x", 450), b_md=text("y", 600), sub__c_py="z" * 399)
+    history.commit("on", a_py=text("x!", 450), b_md=text("y!", 600), sub__c_py="Z" * 399)
+    assert changed(history.pairs("--max-bytes", "500", "--count", "1")) == ["a.py"]
+    assert changed(history.pairs("--count", "9")) == ["a.py", "b.md", "a.py", "b.md"]
+    assert changed(history.pairs("--suffix", ".md", "--suffix", ".txt")) == ["b.md", "b.md"]
 
 
-def test_reading_runs_nothing_that_the_repository_names(history: History, tmp_path: Path) -> None:
-    history.commit("change", a_py="two\n")
+def test_reading_runs_nothing_that_the_repository_names(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history.commit("change", a_py=text("two"))
     proof = tmp_path / "ran"
     script = tmp_path / "script"
     script.write_text(f"#!/bin/sh\ntouch {proof}\ncat\n")
@@ -128,18 +144,11 @@ def test_reading_runs_nothing_that_the_repository_names(history: History, tmp_pa
     for hook in ("post-checkout", "pre-commit", "reference-transaction"):
         (history.folder / ".git" / "hooks").mkdir(exist_ok=True)
         (history.folder / ".git" / "hooks" / hook).symlink_to(script)
+    # As in a hook of another repository.
+    monkeypatch.setenv("GIT_DIR", str(tmp_path))
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", str(script))
     assert len(history.pairs()) == 1
     assert not proof.exists()
-
-
-def test_the_command_writes_a_file_that_can_be_replayed(
-    history: History, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    history.commit("change", a_py="two\n")
-    file = tmp_path / "pairs.jsonl"
-    assert main(["bench", "commits", str(history.folder), "-o", str(file), "--min-bytes", "1"]) == 0
-    assert "wrote 1 pairs to" in capsys.readouterr().out
-    assert read_pairs(file) == history.pairs()
 
 
 @pytest.mark.usefixtures("history")

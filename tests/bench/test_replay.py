@@ -12,11 +12,12 @@ from zlib import crc32
 import pytest
 
 from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
+from bench.experiment import Row
 from bench.replay.edits import KINDS, edit, edit_cases, trap_cases
-from bench.replay.job import Job, calibrate, rows_of, run_job
 from bench.replay.pairs import Pair, TokenPair, write_pairs
 from bench.replay.policies import FixedPlayer, Outcome, Setup, everything, in_hindsight
 from bench.replay.rules import COMPARED, RULES
+from bench.replay.run_replay import replay
 from cli.main import main as run_reprise
 from config.settings import Settings
 from drafters.base import NO_DRAFT
@@ -28,7 +29,6 @@ def main(given: list[str]) -> int:
 
 
 ROOT = Path(__file__).parent.parent.parent
-FILES = [ROOT / "drafters"]
 SETUP = Setup(Settings(num_draft_tokens=31, ngram_table_entries=65_536))
 
 
@@ -40,17 +40,17 @@ def encode(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def edits() -> list[TokenPair]:
-    cases = edit_cases(FILES, encode, 2, seed=3)
+    cases = edit_cases(ROOT / "drafters", encode, 2, seed=3)
     return [replace(case, prompt=case.prompt[:900], answer=case.answer[:800]) for case in cases]
 
 
-def job(pairs, rules, curves=(FLAT,)) -> Job:
-    return Job(pairs, tuple(rules), tuple(curves), SETUP)
-
-
 def outcomes_of(rule: str, pairs, curve: Curve = FLAT) -> list[Outcome]:
-    player = RULES[rule].player(SETUP, curve)
+    player = RULES[rule].player(replace(SETUP, curve=curve))
     return [player.play(pair) for pair in pairs]
+
+
+def rows_of(pairs, *rules: str, curves=(FLAT,)) -> list[Row]:
+    return replay(pairs, [RULES[name] for name in rules], [replace(SETUP, curve=one) for one in curves])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,8 +72,10 @@ def test_a_replay_says_the_whole_answer_whatever_the_rule(rule: str, edits: list
     for pair, outcome in zip(edits, outcomes_of(rule, edits, M4_PRO), strict=True):
         assert outcome.num_tokens == len(pair.answer)
         # Every forward commits one token beside the accepted ones, except a last one that ends the answer.
-        assert outcome.num_forwards + outcome.num_accepted - outcome.num_tokens in (0, 1)
-        assert outcome.cost_on(M4_PRO) == pytest.approx(outcome.cost)
+        num_committed = sum(count * (1 + accepted) for (_, accepted), count in outcome.steps.items())
+        assert num_committed - outcome.num_tokens in (0, 1)
+        cost = sum(count * M4_PRO.cost(1 + verified) for (verified, _), count in outcome.steps.items())
+        assert outcome.cost == pytest.approx(cost)
 
 
 def test_counts_are_those_of_a_drafter_whose_mistakes_are_known() -> None:
@@ -94,9 +96,10 @@ def test_counts_are_those_of_a_drafter_whose_mistakes_are_known() -> None:
     player = FixedPlayer(wrong_at_every_third, everything, 5, FLAT)
     outcome = player.play(TokenPair((1,), answer))
     # Thirteen steps accept two tokens, reject the third, and commit the target's own; one token is left.
-    assert outcome.num_forwards == 14
-    assert outcome.num_accepted == 27
-    assert outcome.by_position[:3] == [[14, 14], [13, 13], [13, 0]]
+    assert outcome.steps == {(5, 2): 12, (4, 2): 1, (1, 1): 1}
+    figures = outcome.figures()
+    assert figures["drafted_share"] == 27 / 40
+    assert figures["acceptance_by_position"][:3] == [1, 1, 0]
 
 
 def test_an_oracle_is_checked_as_widely_as_pays() -> None:
@@ -130,12 +133,12 @@ def test_what_is_remembered_is_forgotten_between_chats_unless_it_is_to_stay(rule
     turns = [TokenPair(text_of(2), answer, "w", "one", 1), TokenPair(text_of(3), answer, "w", "one", 2)]
     apart = [replace(turns[0], chat=""), replace(turns[1], chat="")]
 
-    def copied(name: str, pairs) -> int:
-        return run_job(job(pairs, [name]), 1, lambda _: None)[name, "w", "flat"].num_accepted
+    def copied(name: str, pairs) -> float:
+        return rows_of(pairs, name)[0]["coverage"]
 
-    assert copied(rule, turns) > 30
+    assert copied(rule, turns) > 0.2
     assert copied(rule, apart) == 0
-    assert copied(f"{rule}-warm", apart) > 30
+    assert copied(f"{rule}-warm", apart) > 0.2
 
 
 def test_a_pair_that_is_not_measured_teaches_and_does_not_count() -> None:
@@ -144,51 +147,58 @@ def test_a_pair_that_is_not_measured_teaches_and_does_not_count() -> None:
         TokenPair(text_of(2), answer, "w", "one", 1, is_measured=False),
         TokenPair(text_of(3), answer, "w", "one", 2),
     ]
-    group = run_job(job(pairs, ["auto"]), 1, lambda _: None)["auto", "w", "flat"]
-    assert group.num_pairs == 1
-    assert group.num_accepted > 30
+    (row,) = rows_of(pairs, "auto")
+    assert row["pairs"] == 1
+    assert row["coverage"] > 0.4
 
 
-def test_other_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [TokenPair(text_of(seed), text_of(seed), "w") for seed in range(4)]
-    whole = job(pairs, ["newest-2", "newest-3"])
-    alone = run_job(whole, 1, lambda _: None)
-    shares: list[float] = []
-    monkeypatch.setattr("bench.replay.job.MIN_PARALLEL_TOKENS", 0)
-    together = run_job(whole, 2, shares.append)
-    assert alone.keys() == together.keys()
-    for key, outcome in alone.items():
-        assert (together[key].steps, together[key].cost) == (outcome.steps, outcome.cost)
-    assert sum(shares) == pytest.approx(1)
+def test_rows_are_for_each_workload_rule_and_curve_and_for_all_workloads() -> None:
+    pairs = [TokenPair((1, 2, 3), text_of(seed), name) for seed, name in ((1, "a"), (2, "b"), (3, "a"))]
+    rows = rows_of(pairs, "newest-2", "hindsight", curves=(FLAT, M4_PRO))
+    assert [(row["workload"], row["drafter"], row["curve"]) for row in rows] == [
+        (workload, drafter, curve.name)
+        for workload in ("a", "b", "all")
+        for drafter in ("newest-2", "hindsight")
+        for curve in (FLAT, M4_PRO)
+    ]
+    assert [row["is_hindsight"] for row in rows[:3]] == [False, False, True]
+    assert [rows[at]["pairs"] for at in (0, 4, 8)] == [2, 1, 3]
+    assert [rows[at]["tokens"] for at in (0, 4, 8)] == [160, 80, 240]
+    assert rows[8]["prompt_tokens"] == 9
+    assert rows[8]["slowest"] == min(rows[0]["slowest"], rows[4]["slowest"])
+    assert rows[0]["speedup"] == rows[0]["tokens_per_forward"] >= 1
 
 
-def test_rows_say_what_the_counts_say() -> None:
-    outcome = Outcome()
-    outcome.add_step(3, 2, 3, 1.5)
-    outcome.add_step(0, 0, 1, 1.0)
-    counted = {"num_pairs": 1, "num_prompt_tokens": 8, "drafter_ns": 8000, "open_ns": 16000, "slowest": 1.6}
-    found = {("auto", name, "flat"): replace(outcome, **counted) for name in ("a", "b")}
-    one, other, both = rows_of(found, ["auto"], [FLAT])
-    assert not one["is_hindsight"]
-    assert (one["workload"], other["workload"], both["workload"]) == ("a", "b", "all")
-    assert one["tokens_per_forward"] == 2
-    assert (one["curve"], one["speedup"]) == ("flat", 1.6)
-    assert one["acceptance_by_position"] == [1, 1, 0]
-    assert one["coverage"] == 0.5
-    assert one["coverage_of_steps"] == 0.5
-    assert one["drafter_us_per_token"] == 2
-    assert one["open_us_per_prompt_token"] == 2
-    assert both["tokens"] == 8
-    assert both["speedup"] == 1.6
+def test_figures_say_what_the_counts_say() -> None:
+    outcome, both = Outcome(), Outcome()
+    assert outcome.verify([1, 2, 9], [1, 2, 3, 4], 1.5) == 2
+    assert outcome.verify([], [4], 1.0) == 0
+    both.add(outcome)
+    both.add(outcome)
+    assert (
+        both.figures()
+        == outcome.figures() | {"tokens": 8}
+        == {
+            "tokens": 8,
+            "speedup": 1.6,
+            "tokens_per_forward": 2,
+            "acceptance": 2 / 3,
+            "drafted_share": 0.5,
+            "acceptance_by_position": [1, 1, 0],
+        }
+    )
 
 
-def test_calibration_counts_the_tokens_up_to_the_first_wrong_one() -> None:
-    prompt = text_of(1, 120)
-    answer = (*prompt[:60], *text_of(2, 40))
-    counts = calibrate([TokenPair(prompt, answer)], SETUP, M4_PRO)
-    assert counts.right.total() > 30
-    assert all(counts.right[bucket] <= compared for bucket, compared in counts.compared.items())
-    assert calibrate([TokenPair(text_of(3), text_of(4))], SETUP, M4_PRO).compared.total() == 0
+def test_calibration_counts_the_tokens_up_to_the_first_wrong_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, prompt = tmp_path / "pairs.jsonl", text_of(1, 120)
+    write_pairs(file, [Pair(prompt, (*prompt[:60], *text_of(2, 40)), "copied")])
+    assert main(["--pairs", str(file), "--calibrate"]) == 0
+    printed = capsys.readouterr().out
+    assert "copied" in printed
+    (cursor,) = (line for line in printed.splitlines() if line.startswith("cursor"))
+    assert "1.00 of " in cursor
 
 
 def test_the_command_replays_a_file_and_writes_what_it_found(
@@ -204,8 +214,7 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
     status = main([*map(str, asked), "--json", f"{tmp_path}/r.json", "--csv", f"{tmp_path}/r.csv"])
     assert status == 0
     printed = capsys.readouterr().out
-    assert "1 pair, 1 left out for having no answer" in printed
-    assert "copies: 1 pair," in printed
+    assert printed.count("copies") == 2
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["command"].startswith(f"reprise bench replay --pairs {file}")
     said = document["replay"]
@@ -224,11 +233,10 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
     ("given", "reason"),
     [
         (["--drafters", "guess"], "--drafters: guess is not one of auto"),
-        (["--pairs", "/nowhere.jsonl"], "cannot read /nowhere.jsonl"),
+        (["--pairs", "/nowhere.jsonl"], "No such file or directory: '/nowhere.jsonl'"),
         (["--cost-curve", "/nowhere.json"], "/nowhere.json cannot be read"),
         (["--tokenizer", "/nowhere"], "/nowhere is not a model folder"),
-        (["--workloads", "guess"], "--workloads: guess is not one of records"),
-        (["--edits", "0", "--prose", "0", "--traps", "0"], "there is no pair to replay"),
+        (["--pairs", "/dev/null"], "there is no pair to replay"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
@@ -236,7 +244,7 @@ def test_bad_input_is_one_line_and_status_2(
 ) -> None:
     assert main(given) == 2
     said = capsys.readouterr().err
-    assert said.startswith("reprise bench replay: ")
+    assert said.startswith("reprise")
     assert reason in said
     assert said.count("\n") == 1
 
@@ -246,11 +254,19 @@ def test_what_is_compared_unless_asked_otherwise_are_rules() -> None:
 
 
 def test_right_answers_of_workloads_are_replayed_turn_after_turn(tmp_path: Path) -> None:
-    asked = ["--workloads", "edits_short", "--chats", "1", "--drafters", "auto,newest-2"]
-    asked += ["--cost-curve", "apple-m4-pro-4bit"]
+    file = str(tmp_path / "pairs.jsonl")
+    made = ["--workloads", "edits_short", "--chats", "1", "--write", file]
+    assert run_reprise(["bench", "workloads", *made]) == 0
+    asked = ["--pairs", file, "--drafters", "auto,newest-2", "--cost-curve", "apple-m4-pro-4bit"]
     assert main([*asked, "--json", str(tmp_path / "r.json")]) == 0
-    rows = json.loads((tmp_path / "r.json").read_text())["replay"]["rows"]
-    assert {row["workload"] for row in rows} == {"edits_short"}
-    auto, newest = rows
+    auto, newest = json.loads((tmp_path / "r.json").read_text())["replay"]["rows"]
+    assert auto["workload"] == newest["workload"] == "edits_short"
     assert auto["pairs"] == newest["pairs"] > 1
     assert auto["speedup"] > newest["speedup"] > 1
+
+
+def test_edits_of_one_kind_are_generated(tmp_path: Path) -> None:
+    asked = ["--kind", "values", "--edits", "3", "--drafters", "auto", "--cost-curve", "cpu-bf16"]
+    assert main([*asked, "--json", str(tmp_path / "r.json")]) == 0
+    (row,) = json.loads((tmp_path / "r.json").read_text())["replay"]["rows"]
+    assert (row["workload"], row["pairs"]) == ("edits", 1)
