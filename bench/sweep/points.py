@@ -7,6 +7,7 @@ describe the point.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import polars as pl
 
@@ -90,6 +91,15 @@ def replay(
             rows.append({**point, "workload": workload, "turn": turn, **summed.figures()})
         advance()
     return rows
+
+
+def filled(first: Sequence[TokenPair], pairs: Sequence[TokenPair]) -> list[TokenPair]:
+    """Return pairs with the first ones before each chat, which only fill the drafters' tables."""
+    return [
+        pair
+        for name, chat in groupby(pairs, lambda pair: pair.chat)
+        for pair in (*(replace(one, chat=name, is_measured=False) for one in first), *chat)
+    ]
 
 
 def over_all_turns(rows: Sequence[Row]) -> list[Row]:

@@ -9,9 +9,9 @@ table filled earlier, by the same model or another with the same vocabulary.
 
 import argparse
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, product
+from itertools import chain, product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -129,27 +129,18 @@ def _grid(sweep: Sweep) -> dict[str, list[Row]]:
 
 
 def _gate(sweep: Sweep) -> dict[str, list[Row]]:
-    """Replay auto at each threshold. For prompts below it, auto starts with short drafts; on never drafts.
-
-    repetitive: the share of a workload's prompts at or above the threshold.
-    """
+    """Replay auto at each threshold. repetitive: the share of prompts at or above it."""
+    scores = [repetition_score(pair.prompt) for pair in sweep.pairs]
     tried = [
-        {"draft_type": "auto", "threshold": threshold, "gate": mode}
-        for threshold in THRESHOLDS
-        for mode in ("auto", "on")
+        {"draft_type": "auto", "gate": gate, "threshold": at, "repetitive": mean(one >= at for one in scores)}
+        for at, gate in product(THRESHOLDS, ("auto", "on"))
     ]
-    scores: dict[str, list[float]] = {}
-    for pair in sweep.pairs:
-        scores.setdefault(pair.workload, []).append(repetition_score(pair.prompt))
     advance = sweep.answering.work.stage("gate thresholds", len(tried))
-    rows = over_all_turns(replay(sweep.setup, tried, sweep.pairs, advance))
-    for row in rows:
-        row["repetitive"] = mean(score >= row["threshold"] for score in scores[row["workload"]])
-    return {"gate": rows}
+    return {"gate": over_all_turns(replay(sweep.setup, tried, sweep.pairs, advance))}
 
 
 def _warm(sweep: Sweep) -> dict[str, list[Row]]:
-    """Replay answers with an n-gram table that is empty, and that has this model's answers to all chats.
+    """Replay answers with an n-gram table that is empty, and with one that has this model's answers.
 
     The answers are this model's and, for the bundled model, those of its draft model, which has the same
     vocabulary. Single questions are left out if there are chats of several turns.
@@ -158,16 +149,13 @@ def _warm(sweep: Sweep) -> dict[str, list[Row]]:
     work, workloads = sweep.answering.work, {chat.workload for chat in chats}
     first = [pair for pair in sweep.pairs if pair.workload in workloads]
     users = {"same model": first}
-    if sweep.arguments.model is None and (BUNDLED_MODEL / "draft").is_dir():
+    if sweep.arguments.model is None:
         work.stage("plain answers of the draft model", len(chats))
         with LocalEngine(Settings(model=str(BUNDLED_MODEL / "draft"), prefix_cache_bytes=0)) as local:
             users["other model"] = answer_plainly(replace(sweep.answering, local=local), chats)
     advance, rows = work.stage("cold and warm tables", 4 * len(users)), []
-    for name, cold in users.items():
-        warm: list[TokenPair] = []
-        for chat, own in groupby(cold, lambda pair: pair.chat):
-            warm += [*(replace(pair, chat=chat, is_measured=False) for pair in first), *own]
-        for memory, pairs in (("cold", cold), ("warm", warm)):
+    for name, answers in users.items():
+        for memory, pairs in (("cold", answers), ("warm", points.filled(first, answers))):
             about = {"pair": name, "memory": memory}
             tried = [about | {"draft_type": draft_type} for draft_type in ("ngram-mod", "auto")]
             rows += replay(sweep.setup, tried, pairs, advance)
@@ -179,24 +167,20 @@ def _tables(sweep: Sweep) -> dict[str, list[Row]]:
     given, default, work = sweep.arguments, Settings(), sweep.answering.work
     paths = source_files(Path(sysconfig.get_path("purelib")), given.seed)
     longest, encode = max(given.requests), sweep.answering.local.engine.tokenizer.encode_answer
-    work.stage(f"making traffic of {longest:,} requests", longest)
-    traffic = []
-    for request in make_traffic(paths, encode, longest, given.seed):
-        traffic.append(request)
-        work.advance()
-    sizes = list(product(sorted(given.requests), sorted(given.table_entries), [default.ngram_mod_size]))
-    ngrams = list(product([longest], [default.ngram_table_entries], sorted(given.ngram_sizes)))
-    advance = work.stage("tables", len(sizes) + len(ngrams))
-
-    def rows_of(tried: Sequence[tuple[int, int, int]]) -> Iterator[Row]:
-        for requests, entries, n in tried:
-            yield fill(sweep.setup, entries, n, traffic[:requests])
+    work.stage(f"making traffic of {longest:,} requests", 1)
+    traffic = list(make_traffic(paths, encode, longest, given.seed))
+    sizes = product(sorted(given.requests), sorted(given.table_entries), [default.ngram_mod_size])
+    ngrams = product([longest], [default.ngram_table_entries], sorted(given.ngram_sizes))
+    found = {}
+    for part, values in {"table_sizes": [*sizes], "ngram_sizes": [*ngrams]}.items():
+        advance, found[part] = work.stage(part.replace("_", " "), len(values)), []
+        for point in (dict(zip(("requests", "entries", "ngram_size"), one, strict=True)) for one in values):
+            found[part].append(fill(sweep.setup, point, traffic))
             advance()
-
-    return {"table_sizes": [*rows_of(sizes)], "ngram_sizes": [*rows_of(ngrams)]}
+    return found
 
 
 PARTS: dict[str, Callable[[Sweep], dict[str, list[Row]]]] = {
-    "grid": _grid, "tables": _tables, "gate": _gate, "warm": _warm,
+    "grid": _grid, "tables": _tables, "gate": _gate, "warm": _warm
 }  # fmt: skip
 """By name: what runs a part and returns the rows of the document."""

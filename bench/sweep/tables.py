@@ -23,17 +23,15 @@ from drafters.ngram_mod.drafter import NAME, NgramModDrafter
 from drafters.ngram_mod.table import NgramModTable
 from drafters.ngram_mod.tables import NgramModTables
 
-EDIT, AGAIN, NEW = "edit", "again", "new"
-SHARES = {EDIT: 0.5, AGAIN: 0.3, NEW: 0.2}
-"""edit: a file and a change to make; half of these files occurred before.
-again: a text that occurred before, requested without quoting it. new: a text that never occurred before."""
+NEW, AGAIN, EDIT, EDIT_AGAIN = "new", "again", "edit", "edit again"
+SHARES = {NEW: 0.2, AGAIN: 0.3, EDIT: 0.25, EDIT_AGAIN: 0.25}
+"""Edits show the file; new texts and repeated ones are requested without showing them."""
 
-RETURNS = 0.5
 FAST_EDITS = ("values", "docstrings", "delete", "lines")
 """The kinds of edits in bench/replay/edits.py that are fast to generate."""
 
 MEASURED = 24
-"""About so many requests are replayed at each table size; the others only fill the table."""
+"""About so many requests are replayed at each point; the others only fill the table."""
 
 
 def source_files(root: Path, seed: int) -> list[Path]:
@@ -51,7 +49,6 @@ def make_traffic(
     """Yield count requests with their kind as workload; shorter traffic with a seed begins longer traffic.
 
     The age of a repeated text is drawn evenly over its logarithm: some are recent, some from the very start.
-    Files are used again once all have been used.
     """
     rng, files = random.Random(f"traffic {seed}"), cycle(paths)
     # By lines, so that an edited file costs little more than its changed lines.
@@ -62,14 +59,13 @@ def make_traffic(
         return tuple(token for line in text.splitlines(keepends=True) for token in known(line))
 
     for _ in range(count):
-        kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
-        if used and (kind == AGAIN or (kind == EDIT and rng.random() < RETURNS)):
+        kind = rng.choices(list(SHARES), list(SHARES.values()))[0] if used else NEW
+        if kind in (AGAIN, EDIT_AGAIN):
             text = used[-round(len(used) ** rng.random())]
         else:
             text = next(files).read_text(encoding="utf-8", errors="ignore")
-            kind = EDIT if kind == EDIT else NEW
         prompt, answer = "Write it again.\n" if kind == AGAIN else "Write a file.\n", text
-        if kind == EDIT:
+        if kind in (EDIT, EDIT_AGAIN):
             edited, instruction = edit(text, rng.choice(FAST_EDITS), rng)
             prompt = f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n"
             text, answer = edited, f"```python\n{edited}```\n"
@@ -77,34 +73,33 @@ def make_traffic(
         yield TokenPair(ids(prompt), ids(answer), kind)
 
 
-def fill(setup: Setup, entries: int, n: int, traffic: Sequence[TokenPair]) -> Row:
-    """Return what a table of this size and n holds and drafts over the second half of this traffic.
+def fill(setup: Setup, point: Row, traffic: Sequence[TokenPair]) -> Row:
+    """Return what a table holds and drafts over the second half of the traffic, besides the point's fields.
 
+    point: requests, of this traffic; entries and ngram_size, of the table.
     overwritten: share of written tokens that replaced another one. known: share of answer tokens that the
     table predicts, one at a time; known_again: the same for answers whose text occurred before.
     """
+    count, entries, n = point["requests"], point["entries"], point["ngram_size"]
     tables = NgramModTables(setup.vocabulary, n, entries)
     settings = replace(setup.settings, draft_type=NAME, ngram_mod_size=n)
     player, table = setup.server(settings, [NgramModDrafter(tables)]), tables.table("")
-    half, outcome = len(traffic) // 2, Outcome()
-    measured = range(half, len(traffic), max(1, (len(traffic) - half) // MEASURED))
-    known: dict[str, list[bool]] = {}
-    for number, request in enumerate(traffic):
+    measured = range(count // 2, count, max(1, count // 2 // MEASURED))
+    known, again, outcome = list[bool](), list[bool](), Outcome()
+    for number, request in enumerate(traffic[:count]):
         if number not in measured:
             table.learn((*request.prompt, *request.answer))
             continue
         table.learn(request.prompt)
-        known.setdefault(request.workload, []).extend(
-            predicted(table, (*request.prompt[-n:], *request.answer))
-        )
+        found = predicted(table, (*request.prompt[-n:], *request.answer))
+        known += found
+        again += found if request.workload == AGAIN else []
         outcome.add(player.play(request))
     return {
-        "entries": entries, "ngram_size": n, "requests": len(traffic),
-        "traffic_tokens": sum(len(request.prompt) + len(request.answer) for request in traffic),
+        **point, "traffic_tokens": sum(len(one.prompt) + len(one.answer) for one in traffic[:count]),
         "occupancy": table.occupied / entries,
         "overwritten": ratio(tables.counts.overwrites, tables.counts.inserts),
-        "known": mean(right for found in known.values() for right in found),
-        "known_again": mean(known[AGAIN]) if AGAIN in known else None, **outcome.figures(),
+        "known": mean(known), "known_again": ratio(sum(again), len(again)), **outcome.figures(),
     }  # fmt: skip
 
 

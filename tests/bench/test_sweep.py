@@ -11,8 +11,8 @@ from bench.cost_curves import FLAT, M4_PRO
 from bench.page import page
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Setup
-from bench.sweep.points import DRAFT_TYPES, best_of, default_point, grid, overall, replay, settings_of
-from bench.sweep.tables import AGAIN, EDIT, NEW, fill, make_traffic, predicted, source_files
+from bench.sweep.points import DRAFT_TYPES, best_of, default_point, filled, grid, overall, replay, settings_of
+from bench.sweep.tables import AGAIN, NEW, SHARES, fill, make_traffic, predicted, source_files
 from cli.main import main
 from config.settings import Settings
 from drafters.ngram_mod.table import NgramModTable
@@ -47,16 +47,19 @@ def test_a_short_traffic_is_the_beginning_of_a_long_one(traffic) -> None:
 
 
 def test_repeated_texts_are_the_answers_of_earlier_requests(traffic) -> None:
-    assert {asked.workload for asked in traffic} == {EDIT, AGAIN, NEW}
+    assert {asked.workload for asked in traffic} == {*SHARES}
     for number, asked in enumerate(traffic):
         answers = [earlier.answer for earlier in traffic[:number]]
-        if asked.workload != EDIT:
+        if asked.workload in (AGAIN, NEW):
             was_answered = asked.answer in [*answers, *(answer[1:-1] for answer in answers)]
             assert was_answered == (asked.workload == AGAIN)
 
 
 def test_a_larger_table_knows_more_and_collides_less(traffic) -> None:
-    small, large = fill(SETUP, 4096, 16, traffic), fill(SETUP, 1 << 20, 16, traffic)
+    small, large = (
+        fill(SETUP, {"requests": 40, "entries": entries, "ngram_size": 16}, traffic)
+        for entries in (4096, 1 << 20)
+    )
     assert (small["entries"], large["entries"], large["requests"]) == (4096, 1 << 20, 40)
     assert small["traffic_tokens"] == large["traffic_tokens"]
     assert small["occupancy"] > large["occupancy"]
@@ -127,6 +130,20 @@ def test_a_gate_that_is_on_drafts_nothing_below_its_threshold() -> None:
     assert found[0.9, "auto"] > 1.5
 
 
+def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other_differs() -> None:
+    own, points = copies(2), [{"draft_type": "ngram-mod"}]
+    others = [replace(pair, answer=tuple(9000 + token for token in pair.answer)) for pair in own]
+
+    def rows(pairs: list[TokenPair]) -> list[dict[str, object]]:
+        return replay(SETUP, points, pairs, NOTHING)
+
+    (cold, cold_first, cold_second), (warm, warm_first, _) = rows(own), rows(filled(own, own))
+    assert cold["tokens"] == warm["tokens"] == 400
+    assert warm_first["tokens_per_forward"] > cold_first["tokens_per_forward"]
+    assert cold_second["speedup"] > 2, "the chat's first turn was remembered"
+    assert rows(filled(own, others))[1]["acceptance"] in (None, 0.0)
+
+
 def test_the_command_finds_all_parts_writes_them_and_a_page_shows_them(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,18 +175,6 @@ def test_the_command_finds_all_parts_writes_them_and_a_page_shows_them(
         "Length of ngram-mod's n-grams", "Gate threshold", "Cold and warm tables",
     ):  # fmt: skip
         assert title in drawn
-
-
-def test_a_model_uses_the_table_that_another_with_its_vocabulary_filled(tmp_path: Path) -> None:
-    file = tmp_path / "sweep.json"
-    given = ["--parts", "warm", "--workloads", "edits_short", "--chats", "1", "--max-tokens", "64"]
-    assert main(["bench", "sweep", *given, "--json", str(file)]) == 0
-    rows = json.loads(file.read_text())["sweep"]["warm"]
-    found = {(row["pair"], row["draft_type"], row["memory"]): row for row in rows if row["turn"] is None}
-    for pair in ("same model", "other model"):
-        cold, warm = found[pair, "ngram-mod", "cold"], found[pair, "ngram-mod", "warm"]
-        assert warm["tokens"] == cold["tokens"]
-        assert warm["tokens_per_forward"] > cold["tokens_per_forward"]
 
 
 @pytest.mark.parametrize(
