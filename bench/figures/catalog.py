@@ -67,26 +67,20 @@ def _equal(*rows: Row) -> str:
     return "equal" if all(row["parity"] == "PASS" for row in rows) else "DIFFER"
 
 
+def _cells(row: Row, *is_adaptive: bool) -> Rows:
+    """Return the rows that are cells of this one: those with fixed draft lengths, the engine's, or both."""
+    return [cell for cell in row.values() if isinstance(cell, Mapping) and cell["is_adaptive"] in is_adaptive]
+
+
 def _lengths(name: str, form: str, is_adaptive: bool = False) -> Callable[[Row], str]:
     """Return a column of values at all fixed draft lengths, or at the engine's."""
-    return lambda row: ", ".join(
-        format_value(one[name], form) for one in _cells(row) if one["is_adaptive"] == is_adaptive
-    )
+    return lambda row: ", ".join(format_value(one[name], form) for one in _cells(row, is_adaptive))
 
 
-def _cells(row: Row) -> Rows:
-    """Return the rows that are cells of this one."""
-    return [cell for cell in row.values() if isinstance(cell, Mapping)]
-
-
-def _ratio(quantity: str) -> Callable[[Row], str]:
-    """Return a column of ratios of the medians, and of the rounds."""
-
-    def text(row: Row) -> str:
-        found = row[quantity] or {}
-        return f"{format_value(found.get('of_medians'), '2')} ({interval(found, 'lowest', 'highest')})"
-
-    return text
+def _ratio(row: Row) -> str:
+    """Return the ratio of the medians, and those of the rounds."""
+    found = row["ratio"] or {}
+    return f"{format_value(found.get('of_medians'), '2')} ({interval(found, 'lowest', 'highest')})"
 
 
 def _replayed(draft_cost: float) -> Callable[[Row], str]:
@@ -121,7 +115,7 @@ _TRANSLATION = [
     Column(_lengths("tokens_per_forward", "1"), "tokens per forward pass"),
     Column(_lengths("speedup", "2"), "speedup"),
     Column(_lengths("speedup", "2", is_adaptive=True), "speedup, engine's lengths"),
-    Column(lambda row: _equal(*_cells(row)), "tokens"),
+    Column(lambda row: _equal(*_cells(row, True, False)), "tokens"),
 ]  # fmt: skip
 _FITS = [
     Column("num_draft_tokens", "draft length"), Column("step_cost", "cost of a step, in plain steps", "2"),
@@ -147,9 +141,8 @@ _SAMPLING = [
     *(Column(f"vocab_{size}", f"{size:,} tokens, 8 rows", "0") for size in (32_000, 4_096)),
 ]
 _MODELS = [
-    Column("model", "architecture"), Column("concurrency", "streams"),
-    Column(_ratio("tokens/s"), "tokens/s"), Column(_ratio("first token p50"), "first token, median"),
-    Column(_ratio("inter-token p50"), "between tokens, median"),
+    Column("model", "architecture"), Column("concurrency", "streams"), Column("tokens/s", "tokens/s"),
+    Column("first token p50", "first token, median"), Column("inter-token p50", "between tokens, median"),
 ]  # fmt: skip
 
 _SPEED = Figure("decode.rows", [_CHATS, *_SPEEDS])
@@ -163,9 +156,7 @@ _REPLAYED = Figure(
     _where("draft_type", "mtp", "dflash"),
 )
 _PEERS = Figure("peers.rows", run_peers.COLUMNS)
-_CACHES = Figure(
-    "serve.comparisons", _MODELS, _pivot("quantity", itemgetter("ratio"), "model", "concurrency")
-)
+_CACHES = Figure("serve.comparisons", _MODELS, _pivot("quantity", _ratio, "model", "concurrency"))
 
 _HEADS = (
     "--num-draft-tokens 7 --verify-all --workloads edits,quotes,records,arithmetic,remap,free --cases 2 "
