@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
@@ -83,24 +84,19 @@ def _ratio(row: Row) -> str:
     return f"{format_value(found.get('of_medians'), '2')} ({interval(found, 'lowest', 'highest')})"
 
 
-def _replayed(draft_cost: float) -> Callable[[Row], str]:
-    """Return a column: the speedup on the published machine with the draft length that is best there.
+def _replayed(draft_cost: float, row: Row) -> str:
+    """Return the speedup on the published machine with the draft length that is best there.
 
     draft_cost: of a token that an MTP head drafts, or of a block of a DFlash drafter, in plain steps.
     """
-
-    def text(row: Row) -> str:
-        accepted = accumulate(row["acceptance_by_position"], initial=1.0)
-        share = row["drafted_by_position"][0] / max(row["drafted_by_position"])
-        speedups = {
-            length: (1 + share * (brought - 1))
-            / (M4_PRO.cost(1 + length) + draft_cost * (length if row["draft_type"] == "mtp" else length > 0))
-            for length, brought in enumerate(accepted)
-        }
-        best = max(speedups, key=lambda length: speedups[length])
-        return f"{speedups[best]:.2f} ({best})"
-
-    return text
+    share = row["drafted_by_position"][0] / max(row["drafted_by_position"])
+    speedups = {
+        length: (1 + share * (brought - 1))
+        / (M4_PRO.cost(1 + length) + draft_cost * (length if row["draft_type"] == "mtp" else length > 0))
+        for length, brought in enumerate(accumulate(row["acceptance_by_position"], initial=1.0))
+    }
+    best = max(speedups, key=lambda length: speedups[length])
+    return f"{speedups[best]:.2f} ({best})"
 
 
 _CHATS = Column(_chats, "chats")
@@ -109,6 +105,7 @@ _SPEEDS = [
     Column("plain_tps", "tokens/s without", "0"), Column("decode_tps", "tokens/s with", "0"),
     Column("speedup", "speedup", "2"), Column(_equal, "tokens"),
 ]  # fmt: skip
+_HINDSIGHT = [_CHATS, _SPEEDS[-2], Column("of_best_width", "of the best single width", "%")]
 _TRANSLATION = [
     Column("draft_model", "draft model"), Column("strategy", "strategy"), Column("workload", "chats"),
     Column(_lengths("acceptance", "%"), "accepted, k = 2, 4, 6"),
@@ -146,39 +143,35 @@ _MODELS = [
 ]  # fmt: skip
 
 _SPEED = Figure("decode.rows", [_CHATS, *_SPEEDS])
-_HINDSIGHT = Figure(
-    "decode.rows", [_CHATS, _SPEEDS[-2], Column("of_best_width", "of the best single width", "%")]
-)
 _BY_DRAFTS = Figure("decode.rows", [_CHATS, Column("draft_type", "draft type"), *_SPEEDS])
 _REPLAYED = Figure(
     "decode.rows",
-    [_CHATS, *(Column(_replayed(cost), f"draft cost {cost}") for cost in (0.05, 0.1, 0.2, 0.4))],
+    [_CHATS, *(Column(partial(_replayed, cost), f"draft cost {cost}") for cost in (0.05, 0.1, 0.2, 0.4))],
     _where("draft_type", "mtp", "dflash"),
 )
 _PEERS = Figure("peers.rows", run_peers.COLUMNS)
 _CACHES = Figure("serve.comparisons", _MODELS, _pivot("quantity", _ratio, "model", "concurrency"))
 
-_HEADS = (
-    "--num-draft-tokens 7 --verify-all --workloads edits,quotes,records,arithmetic,remap,free --cases 2 "
-    "--repeats 2"
-)
+_ALL_VERIFIED = "--num-draft-tokens 7 --verify-all --cases 2 --repeats 2"
+_COPIED_OR_NOT = "--workloads edits,quotes,records,arithmetic,remap,free"
 _SERVERS = "--server reprise --server mlx_lm.server --concurrency 1,8"
 _RANDOM = "serve --random-models gemma3_text,gpt_oss,qwen3_next,lfm2"
 _STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-lm --rounds 3"
 
 RUNS = [
     Run(240, "decode --workloads edits,passages,records,quotes,free,trap --cases 6 --repeats 3",
-        {"drafting": Figure("decode.rows", [_CHATS, *_SPEEDS[:-1]]), "hindsight": _HINDSIGHT}),
+        {"drafting": Figure("decode.rows", [_CHATS, *_SPEEDS[:-1]]),
+         "hindsight": Figure("decode.rows", _HINDSIGHT)}),
     Run(100, "decode --workloads edits --streams 8 --cases 1 --repeats 2", {"batch": _SPEED}),
     Run(90, "decode --workloads edits_again_cold,edits_again --draft-types auto,ngram-mod --cases 5 "
         "--repeats 2", {"second-edit": _BY_DRAFTS}),
     Run(170, "decode --workloads json_rag,code,edits_short,agent,extraction,summary,remap,arithmetic "
         "--cases 1 --repeats 2", {"workloads": _SPEED}),
-    Run(100, f"decode --draft-model demo_model/mtp --draft-types suffix,mtp,auto {_HEADS}",
+    Run(100, f"decode --draft-model demo_model/mtp --draft-types suffix,mtp,auto {_ALL_VERIFIED} {_COPIED_OR_NOT}",
         {"heads-mtp": _BY_DRAFTS, "heads-mtp-replayed": _REPLAYED}),
-    Run(100, f"decode --draft-model demo_model/dflash --draft-types suffix,dflash,auto {_HEADS}",
+    Run(100, f"decode --draft-model demo_model/dflash --draft-types suffix,dflash,auto {_ALL_VERIFIED} {_COPIED_OR_NOT}",
         {"heads-dflash": _BY_DRAFTS, "heads-dflash-replayed": _REPLAYED}),
-    Run(90, f"decode --draft-model demo_model/draft --draft-types suffix,draft-model,auto {_HEADS}",
+    Run(90, f"decode --draft-model demo_model/draft --draft-types suffix,draft-model,auto {_ALL_VERIFIED} {_COPIED_OR_NOT}",
         {"heads-draft-model": _BY_DRAFTS}),
     Run(120, f"serve {_SERVERS} --bare --prompt-tokens 128 --max-tokens 128",
         {"serving": Figure("serve.levels", [*run_serve.LEVELS[:4], *run_serve.LEVELS[8:]]),

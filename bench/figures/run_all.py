@@ -76,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def command_of(one: Run, is_quick: bool) -> str:
     """Return the arguments of `reprise bench` for a run. Of a flag given twice, the last counts."""
-    return " ".join([one.command, *([QUICK[one.command.split()[0]], one.quick] if is_quick else [])])
+    more = f"{QUICK[one.command.split()[0]]} {one.quick}" if is_quick else ""
+    return f"{one.command} {more}".strip()
 
 
 def _document(command: str, file: Path) -> dict[str, Any]:

@@ -46,10 +46,10 @@ def default_point(settings: Settings) -> Row:
 
 def settings_of(point: Row, base: Settings) -> Settings:
     """Return the settings of a server at a point."""
-    names = {"draft_type": "draft_type", "num_draft_tokens": "num_draft_tokens", "gate": "gate"}
-    names |= {"threshold": "gate_threshold"}
-    chosen = {setting: point[name] for name, setting in names.items() if name in point}
-    size = point.get("ngram_size")
+    names = ("draft_type", "num_draft_tokens", "gate")
+    chosen, size = {name: point[name] for name in names if name in point}, point.get("ngram_size")
+    if "threshold" in point:
+        chosen["gate_threshold"] = point["threshold"]
     if size and point["draft_type"] == "ngram-simple":
         chosen |= {"ngram_size_min": size, "ngram_size_max": max(base.ngram_size_max, size)}
     elif size:
@@ -59,17 +59,16 @@ def settings_of(point: Row, base: Settings) -> Settings:
 
 def answer_plainly(answering: Answering, chats: Sequence[Chat]) -> list[TokenPair]:
     """Return the model's plain answer to each turn, up to the first that does not fit into the context."""
-    pairs = []
+    pairs, plainly = [], (DraftChoice("none"), answering.max_tokens, answering.seed)
     for number, chat in enumerate(chats):
+        about = chat.workload, f"{chat.workload} {number}"
         for place, turn in enumerate(chat.turns, 1):
-            plainly = DraftChoice("none"), answering.max_tokens, answering.seed
             requests = answering.local.requests([turn], *plainly)
             if not requests:
                 break
             (end,) = answering.local.answer(requests)
-            name = f"{chat.workload} {number}"
-            pair = TokenPair(requests[0].prompt, end.tokens, chat.workload, name, place)
-            pairs.append(replace(pair, is_measured=turn.is_measured))
+            prompt = requests[0].prompt
+            pairs.append(TokenPair(prompt, end.tokens, *about, place, is_measured=turn.is_measured))
         answering.work.advance()
     return pairs
 

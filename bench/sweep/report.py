@@ -15,7 +15,7 @@ def _columns(**forms: str) -> list[Column]:
     return [Column(name, name.replace("_", "\n"), form) for name, form in forms.items()]
 
 
-TABLE = _columns(
+TRAFFIC = _columns(
     requests="0", entries="0", ngram_size="text", occupancy="%", overwritten="%", known="%", known_again="%",
     acceptance="%", tokens_per_forward="2", speedup="2",
 )  # fmt: skip
@@ -23,7 +23,7 @@ MEASURED = _columns(
     draft_type="text", num_draft_tokens="0", ngram_size="text", workload="text", speedup="2",
     replayed_speedup="2", parity="text",
 )  # fmt: skip
-PARTS: dict[str, tuple[str, list[Column], str | None]] = {
+TABLES: dict[str, tuple[str, list[Column], str | None]] = {
     "grid": ("Replayed speedup by maximum draft length: mean of the workloads (lowest)",
              _columns(draft_type="text", ngram_size="text"), "num_draft_tokens"),
     "measured": ("Speedup on the engine; FAIL: an answer differs from the plain one", MEASURED, None),
@@ -31,8 +31,8 @@ PARTS: dict[str, tuple[str, list[Column], str | None]] = {
              _columns(threshold="text", repetitive="%"), "gate"),
     "warm": ("Replayed speedup with an n-gram table that is empty, or has the answers to all chats",
              _columns(pair="text", workload="text", draft_type="text"), "memory"),
-    "table_sizes": ("ngram-mod alone, replayed; known: answer tokens that the table predicts", TABLE, None),
-    "ngram_sizes": ("The same by n", TABLE, None),
+    "table_sizes": ("ngram-mod alone, replayed; known: answer tokens that the table predicts", TRAFFIC, None),
+    "ngram_sizes": ("The same by n", TRAFFIC, None),
 }  # fmt: skip
 """Title and columns of a part's table. With a field, a row has the means of points by that field's values."""
 
@@ -41,7 +41,7 @@ def print_report(console: Console, section: Row, settings: Settings) -> None:
     """Print all parts in the section. settings: the server's defaults, to compare the best with."""
     gate = {"threshold": settings.gate_threshold, "gate": settings.gate}
     defaults = {"grid": default_point(settings), "gate": gate}
-    for name, (title, columns, field) in PARTS.items():
+    for name, (title, columns, field) in TABLES.items():
         rows = section.get(name)
         if rows and field:
             notes = _conclusions(rows, defaults[name]) if name in defaults else ()

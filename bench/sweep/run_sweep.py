@@ -26,7 +26,7 @@ from bench.replay.pairs import TokenPair
 from bench.replay.policies import Setup, measured_curve
 from bench.sweep import points
 from bench.sweep.points import answer_plainly, over_all_turns, replay
-from bench.sweep.report import print_report
+from bench.sweep.report import TABLES, print_report
 from bench.sweep.tables import fill, make_traffic, source_files
 from bench.workloads import VERSION, Chat, own_chats
 from config.settings import BUNDLED_MODEL, Settings
@@ -38,8 +38,6 @@ DEFAULT_WORKLOADS = (
 THRESHOLDS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
 TABLE_ENTRIES = 1 << 20
 """Size of the n-gram tables in replays of single chats: more than they fill, and quick to clear."""
-
-_WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,10 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     curve = find_curve(arguments.cost_curve) if arguments.cost_curve else None
     with outputs.Work() as work:
         record = _sweep(arguments, curve, work)
-    console = outputs.make_console(_WIDTH)
+    console = outputs.make_console(140)
     print_report(console, record["sweep"], Settings())
-    lists = {part: rows for part, rows in record["sweep"].items() if isinstance(rows, list)}
-    flat = [{"part": part, **row} for part, rows in lists.items() for row in rows]
+    flat = [{"part": part, **row} for part in TABLES for row in record["sweep"].get(part, ())]
     outputs.finish(console, arguments, record, flat)
     return 0
 
