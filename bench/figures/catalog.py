@@ -152,8 +152,8 @@ _REPLAYED = Figure(
 _PEERS = Figure("peers.rows", run_peers.COLUMNS)
 _CACHES = Figure("serve.comparisons", _MODELS, _pivot("quantity", _ratio, "model", "concurrency"))
 
-_ALL_VERIFIED = "--num-draft-tokens 7 --verify-all --cases 2 --repeats 2"
-_COPIED_OR_NOT = "--workloads edits,quotes,records,arithmetic,remap,free"
+_VERIFIED = "--num-draft-tokens 7 --verify-all --cases 2 --repeats 2"
+_HEADS = f"{_VERIFIED} --workloads edits,quotes,records,arithmetic,remap,free"
 _SERVERS = "--server reprise --server mlx_lm.server --concurrency 1,8"
 _RANDOM = "serve --random-models gemma3_text,gpt_oss,qwen3_next,lfm2"
 _STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-lm --rounds 3"
@@ -167,11 +167,11 @@ RUNS = [
         "--repeats 2", {"second-edit": _BY_DRAFTS}),
     Run(170, "decode --workloads json_rag,code,edits_short,agent,extraction,summary,remap,arithmetic "
         "--cases 1 --repeats 2", {"workloads": _SPEED}),
-    Run(100, f"decode --draft-model demo_model/mtp --draft-types suffix,mtp,auto {_ALL_VERIFIED} {_COPIED_OR_NOT}",
+    Run(100, f"decode --draft-model demo_model/mtp --draft-types suffix,mtp,auto {_HEADS}",
         {"heads-mtp": _BY_DRAFTS, "heads-mtp-replayed": _REPLAYED}),
-    Run(100, f"decode --draft-model demo_model/dflash --draft-types suffix,dflash,auto {_ALL_VERIFIED} {_COPIED_OR_NOT}",
+    Run(100, f"decode --draft-model demo_model/dflash --draft-types suffix,dflash,auto {_HEADS}",
         {"heads-dflash": _BY_DRAFTS, "heads-dflash-replayed": _REPLAYED}),
-    Run(90, f"decode --draft-model demo_model/draft --draft-types suffix,draft-model,auto {_ALL_VERIFIED} {_COPIED_OR_NOT}",
+    Run(90, f"decode --draft-model demo_model/draft --draft-types suffix,draft-model,auto {_HEADS}",
         {"heads-draft-model": _BY_DRAFTS}),
     Run(120, f"serve {_SERVERS} --bare --prompt-tokens 128 --max-tokens 128",
         {"serving": Figure("serve.levels", [*run_serve.LEVELS[:4], *run_serve.LEVELS[8:]]),
@@ -200,7 +200,8 @@ RUNS = [
     Run(210, "wedlm --windows 8,16 --thresholds 0.3,0.6 --penalties 0.01 --cases 2",
         {"wedlm": Figure("wedlm.rows", run_wedlm.COLUMNS, _where("is_streaming", False)),
          "wedlm-streaming": Figure("wedlm.rows", run_wedlm.COLUMNS, _where("is_streaming", True))}),
-    Run(40, "sampling", {"sampling": Figure("sampling.rows", _SAMPLING, sampling.by_size)}),
+    Run(40, "sampling",
+        {"sampling": Figure("sampling.rows", _SAMPLING, lambda rows: sampling.by_size([*rows]))}),
     Run(50, "sampling --memory --vocabularies 151936 --rows 8,64,256",
         {"sampling-memory": Figure("sampling.rows", sampling.columns((8, 64, 256)))}),
 ]  # fmt: skip

@@ -51,9 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run everything, and return 1 if a command failed."""
     options.check_names("--only", arguments.only, tuple(FIGURES))
     runs = [one for one in RUNS if not one.figures.keys().isdisjoint(arguments.only)]
-    failed = []
+    status = 0
     with tempfile.TemporaryDirectory() as temporary, outputs.Work(sum(one.seconds for one in runs)) as work:
-        folder = arguments.documents or Path(temporary)
+        folder = (arguments.documents or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         for at, one in enumerate(runs):
             names = [name for name in one.figures if name in arguments.only]
@@ -63,15 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
                 for name in names:
                     _keep(name, found, is_quick=arguments.quick)
             except BenchError as fault:
-                failed.append(str(fault))
+                print(f"reprise bench all: {fault}", file=sys.stderr)
+                status = 1
             except KeyboardInterrupt:
                 waiting = [name for later in runs[at:] for name in later.figures if name in arguments.only]
                 print(f"continue with --only {','.join(waiting)}", file=sys.stderr)
                 raise
             work.advance(one.seconds)
-    for line in failed:
-        print(f"reprise bench all: {line}", file=sys.stderr)
-    return int(bool(failed))
+    return status
 
 
 def command_of(one: Run, is_quick: bool) -> str:

@@ -1,6 +1,7 @@
 """Print the results of a sweep: a table for each part, and the best point beside the default."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -60,5 +61,5 @@ def _conclusions(rows: Sequence[Row], default: Row) -> Iterator[str]:
         yield f"the {name}: {about}: {_mean_and_lowest(found)}"
 
 
-def _mean_and_lowest(row: Row) -> str:
+def _mean_and_lowest(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.3f} ({row['lowest']:.2f})"

@@ -168,10 +168,11 @@ def _tables(sweep: Sweep) -> dict[str, list[Row]]:
     traffic = list(make_traffic(paths, encode, longest, given.seed))
     sizes = product(sorted(given.requests), sorted(given.table_entries), [default.ngram_mod_size])
     ngrams = product([longest], [default.ngram_table_entries], sorted(given.ngram_sizes))
-    found = {}
+    found: dict[str, list[Row]] = {}
     for part, values in {"table_sizes": [*sizes], "ngram_sizes": [*ngrams]}.items():
         advance, found[part] = work.stage(part.replace("_", " "), len(values)), []
-        for point in (dict(zip(("requests", "entries", "ngram_size"), one, strict=True)) for one in values):
+        for requests, entries, n in values:
+            point = {"requests": requests, "entries": entries, "ngram_size": n}
             found[part].append(fill(sweep.setup, point, traffic))
             advance()
     return found

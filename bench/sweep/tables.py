@@ -19,7 +19,7 @@ from bench.replay.edits import LARGEST_FILE, SMALLEST_FILE, edit
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Outcome, Setup
 from bench.statistics import ratio
-from drafters.ngram_mod.drafter import NAME, NgramModDrafter
+from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.table import NgramModTable
 from drafters.ngram_mod.tables import NgramModTables
 
@@ -82,7 +82,7 @@ def fill(setup: Setup, point: Row, traffic: Sequence[TokenPair]) -> Row:
     """
     count, entries, n = point["requests"], point["entries"], point["ngram_size"]
     tables = NgramModTables(setup.vocabulary, n, entries)
-    settings = replace(setup.settings, draft_type=NAME, ngram_mod_size=n)
+    settings = replace(setup.settings, draft_type="ngram-mod", ngram_mod_size=n)
     player, table = setup.server(settings, [NgramModDrafter(tables)]), tables.table("")
     measured = range(count // 2, count, max(1, count // 2 // MEASURED))
     known, again, outcome = list[bool](), list[bool](), Outcome()
