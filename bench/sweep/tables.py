@@ -35,10 +35,8 @@ MEASURED = 24
 
 
 def source_files(root: Path, seed: int) -> list[Path]:
-    """Return the Python files of a usual size, in an order that depends on the seed."""
-    paths = sorted(
-        path for path in root.rglob("*.py") if SMALLEST_FILE <= path.stat().st_size <= LARGEST_FILE
-    )
+    """Return the Python files that are not too small, in an order that depends on the seed."""
+    paths = sorted(path for path in root.rglob("*.py") if path.stat().st_size >= SMALLEST_FILE)
     random.Random(seed).shuffle(paths)
     return paths
 
@@ -63,7 +61,8 @@ def make_traffic(
         if kind in (AGAIN, EDIT_AGAIN):
             text = used[-round(len(used) ** rng.random())]
         else:
-            text = next(files).read_text(encoding="utf-8", errors="ignore")
+            text = next(files).read_text(encoding="utf-8", errors="ignore")[:LARGEST_FILE]
+            text = text.rpartition("\n")[0] + "\n"
         prompt, answer = "Write it again.\n" if kind == AGAIN else "Write a file.\n", text
         if kind in (EDIT, EDIT_AGAIN):
             edited, instruction = edit(text, rng.choice(FAST_EDITS), rng)

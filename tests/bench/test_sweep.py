@@ -171,8 +171,8 @@ def test_the_command_finds_all_parts_writes_them_and_a_page_shows_them(
     assert "the default: draft type auto, num draft tokens 31, ngram size 16" in printed
     drawn = page([record])
     for title in (
-        "Draft length by n-gram size", "Measured on the engine", "Size of ngram-mod's table",
-        "Length of ngram-mod's n-grams", "Gate threshold", "Cold and warm tables",
+        "Draft length by n-gram size", "Measured on the engine", "Size of ngram-mod",
+        "Length of ngram-mod", "Gate threshold", "Cold and warm tables",
     ):  # fmt: skip
         assert title in drawn
 
