@@ -1,46 +1,61 @@
 """The tables of README.md and docs/results.md: the run that each comes from, its rows and its columns."""
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from pathlib import Path
+from operator import itemgetter
 from typing import Any
 
 from bench.cost_curves import M4_PRO
 from bench.costs import sampling
 from bench.decode import run_wedlm
 from bench.serving import run_peers, run_serve
-from bench.tables import Column, Row, format_value, interval
+from bench.tables import Column, Row, format_value, interval, pivoted
 from bench.workloads import WORKLOADS
 
-Document = Mapping[str, Any]
+Rows = Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A table.
+
+    rows: a section of the document and a part of it. shape: makes the table's rows of the part's.
+    """
+
+    rows: str
+    columns: Sequence[Column]
+    shape: Callable[[Rows], Rows] = lambda rows: rows
+
+    def rows_of(self, document: Mapping[str, Any]) -> Rows:
+        """Return the table's rows in a document. Rows of single turns are left out."""
+        section, part = self.rows.split(".")
+        return self.shape([row for row in document[section][part] if row.get("turn") is None])
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """A command, and the figures that its document gives.
 
-    command: arguments of `reprise bench`. quick: more arguments, for a run that only shows that it works.
-    seconds: what the command takes on two cores, to show the time left.
+    seconds: what it takes on two cores. command: arguments of `reprise bench`. quick: more arguments, besides
+    those in QUICK, for a run that only shows that it works.
     """
 
-    figures: Sequence[str]
-    command: str
-    quick: str
     seconds: int
+    command: str
+    figures: Mapping[str, Figure]
+    quick: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A table of the documentation. rows: takes the rows from the document of its run."""
-
-    rows: Callable[[Document], Sequence[Row]]
-    columns: Sequence[Column]
+def _pivot(field: str, cell: Callable[[Row], Any], *keys: str) -> Callable[[Rows], Rows]:
+    """Return a shape: a row for each combination of keys, with a cell for each value of a field."""
+    return lambda rows: pivoted(rows, [Column(name, name) for name in keys], field, cell)[0]
 
 
-def _of(section: str, part: str = "rows") -> Callable[[Document], Sequence[Row]]:
-    return lambda found: [row for row in found[section][part] if row.get("turn") is None]
+def _where(field: str, *values: object) -> Callable[[Rows], Rows]:
+    """Return a shape: the rows that have one of these values."""
+    return lambda rows: [row for row in rows if row[field] in values]
 
 
 def _chats(row: Row) -> str:
@@ -49,97 +64,55 @@ def _chats(row: Row) -> str:
     return f"{known.summary if known else row['workload']} (`{row['workload']}`{length})"
 
 
-def _lengths(name: str, form: str) -> Callable[[Row], str]:
-    """Return a column of values at all fixed draft lengths, separated by commas."""
-    return lambda row: ", ".join(format_value(one[name], form) for one in row["fixed"])
+def _equal(*rows: Row) -> str:
+    return "equal" if all(row["parity"] == "PASS" for row in rows) else "DIFFER"
 
 
-def _of_models(found: Document) -> list[Row]:
-    """Return a row for each model and level, with the ratios of throughput and of the first token."""
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for one in found["serve"]["comparisons"]:
-        row = rows.setdefault((one["model"], one["concurrency"]), dict(one))
-        row[one["quantity"]] = one["ratio"] or {}
-    return list(rows.values())
+def _cells(row: Row, *is_adaptive: bool) -> Rows:
+    """Return the rows that are cells of this one: those with fixed draft lengths, the engine's, or both."""
+    return [cell for cell in row.values() if isinstance(cell, Mapping) and cell["is_adaptive"] in is_adaptive]
 
 
-def _ratio(quantity: str) -> Callable[[Row], str]:
-    """Return a column of ratios of the medians, and of the rounds."""
-
-    def text(row: Row) -> str:
-        found = row[quantity]
-        return f"{format_value(found.get('of_medians'), '2')} ({interval(found, 'lowest', 'highest')})"
-
-    return text
+def _lengths(name: str, form: str, is_adaptive: bool = False) -> Callable[[Row], str]:
+    """Return a column of values at all fixed draft lengths, or at the engine's."""
+    return lambda row: ", ".join(format_value(one[name], form) for one in _cells(row, is_adaptive))
 
 
-def _translation(found: Document) -> list[Row]:
-    """Return a row for each draft model, strategy and workload, with all draft lengths."""
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in found["translation"]["rows"]:
-        names = ("draft_model", "strategy", "workload")
-        key = tuple(row[name] for name in names)
-        one = rows.setdefault(key, {name: row[name] for name in names} | {"fixed": [], "parity": "equal"})
-        if row["is_adaptive"]:
-            one["adaptive"] = row["speedup"]
-        else:
-            one["fixed"].append(row)
-        if row["parity"] != "PASS":
-            one["parity"] = "FAIL"
-    return list(rows.values())
+def _ratio(row: Row) -> str:
+    """Return the ratio of the medians, and those of the rounds."""
+    found = row["ratio"] or {}
+    return f"{format_value(found.get('of_medians'), '2')} ({interval(found, 'lowest', 'highest')})"
 
 
-def _warm(found: Document) -> list[Row]:
-    """Return a row for each answering model and draft type, with its speedups for a cold and a warm table."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in _of("sweep", "warm")(found):
-        one = rows.setdefault((row["pair"], row["draft_type"]), {**row})
-        one[row["memory"]] = row["speedup"]
-    return list(rows.values())
-
-
-def _wedlm(is_streaming: bool) -> Callable[[Document], Sequence[Row]]:
-    return lambda found: [row for row in found["wedlm"]["rows"] if row["is_streaming"] == is_streaming]
-
-
-def _of_heads(found: Document) -> list[Row]:
-    """Return a row for each workload for which a head alone drafted, with every draft verified."""
-    return [row for row in _of("decode")(found) if row["draft_type"] in ("mtp", "dflash")]
-
-
-def _replayed(draft_cost: float) -> Callable[[Row], str]:
-    """Return a column: the speedup on the published machine with the draft length that is best there.
+def _replayed(draft_cost: float, row: Row) -> str:
+    """Return the speedup on the published machine with the draft length that is best there.
 
     draft_cost: of a token that an MTP head drafts, or of a block of a DFlash drafter, in plain steps.
     """
-
-    def text(row: Row) -> str:
-        accepted = accumulate(row["acceptance_by_position"], initial=1.0)
-        share = row["drafted_by_position"][0] / max(row["drafted_by_position"])
-        speedups = {
-            length: (1 + share * (brought - 1))
-            / (M4_PRO.cost(1 + length) + draft_cost * (length if row["draft_type"] == "mtp" else length > 0))
-            for length, brought in enumerate(accepted)
-        }
-        best = max(speedups, key=lambda length: speedups[length])
-        return f"{speedups[best]:.2f} ({best})"
-
-    return text
+    share = row["drafted_by_position"][0] / max(row["drafted_by_position"])
+    speedups = {
+        length: (1 + share * (brought - 1))
+        / (M4_PRO.cost(1 + length) + draft_cost * (length if row["draft_type"] == "mtp" else length > 0))
+        for length, brought in enumerate(accumulate(row["acceptance_by_position"], initial=1.0))
+    }
+    best = max(speedups, key=lambda length: speedups[length])
+    return f"{speedups[best]:.2f} ({best})"
 
 
 _CHATS = Column(_chats, "chats")
 _SPEEDS = [
     Column("tokens_per_forward", "tokens per forward pass", "1"), Column("acceptance", "accepted", "%"),
     Column("plain_tps", "tokens/s without", "0"), Column("decode_tps", "tokens/s with", "0"),
-    Column("speedup", "speedup", "2"),
-    Column(lambda row: "equal" if row["parity"] == "PASS" else "DIFFER", "tokens"),
+    Column("speedup", "speedup", "2"), Column(_equal, "tokens"),
 ]  # fmt: skip
+_HINDSIGHT = [_CHATS, _SPEEDS[-2], Column("of_best_width", "of the best single width", "%")]
 _TRANSLATION = [
     Column("draft_model", "draft model"), Column("strategy", "strategy"), Column("workload", "chats"),
     Column(_lengths("acceptance", "%"), "accepted, k = 2, 4, 6"),
     Column(_lengths("tokens_per_forward", "1"), "tokens per forward pass"),
-    Column(_lengths("speedup", "2"), "speedup"), Column("adaptive", "speedup, engine's lengths", "2"),
-    Column("parity", "tokens"),
+    Column(_lengths("speedup", "2"), "speedup"),
+    Column(_lengths("speedup", "2", is_adaptive=True), "speedup, engine's lengths"),
+    Column(lambda row: _equal(*_cells(row, True, False)), "tokens"),
 ]  # fmt: skip
 _FITS = [
     Column("num_draft_tokens", "draft length"), Column("step_cost", "cost of a step, in plain steps", "2"),
@@ -164,60 +137,88 @@ _SAMPLING = [
     *(Column(f"rows_{rows}", f"151,936 tokens, {rows} row{'s' * (rows > 1)}", "0") for rows in (1, 8, 32)),
     *(Column(f"vocab_{size}", f"{size:,} tokens, 8 rows", "0") for size in (32_000, 4_096)),
 ]
-_HINDSIGHT = [
-    _CHATS, Column("speedup", "speedup", "2"), Column("of_best_width", "of the best single width", "%"),
-]  # fmt: skip
-_LEVELS = [*run_serve.LEVELS[:4], *run_serve.LEVELS[8:]]
-
 _MODELS = [
-    Column("model", "architecture"), Column("concurrency", "streams"),
-    Column(_ratio("tokens/s"), "tokens/s"), Column(_ratio("first token p50"), "first token, median"),
-    Column(_ratio("inter-token p50"), "between tokens, median"),
+    Column("model", "architecture"), Column("concurrency", "streams"), Column("tokens/s", "tokens/s"),
+    Column("first token p50", "first token, median"), Column("inter-token p50", "between tokens, median"),
 ]  # fmt: skip
 
-_REPLAYED = [_CHATS, *(Column(_replayed(cost), f"draft cost {cost}") for cost in (0.05, 0.1, 0.2, 0.4))]
-_BY_DRAFTS = [_CHATS, Column("draft_type", "draft type"), *_SPEEDS]
-_DECODE, _PEERS, _SERVE = _of("decode"), _of("peers"), _of("serve", "levels")
+_SPEED = Figure("decode.rows", [_CHATS, *_SPEEDS])
+_BY_DRAFTS = Figure("decode.rows", [_CHATS, Column("draft_type", "draft type"), *_SPEEDS])
+_REPLAYED = Figure(
+    "decode.rows",
+    [_CHATS, *(Column(partial(_replayed, cost), f"draft cost {cost}") for cost in (0.05, 0.1, 0.2, 0.4))],
+    _where("draft_type", "mtp", "dflash"),
+)
+_PEERS = Figure("peers.rows", run_peers.COLUMNS)
+_CACHES = Figure("serve.comparisons", _MODELS, _pivot("quantity", _ratio, "model", "concurrency"))
 
-FIGURES = {
-    "drafting": Figure(_DECODE, [_CHATS, *_SPEEDS[:-1]]),
-    "hindsight": Figure(_DECODE, _HINDSIGHT),
-    "batch": Figure(_DECODE, [_CHATS, *_SPEEDS]),
-    "second-edit": Figure(_DECODE, _BY_DRAFTS),
-    "workloads": Figure(_DECODE, [_CHATS, *_SPEEDS]),
-    "heads-mtp": Figure(_DECODE, _BY_DRAFTS),
-    "heads-mtp-replayed": Figure(_of_heads, _REPLAYED),
-    "heads-dflash": Figure(_DECODE, _BY_DRAFTS),
-    "heads-dflash-replayed": Figure(_of_heads, _REPLAYED),
-    "heads-draft-model": Figure(_DECODE, _BY_DRAFTS),
-    "serving": Figure(_SERVE, _LEVELS),
-    "serving-ratios": Figure(_of("serve", "comparisons"), run_serve.RATIOS),
-    "caches": Figure(_of_models, _MODELS),
-    "caches-drafting": Figure(_of_models, _MODELS),
-    "caches-looking": Figure(_of_models, _MODELS),
-    "clients": Figure(_SERVE, run_serve.LEVELS),
-    "break-even": Figure(_of("economics", "fits"), _FITS),
-    "draft-model": Figure(_of("economics", "draft_model"), [_FITS[0], *_FITS[2:]]),
-    "choices": Figure(_of("economics", "choices"), _CHOICES),
-    "translation": Figure(_translation, _TRANSLATION),
-    "peers": Figure(_PEERS, run_peers.COLUMNS),
-    "streams": Figure(_PEERS, run_peers.COLUMNS),
-    "mixed-streams": Figure(_PEERS, run_peers.COLUMNS),
-    "turns": Figure(_of("turns"), _TURNS),
-    "warm": Figure(_warm, _WARM),
-    "wedlm": Figure(_wedlm(False), run_wedlm.COLUMNS),
-    "wedlm-streaming": Figure(_wedlm(True), run_wedlm.COLUMNS),
-    "sampling": Figure(lambda found: sampling.by_size(found["sampling"]["rows"]), _SAMPLING),
-    "sampling-memory": Figure(_of("sampling"), sampling.columns((8, 64, 256))),
+_VERIFIED = "--num-draft-tokens 7 --verify-all --cases 2 --repeats 2"
+_HEADS = f"{_VERIFIED} --workloads edits,quotes,records,arithmetic,remap,free"
+_SERVERS = "--server reprise --server mlx_lm.server --concurrency 1,8"
+_RANDOM = "serve --random-models gemma3_text,gpt_oss,qwen3_next,lfm2"
+_STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-lm --rounds 3"
+
+RUNS = [
+    Run(240, "decode --workloads edits,passages,records,quotes,free,trap --cases 6 --repeats 3",
+        {"drafting": Figure("decode.rows", [_CHATS, *_SPEEDS[:-1]]),
+         "hindsight": Figure("decode.rows", _HINDSIGHT)}),
+    Run(100, "decode --workloads edits --streams 8 --cases 1 --repeats 2", {"batch": _SPEED}),
+    Run(90, "decode --workloads edits_again_cold,edits_again --draft-types auto,ngram-mod --cases 5 "
+        "--repeats 2", {"second-edit": _BY_DRAFTS}),
+    Run(170, "decode --workloads json_rag,code,edits_short,agent,extraction,summary,remap,arithmetic "
+        "--cases 1 --repeats 2", {"workloads": _SPEED}),
+    Run(100, f"decode --draft-model demo_model/mtp --draft-types suffix,mtp,auto {_HEADS}",
+        {"heads-mtp": _BY_DRAFTS, "heads-mtp-replayed": _REPLAYED}),
+    Run(100, f"decode --draft-model demo_model/dflash --draft-types suffix,dflash,auto {_HEADS}",
+        {"heads-dflash": _BY_DRAFTS, "heads-dflash-replayed": _REPLAYED}),
+    Run(90, f"decode --draft-model demo_model/draft --draft-types suffix,draft-model,auto {_HEADS}",
+        {"heads-draft-model": _BY_DRAFTS}),
+    Run(120, f"serve {_SERVERS} --bare --prompt-tokens 128 --max-tokens 128",
+        {"serving": Figure("serve.levels", [*run_serve.LEVELS[:4], *run_serve.LEVELS[8:]]),
+         "serving-ratios": Figure("serve.comparisons", run_serve.RATIOS)}),
+    Run(320, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type none",
+        {"caches": _CACHES}, "--random-models lfm2"),
+    Run(500, f"{_RANDOM} --repetitive {_SERVERS} --prompt-tokens 64 --max-tokens 128 --rounds 2 "
+        "--draft-type auto", {"caches-drafting": _CACHES}, "--random-models lfm2"),
+    Run(320, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type auto",
+        {"caches-looking": _CACHES}, "--random-models lfm2"),
+    Run(70, "serve --concurrency 64 --rounds 1 --prompt-tokens 64 --max-tokens 32",
+        {"clients": Figure("serve.levels", run_serve.LEVELS)}),
+    Run(280, "economics --draft-model demo_model/draft --chats 3 --num-draft-tokens 2,4,8",
+        {"break-even": Figure("economics.fits", _FITS),
+         "draft-model": Figure("economics.draft_model", [_FITS[0], *_FITS[2:]]),
+         "choices": Figure("economics.choices", _CHOICES)}),
+    Run(150, "translation", {"translation": Figure("translation.rows", _TRANSLATION, _pivot(
+        "num_draft_tokens", dict, "draft_model", "strategy", "workload"))}),
+    Run(130, "peers --server mlx_lm.server --server reprise --rounds 3", {"peers": _PEERS}),
+    Run(60, f"{_STREAMS} --workloads edits", {"streams": _PEERS}, "--streams 2"),
+    Run(90, f"{_STREAMS} --workloads edits,passage,summary,records --mixed --chats 2",
+        {"mixed-streams": _PEERS}, "--streams 2"),
+    Run(130, "turns", {"turns": Figure("turns.rows", _TURNS)}),
+    Run(60, "sweep --parts warm --workloads edits_short --chats 1",
+        {"warm": Figure("sweep.warm", _WARM, _pivot("memory", itemgetter("speedup"), "pair", "draft_type"))}),
+    Run(210, "wedlm --windows 8,16 --thresholds 0.3,0.6 --penalties 0.01 --cases 2",
+        {"wedlm": Figure("wedlm.rows", run_wedlm.COLUMNS, _where("is_streaming", False)),
+         "wedlm-streaming": Figure("wedlm.rows", run_wedlm.COLUMNS, _where("is_streaming", True))}),
+    Run(40, "sampling",
+        {"sampling": Figure("sampling.rows", _SAMPLING, lambda rows: sampling.by_size([*rows]))}),
+    Run(50, "sampling --memory --vocabularies 151936 --rows 8,64,256",
+        {"sampling-memory": Figure("sampling.rows", sampling.columns((8, 64, 256)))}),
+]  # fmt: skip
+"""The commands that make the figures, in this order."""
+
+QUICK = {
+    "decode": "--workloads edits --cases 1 --repeats 1 --max-tokens 16",
+    "serve": "--concurrency 1 --rounds 1 --max-tokens 16",
+    "economics": "--workloads edits --chats 1 --max-tokens 24 --num-draft-tokens 2",
+    "translation": "--workloads edits --cases 1 --max-tokens 16 --num-draft-tokens 2",
+    "peers": "--workloads edits,records --chats 1 --rounds 1 --max-tokens 16",
+    "turns": "--prompt-tokens 300 --turns 2 --repeats 1",
+    "sweep": "--max-tokens 32 --repeats 0",
+    "wedlm": "--workloads edits,free --cases 1 --max-tokens 24 --windows 8 --thresholds 0.3",
+    "sampling": "--settings greedy",
 }
+"""More arguments of each benchmark, for a run that only shows that it works."""
+
+FIGURES = {name: figure for run in RUNS for name, figure in run.figures.items()}
 """All tables, by name."""
-
-Place = tuple[str, str, Sequence[str], str]
-"""A cell of one of our tables: figure, heading, cells of its row, and a note for the reader."""
-
-_RUNS = tomllib.loads((Path(__file__).parent / "runs.toml").read_text(encoding="utf-8"))
-RUNS = [Run(**one) for one in _RUNS["runs"]]
-PUBLISHED: list[tuple[str, str, list[Place]]] = [
-    (one["what"], one["theirs"], [(*place,) for place in one["ours"]]) for one in _RUNS["published"]
-]
-"""What others published, in words and figures, and our cells beside it."""

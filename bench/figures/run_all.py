@@ -11,26 +11,24 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench import document, options, outputs
 from bench.errors import BenchError
-from bench.figures.catalog import FIGURES, PUBLISHED, RUNS, Figure, Place
+from bench.figures.catalog import FIGURES, QUICK, RUNS, Figure, Run
 from bench.tables import Column, markdown
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/results.md")
 RECORD = "docs/figures.json"
-QUICK_SHARE = 0.15
-"""What a figure takes with --quick, relative to the whole one."""
+PUBLISHED = Path(__file__).with_name("published.md")
+PLACE = re.compile(r"\{(\S+): (.+?): (.+?)\}")
+"""A cell of our tables beside a published figure: {figure: heading: cells of its row}."""
 
 _START = ("-c", "import sys; from cli.main import main; sys.exit(main())", "bench")
 _BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_SIDES = "published"
-"""The block with others' figures beside ours, which is made of other tables' cells."""
 
 Records = dict[str, dict[str, Any]]
 
@@ -43,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"The figures: {', '.join(FIGURES)}."
     )
     add = parser.add_argument
-    add("--only", type=options.names, metavar="A,B", help="Only these figures.")
+    add("--only", type=options.names, metavar="A,B", default=tuple(FIGURES), help="Only these figures.")
     add("--quick", action="store_true",
         help="Short runs that show that every command works; prints tables, changes no page.")  # fmt: skip
     add("--documents", type=Path, metavar="FOLDER", help="Keep the documents here, for `bench report`.")
@@ -51,37 +49,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run everything, and return 1 if a command failed."""
-    options.check_names("--only", arguments.only or (), tuple(FIGURES))
-    chosen = arguments.only or tuple(FIGURES)
-    runs = [one for one in RUNS if not set(chosen).isdisjoint(one.figures)]
-    failed: list[str] = []
+    options.check_names("--only", arguments.only, tuple(FIGURES))
+    runs = [one for one in RUNS if not one.figures.keys().isdisjoint(arguments.only)]
+    status = 0
     with tempfile.TemporaryDirectory() as temporary, outputs.Work(sum(one.seconds for one in runs)) as work:
-        folder = arguments.documents or Path(temporary)
+        folder = (arguments.documents or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        # Until something is done, the time left is what all this usually takes.
-        share = QUICK_SHARE if arguments.quick else 1.0
-        print(f"about {outputs.duration(share * work.weight)}", file=sys.stderr)
-        try:
-            for at, one in enumerate(runs):
-                waiting = [name for later in runs[at:] for name in later.figures if name in chosen]
-                names = [name for name in one.figures if name in chosen]
-                work.begin(f"{', '.join(names)}: usually {outputs.duration(share * one.seconds)}")
-                start = time.perf_counter()
-                command = f"{one.command} {one.quick}" if arguments.quick else one.command
-                try:
-                    found = _document(command, folder / f"{names[0]}.json")
-                    print(f"  {time.perf_counter() - start:.0f} s", file=sys.stderr)
-                    for name in names:
-                        _keep(name, found, is_quick=arguments.quick)
-                except BenchError as fault:
-                    failed.append(str(fault))
-                work.advance(one.seconds)
-        except KeyboardInterrupt:
-            print(f"continue with --only {','.join(waiting)}", file=sys.stderr)
-            raise
-    for line in failed:
-        print(f"reprise bench all: {line}", file=sys.stderr)
-    return int(bool(failed))
+        for at, one in enumerate(runs):
+            names = [name for name in one.figures if name in arguments.only]
+            work.begin(", ".join(names))
+            try:
+                found = _document(command_of(one, arguments.quick), folder / f"{names[0]}.json")
+                for name in names:
+                    _keep(name, found, is_quick=arguments.quick)
+            except BenchError as fault:
+                print(f"reprise bench all: {fault}", file=sys.stderr)
+                status = 1
+            except KeyboardInterrupt:
+                waiting = [name for later in runs[at:] for name in later.figures if name in arguments.only]
+                print(f"continue with --only {','.join(waiting)}", file=sys.stderr)
+                raise
+            work.advance(one.seconds)
+    return status
+
+
+def command_of(one: Run, is_quick: bool) -> str:
+    """Return the arguments of `reprise bench` for a run. Of a flag given twice, the last counts."""
+    more = f"{QUICK[one.command.split()[0]]} {one.quick}" if is_quick else ""
+    return f"{one.command} {more}".strip()
 
 
 def _document(command: str, file: Path) -> dict[str, Any]:
@@ -91,18 +86,17 @@ def _document(command: str, file: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, *_START, *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines() or ["no output"]
     if done.returncode or not file.exists():
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
         raise BenchError(f"{command} ended with status {done.returncode}: {lines[-1]}")
     return document.read(file) | {"command": f"reprise bench {command}"}
 
 
 def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
     """Write the record of a figure, and its table on the pages; with is_quick, print the table instead."""
-    figure = FIGURES[name]
-    record = record_of(figure, found)
+    record = record_of(FIGURES[name], found)
     if is_quick:
-        print(f"{name}\n\n{table_of(figure, record)}", flush=True)
+        print(f"{name}\n\n{table_of(FIGURES[name], record)}", flush=True)
         return
     records = read_records() | {name: record}
     ordered = {one: records[one] for one in FIGURES if one in records}
@@ -124,7 +118,7 @@ def record_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
     machine = {name: found["machine"][name] for name in ("cpu", "cores", "system", "mlx", "mlx_lm")}
     return {
         "command": found["command"], "date": str(found["date"])[:10], "machine": machine,
-        "cells": [[column.text(row) for column in figure.columns] for row in figure.rows(found)],
+        "cells": [[column.text(row) for column in figure.columns] for row in figure.rows_of(found)],
     }  # fmt: skip
 
 
@@ -139,38 +133,25 @@ def table_of(figure: Figure, record: Mapping[str, Any]) -> str:
 
 def published(records: Mapping[str, Any]) -> str:
     """Return the table of figures that others published, with the cells of our tables beside them."""
-    rows = [
-        {
-            "what": what, "theirs": theirs,
-            "ours": ", ".join(f"{_cell(records, place)} {place[3]}".strip() for place in ours),
-            "from": ", ".join(dict.fromkeys(f"`{place[0]}`" for place in ours)),
-        }
-        for what, theirs, ours in PUBLISHED
-    ]  # fmt: skip
-    headings = {"what": "what", "theirs": "published", "ours": "here", "from": "our table"}
-    return markdown(rows, [Column(*pair) for pair in headings.items()])
 
+    def cell(place: re.Match[str]) -> str:
+        """Return the cell below a heading, of the first row whose earlier cells are or contain this text."""
+        name, heading, row = place.groups()
+        at = [column.heading for column in FIGURES[name].columns].index(heading)
+        rows = records.get(name, {"cells": []})["cells"]
+        return next((str(cells[at]) for cells in rows if row in f"/ {' / '.join(cells[:at])} /"), "?")
 
-def _cell(records: Mapping[str, Any], place: Place) -> str:
-    """Return a cell of a table, from the first row with these cells, or with `this` in one of them."""
-    name, heading, row, _ = place
-    at = [column.heading for column in FIGURES[name].columns].index(heading)
-    for cells in records.get(name, {"cells": []})["cells"]:
-        if all(text in (" ".join(cells[:at]) if text.startswith("`") else cells[:at]) for text in row):
-            return str(cells[at])
-    return "?"
+    return PLACE.sub(cell, PUBLISHED.read_text(encoding="utf-8"))
 
 
 def filled(text: str, records: Mapping[str, Any]) -> str:
     """Return a page with the tables of all figures that are recorded."""
 
     def replace(block: re.Match[str]) -> str:
-        name = block[2]
-        if name == _SIDES and all(place[0] in records for _, _, ours in PUBLISHED for place in ours):
-            return f"{block[1]}{published(records)}{block[3]}"
-        return (
-            f"{block[1]}{table_of(FIGURES[name], records[name])}{block[3]}" if name in records else block[0]
-        )
+        start, name, end = block.groups()
+        if name == "published" and records:
+            return f"{start}{published(records)}{end}"
+        return f"{start}{table_of(FIGURES[name], records[name])}{end}" if name in records else block[0]
 
     return _BLOCK.sub(replace, text)
 

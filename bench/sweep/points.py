@@ -1,0 +1,155 @@
+"""Points, the settings that a sweep tries: replay answers at each, sum up, and measure some on the engine.
+
+A point is plain data: draft_type and, as far as they differ from a server's, num_draft_tokens, ngram_size,
+gate and threshold. ngram_size is n of ngram-mod, and the shortest match of ngram-simple. Further fields only
+describe the point.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import polars as pl
+
+from bench.decode.answering import PLAIN, Answering, Arm, Case, check
+from bench.decode.rows import rows_of
+from bench.experiment import Row
+from bench.local_engine import LocalEngine
+from bench.replay.pairs import TokenPair
+from bench.replay.policies import Outcome, Setup
+from bench.workloads import Chat
+from config.settings import Settings
+from drafters.assembly import make_drafters
+from engine.request import DraftChoice, DraftType
+
+DRAFT_TYPES: tuple[DraftType, ...] = ("auto", "suffix", "ngram-mod", "ngram-simple")
+POINT = ("draft_type", "num_draft_tokens", "ngram_size")
+"""The fields of a point of the grid. ngram_size is None for suffix, which has none."""
+
+
+def grid(draft_types: Sequence[str], lengths: Sequence[int], ngram_sizes: Sequence[int]) -> list[Row]:
+    """Return all points of the grid, by increasing length and size."""
+    return [
+        dict(zip(POINT, (draft_type, length, size), strict=True))
+        for draft_type in draft_types
+        for length in sorted(lengths)
+        for size in ((None,) if draft_type == "suffix" else sorted(ngram_sizes))
+    ]
+
+
+def default_point(settings: Settings) -> Row:
+    """Return the point of the grid that these settings are."""
+    return dict(
+        zip(POINT, (settings.draft_type, settings.num_draft_tokens, settings.ngram_mod_size), strict=True)
+    )
+
+
+def settings_of(point: Row, base: Settings) -> Settings:
+    """Return the settings of a server at a point."""
+    names = ("draft_type", "num_draft_tokens", "gate")
+    chosen, size = {name: point[name] for name in names if name in point}, point.get("ngram_size")
+    if "threshold" in point:
+        chosen["gate_threshold"] = point["threshold"]
+    if size and point["draft_type"] == "ngram-simple":
+        chosen |= {"ngram_size_min": size, "ngram_size_max": max(base.ngram_size_max, size)}
+    elif size:
+        chosen["ngram_mod_size"] = size
+    return replace(base, **chosen)
+
+
+def answer_plainly(answering: Answering, chats: Sequence[Chat]) -> list[TokenPair]:
+    """Return the model's plain answer to each turn, up to the first that does not fit into the context."""
+    pairs, plainly = [], (DraftChoice("none"), answering.max_tokens, answering.seed)
+    for number, chat in enumerate(chats):
+        about = chat.workload, f"{chat.workload} {number}"
+        for place, turn in enumerate(chat.turns, 1):
+            requests = answering.local.requests([turn], *plainly)
+            if not requests:
+                break
+            (end,) = answering.local.answer(requests)
+            prompt = requests[0].prompt
+            pairs.append(TokenPair(prompt, end.tokens, *about, place, is_measured=turn.is_measured))
+        answering.work.advance()
+    return pairs
+
+
+def replay(
+    setup: Setup, points: Sequence[Row], pairs: Sequence[TokenPair], advance: Callable[[], None]
+) -> list[Row]:
+    """Return a row for each point, workload and turn, and for all turns of a workload, where turn is None.
+
+    Each point has a server of its own. Its drafters forget earlier chats; its gate keeps what it learned.
+    """
+    rows = []
+    for point in points:
+        sums: dict[tuple[str, int | None], Outcome] = {}
+        for pair, outcome in setup.server(settings_of(point, setup.settings)).play_all(pairs):
+            for turn in (None, pair.turn):
+                sums.setdefault((pair.workload, turn), Outcome()).add(outcome)
+        for (workload, turn), summed in sums.items():
+            rows.append({**point, "workload": workload, "turn": turn, **summed.figures()})
+        advance()
+    return rows
+
+
+def filled(first: Sequence[TokenPair], pairs: Sequence[TokenPair]) -> list[TokenPair]:
+    """Return pairs with the first ones before each chat, which only fill the drafters' tables."""
+    return [
+        pair
+        for name, chat in groupby(pairs, lambda pair: pair.chat)
+        for pair in (*(replace(one, chat=name, is_measured=False) for one in first), *chat)
+    ]
+
+
+def over_all_turns(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that are not of single turns."""
+    return [row for row in rows if row["turn"] is None]
+
+
+def overall(rows: Sequence[Row], by: Sequence[str]) -> list[Row]:
+    """Return for each point the geometric mean of all workloads' speedups, and the lowest."""
+    speedup = pl.col("speedup")
+    flat = [{name: row[name] for name in (*by, "speedup")} for row in rows]
+    means = pl.DataFrame(flat, infer_schema_length=None).group_by(by, maintain_order=True)
+    return means.agg(mean=speedup.log().mean().exp(), lowest=speedup.min()).to_dicts()
+
+
+def best_of(rows: Sequence[Row], by: Sequence[str] = POINT) -> Row:
+    """Return the point with the highest mean; shorter drafts win ties."""
+    return max(
+        overall(rows, by), key=lambda one: (round(one["mean"], 3), -(one.get("num_draft_tokens") or 0))
+    )
+
+
+def measure(
+    answering: Answering, chats: Sequence[Chat], rows: Sequence[Row], settings: Settings, repeats: int
+) -> list[Row]:
+    """Run chats on the engine plainly, at the default and at the best point of each draft type in these rows.
+
+    settings: of a server by default. Returns a row for each of these points and workload.
+    """
+    points = [default_point(settings)]
+    for draft_type in dict.fromkeys(row["draft_type"] for row in rows):
+        best = best_of([row for row in rows if row["draft_type"] == draft_type])
+        points.append({name: best[name] for name in POINT})
+    named = {str(point): point for point in points}
+
+    def arm(point: Row) -> Arm:
+        def prepare(local: LocalEngine) -> None:
+            vocabulary = local.engine.tokenizer.fingerprint
+            local.drafters.update(make_drafters(settings_of(point, settings), vocabulary))
+
+        return Arm(point["draft_type"], point["num_draft_tokens"], prepare=prepare)
+
+    arms = {"plain": PLAIN, **{name: arm(point) for name, point in named.items()}}
+    cases = {str(at): Case((chat,)) for at, chat in enumerate(chats)}
+    answering.work.stage(f"measuring {len(named)} settings on the engine", len(cases) * len(arms) * repeats)
+    runs = answering.compare(arms, cases, repeats, None)
+    replayed = {(*(row[name] for name in POINT), row["workload"]): row["speedup"] for row in rows}
+    names = ("workload", "tokens", "speedup", "tokens_per_forward", "acceptance", "parity")
+    return [
+        named[row["arm"]]
+        | {name: row[name] for name in names}
+        | {"replayed_speedup": replayed[(*named[row["arm"]].values(), row["workload"])]}
+        for row in rows_of(runs, check(answering.local, cases, runs), has_turns=False)
+    ]
