@@ -1,47 +1,40 @@
-"""One streamed chat completion.
+"""Streamed chat completions over HTTP.
 
-The client often shares two cores with the server, so work that it does during a stream slows the server down.
-So each read is only stored with its time, and parsed after the round. "Connection: close" makes the end of
-the connection the end of the response.
+The client often shares two cores with the server, so each piece of a response is only stored with its time, and
+parsed after all of them have ended.
 """
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
-from urllib.parse import urlsplit
 
-import h11
+import httpx
 
-IDLE_LIMIT_S = 300.0
-"""A request fails after this long without data."""
-
-_OK, _TOO_BUSY = 200, 429
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content")
-_CHUNK = 65_536
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Transcript:
-    """Everything received for one request, with the time of each read, and why the connection failed.
+    """What came for one request: status, the pieces of the body with their times, and why it broke off.
 
-    Times are perf_counter(). started: when connecting began. ended: when the connection was over.
+    Times are perf_counter(). started: when connecting began.
     """
 
     started: float
-    ended: float
-    reads: tuple[tuple[float, bytes], ...]
+    ended: float = 0.0
+    status: int = 0
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
     fault: str | None = None
 
 
 @dataclass(slots=True)
 class Answer:
-    """One streamed answer.
+    """One streamed answer. chunks: (perf_counter(), text) of each chunk that has text.
 
-    ended: perf_counter() of the read that contained [DONE], or of the connection's end.
-    chunks: (perf_counter(), text) of each chunk that has text. is_refused: the server answered 429.
+    ended: perf_counter() of [DONE], or of the connection's end.
     """
 
     ended: float
@@ -50,84 +43,66 @@ class Answer:
     finish_reason: str | None = None
     error: str | None = None
     is_done: bool = False
-    is_refused: bool = False
 
 
-async def post(
-    url: str, body: bytes, idle_limit_s: float = IDLE_LIMIT_S, api_key: str | None = None
-) -> Transcript:
-    """Send body as JSON on a new connection, and record the response until the connection ends."""
-    parts = urlsplit(url)
-    port, key = parts.port or {"https": 443}.get(parts.scheme, 80), f"Authorization: Bearer {api_key}\r\n"
-    head = (
-        f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-        f"{key if api_key else ''}Accept: text/event-stream\r\nContent-Length: {len(body)}\r\n"
-        "Connection: close\r\n\r\n"
-    )
-    started, reads, fault = perf_counter(), [], None
+def key_header(api_key: str | None) -> dict[str, str]:
+    """Return the header that sends an API key, if there is one."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+async def post_all(
+    url: str, bodies: Sequence[bytes], streams: int, idle_limit_s: float, api_key: str | None = None
+) -> list[Transcript]:
+    """Send all bodies, at most `streams` at the same time, each on a new connection."""
+    # Pieces are stored as they come, so they must not be compressed.
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **key_header(api_key)}
+    limits = httpx.Limits(max_keepalive_connections=0)
+    free = asyncio.Semaphore(streams)
+
+    async with httpx.AsyncClient(
+        headers=headers, limits=limits, timeout=idle_limit_s, trust_env=False
+    ) as client:
+
+        async def post(body: bytes) -> Transcript:
+            async with free:
+                return await _post(client, url, body)
+
+        return await asyncio.gather(*map(post, bodies))
+
+
+async def _post(client: httpx.AsyncClient, url: str, body: bytes) -> Transcript:
+    seen = Transcript(perf_counter())
     try:
-        opened = asyncio.open_connection(parts.hostname, port, ssl=parts.scheme == "https" or None)
-        reader, writer = await opened
-    except OSError as refused:
-        return Transcript(started, perf_counter(), (), f"cannot connect: {refused}")
-    try:
-        writer.write(head.encode() + body)
-        while True:
-            async with asyncio.timeout(idle_limit_s):
-                data = await reader.read(_CHUNK)
-            if not data:
-                break
-            reads.append((perf_counter(), data))
-    except TimeoutError:
-        fault = f"no data for {idle_limit_s:g} s"
-    except OSError as lost:
-        fault = f"connection lost: {lost}"
-    finally:
-        writer.transport.abort()
-    return Transcript(started, perf_counter(), tuple(reads), fault)
+        async with client.stream("POST", url, content=body) as response:
+            seen.status = response.status_code
+            async for data in response.aiter_raw():
+                seen.pieces.append((perf_counter(), data))
+    except httpx.ConnectError as fault:
+        seen.fault = f"cannot connect: {fault}"
+    except httpx.ReadTimeout:
+        seen.fault = f"no data for {client.timeout.read:g} s"
+    except httpx.HTTPError as fault:
+        seen.fault = f"connection lost: {fault!r}"
+    seen.ended = perf_counter()
+    return seen
 
 
 def read_answer(transcript: Transcript) -> Answer:
-    """Parse the transcript of one request. Any error ends up in Answer.error; nothing is raised."""
-    answer = Answer(transcript.ended)
-    body, line, status = b"", b"", None
-    try:
-        for at, event in _events(transcript):
-            if isinstance(event, h11.Response):
-                status = event.status_code
-            else:
-                body += event.data
-                *lines, line = (line + event.data).split(b"\n")
-                for one in lines if status == _OK else ():
-                    if one.startswith(b"data:"):
-                        _add_chunk(answer, one[5:].strip(), at)
-    except h11.RemoteProtocolError as fault:
-        shown = transcript.reads[-1][1][:80]
-        answer.error = answer.error or f"the response is not HTTP, {fault}: {shown!r}"
-    answer.is_refused = status == _TOO_BUSY
-    answer.error = answer.error or transcript.fault
-    if answer.error is None and status is None:
-        answer.error = "the connection closed without an answer"
-    elif answer.error is None and status != _OK:
-        answer.error = f"status {status}: {_message(body)}"
-    elif answer.error is None and not answer.is_done:
+    """Parse the response to one request. Any error ends up in Answer.error; nothing is raised."""
+    answer = Answer(transcript.ended, error=transcript.fault)
+    if not answer.error and transcript.status != httpx.codes.OK:
+        body = b"".join(data for _, data in transcript.pieces)
+        answer.error = f"status {transcript.status}: {_message(body)}"
+        return answer
+    line = b""
+    for at, data in transcript.pieces:
+        *lines, line = (line + data).split(b"\n")
+        for one in lines:
+            if one.startswith(b"data:"):
+                _add_event(answer, one.removeprefix(b"data:").strip(), at)
+    if not answer.error and not answer.is_done:
         answer.error = "the stream ended without [DONE]"
     return answer
-
-
-def _events(transcript: Transcript) -> Iterator[tuple[float, h11.Response | h11.Data]]:
-    """Yield the response's head and the parts of its body, each with the time of its read."""
-    connection = h11.Connection(h11.CLIENT)
-    # h11 reads a response only after a request; post() wrote the real one.
-    connection.send(h11.Request(method="POST", target="/", headers=[("Host", "")]))
-    connection.send(h11.EndOfMessage())
-    for at, data in transcript.reads:
-        connection.receive_data(data)
-        while (event := connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-            if isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
-                return
-            if isinstance(event, h11.Response | h11.Data):
-                yield at, event
 
 
 def _message(body: bytes) -> str:
@@ -139,29 +114,22 @@ def _message(body: bytes) -> str:
         return body[:200].decode(errors="replace").strip()
 
 
-def _add_chunk(answer: Answer, payload: bytes, at: float) -> None:
-    if payload == b"[DONE]":
+def _add_event(answer: Answer, data: bytes, at: float) -> None:
+    if data == b"[DONE]":
         answer.is_done, answer.ended = True, at
         return
-    error = None
     try:
-        chunk = json.loads(payload)
-        if not isinstance(chunk, dict):
-            error = f"a chunk is not a JSON object: {payload[:80]!r}"
-        elif chunk.get("error"):
-            error = f"error in the stream: {_message(payload)}"
-        else:
-            if isinstance(chunk.get("usage"), dict):
-                answer.usage = chunk["usage"]
-            for choice in chunk.get("choices") or ():
-                answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-                if text := _text(choice.get("delta") or {}):
-                    answer.chunks.append((at, text))
-    except ValueError:
-        error = f"a chunk is not a JSON object: {payload[:80]!r}"
-    except (AttributeError, TypeError):
-        error = f"a chunk is not a chat completion chunk: {payload[:80]!r}"
-    answer.error = answer.error or error
+        chunk = json.loads(data)
+        if chunk.get("error"):
+            answer.error = answer.error or f"error in the stream: {_message(data)}"
+        if isinstance(chunk.get("usage"), dict):
+            answer.usage = chunk["usage"]
+        for choice in chunk.get("choices") or ():
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            if text := _text(choice.get("delta") or {}):
+                answer.chunks.append((at, text))
+    except (ValueError, AttributeError, TypeError):
+        answer.error = answer.error or f"not a chunk of a chat completion: {data[:80]!r}"
 
 
 def _text(delta: dict[str, Any]) -> str:

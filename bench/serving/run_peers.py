@@ -8,33 +8,28 @@ are printed below the table. Exit status 1 if anything failed.
 """
 
 import argparse
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, zip_longest
-from typing import Any
 
 from rich.console import Console
 
 from bench import document, options, outputs, tables
 from bench.errors import ArgumentsError
-from bench.experiment import Experiment, Row
+from bench.experiment import Row
 from bench.options import Flag
 from bench.serving import servers, traffic
-from bench.serving.processes import BareLoop, exit_on_sigterm
-from bench.serving.traffic import Loop, Peer, Question, RequestOptions, failure
-from bench.statistics import compare
+from bench.serving.bare_loop import Loop
+from bench.serving.processes import stopped_at_the_end
+from bench.serving.traffic import Batch, Peer, Question
+from bench.statistics import percentiles
 from bench.tables import Column, format_value
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, own_chats
 from engine.text.tokenizer import Tokenizer
 
-LOOP = "mlx_lm generate"
-SPECULATIVE = "mlx_lm speculative"
+LOOP, SPECULATIVE = "mlx_lm generate", "mlx_lm speculative"
 MIXED = "mixed"
-MAX_FAILURES_IN_A_ROW = 3
-"""A peer that fails this often in a row gets no more questions: each timeout may take minutes."""
-
 _WIDTH = 150
 
 NOTES = (
@@ -100,14 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
     rounds = _rounds(arguments, prompts, tokenizer)
     console = outputs.make_console(_WIDTH)
     record = document.new_document(arguments)
-    with exit_on_sigterm(), ExitStack() as children:
+    with stopped_at_the_end() as children, outputs.Work() as work:
         peers = _peers(arguments, children, tokenizer, console)
-        with outputs.Work(sum(map(len, rounds)) * len(peers)) as work:
-            rows = ask_all(
-                peers, rounds, RequestOptions(arguments.max_tokens), arguments.streams, work, arguments.mixed,
-                {"resume": arguments.resume, "key": record["command"]},
-            )  # fmt: skip
-    found = compared(rows, [peer.name for peer in peers])
+        batches = batches_of(rounds, arguments.streams, arguments.mixed)
+        rows = traffic.ask_all(peers, batches, work, resume=arguments.resume, key=record["command"])
+    found = compared(rows)
     record["peers"] = {
         "workloads_version": VERSION,
         **{name: getattr(arguments, name) for name in ("rounds", "max_tokens", "seed")},
@@ -122,115 +114,67 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(row["error"] for row in found))
 
 
-def ask_all(
-    peers: Sequence[Peer],
-    rounds: Sequence[Sequence[Question]],
-    request: RequestOptions,
-    streams: int = 1,
-    work: outputs.Work | None = None,
-    is_mixed: bool = False,
-    resume: dict[str, Any] | None = None,
-) -> list[Row]:
-    """Ask every peer every question, in batches of concurrent ones; return the answers.
+def batches_of(rounds: Sequence[Sequence[Question]], streams: int, is_mixed: bool = False) -> list[Batch]:
+    """Return the questions of each round, the warm-up first, in batches of concurrent ones.
 
-    rounds: the questions of each round; the first round is a warm-up. is_mixed: whether a batch may have
-    questions of several workloads, which then count as one.
+    is_mixed: whether a batch may have questions of several workloads, which then count as one.
     """
-    failed_in_a_row: Counter[str] = Counter()
-    cases: dict[str, tuple[int, list[Question]]] = {}
-    number = 0
-    for round_number, questions in enumerate(rounds):
-        numbered = [replace(one, number=number + at) for at, one in enumerate(questions)]
-        number += len(numbered)
-        groups = {one.workload: [two for two in numbered if two.workload == one.workload] for one in numbered}
+    batches = []
+    for number, questions in enumerate(rounds):
+        groups: dict[str, list[Question]] = {}
+        for question in questions:
+            groups.setdefault(question.workload, []).append(question)
         if is_mixed:
             # One of each workload after the other.
             turns = chain.from_iterable(zip_longest(*groups.values()))
             groups = {MIXED: [replace(one, workload=MIXED) for one in turns if one is not None]}
-        for name, of_workload in groups.items():
-            for at in range(0, len(of_workload), streams):
-                cases[f"{round_number} {name} {at}"] = round_number, of_workload[at : at + streams]
-
-    def ask(peer: Peer, case: tuple[int, list[Question]]) -> list[Row]:
-        round_number, questions = case
-        if work:
-            work.begin(f"{peer.name}, {questions[0].workload}")
-        if failed_in_a_row[peer.name] < MAX_FAILURES_IN_A_ROW:
-            rows = peer.ask(questions, request, streams)
-        else:
-            why = f"skipped after {MAX_FAILURES_IN_A_ROW} failures in a row"
-            rows = [failure(at, one, request, why) for at, one in enumerate(questions)]
-        for row in rows:
-            failed_in_a_row[peer.name] = failed_in_a_row[peer.name] + 1 if row["error"] else 0
-        if work:
-            work.advance(len(rows))
-        return [row | {"round": round_number, "streams": streams} for row in rows]
-
-    arms = {peer.name: lambda case, peer=peer: ask(peer, case) for peer in peers}
-    return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **(resume or {})).run()
+        for group in groups.values():
+            batches += [Batch(number, streams, group[at : at + streams]) for at in range(0, len(group), streams)]
+    return batches
 
 
-def compared(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
-    """Return the rows of the "peers" section of a result document.
-
-    names: of the peers; ratios are to the first, and its texts are those that the others should equal.
-    """
-    texts = {row["question"]: row["text"] for row in rows if row["arm"] == names[0] and row["error"] is None}
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the "peers" section of a result document; ratios and texts are to the first peer's."""
+    names = list(dict.fromkeys(row["arm"] for row in rows))
     return [
-        _row([row for row in rows if row["workload"] == workload], name, names[0], texts)
+        _row([row for row in rows if row["workload"] == workload], name, names[0])
         for workload in dict.fromkeys(row["workload"] for row in rows)
         for name in names
     ]
 
 
-def _row(rows: Sequence[Row], name: str, first: str, texts: dict[int, str]) -> Row:
-    of_peer = [row for row in rows if row["arm"] == name]
-    asked = [row for row in of_peer if row["round"] and row["is_measured"]]
+def _row(rows: Sequence[Row], name: str, first: str) -> Row:
+    errors = [row["error"] for row in rows if row["arm"] == name and row["error"]]
+    measured = [row for row in rows if row["round"] and row["is_measured"]]
+    asked = [row for row in measured if row["arm"] == name]
     answered = traffic.good(asked)
-    errors = [row["error"] for row in of_peer if row["error"]]
-    streams = rows[0]["streams"]
-    # Batches of concurrent questions follow each other; so do single questions.
-    whole = traffic.if_none_failed(_batched if streams > 1 else traffic.request_speed)
-    decoding = traffic.if_none_failed(traffic.decode_speed)
-    ratio, decode_ratio = (
-        compare(traffic.by_round(rows, name, take), traffic.by_round(rows, first, take)) or {}
-        for take in (whole, decoding)
-    )
-    measured = traffic.by_round(rows, name, whole)
-    firsts, gaps = traffic.first_tokens_s(asked), traffic.inter_tokens_s(asked)
-    # Servers format tool calls differently, so those answers are not compared.
-    judged = [row for row in answered if row["question"] in texts and not row["has_tools"] and name != first]
-    num_equal = sum(_bare(row["text"]) == _bare(texts[row["question"]]) for row in judged)
+    # A round in which a request failed has no speed: its other questions may be easier.
+    failed = {(row["arm"], row["round"]) for row in rows if row["error"]}
+    whole = [row for row in rows if (row["arm"], row["round"]) not in failed]
+    speeds = [one for one in traffic.by_round(whole, name, traffic.throughput) if one]
+    speedup = traffic.ratio(whole, name, first, traffic.throughput) or {}
+    decode_speedup = traffic.ratio(whole, name, first, traffic.decode_speed) or {}
+    times = {
+        f"{kind}{suffix}_ms": 1000 * found[percentile] if found else None
+        for kind, found in (
+            ("ttft", percentiles(traffic.first_tokens_s(asked))),
+            ("inter_token", percentiles(traffic.inter_tokens_s(asked))),
+        )
+        for suffix, percentile in (("", "p50"), ("_p95", "p95"))
+    }
+    num_equal, num_judged = (0, 0) if name == first else traffic.equal_texts(measured, name, first)
     return {
-        "name": name, "workload": rows[0]["workload"], "streams": streams, "requests": len(asked),
-        "failed": len(asked) - len(answered), "tokens": sum(row["tokens"] for row in answered),
-        "tokens_per_s": traffic.middle(measured),
-        "tokens_per_s_low": min((one for one in measured if one), default=None),
-        "tokens_per_s_high": max((one for one in measured if one), default=None),
-        "decode_tps": traffic.middle(traffic.by_round(rows, name, decoding)),
-        "ttft_ms": traffic.milliseconds(firsts, 0.5), "ttft_p95_ms": traffic.milliseconds(firsts, 0.95),
-        "inter_token_ms": traffic.milliseconds(gaps, 0.5),
-        "inter_token_p95_ms": traffic.milliseconds(gaps, 0.95),
-        "speedup": ratio.get("of_medians"), "speedup_low": ratio.get("lowest"),
-        "speedup_high": ratio.get("highest"), "decode_speedup": decode_ratio.get("of_medians"),
-        "equal": num_equal if judged else None, "judged": len(judged),
-        "parity": None if not judged else "PASS" if num_equal == len(judged) else "FAIL",
+        "name": name, "workload": rows[0]["workload"], "streams": rows[0]["concurrency"],
+        "requests": len(asked), "failed": len(asked) - len(answered),
+        "tokens": sum(row["tokens"] for row in answered), "tokens_per_s": traffic.middle(speeds),
+        "tokens_per_s_low": min(speeds, default=None), "tokens_per_s_high": max(speeds, default=None),
+        "decode_tps": traffic.middle(traffic.by_round(whole, name, traffic.decode_speed)), **times,
+        "speedup": speedup.get("of_medians"), "speedup_low": speedup.get("lowest"),
+        "speedup_high": speedup.get("highest"), "decode_speedup": decode_speedup.get("of_medians"),
+        "equal": num_equal if num_judged else None, "judged": num_judged,
+        "parity": None if not num_judged else "PASS" if num_equal == num_judged else "FAIL",
         "error": errors[0] if errors else None,
     }  # fmt: skip
-
-
-def _batched(rows: Sequence[Row]) -> float | None:
-    """Return all tokens divided by the time of all batches, one after the other."""
-    batches = [
-        [row for row in rows if row["case"] == case] for case in dict.fromkeys(row["case"] for row in rows)
-    ]
-    wall_s = sum(max(row["started_s"] + row["duration_s"] for row in batch) for batch in batches)
-    return sum(row["tokens"] for row in rows) / wall_s if wall_s else None
-
-
-def _bare(text: str) -> str:
-    """Strip whitespace, and the replacement characters of a text that was cut within a character."""
-    return text.rstrip("\ufffd").strip()
 
 
 def _rounds(
@@ -274,17 +218,16 @@ def _peers(
 ) -> list[Peer]:
     """Start or connect all peers; mlx_lm's loops come first, because ratios are to the first peer."""
     peers: list[Peer] = []
-    model = str(arguments.model)
-    drafting = ["--draft-model", str(arguments.draft_model)] if arguments.draft_model else []
+    model, draft_model = str(arguments.model), arguments.draft_model
+    drafting = ["--draft-model", str(draft_model)] if draft_model else []
     if not arguments.no_mlx_lm and arguments.streams == 1:
-        loops = {LOOP: ["--may-end"]}
-        if drafting:
-            loops[SPECULATIVE] = [
-                "--may-end", *drafting, "--num-draft-tokens", str(arguments.num_draft_tokens),
-            ]  # fmt: skip
-        for name, flags in loops.items():
-            with console.status(f"loading the model for {name}"):
-                loop = children.enter_context(BareLoop(model, arguments=flags))
-            peers.append(Loop(name, loop, tokenizer.decode, tokenizer.eos_ids))
+        with console.status("loading the model for mlx_lm"):
+            loops = [Loop(LOOP, model, tokenizer, arguments.max_tokens)]
+            if draft_model:
+                loops.append(replace(
+                    loops[0], name=SPECULATIVE, draft_model=str(draft_model),
+                    num_draft_tokens=arguments.num_draft_tokens,
+                ))  # fmt: skip
+            peers += [children.enter_context(loop) for loop in loops]
     with console.status("starting servers"):
         return [*peers, *servers.connect(arguments, arguments.model, children, tokenizer, drafting)]

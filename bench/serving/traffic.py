@@ -1,212 +1,152 @@
-"""Questions, and who answers them: servers over HTTP, and mlx_lm's loops in child processes.
+"""Questions, the servers that answer them, and figures of the answers.
 
 An answer is a row: "request" is its place among those asked together, "tokens" those received (counted_by
-says how; 0 if it failed), "started_s" since the first was sent, "duration_s" until the end of
-the stream, "arrivals" [seconds since the request, tokens] of each read with text, "error" why it failed.
-Below are speeds and times of answers, by round and over all rounds.
+says how; 0 if it failed), "started_s" since the first was sent, "duration_s" until the end of the stream,
+"arrivals" [seconds since the request, tokens] of each read with text, "error" why it failed.
 """
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import median
-from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
-import httpx
+from bench.experiment import Experiment, Row
+from bench.outputs import Work
+from bench.serving.client import Transcript, post_all, read_answer
+from bench.statistics import compare, rate, share_tokens
 
-from bench.errors import BenchError
-from bench.experiment import Row
-from bench.serving.client import IDLE_LIMIT_S, Transcript, post, read_answer
-from bench.serving.processes import BareLoop
-from bench.statistics import percentile, rate, share_tokens
+_REFUSED = 429
+_SAME_READ_S = 0.0002
+"""Chunks that follow each other faster than this came in one read: no model makes tokens so fast."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request. ids: its token ids, for peers that take no messages. number: of all questions asked."""
+    """One request. ids: its token ids, for peers that take no messages."""
 
     messages: tuple[dict[str, Any], ...]
     ids: tuple[int, ...]
     workload: str = ""
     tools: tuple[dict[str, Any], ...] = ()
     is_measured: bool = True
-    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """What every request contains besides its prompt; all are greedy.
+class Batch:
+    """Questions asked together, at most `streams` at the same time. round: 0 is the warm-up."""
 
-    forbidden_ids: tokens that would end the answer early; they get a logit bias of -100.
-    """
+    round: int
+    streams: int
+    questions: Sequence[Question]
 
-    max_tokens: int
-    forbidden_ids: tuple[int, ...] = ()
 
-    def body(self, model: str, question: Question) -> bytes:
-        """Build the body of POST /v1/chat/completions."""
-        fields: dict[str, Any] = {
-            "model": model, "messages": list(question.messages), "max_tokens": self.max_tokens,
-            "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        if question.tools:
-            fields["tools"] = list(question.tools)
-        if self.forbidden_ids:
-            fields["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
-        return json.dumps(fields).encode()
+class Peer(Protocol):
+    """Who answers questions."""
+
+    name: str
+
+    def ask(self, questions: Sequence[Question], streams: int = 1) -> list[Row]:
+        """Answer all questions, and return their rows in the same order."""
 
 
 @dataclass
 class Server:
     """An OpenAI-compatible server.
 
-    url: without /v1. model: the name to send; None: the first model that the server lists.
+    url: without /v1. max_tokens, forbidden_ids: of each answer; ids that would end it early can be forbidden.
     count_tokens: of a text on its own. idle_limit_s: a request fails after this long without data.
     """
 
     name: str
     url: str
-    model: str | None
+    model: str
     count_tokens: Callable[[str], int]
-    idle_limit_s: float = IDLE_LIMIT_S
+    max_tokens: int
+    forbidden_ids: Sequence[int] = ()
+    idle_limit_s: float = 300.0
     api_key: str | None = None
 
-    def ask(self, questions: Sequence[Question], options: RequestOptions, streams: int = 1) -> list[Row]:
-        """Stream chat completions, at most `streams` at the same time."""
-        try:
-            self.find_model()
-        except BenchError as fault:
-            return [failure(at, one, options, str(fault)) for at, one in enumerate(questions)]
-        bodies = [options.body(self.model or "", question) for question in questions]
-        began = perf_counter()
-        transcripts = asyncio.run(self._drive(bodies, streams))
+    def ask(self, questions: Sequence[Question], streams: int = 1) -> list[Row]:
+        """Stream greedy chat completions."""
+        url = f"{self.url}/v1/chat/completions"
+        bodies = [json.dumps(self._body(question)).encode() for question in questions]
+        transcripts = asyncio.run(post_all(url, bodies, streams, self.idle_limit_s, self.api_key))
+        began = min(one.started for one in transcripts)
         return [
-            self._answer(at, question, options, transcripts[at], began)
-            for at, question in enumerate(questions)
+            self._row(at, question, transcripts[at], began) for at, question in enumerate(questions)
         ]
 
-    def find_model(self) -> None:
-        """Take the first model that the server lists, if none is named.
+    def _body(self, question: Question) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.model, "messages": question.messages, "max_tokens": self.max_tokens,
+            "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        if question.tools:
+            body["tools"] = question.tools
+        if self.forbidden_ids:
+            body["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
+        return body
 
-        Raises BenchError if the server cannot be reached, needs another key, or lists no model.
-        """
-        if self.model:
-            return
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        try:
-            response = httpx.get(f"{self.url}/v1/models", headers=headers, timeout=30.0)
-            if response.status_code == httpx.codes.UNAUTHORIZED:
-                wanted = "another API key" if self.api_key else "an API key"
-                raise BenchError(f"{self.url} needs {wanted}; pass it with --server-key")
-            self.model = str(response.raise_for_status().json()["data"][0]["id"])
-        except httpx.ConnectError:
-            raise BenchError(f"no server listens at {self.url}") from None
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:
-            raise BenchError(
-                f"{self.url}/v1/models lists no model ({fault}); name one with NAME=URL=MODEL"
-            ) from None
-
-    async def _drive(self, bodies: Sequence[bytes], streams: int) -> dict[int, Transcript]:
-        transcripts: dict[int, Transcript] = {}
-        waiting = iter(enumerate(bodies))
-
-        async def stream() -> None:
-            # All streams share the iterator, so that none idles while requests are left.
-            for index, body in waiting:
-                url = f"{self.url}/v1/chat/completions"
-                transcripts[index] = await post(url, body, self.idle_limit_s, self.api_key)
-
-        await asyncio.gather(*(stream() for _ in range(streams)))
-        return transcripts
-
-    def _answer(
-        self, at: int, question: Question, options: RequestOptions, transcript: Transcript, began: float
-    ) -> Row:
+    def _row(self, at: int, question: Question, transcript: Transcript, began: float) -> Row:
         answer = read_answer(transcript)
         texts = [text for _, text in answer.chunks]
         counted = [max(1, self.count_tokens(text)) for text in texts]
         reported = answer.usage.get("completion_tokens")
-        is_reported = isinstance(reported, int) and reported >= 0
-        num_tokens: int = reported if is_reported else sum(counted)  # type: ignore[assignment]
-        shares = share_tokens(num_tokens, texts, counted)
-        arrived = [time - transcript.started for time, _ in answer.chunks]
-        details = answer.usage.get("prompt_tokens_details") or {}
-        return _asked(at, question, options) | {
-            "num_prompt_tokens": answer.usage.get("prompt_tokens"),
-            "num_cached_tokens": details.get("cached_tokens"),
-            "tokens": num_tokens if answer.error is None else 0,
-            "counted_by": "usage" if is_reported else "text", "num_chunks": len(answer.chunks),
-            "started_s": transcript.started - began, "duration_s": answer.ended - transcript.started,
-            "arrivals": _by_time(arrived, shares), "finish_reason": answer.finish_reason,
-            "error": answer.error, "is_refused": answer.is_refused, "text": "".join(texts),
-        }  # fmt: skip
+        tokens = sum(counted) if reported is None else int(reported)
+        times = [time - transcript.started for time, _ in answer.chunks]
+        return answer_row(
+            at, question, self.max_tokens, num_prompt_tokens=answer.usage.get("prompt_tokens"),
+            tokens=0 if answer.error else tokens, counted_by="text" if reported is None else "usage",
+            started_s=transcript.started - began, duration_s=answer.ended - transcript.started,
+            arrivals=by_read(times, share_tokens(tokens, texts, counted)), text="".join(texts),
+            finish_reason=answer.finish_reason, error=answer.error,
+            is_refused=transcript.status == _REFUSED,
+        )  # fmt: skip
 
 
-@dataclass
-class Loop:
-    """mlx_lm's own generation. decode: token ids to text. end_ids: end tokens, which are not in the text."""
-
-    name: str
-    loop: BareLoop
-    decode: Callable[[Sequence[int]], str]
-    end_ids: frozenset[int] = frozenset()
-    _fault: str | None = field(default=None, init=False)
-
-    def ask(self, questions: Sequence[Question], options: RequestOptions, streams: int = 1) -> list[Row]:  # noqa: ARG002
-        """Answer prompts one after the other. Once the process has exited, every question fails."""
-        began = perf_counter()
-        return [self._ask(at, one, options, began) for at, one in enumerate(questions)]
-
-    def _ask(self, at: int, question: Question, options: RequestOptions, began: float) -> Row:
-        started = perf_counter()
-        if self._fault is None:
-            try:
-                found = self.loop.answer(question.ids, options.max_tokens)
-            except (BenchError, OSError, ValueError) as fault:
-                self._fault = str(fault)
-        if self._fault is not None:
-            return failure(at, question, options, self._fault)
-        ids, times = list(found["token_ids"]), [float(time) for time in found["arrived_s"]]
-        if ids and ids[-1] in self.end_ids:
-            ids.pop()
-        return _asked(at, question, options) | {
-            "num_prompt_tokens": len(question.ids), "tokens": len(times), "counted_by": "loop",
-            "started_s": started - began, "duration_s": times[-1] if times else perf_counter() - started,
-            "arrivals": _by_time(times, [1.0] * len(times)),
-            "finish_reason": "length" if len(times) == options.max_tokens else "stop",
-            "text": self.decode(ids),
-        }  # fmt: skip
-
-
-Peer = Server | Loop
-
-
-def failure(at: int, question: Question, options: RequestOptions, error: str) -> Row:
-    """Return the row of a question that was not answered."""
-    return _asked(at, question, options) | {"error": error}
-
-
-def _asked(at: int, question: Question, options: RequestOptions) -> Row:
+def answer_row(at: int, question: Question, max_tokens: int, **found: Any) -> Row:
+    """Return the row of an answer. found: what is known of it."""
     return {
-        "request": at, "question": question.number, "workload": question.workload,
-        "has_tools": bool(question.tools), "is_measured": question.is_measured,
-        "num_prompt_tokens_asked": len(question.ids), "max_tokens": options.max_tokens,
-        "num_prompt_tokens": None, "num_cached_tokens": None, "tokens": 0, "counted_by": "usage",
-        "num_chunks": 0, "started_s": 0.0, "duration_s": 0.0, "arrivals": [], "finish_reason": None,
+        "request": at, "workload": question.workload, "has_tools": bool(question.tools),
+        "is_measured": question.is_measured, "max_tokens": max_tokens, "num_prompt_tokens": None, "tokens": 0,
+        "counted_by": "usage", "started_s": 0.0, "duration_s": 0.0, "arrivals": [], "finish_reason": None,
         "error": None, "is_refused": False, "text": "",
-    }  # fmt: skip
+    } | found  # fmt: skip
 
 
-def _by_time(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:
-    """Return [time, tokens] for each time, as several chunks may come in one read."""
-    found: Counter[float] = Counter()
-    for time, count in zip(times, tokens, strict=True):
-        found[time] += count  # type: ignore[assignment]
-    return [list(pair) for pair in found.items()]
+def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:
+    """Return [time, tokens] of each read, from those of each chunk."""
+    found: list[list[float]] = []
+    for at, (time, count) in enumerate(zip(times, tokens, strict=True)):
+        if at and time - times[at - 1] < _SAME_READ_S:
+            found[-1][1] += count
+        else:
+            found.append([time, count])
+    return found
+
+
+def ask_all(peers: Sequence[Peer], batches: Sequence[Batch], work: Work, **resume: Any) -> list[Row]:
+    """Ask every peer each batch before the next one, a different one first each time; return the answers.
+
+    resume: arguments of Experiment.
+    """
+    work.weight += len(peers) * sum(len(batch.questions) for batch in batches)
+
+    def ask(peer: Peer, batch: Batch) -> list[Row]:
+        stage = f"round {batch.round}" if batch.round else "warm-up"
+        workload = f", {batch.questions[0].workload}" if batch.questions[0].workload else ""
+        work.begin(f"{batch.streams} stream{'s' * (batch.streams > 1)}, {stage}: {peer.name}{workload}")
+        rows = peer.ask(batch.questions, batch.streams)
+        work.advance(len(rows))
+        return [row | {"round": batch.round, "concurrency": batch.streams} for row in rows]
+
+    arms = {peer.name: partial(ask, peer) for peer in peers}
+    cases = {f"batch {at} of {batch.streams} streams": batch for at, batch in enumerate(batches)}
+    return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
 
 
 Take = Callable[[Sequence[Row]], float | None]
@@ -219,14 +159,11 @@ def good(rows: Sequence[Row]) -> list[Row]:
 
 
 def throughput(rows: Sequence[Row]) -> float | None:
-    """Return all tokens divided by the time from the first request to the last answer."""
-    wall_s = max((row["started_s"] + row["duration_s"] for row in rows), default=0.0)
-    return rate(sum(row["tokens"] for row in good(rows)), wall_s)
-
-
-def request_speed(rows: Sequence[Row]) -> float | None:
-    """Return the speed per stream, prefill included: all tokens divided by the duration of their requests."""
-    return rate(sum(row["tokens"] for row in good(rows)), sum(row["duration_s"] for row in good(rows)))
+    """Return all tokens divided by the time of all batches, which follow each other."""
+    wall_s: dict[str, float] = {}
+    for row in rows:
+        wall_s[row["case"]] = max(wall_s.get(row["case"], 0.0), row["started_s"] + row["duration_s"])
+    return rate(sum(row["tokens"] for row in rows), sum(wall_s.values()))
 
 
 def decode_speed(rows: Sequence[Row]) -> float | None:
@@ -236,20 +173,15 @@ def decode_speed(rows: Sequence[Row]) -> float | None:
     return rate(tokens, sum(one[-1][0] - one[0][0] for one in arrivals))
 
 
-def if_none_failed(take: Take) -> Take:
-    """Return the same figure, None for a round in which a request failed."""
-    return lambda rows: None if any(row["error"] for row in rows) else take(rows)
-
-
 def first_tokens_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
     """Return (time to first text, 1) for every answer with text."""
     return [(row["arrivals"][0][0], 1.0) for row in good(rows) if row["arrivals"]]
 
 
 def inter_tokens_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return (seconds per token, tokens) for every arrival but the first of every answer.
+    """Return (seconds per token, tokens) for every read but the first of every answer.
 
-    The gap before an arrival is divided equally among its tokens, and each of them counts once.
+    The gap before a read is divided equally among its tokens, and each of them counts once.
     """
     return [
         ((at - before) / tokens, tokens)
@@ -259,21 +191,35 @@ def inter_tokens_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
     ]
 
 
-def milliseconds(weighted: Sequence[tuple[float, float]], share: float) -> float | None:
-    """Return a percentile in milliseconds; None without values."""
-    return 1000 * percentile(weighted, share) if weighted else None
-
-
-def by_round(rows: Sequence[Row], arm: str, take: Take) -> list[float | None]:
-    """Return a figure for each measured round."""
+def by_round(rows: Sequence[Row], name: str, take: Take) -> list[float | None]:
+    """Return a figure of a peer for each measured round."""
     numbers = sorted({row["round"] for row in rows if row["round"]})
     return [
-        take([row for row in rows if (row["arm"], row["round"]) == (arm, number) and row["is_measured"]])
+        take([row for row in rows if (row["arm"], row["round"]) == (name, number) and row["is_measured"]])
         for number in numbers
     ]
+
+
+def ratio(rows: Sequence[Row], ours: str, theirs: str, take: Take) -> dict[str, float] | None:
+    """Compare a figure of two peers, round by round."""
+    return compare(by_round(rows, ours, take), by_round(rows, theirs, take))
 
 
 def middle(values: Sequence[float | None]) -> float | None:
     """Return the median of the values that are known; None if none is."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
+
+
+def equal_texts(rows: Sequence[Row], name: str, first: str) -> tuple[int, int]:
+    """Return how many texts of a peer equal those of the first one, and how many could be compared.
+
+    Only answers of both that did not fail are. Servers format tool calls differently, so those are left out.
+    """
+    texts: dict[str, dict[tuple[str, int], str]] = {name: {}, first: {}}
+    for row in good(rows):
+        if row["arm"] in texts and not row["has_tools"]:
+            # A text that was cut within a character ends in replacement characters.
+            texts[row["arm"]][row["case"], row["request"]] = row["text"].rstrip("\ufffd").strip()
+    ours, theirs = texts[name], texts[first]
+    return len(ours.items() & theirs.items()), len(ours.keys() & theirs.keys())
