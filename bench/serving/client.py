@@ -1,108 +1,153 @@
-"""Streamed chat completions over HTTP.
+"""OpenAI-compatible servers as peers.
 
-The client often shares two cores with the server, so each piece of a response is only stored with its time, and
-parsed after all of them have ended.
+The client often shares two cores with the server, so each piece of a response is only stored with its time,
+and parsed once all answers of a batch have ended.
 """
 
-import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 import httpx
 
+from bench.serving.traffic import Answer, Question, by_read
+from bench.statistics import share_tokens
+
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content")
 
 
-@dataclass(slots=True)
-class Transcript:
-    """What came for one request: status, the pieces of the body with their times, and why it broke off.
+@dataclass
+class Server:
+    """A peer over HTTP. url: without /v1. idle_limit_s: a request fails after this long without data.
 
-    Times are perf_counter(). started: when connecting began.
+    forbidden_ids: end tokens, if no answer may end before max_tokens.
+    """
+
+    name: str
+    url: str
+    model: str
+    max_tokens: int
+    forbidden_ids: Sequence[int] = ()
+    idle_limit_s: float = 120.0
+    api_key: str | None = None
+
+    def ask(self, questions: Sequence[Question], streams: int = 1) -> list[Answer]:
+        """Stream greedy chat completions, at most `streams` at the same time, each on a new connection."""
+        # Pieces are stored as they come, so they must not be compressed.
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        client = httpx.Client(
+            base_url=self.url, headers=headers | key_header(self.api_key), timeout=self.idle_limit_s,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )  # fmt: skip
+        bodies = [json.dumps(self._body(question)).encode() for question in questions]
+        with client, ThreadPoolExecutor(streams) as threads:
+            found = list(threads.map(lambda body: receive(client, body), bodies))
+        began = min(one.started for one in found)
+        return [self._answer(one, began) for one in found]
+
+    def _body(self, question: Question) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.model, "messages": question.messages, "max_tokens": self.max_tokens,
+            "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        if question.tools:
+            body["tools"] = question.tools
+        if self.forbidden_ids:
+            body["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
+        return body
+
+    def _answer(self, stream: "Stream", began: float) -> Answer:
+        stream.parse()
+        texts = [text for _, text in stream.chunks]
+        reported = stream.usage.get("completion_tokens")
+        tokens = len(texts) if reported is None else int(reported)
+        times = [at - stream.started for at, _ in stream.chunks]
+        return Answer(
+            started_s=stream.started - began, duration_s=stream.ended - stream.started,
+            tokens=0 if stream.error else tokens, has_usage=reported is not None, text="".join(texts),
+            arrivals=by_read(times, share_tokens(tokens, texts, [len(text) for text in texts])),
+            num_prompt_tokens=stream.usage.get("prompt_tokens"), error=stream.error,
+            is_early=bool(self.forbidden_ids) and not stream.error and tokens < self.max_tokens,
+            is_refused=stream.status == httpx.codes.TOO_MANY_REQUESTS,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Stream:
+    """The response to one request: its pieces, and then what parse() finds. Times are perf_counter().
+
+    chunks: the time and text of each chunk that has text. ended: when [DONE] came, or the connection ended.
     """
 
     started: float
     ended: float = 0.0
     status: int = 0
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
-    fault: str | None = None
-
-
-@dataclass(slots=True)
-class Answer:
-    """One streamed answer. chunks: (perf_counter(), text) of each chunk that has text.
-
-    ended: perf_counter() of [DONE], or of the connection's end.
-    """
-
-    ended: float
+    error: str | None = None
     chunks: list[tuple[float, str]] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
-    finish_reason: str | None = None
-    error: str | None = None
-    is_done: bool = False
+
+    def parse(self) -> None:
+        """Read the pieces. Any error ends up in self.error; nothing is raised."""
+        if self.error is None and self.status != httpx.codes.OK:
+            self.error = f"status {self.status}: {_message(b''.join(data for _, data in self.pieces))}"
+            return
+        for at, event in self._events():
+            if event == b"[DONE]":
+                self.ended = at
+                return
+            try:
+                self._add(json.loads(event), at)
+            except (ValueError, AttributeError, TypeError):
+                self.error = self.error or f"not a chunk of a chat completion: {event[:80]!r}"
+        self.error = self.error or "the stream ended without [DONE]"
+
+    def _events(self) -> Iterator[tuple[float, bytes]]:
+        """Yield the data of each event, with the time when its line was complete."""
+        line = b""
+        for at, data in self.pieces:
+            *lines, line = (line + data).split(b"\n")
+            for one in lines:
+                if one.startswith(b"data:"):
+                    yield at, one.removeprefix(b"data:").strip()
+
+    def _add(self, chunk: dict[str, Any], at: float) -> None:
+        if chunk.get("error"):
+            self.error = self.error or f"error in the stream: {_message(json.dumps(chunk).encode())}"
+        self.usage = chunk.get("usage") or self.usage
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            calls = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
+            texts = [delta.get(name) for name in _TEXT_FIELDS]
+            texts += [call.get(name) for call in calls for name in ("name", "arguments")]
+            if text := "".join(text or "" for text in texts):
+                self.chunks.append((at, text))
+
+
+def receive(client: httpx.Client, body: bytes) -> Stream:
+    """Send a request, and store what comes."""
+    found = Stream(perf_counter())
+    try:
+        with client.stream("POST", "/v1/chat/completions", content=body) as response:
+            found.status = response.status_code
+            for data in response.iter_raw():
+                found.pieces.append((perf_counter(), data))
+    except httpx.ConnectError as fault:
+        found.error = f"cannot connect: {fault}"
+    except httpx.ReadTimeout:
+        found.error = f"no data for {client.timeout.read:g} s"
+    except httpx.HTTPError as fault:
+        found.error = f"connection lost: {fault!r}"
+    found.ended = perf_counter()
+    return found
 
 
 def key_header(api_key: str | None) -> dict[str, str]:
     """Return the header that sends an API key, if there is one."""
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-
-async def post_all(
-    url: str, bodies: Sequence[bytes], streams: int, idle_limit_s: float, api_key: str | None = None
-) -> list[Transcript]:
-    """Send all bodies, at most `streams` at the same time, each on a new connection."""
-    # Pieces are stored as they come, so they must not be compressed.
-    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **key_header(api_key)}
-    limits = httpx.Limits(max_keepalive_connections=0)
-    free = asyncio.Semaphore(streams)
-
-    async with httpx.AsyncClient(
-        headers=headers, limits=limits, timeout=idle_limit_s, trust_env=False
-    ) as client:
-
-        async def post(body: bytes) -> Transcript:
-            async with free:
-                return await _post(client, url, body)
-
-        return await asyncio.gather(*map(post, bodies))
-
-
-async def _post(client: httpx.AsyncClient, url: str, body: bytes) -> Transcript:
-    seen = Transcript(perf_counter())
-    try:
-        async with client.stream("POST", url, content=body) as response:
-            seen.status = response.status_code
-            async for data in response.aiter_raw():
-                seen.pieces.append((perf_counter(), data))
-    except httpx.ConnectError as fault:
-        seen.fault = f"cannot connect: {fault}"
-    except httpx.ReadTimeout:
-        seen.fault = f"no data for {client.timeout.read:g} s"
-    except httpx.HTTPError as fault:
-        seen.fault = f"connection lost: {fault!r}"
-    seen.ended = perf_counter()
-    return seen
-
-
-def read_answer(transcript: Transcript) -> Answer:
-    """Parse the response to one request. Any error ends up in Answer.error; nothing is raised."""
-    answer = Answer(transcript.ended, error=transcript.fault)
-    if not answer.error and transcript.status != httpx.codes.OK:
-        body = b"".join(data for _, data in transcript.pieces)
-        answer.error = f"status {transcript.status}: {_message(body)}"
-        return answer
-    line = b""
-    for at, data in transcript.pieces:
-        *lines, line = (line + data).split(b"\n")
-        for one in lines:
-            if one.startswith(b"data:"):
-                _add_event(answer, one.removeprefix(b"data:").strip(), at)
-    if not answer.error and not answer.is_done:
-        answer.error = "the stream ended without [DONE]"
-    return answer
 
 
 def _message(body: bytes) -> str:
@@ -112,27 +157,3 @@ def _message(body: bytes) -> str:
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
         return body[:200].decode(errors="replace").strip()
-
-
-def _add_event(answer: Answer, data: bytes, at: float) -> None:
-    if data == b"[DONE]":
-        answer.is_done, answer.ended = True, at
-        return
-    try:
-        chunk = json.loads(data)
-        if chunk.get("error"):
-            answer.error = answer.error or f"error in the stream: {_message(data)}"
-        if isinstance(chunk.get("usage"), dict):
-            answer.usage = chunk["usage"]
-        for choice in chunk.get("choices") or ():
-            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-            if text := _text(choice.get("delta") or {}):
-                answer.chunks.append((at, text))
-    except (ValueError, AttributeError, TypeError):
-        answer.error = answer.error or f"not a chunk of a chat completion: {data[:80]!r}"
-
-
-def _text(delta: dict[str, Any]) -> str:
-    text = "".join(delta.get(name) or "" for name in _TEXT_FIELDS)
-    functions = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
-    return text + "".join((one.get("name") or "") + (one.get("arguments") or "") for one in functions)

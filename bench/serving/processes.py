@@ -7,9 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from types import FrameType
-from typing import NoReturn
+from contextlib import contextmanager
 
 import httpx
 
@@ -28,33 +26,22 @@ COMMANDS = {
 }  # fmt: skip
 """The servers that can be started; a command lacks its model and its address."""
 
-_POLL_S, _START_S, _END_S = 0.1, 1800.0, 30.0
+
+def exit_on_sigterm() -> None:
+    """Turn SIGTERM into SystemExit, so that child processes are stopped when the benchmark is terminated."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextmanager
-def stopped_at_the_end() -> Iterator[ExitStack]:
-    """Yield a stack for what must be stopped at the end, also if the benchmark gets SIGTERM."""
-
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        with ExitStack() as stack:
-            yield stack
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def run_server(name: str, command: Sequence[str], flags: Sequence[str] = ()) -> Iterator[str]:
-    """Run a server while the context is open, and yield its URL once it answers.
+def run_server(name: str, command: Sequence[str]) -> Iterator[str]:
+    """Run a server while the context is open, and yield its URL once it answers. command: without an address.
 
     Raises BenchError with the last line that it printed if it exits instead.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [*command, "--host", "127.0.0.1", "--port", str(port), *flags]
+    command = [*command, "--host", "127.0.0.1", "--port", str(port)]
+    exit_on_sigterm()
     # A file, because a pipe would block the server when it is full.
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
@@ -62,26 +49,17 @@ def run_server(name: str, command: Sequence[str], flags: Sequence[str] = ()) -> 
         except FileNotFoundError:
             raise BenchError(f"{name} is not installed, or not on PATH") from None
         try:
-            url = f"http://127.0.0.1:{port}"
-            deadline = time.monotonic() + _START_S
-            while not is_ready(url):
+            while not is_ready(url := f"http://127.0.0.1:{port}"):
                 if server.poll() is not None:
                     log.seek(0)
-                    said = log.read().split("\n")
-                    last = next((line for line in reversed(said) if line.strip()), "no output")
-                    raise BenchError(f"{name} exited with status {server.returncode}: {last.strip()}")
-                if time.monotonic() > deadline:
-                    raise BenchError(f"{name} did not answer within {_START_S:g} s")
-                time.sleep(_POLL_S)
+                    *_, last = "no output", *filter(None, map(str.strip, log))
+                    raise BenchError(f"{name} exited with status {server.returncode}: {last}")
+                time.sleep(0.1)
             yield url
         finally:
             # Not SIGINT: a background job of a shell ignores it, and so does every process that it starts.
             server.terminate()
-            try:
-                server.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            server.wait()
 
 
 def is_ready(url: str) -> bool:

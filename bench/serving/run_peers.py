@@ -8,22 +8,21 @@ are printed below the table. Exit status 1 if anything failed.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain, zip_longest
-
-from rich.console import Console
+from itertools import groupby
+from statistics import median
 
 from bench import document, options, outputs, tables
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.serving import servers, traffic
-from bench.serving.bare_loop import Loop
-from bench.serving.processes import stopped_at_the_end
+from bench.serving.bare_loop import Loop, start_process
 from bench.serving.traffic import Batch, Peer, Question
-from bench.statistics import percentiles
+from bench.statistics import compare
 from bench.tables import Column, format_value
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, own_chats
 from engine.text.tokenizer import Tokenizer
@@ -33,10 +32,9 @@ MIXED = "mixed"
 _WIDTH = 150
 
 NOTES = (
-    "tokens/s: over whole requests, prefill included, and over all streams; median round.",
+    *traffic.NOTES,
     "ratio: to the first line of the workload; in parentheses the lowest and highest round.",
-    "decode ratio: the same for decoding only, per stream, from the first text on.",
-    "inter-token: the gap before a read is divided among its tokens.",
+    "decode ratio: the same per stream, from the first text on.",
     "equal texts: answers equal to those of the first line; chats with tools are not compared.",
     "mlx_lm's loops get token ids without HTTP, and have no cache between requests.",
 )
@@ -93,11 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     tokenizer = load_tokenizer(arguments.model)
     rounds = _rounds(arguments, prompts, tokenizer)
-    console = outputs.make_console(_WIDTH)
+    batches = batches_of(rounds, arguments.streams, arguments.mixed)
     record = document.new_document(arguments)
-    with stopped_at_the_end() as children, outputs.Work() as work:
-        peers = _peers(arguments, children, tokenizer, console)
-        batches = batches_of(rounds, arguments.streams, arguments.mixed)
+    with ExitStack() as children, outputs.Work() as work:
+        peers = _peers(arguments, children, tokenizer)
         rows = traffic.ask_all(peers, batches, work, resume=arguments.resume, key=record["command"])
     found = compared(rows)
     record["peers"] = {
@@ -105,11 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
         **{name: getattr(arguments, name) for name in ("rounds", "max_tokens", "seed")},
         "rows": found,
     }
+    console = outputs.make_console(_WIDTH)
     tables.print_rows(console, found, COLUMNS, "The same greedy chats on each peer")
-    for line in sorted({f"{row['name']}: {row['error']}" for row in found if row["error"]}):
-        console.print(f"! {line}", style="yellow", highlight=False, markup=False)
-    for line in NOTES:
-        console.print(line, style="dim", highlight=False)
+    traffic.print_notes(console, NOTES, traffic.remarks(rows))
     outputs.finish(console, arguments, record, found)
     return int(any(row["error"] for row in found))
 
@@ -121,60 +116,44 @@ def batches_of(rounds: Sequence[Sequence[Question]], streams: int, is_mixed: boo
     """
     batches = []
     for number, questions in enumerate(rounds):
-        groups: dict[str, list[Question]] = {}
-        for question in questions:
-            groups.setdefault(question.workload, []).append(question)
         if is_mixed:
-            # One of each workload after the other.
-            turns = chain.from_iterable(zip_longest(*groups.values()))
-            groups = {MIXED: [replace(one, workload=MIXED) for one in turns if one is not None]}
-        for group in groups.values():
-            batches += [Batch(number, streams, group[at : at + streams]) for at in range(0, len(group), streams)]
+            questions = [replace(one, workload=MIXED) for one in questions]
+            random.Random(number).shuffle(questions)
+        for _, alike in groupby(questions, lambda one: one.workload):
+            group = [*alike]
+            batches += [
+                Batch(number, streams, group[at : at + streams]) for at in range(0, len(group), streams)
+            ]
     return batches
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the "peers" section of a result document; ratios and texts are to the first peer's."""
-    names = list(dict.fromkeys(row["arm"] for row in rows))
-    return [
-        _row([row for row in rows if row["workload"] == workload], name, names[0])
-        for workload in dict.fromkeys(row["workload"] for row in rows)
-        for name in names
-    ]
+    """Return the rows of the "peers" section of a document; ratios and texts are to the first peer's."""
+    return [_row(one, peers[0]) for peers in traffic.figures_of(rows, "workload") for one in peers]
 
 
-def _row(rows: Sequence[Row], name: str, first: str) -> Row:
-    errors = [row["error"] for row in rows if row["arm"] == name and row["error"]]
-    measured = [row for row in rows if row["round"] and row["is_measured"]]
-    asked = [row for row in measured if row["arm"] == name]
-    answered = traffic.good(asked)
-    # A round in which a request failed has no speed: its other questions may be easier.
-    failed = {(row["arm"], row["round"]) for row in rows if row["error"]}
-    whole = [row for row in rows if (row["arm"], row["round"]) not in failed]
-    speeds = [one for one in traffic.by_round(whole, name, traffic.throughput) if one]
-    speedup = traffic.ratio(whole, name, first, traffic.throughput) or {}
-    decode_speedup = traffic.ratio(whole, name, first, traffic.decode_speed) or {}
-    times = {
-        f"{kind}{suffix}_ms": 1000 * found[percentile] if found else None
-        for kind, found in (
-            ("ttft", percentiles(traffic.first_tokens_s(asked))),
-            ("inter_token", percentiles(traffic.inter_tokens_s(asked))),
-        )
-        for suffix, percentile in (("", "p50"), ("_p95", "p95"))
-    }
-    num_equal, num_judged = (0, 0) if name == first else traffic.equal_texts(measured, name, first)
+def _row(peer: Row, first: Row) -> Row:
+    speeds = peer["tokens_per_s"]
+    speedup, decode_speedup = (
+        compare(peer["rounds"][of], first["rounds"][of]) or {} for of in ("tokens/s", "decode tokens/s")
+    )
+    is_equal = peer["num_equal"] == peer["num_texts"]
     return {
-        "name": name, "workload": rows[0]["workload"], "streams": rows[0]["concurrency"],
-        "requests": len(asked), "failed": len(asked) - len(answered),
-        "tokens": sum(row["tokens"] for row in answered), "tokens_per_s": traffic.middle(speeds),
-        "tokens_per_s_low": min(speeds, default=None), "tokens_per_s_high": max(speeds, default=None),
-        "decode_tps": traffic.middle(traffic.by_round(whole, name, traffic.decode_speed)), **times,
+        "name": peer["side"], "workload": peer["workload"], "streams": peer["concurrency"],
+        "requests": peer["num_requests"], "failed": peer["num_failed"], "tokens": peer["num_tokens"],
+        "tokens_per_s": median(speeds), "tokens_per_s_low": min(speeds), "tokens_per_s_high": max(speeds),
+        "decode_tps": peer["decode_tokens_per_s"],
+        **_milliseconds(peer["first_token_s"], "ttft"), **_milliseconds(peer["inter_token_s"], "inter_token"),
         "speedup": speedup.get("of_medians"), "speedup_low": speedup.get("lowest"),
         "speedup_high": speedup.get("highest"), "decode_speedup": decode_speedup.get("of_medians"),
-        "equal": num_equal if num_judged else None, "judged": num_judged,
-        "parity": None if not num_judged else "PASS" if num_equal == num_judged else "FAIL",
-        "error": errors[0] if errors else None,
+        "equal": peer["num_equal"] if peer["num_texts"] else None, "judged": peer["num_texts"],
+        "parity": None if not peer["num_texts"] else "PASS" if is_equal else "FAIL", "error": peer["error"],
     }  # fmt: skip
+
+
+def _milliseconds(found: Mapping[str, float] | None, name: str) -> Row:
+    p50, p95 = (1000 * found[share] if found else None for share in ("p50", "p95"))
+    return {f"{name}_ms": p50, f"{name}_p95_ms": p95}
 
 
 def _rounds(
@@ -190,44 +169,34 @@ def _rounds(
     def count_tokens(text: str) -> int:
         return len(tokenizer.render_chat([{"role": "user", "content": text}]))
 
-    rounds: list[list[Question]] = [[] for _ in range(num_rounds)]
     num_chats = arguments.chats or max(3, arguments.streams)
+    rounds: list[list[Question]] = [[] for _ in range(num_rounds)]
     for name in arguments.workloads:
         length = lengths_of(name, arguments.prompt_tokens)[0]
         chats = make_chats(name, num_chats * num_rounds, arguments.seed, count_tokens, length)
-        for number in range(num_rounds):
-            rounds[number] += _questions(chats[number * num_chats :][:num_chats], tokenizer)
+        for number, of_round in enumerate(rounds):
+            of_round += _questions(chats[number * num_chats :][:num_chats], tokenizer)
     return rounds
 
 
 def _questions(chats: Sequence[Chat], tokenizer: Tokenizer) -> list[Question]:
     questions = []
-    for chat in chats:
-        for turn in chat.turns:
-            if turn.temperature or turn.num_allowed or turn.is_endless or turn.text is not None:
-                raise ArgumentsError(
-                    f"{chat.workload} is not a greedy chat; remove it from --workloads or --prompts"
-                )
-            ids = tokenizer.render_chat(turn.for_template(), turn.tools_for_template() or None)
-            questions.append(Question(turn.messages, tuple(ids), chat.workload, turn.tools, turn.is_measured))
+    for workload, turn in ((chat.workload, turn) for chat in chats for turn in chat.turns):
+        if turn.temperature or turn.num_allowed or turn.is_endless or turn.text is not None:
+            raise ArgumentsError(f"{workload} is not a greedy chat; remove it")
+        ids = tokenizer.render_chat(turn.for_template(), turn.tools_for_template() or None)
+        questions.append(Question(turn.messages, tuple(ids), workload, turn.tools, turn.is_measured))
     return questions
 
 
-def _peers(
-    arguments: argparse.Namespace, children: ExitStack, tokenizer: Tokenizer, console: Console
-) -> list[Peer]:
+def _peers(arguments: argparse.Namespace, children: ExitStack, tokenizer: Tokenizer) -> list[Peer]:
     """Start or connect all peers; mlx_lm's loops come first, because ratios are to the first peer."""
     peers: list[Peer] = []
-    model, draft_model = str(arguments.model), arguments.draft_model
-    drafting = ["--draft-model", str(draft_model)] if draft_model else []
+    model, draft_model = str(arguments.model), arguments.draft_model and str(arguments.draft_model)
     if not arguments.no_mlx_lm and arguments.streams == 1:
-        with console.status("loading the model for mlx_lm"):
-            loops = [Loop(LOOP, model, tokenizer, arguments.max_tokens)]
-            if draft_model:
-                loops.append(replace(
-                    loops[0], name=SPECULATIVE, draft_model=str(draft_model),
-                    num_draft_tokens=arguments.num_draft_tokens,
-                ))  # fmt: skip
-            peers += [children.enter_context(loop) for loop in loops]
-    with console.status("starting servers"):
-        return [*peers, *servers.connect(arguments, arguments.model, children, tokenizer, drafting)]
+        for name in (LOOP, SPECULATIVE) if draft_model else (LOOP,):
+            drafting = (draft_model, arguments.num_draft_tokens) if name == SPECULATIVE else ()
+            process = start_process(children, model, True, *drafting)
+            peers.append(Loop(name, process, tokenizer, arguments.max_tokens))
+    own = ["--draft-model", draft_model] if draft_model else []
+    return [*peers, *servers.connect(arguments, arguments.model, children, own)]

@@ -14,9 +14,9 @@ import httpx
 from bench import options
 from bench.errors import ArgumentsError, BenchError
 from bench.options import Flag
-from bench.serving.client import key_header
+from bench.serving.client import Server, key_header
 from bench.serving.processes import COMMANDS, LLAMA, MLX_LM, OWN, run_server
-from bench.serving.traffic import Question, Server
+from bench.serving.traffic import Question
 from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 from config.settings import BUNDLED_MODEL
 
@@ -45,21 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.declare(
         parser,
         Flag("--model", options.model_folder, "DIR", BUNDLED_MODEL,
-             "The model that the servers serve: for those started here, and to count tokens. Default: the "
-             "bundled model."),
+             "The model that the servers serve, also those started here. Default: the bundled model."),
         Flag("--timeout", options.count, "S", 120, "A request fails after this many seconds without data."),
     )  # fmt: skip
 
 
 def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
-    """Raise ArgumentsError for names that are not unique or unknown, and for a server that is named twice."""
+    """Raise ArgumentsError for names that are not unique or unknown."""
     names = [one[0] for one in arguments.server]
     for name, count in Counter([*names, *taken]).items():
         if count > 1:
             raise ArgumentsError(f"--server: the name {name} is already taken")
-    for url, count in Counter(one[1] for one in arguments.server if one[1]).items():
-        if count > 1:
-            raise ArgumentsError(f"--server: {url} is given twice; its prefix cache would have every prompt")
     for name, _ in arguments.server_key:
         if name not in names:
             raise ArgumentsError(f"--server-key: no --server is named {name}")
@@ -69,26 +65,23 @@ def connect(
     arguments: argparse.Namespace,
     folder: Path,
     children: ExitStack,
-    tokenizer: "Tokenizer",
     own: Sequence[str] = (),
     forbidden_ids: Sequence[int] = (),
 ) -> list[Server]:
     """Return all servers, after starting those that do not run yet. Raises BenchError if one cannot be used.
 
-    folder: the model that they serve. own: more flags of `reprise serve`.
+    folder: the model that they serve. own: more flags of `reprise serve`. forbidden_ids: in all answers.
     """
     keys = dict(arguments.server_key)
     servers = []
     for name, url, model in arguments.server or [(OWN, None, None)]:
         if url is None:
-            command = [*COMMANDS[name], model or str(folder)]
-            url = children.enter_context(run_server(name, command, own if name == OWN else ()))
+            command = [*COMMANDS[name], model or str(folder), *(own if name == OWN else ())]
+            url = children.enter_context(run_server(name, command))
             model = _MLX_LM_MODEL if name == MLX_LM else None
-        servers.append(Server(
-            name, url, model or _first_model(url, keys.get(name)),
-            lambda text: len(tokenizer.encode_answer(text)), arguments.max_tokens, forbidden_ids,
-            arguments.timeout, keys.get(name),
-        ))  # fmt: skip
+        key = keys.get(name)
+        model = model or _first_model(url, key)
+        servers.append(Server(name, url, model, arguments.max_tokens, forbidden_ids, arguments.timeout, key))
     return servers
 
 
@@ -97,7 +90,9 @@ def _first_model(url: str, api_key: str | None) -> str:
     try:
         response = httpx.get(f"{url}/v1/models", headers=key_header(api_key), timeout=30.0)
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise BenchError(f"{url} needs {'another' if api_key else 'an'} API key; pass it with --server-key")
+            raise BenchError(
+                f"{url} needs {'another' if api_key else 'an'} API key; pass it with --server-key"
+            )
         return str(response.raise_for_status().json()["data"][0]["id"])
     except httpx.ConnectError:
         raise BenchError(f"no server listens at {url}") from None
@@ -126,7 +121,7 @@ def _key(text: str) -> tuple[str, str]:
 class PromptMaker:
     """Makes questions of random words, the same ones for the same seed.
 
-    num_tokens: of the whole prompt with the chat template; prompts have as many, or as few less as a word has.
+    num_tokens: of the whole prompt with the chat template; where words have several, it may be a few less.
     Each begins with a number of its own, so that a prefix cache can reuse nothing but the chat template.
     """
 

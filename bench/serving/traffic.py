@@ -1,27 +1,24 @@
-"""Questions, the servers that answer them, and figures of the answers.
+"""The same questions to several peers, batch by batch, and figures of their answers."""
 
-An answer is a row: "request" is its place among those asked together, "tokens" those received (counted_by
-says how; 0 if it failed), "started_s" since the first was sent, "duration_s" until the end of the stream,
-"arrivals" [seconds since the request, tokens] of each read with text, "error" why it failed.
-"""
-
-import asyncio
-import json
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, Protocol
 
+from rich.console import Console
+
 from bench.experiment import Experiment, Row
 from bench.outputs import Work
-from bench.serving.client import Transcript, post_all, read_answer
-from bench.statistics import compare, rate, share_tokens
+from bench.statistics import percentiles, rate
 
-_REFUSED = 429
-_SAME_READ_S = 0.0002
-"""Chunks that follow each other faster than this came in one read: no model makes tokens so fast."""
+NOTES = (
+    "tokens/s: all tokens of a round, divided by its time with prefill; a round with a failure has no speed.",
+    "first token: time to the first text. inter-token: the gap before a read, divided among its tokens.",
+)
+"""How figures are to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +30,27 @@ class Question:
     workload: str = ""
     tools: tuple[dict[str, Any], ...] = ()
     is_measured: bool = True
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer, and why it failed, if it did.
+
+    started_s: since the first of its batch. duration_s: until the end of the stream. arrivals: [seconds since
+    the request, tokens] of each read with text. has_usage: whether the peer reported its tokens.
+    is_early: it ended before its limit, although it must not. is_refused: the server had too many.
+    """
+
+    started_s: float = 0.0
+    duration_s: float = 0.0
+    tokens: int = 0
+    arrivals: list[list[float]] = field(default_factory=list)
+    text: str = ""
+    num_prompt_tokens: int | None = None
+    has_usage: bool = True
+    is_early: bool = False
+    is_refused: bool = False
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,84 +67,8 @@ class Peer(Protocol):
 
     name: str
 
-    def ask(self, questions: Sequence[Question], streams: int = 1) -> list[Row]:
-        """Answer all questions, and return their rows in the same order."""
-
-
-@dataclass
-class Server:
-    """An OpenAI-compatible server.
-
-    url: without /v1. max_tokens, forbidden_ids: of each answer; ids that would end it early can be forbidden.
-    count_tokens: of a text on its own. idle_limit_s: a request fails after this long without data.
-    """
-
-    name: str
-    url: str
-    model: str
-    count_tokens: Callable[[str], int]
-    max_tokens: int
-    forbidden_ids: Sequence[int] = ()
-    idle_limit_s: float = 300.0
-    api_key: str | None = None
-
-    def ask(self, questions: Sequence[Question], streams: int = 1) -> list[Row]:
-        """Stream greedy chat completions."""
-        url = f"{self.url}/v1/chat/completions"
-        bodies = [json.dumps(self._body(question)).encode() for question in questions]
-        transcripts = asyncio.run(post_all(url, bodies, streams, self.idle_limit_s, self.api_key))
-        began = min(one.started for one in transcripts)
-        return [
-            self._row(at, question, transcripts[at], began) for at, question in enumerate(questions)
-        ]
-
-    def _body(self, question: Question) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.model, "messages": question.messages, "max_tokens": self.max_tokens,
-            "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        if question.tools:
-            body["tools"] = question.tools
-        if self.forbidden_ids:
-            body["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
-        return body
-
-    def _row(self, at: int, question: Question, transcript: Transcript, began: float) -> Row:
-        answer = read_answer(transcript)
-        texts = [text for _, text in answer.chunks]
-        counted = [max(1, self.count_tokens(text)) for text in texts]
-        reported = answer.usage.get("completion_tokens")
-        tokens = sum(counted) if reported is None else int(reported)
-        times = [time - transcript.started for time, _ in answer.chunks]
-        return answer_row(
-            at, question, self.max_tokens, num_prompt_tokens=answer.usage.get("prompt_tokens"),
-            tokens=0 if answer.error else tokens, counted_by="text" if reported is None else "usage",
-            started_s=transcript.started - began, duration_s=answer.ended - transcript.started,
-            arrivals=by_read(times, share_tokens(tokens, texts, counted)), text="".join(texts),
-            finish_reason=answer.finish_reason, error=answer.error,
-            is_refused=transcript.status == _REFUSED,
-        )  # fmt: skip
-
-
-def answer_row(at: int, question: Question, max_tokens: int, **found: Any) -> Row:
-    """Return the row of an answer. found: what is known of it."""
-    return {
-        "request": at, "workload": question.workload, "has_tools": bool(question.tools),
-        "is_measured": question.is_measured, "max_tokens": max_tokens, "num_prompt_tokens": None, "tokens": 0,
-        "counted_by": "usage", "started_s": 0.0, "duration_s": 0.0, "arrivals": [], "finish_reason": None,
-        "error": None, "is_refused": False, "text": "",
-    } | found  # fmt: skip
-
-
-def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:
-    """Return [time, tokens] of each read, from those of each chunk."""
-    found: list[list[float]] = []
-    for at, (time, count) in enumerate(zip(times, tokens, strict=True)):
-        if at and time - times[at - 1] < _SAME_READ_S:
-            found[-1][1] += count
-        else:
-            found.append([time, count])
-    return found
+    def ask(self, questions: Sequence[Question], streams: int) -> list[Answer]:
+        """Answer all questions, in the same order."""
 
 
 def ask_all(peers: Sequence[Peer], batches: Sequence[Batch], work: Work, **resume: Any) -> list[Row]:
@@ -138,24 +80,30 @@ def ask_all(peers: Sequence[Peer], batches: Sequence[Batch], work: Work, **resum
 
     def ask(peer: Peer, batch: Batch) -> list[Row]:
         stage = f"round {batch.round}" if batch.round else "warm-up"
-        workload = f", {batch.questions[0].workload}" if batch.questions[0].workload else ""
-        work.begin(f"{batch.streams} stream{'s' * (batch.streams > 1)}, {stage}: {peer.name}{workload}")
-        rows = peer.ask(batch.questions, batch.streams)
-        work.advance(len(rows))
-        return [row | {"round": batch.round, "concurrency": batch.streams} for row in rows]
+        work.begin(f"{batch.streams} stream{'s' * (batch.streams > 1)}, {stage}: {peer.name}")
+        answers = peer.ask(batch.questions, batch.streams)
+        work.advance(len(answers))
+        return [
+            {"request": at, "round": batch.round, "concurrency": batch.streams, "workload": question.workload,
+             "has_tools": bool(question.tools), "is_measured": question.is_measured, **asdict(answer)}
+            for at, (question, answer) in enumerate(zip(batch.questions, answers, strict=True))
+        ]  # fmt: skip
 
     arms = {peer.name: partial(ask, peer) for peer in peers}
     cases = {f"batch {at} of {batch.streams} streams": batch for at, batch in enumerate(batches)}
     return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
 
 
-Take = Callable[[Sequence[Row]], float | None]
-"""Returns one figure of the answers of a round."""
-
-
-def good(rows: Sequence[Row]) -> list[Row]:
-    """Return the answers that did not fail."""
-    return [row for row in rows if row["error"] is None]
+def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:
+    """Return [time, tokens] of each read, from those of each chunk."""
+    found: list[list[float]] = []
+    for at, (time, count) in enumerate(zip(times, tokens, strict=True)):
+        # No model makes tokens as fast as chunks follow each other that came in one read.
+        if at and time - times[at - 1] < 0.0002:
+            found[-1][1] += count
+        else:
+            found.append([time, count])
+    return found
 
 
 def throughput(rows: Sequence[Row]) -> float | None:
@@ -168,57 +116,112 @@ def throughput(rows: Sequence[Row]) -> float | None:
 
 def decode_speed(rows: Sequence[Row]) -> float | None:
     """Return the speed per stream after the first text."""
-    arrivals = [row["arrivals"] for row in good(rows) if row["arrivals"]]
+    arrivals = [row["arrivals"] for row in rows if row["arrivals"]]
     tokens = sum(tokens for one in arrivals for _, tokens in one[1:])
     return rate(tokens, sum(one[-1][0] - one[0][0] for one in arrivals))
 
 
-def first_tokens_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return (time to first text, 1) for every answer with text."""
-    return [(row["arrivals"][0][0], 1.0) for row in good(rows) if row["arrivals"]]
+def first_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
+    """Return percentiles of the time to the first text."""
+    return percentiles([(row["arrivals"][0][0], 1.0) for row in _good(rows) if row["arrivals"]])
 
 
-def inter_tokens_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return (seconds per token, tokens) for every read but the first of every answer.
+def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
+    """Return percentiles of the time between tokens.
 
     The gap before a read is divided equally among its tokens, and each of them counts once.
     """
-    return [
+    return percentiles([
         ((at - before) / tokens, tokens)
-        for row in good(rows)
+        for row in _good(rows)
         for (before, _), (at, tokens) in pairwise(row["arrivals"])
         if tokens > 0
-    ]
+    ])  # fmt: skip
 
 
-def by_round(rows: Sequence[Row], name: str, take: Take) -> list[float | None]:
-    """Return a figure of a peer for each measured round."""
-    numbers = sorted({row["round"] for row in rows if row["round"]})
-    return [
-        take([row for row in rows if (row["arm"], row["round"]) == (name, number) and row["is_measured"]])
-        for number in numbers
-    ]
+QUANTITIES: dict[str, Callable[[Sequence[Row]], float | None]] = {
+    "tokens/s": throughput,
+    "decode tokens/s": decode_speed,
+    "first token p50": lambda rows: (first_tokens_s(rows) or {}).get("p50"),
+    "inter-token p50": lambda rows: (inter_tokens_s(rows) or {}).get("p50"),
+    "inter-token p99": lambda rows: (inter_tokens_s(rows) or {}).get("p99"),
+}
+"""What peers are compared by, round by round; each is a figure of the answers of one round."""
 
 
-def ratio(rows: Sequence[Row], ours: str, theirs: str, take: Take) -> dict[str, float] | None:
-    """Compare a figure of two peers, round by round."""
-    return compare(by_round(rows, ours, take), by_round(rows, theirs, take))
+def figures_of(rows: Sequence[Row], field: str) -> list[list[Row]]:
+    """Return the figures of each peer, the first peer first, for each value of a field of the rows."""
+    found = []
+    for value in dict.fromkeys(row[field] for row in rows):
+        alike = [row for row in rows if row[field] == value]
+        first, *others = dict.fromkeys(row["arm"] for row in alike)
+        found.append([_figures(alike, name, first) for name in (first, *others)])
+    return found
 
 
-def middle(values: Sequence[float | None]) -> float | None:
-    """Return the median of the values that are known; None if none is."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+def _figures(rows: Sequence[Row], name: str, first: str) -> Row:
+    """Return the figures of a peer.
+
+    rounds: each quantity by measured round, None where it has none. tokens_per_s: the speeds that there are.
+    Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
+    """
+    asked = [row for row in rows if row["arm"] == name]
+    measured = [row for row in asked if row["round"] and row["is_measured"]]
+    by_round: dict[int, list[Row]] = {row["round"]: [] for row in rows if row["round"]}
+    for row in measured:
+        by_round[row["round"]].append(row)
+    for broken in {row["round"] for row in asked if row["error"] and row["round"]}:
+        # What is left of it may be easier.
+        by_round[broken] = []
+    rounds = {quantity: [take(one) for one in by_round.values()] for quantity, take in QUANTITIES.items()}
+    speeds, decode_speeds = ([one for one in rounds[of] if one] for of in ("tokens/s", "decode tokens/s"))
+    num_equal, num_texts = (0, 0) if name == first else _equal_texts(rows, name, first)
+    return {
+        "side": name, "concurrency": rows[0]["concurrency"], "workload": rows[0]["workload"],
+        "num_requests": len(measured), "num_tokens": sum(row["tokens"] for row in measured),
+        "tokens_per_s": speeds or [0.0],
+        "decode_tokens_per_s": median(decode_speeds) if decode_speeds else None,
+        "first_token_s": first_tokens_s(measured), "inter_token_s": inter_tokens_s(measured),
+        "num_failed": len(asked) - len(_good(asked)), "num_refused": sum(row["is_refused"] for row in asked),
+        "num_ended_early": sum(row["is_early"] for row in asked), "num_equal": num_equal,
+        "num_texts": num_texts, "rounds": rounds,
+        "error": next((row["error"] for row in asked if row["error"]), None),
+    }  # fmt: skip
 
 
-def equal_texts(rows: Sequence[Row], name: str, first: str) -> tuple[int, int]:
-    """Return how many texts of a peer equal those of the first one, and how many could be compared.
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """Return what affects how the figures are to be read, and in how many answers it was seen."""
+    seen: Counter[str] = Counter()
+    for row in rows:
+        if row["error"]:
+            seen[f"{row['arm']}: failed: {row['error']}"] += 1
+        elif not row["has_usage"]:
+            seen[f"{row['arm']}: reported no usage; its chunks were counted as tokens"] += 1
+        if row["is_early"]:
+            seen[f"{row['arm']}: ended early, after {row['tokens']} tokens"] += 1
+    return [f"{remark} ({count} request{'s' * (count > 1)})" for remark, count in seen.items()]
 
-    Only answers of both that did not fail are. Servers format tool calls differently, so those are left out.
+
+def print_notes(console: Console, notes: Sequence[str], remarks: Sequence[str]) -> None:
+    """Print how figures are to be read."""
+    for line in notes:
+        console.print(line, style="dim", highlight=False)
+    for line in remarks:
+        console.print(f"! {line}", style="yellow", highlight=False, markup=False)
+
+
+def _good(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["error"] is None]
+
+
+def _equal_texts(rows: Sequence[Row], name: str, first: str) -> tuple[int, int]:
+    """Return how many measured texts of a peer equal those of the first one, and how many both have.
+
+    Servers format tool calls differently, so those are left out.
     """
     texts: dict[str, dict[tuple[str, int], str]] = {name: {}, first: {}}
-    for row in good(rows):
-        if row["arm"] in texts and not row["has_tools"]:
+    for row in _good(rows):
+        if row["arm"] in texts and row["round"] and row["is_measured"] and not row["has_tools"]:
             # A text that was cut within a character ends in replacement characters.
             texts[row["arm"]][row["case"], row["request"]] = row["text"].rstrip("\ufffd").strip()
     ours, theirs = texts[name], texts[first]

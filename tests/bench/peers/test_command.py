@@ -29,16 +29,13 @@ def test_servers_and_mlx_lms_own_loops_are_compared_in_one_run(
     with files["csv"].open() as file:
         assert [row["name"] for row in csv.DictReader(file)] == list(rows)
     assert "Compared with others" in files["html"].read_text()
-    assert "gone: cannot connect" in capsys.readouterr().out
+    assert "gone: failed: cannot connect" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            ["--server", "a=http://127.0.0.1:1", "--server", "a=http://127.0.0.1:2"],
-            "the name a is already taken",
-        ),
+        (["--server", "a=http://host", "--server", "a=http://other"], "the name a is already taken"),
         (["--server", "a=http://127.0.0.1:1", "--server-key", "b=k"], "no --server is named b"),
         (["--workloads", "edit"], "--workloads: edit is not one of"),
         (["--workloads", "free"], "free is not a greedy chat; remove it"),
