@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from multiprocessing import get_context
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from bench.serving.processes import exit_on_sigterm
-from bench.serving.traffic import Answer, Question, by_read
+from bench.serving.traffic import Answer, Ask, Question, by_read
 
 if TYPE_CHECKING:
     from engine.text.tokenizer import Tokenizer
@@ -18,36 +17,27 @@ _loaded: dict[str, Any] = {}
 """What load_model() loaded in this process: arguments of stream_generate()."""
 
 
-@dataclass
-class Loop:
-    """A peer that decodes greedily, one question after the other. process: start_process() made it."""
+def start_loop(children: ExitStack, tokenizer: "Tokenizer", max_tokens: int, *model: Any) -> Ask:
+    """Start a process that ends with the stack; return a function that answers greedily, one by one.
 
-    name: str
-    process: ProcessPoolExecutor
-    tokenizer: "Tokenizer"
-    max_tokens: int
+    model: arguments of load_model(). The function raises BrokenProcessPool if the process has ended.
+    """
+    exit_on_sigterm()
+    process = children.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+    process.submit(load_model, *model).result()
 
-    def ask(self, questions: Sequence[Question], streams: int = 1) -> list[Answer]:  # noqa: ARG002
-        """Answer all questions. Raises BrokenProcessPool if the process has ended."""
+    def ask(questions: Sequence[Question], streams: int = 1) -> list[Answer]:  # noqa: ARG001
         began = perf_counter()
         answers = []
         for question in questions:
             started_s = perf_counter() - began
-            ids, times = self.process.submit(generate, question.ids, self.max_tokens).result()
-            answers.append(Answer(
-                started_s, times[-1], len(ids), by_read(times, [1.0] * len(ids)),
-                self.tokenizer.decode(ids[:-1] if ids[-1] in self.tokenizer.eos_ids else ids),
-                num_prompt_tokens=len(question.ids),
-            ))  # fmt: skip
+            ids, times = process.submit(generate, question.ids, max_tokens).result()
+            text = tokenizer.decode(ids[:-1] if ids[-1] in tokenizer.eos_ids else ids)
+            arrivals = by_read(times, [1.0] * len(ids))
+            answers.append(Answer(started_s, times[-1], len(ids), arrivals, text, len(question.ids)))
         return answers
 
-
-def start_process(children: ExitStack, *model: Any) -> ProcessPoolExecutor:
-    """Start a process that ends with the stack. model: arguments of load_model(), which it calls."""
-    exit_on_sigterm()
-    pool = children.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
-    pool.submit(load_model, *model).result()
-    return pool
+    return ask
 
 
 def load_model(

@@ -26,7 +26,6 @@ class Server:
     forbidden_ids: end tokens, if no answer may end before max_tokens.
     """
 
-    name: str
     url: str
     model: str
     max_tokens: int

@@ -20,8 +20,8 @@ from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.serving import servers, traffic
-from bench.serving.bare_loop import Loop, start_process
-from bench.serving.traffic import Batch, Peer, Question
+from bench.serving.bare_loop import start_loop
+from bench.serving.traffic import Ask, Question
 from bench.statistics import compare
 from bench.tables import Column, format_value
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, own_chats
@@ -95,7 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     record = document.new_document(arguments)
     with ExitStack() as children, outputs.Work() as work:
         peers = _peers(arguments, children, tokenizer)
-        rows = traffic.ask_all(peers, batches, work, resume=arguments.resume, key=record["command"])
+        rows = traffic.ask_all(
+            peers, batches, arguments.streams, work, resume=arguments.resume, key=record["command"]
+        )
     found = compared(rows)
     record["peers"] = {
         "workloads_version": VERSION,
@@ -104,12 +106,14 @@ def run(arguments: argparse.Namespace) -> int:
     }
     console = outputs.make_console(_WIDTH)
     tables.print_rows(console, found, COLUMNS, "The same greedy chats on each peer")
-    traffic.print_notes(console, NOTES, traffic.remarks(rows))
+    traffic.print_notes(console, NOTES, rows)
     outputs.finish(console, arguments, record, found)
     return int(any(row["error"] for row in found))
 
 
-def batches_of(rounds: Sequence[Sequence[Question]], streams: int, is_mixed: bool = False) -> list[Batch]:
+def batches_of(
+    rounds: Sequence[Sequence[Question]], streams: int, is_mixed: bool = False
+) -> list[tuple[int, list[Question]]]:
     """Return the questions of each round, the warm-up first, in batches of concurrent ones.
 
     is_mixed: whether a batch may have questions of several workloads, which then count as one.
@@ -121,9 +125,7 @@ def batches_of(rounds: Sequence[Sequence[Question]], streams: int, is_mixed: boo
             random.Random(number).shuffle(questions)
         for _, alike in groupby(questions, lambda one: one.workload):
             group = [*alike]
-            batches += [
-                Batch(number, streams, group[at : at + streams]) for at in range(0, len(group), streams)
-            ]
+            batches += [(number, group[at : at + streams]) for at in range(0, len(group), streams)]
     return batches
 
 
@@ -189,14 +191,13 @@ def _questions(chats: Sequence[Chat], tokenizer: Tokenizer) -> list[Question]:
     return questions
 
 
-def _peers(arguments: argparse.Namespace, children: ExitStack, tokenizer: Tokenizer) -> list[Peer]:
+def _peers(arguments: argparse.Namespace, children: ExitStack, tokenizer: Tokenizer) -> dict[str, Ask]:
     """Start or connect all peers; mlx_lm's loops come first, because ratios are to the first peer."""
-    peers: list[Peer] = []
+    loops: dict[str, Ask] = {}
     model, draft_model = str(arguments.model), arguments.draft_model and str(arguments.draft_model)
     if not arguments.no_mlx_lm and arguments.streams == 1:
         for name in (LOOP, SPECULATIVE) if draft_model else (LOOP,):
             drafting = (draft_model, arguments.num_draft_tokens) if name == SPECULATIVE else ()
-            process = start_process(children, model, True, *drafting)
-            peers.append(Loop(name, process, tokenizer, arguments.max_tokens))
+            loops[name] = start_loop(children, tokenizer, arguments.max_tokens, model, True, *drafting)
     own = ["--draft-model", draft_model] if draft_model else []
-    return [*peers, *servers.connect(arguments, arguments.model, children, own)]
+    return loops | servers.connect(arguments, arguments.model, children, own)

@@ -18,8 +18,7 @@ from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.serving import servers, traffic
-from bench.serving.bare_loop import Loop, start_process
-from bench.serving.traffic import Batch, Peer
+from bench.serving.bare_loop import start_loop
 from bench.statistics import compare
 from bench.tables import Column
 
@@ -100,10 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
                 levels += [{"model": name, **one} for one in peers]
                 comparisons += [{"model": name, **one} for one in _compared(*peers)]
     shown = [{name: row[name] for name in row if name != "text"} for row in rows]
-    notes = traffic.remarks(rows)
     record["serve"] = {
         "settings": {"model": str(arguments.model.resolve().name), "seed": seed}, "levels": levels,
-        "comparisons": comparisons, "notes": notes, "rows": shown,
+        "comparisons": comparisons, "notes": traffic.remarks(rows), "rows": shown,
     }  # fmt: skip
     console = outputs.make_console(_WIDTH)
     tables.print_rows(
@@ -111,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if comparisons:
         tables.print_rows(console, comparisons, [MODEL, *RATIOS], group="concurrency")
-    traffic.print_notes(console, NOTES, notes)
+    traffic.print_notes(console, NOTES, rows)
     outputs.finish(console, arguments, record, shown)
     return int(any(row["error"] for row in rows))
 
@@ -141,17 +139,16 @@ def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outpu
     own = options.flags(arguments, "draft_type", *options.MACHINES)
     rows: list[Row] = []
     with ExitStack() as children:
-        peers: list[Peer] = [*servers.connect(arguments, model, children, own, sorted(tokenizer.eos_ids))]
-        loops: list[Peer] = []
+        peers = servers.connect(arguments, model, children, own, sorted(tokenizer.eos_ids))
+        loops = {}
         if arguments.bare:
-            process = start_process(children, str(model), False)
-            loops.append(Loop(BARE, process, tokenizer, arguments.max_tokens))
+            loops[BARE] = start_loop(children, tokenizer, arguments.max_tokens, str(model), False)
         for level in arguments.concurrency:
             batches = [
-                Batch(number, level, [maker.make() for _ in range(max(4, 2 * level))])
+                (number, [maker.make() for _ in range(max(4, 2 * level))])
                 for number in range(arguments.rounds + 1)
             ]
-            rows += traffic.ask_all([*peers, *(loops if level == 1 else [])], batches, work)
+            rows += traffic.ask_all(peers | loops if level == 1 else peers, batches, level, work)
     return rows
 
 

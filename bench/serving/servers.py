@@ -16,7 +16,7 @@ from bench.errors import ArgumentsError, BenchError
 from bench.options import Flag
 from bench.serving.client import Server, key_header
 from bench.serving.processes import COMMANDS, LLAMA, MLX_LM, OWN, run_server
-from bench.serving.traffic import Question
+from bench.serving.traffic import Ask, Question
 from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 from config.settings import BUNDLED_MODEL
 
@@ -67,13 +67,13 @@ def connect(
     children: ExitStack,
     own: Sequence[str] = (),
     forbidden_ids: Sequence[int] = (),
-) -> list[Server]:
-    """Return all servers, after starting those that do not run yet. Raises BenchError if one cannot be used.
+) -> dict[str, Ask]:
+    """Return who asks each server, after starting those that do not run yet. Raises BenchError if one cannot be used.
 
     folder: the model that they serve. own: more flags of `reprise serve`. forbidden_ids: in all answers.
     """
     keys = dict(arguments.server_key)
-    servers = []
+    servers: dict[str, Ask] = {}
     for name, url, model in arguments.server or [(OWN, None, None)]:
         if url is None:
             command = [*COMMANDS[name], model or str(folder), *(own if name == OWN else ())]
@@ -81,7 +81,8 @@ def connect(
             model = _MLX_LM_MODEL if name == MLX_LM else None
         key = keys.get(name)
         model = model or _first_model(url, key)
-        servers.append(Server(name, url, model, arguments.max_tokens, forbidden_ids, arguments.timeout, key))
+        server = Server(url, model, arguments.max_tokens, forbidden_ids, arguments.timeout, key)
+        servers[name] = server.ask
     return servers
 
 

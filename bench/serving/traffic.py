@@ -1,12 +1,12 @@
 """The same questions to several peers, batch by batch, and figures of their answers."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -53,44 +53,37 @@ class Answer:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Questions asked together, at most `streams` at the same time. round: 0 is the warm-up."""
-
-    round: int
-    streams: int
-    questions: Sequence[Question]
+Ask = Callable[[Sequence[Question], int], list[Answer]]
+"""Answers questions, at most so many at the same time, and returns the answers in the same order."""
 
 
-class Peer(Protocol):
-    """Who answers questions."""
+def ask_all(
+    peers: Mapping[str, Ask],
+    batches: Sequence[tuple[int, Sequence[Question]]],
+    streams: int,
+    work: Work,
+    **resume: Any,
+) -> list[Row]:
+    """Ask all peers each batch before the next one, a different one first each time; return the answers.
 
-    name: str
-
-    def ask(self, questions: Sequence[Question], streams: int) -> list[Answer]:
-        """Answer all questions, in the same order."""
-
-
-def ask_all(peers: Sequence[Peer], batches: Sequence[Batch], work: Work, **resume: Any) -> list[Row]:
-    """Ask every peer each batch before the next one, a different one first each time; return the answers.
-
-    resume: arguments of Experiment.
+    batches: of questions asked together, each with its round; 0 is the warm-up. resume: as for Experiment.
     """
-    work.weight += len(peers) * sum(len(batch.questions) for batch in batches)
+    work.weight += len(peers) * sum(len(questions) for _, questions in batches)
 
-    def ask(peer: Peer, batch: Batch) -> list[Row]:
-        stage = f"round {batch.round}" if batch.round else "warm-up"
-        work.begin(f"{batch.streams} stream{'s' * (batch.streams > 1)}, {stage}: {peer.name}")
-        answers = peer.ask(batch.questions, batch.streams)
+    def ask(name: str, batch: tuple[int, Sequence[Question]]) -> list[Row]:
+        number, questions = batch
+        stage = f"round {number}" if number else "warm-up"
+        work.begin(f"{streams} stream{'s' * (streams > 1)}, {stage}: {name}")
+        answers = peers[name](questions, streams)
         work.advance(len(answers))
         return [
-            {"request": at, "round": batch.round, "concurrency": batch.streams, "workload": question.workload,
+            {"request": at, "round": number, "concurrency": streams, "workload": question.workload,
              "has_tools": bool(question.tools), "is_measured": question.is_measured, **asdict(answer)}
-            for at, (question, answer) in enumerate(zip(batch.questions, answers, strict=True))
+            for at, (question, answer) in enumerate(zip(questions, answers, strict=True))
         ]  # fmt: skip
 
-    arms = {peer.name: partial(ask, peer) for peer in peers}
-    cases = {f"batch {at} of {batch.streams} streams": batch for at, batch in enumerate(batches)}
+    arms = {name: partial(ask, name) for name in peers}
+    cases = {f"batch {at} of {streams} streams": batch for at, batch in enumerate(batches)}
     return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
 
 
@@ -167,13 +160,13 @@ def _figures(rows: Sequence[Row], name: str, first: str) -> Row:
     """
     asked = [row for row in rows if row["arm"] == name]
     measured = [row for row in asked if row["round"] and row["is_measured"]]
-    by_round: dict[int, list[Row]] = {row["round"]: [] for row in rows if row["round"]}
-    for row in measured:
-        by_round[row["round"]].append(row)
-    for broken in {row["round"] for row in asked if row["error"] and row["round"]}:
-        # What is left of it may be easier.
-        by_round[broken] = []
-    rounds = {quantity: [take(one) for one in by_round.values()] for quantity, take in QUANTITIES.items()}
+    # What is left of a round with a failure may be easier.
+    broken = {row["round"] for row in asked if row["error"]}
+    by_round = [
+        [row for row in measured if row["round"] == number and number not in broken]
+        for number in sorted({row["round"] for row in rows} - {0})
+    ]
+    rounds = {quantity: [take(one) for one in by_round] for quantity, take in QUANTITIES.items()}
     speeds, decode_speeds = ([one for one in rounds[of] if one] for of in ("tokens/s", "decode tokens/s"))
     num_equal, num_texts = (0, 0) if name == first else _equal_texts(rows, name, first)
     return {
@@ -202,11 +195,11 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return [f"{remark} ({count} request{'s' * (count > 1)})" for remark, count in seen.items()]
 
 
-def print_notes(console: Console, notes: Sequence[str], remarks: Sequence[str]) -> None:
-    """Print how figures are to be read."""
+def print_notes(console: Console, notes: Sequence[str], rows: Sequence[Row]) -> None:
+    """Print how figures are to be read, and remarks on the answers."""
     for line in notes:
         console.print(line, style="dim", highlight=False)
-    for line in remarks:
+    for line in remarks(rows):
         console.print(f"! {line}", style="yellow", highlight=False, markup=False)
 
 

@@ -9,7 +9,7 @@ from multiprocessing import active_children
 import pytest
 
 from bench.errors import BenchError
-from bench.serving.bare_loop import Loop, start_process
+from bench.serving.bare_loop import start_loop
 from bench.serving.processes import is_ready, run_server
 from bench.serving.traffic import Question
 from engine.model.loading import load_tokenizer
@@ -59,23 +59,23 @@ def test_a_server_that_does_not_start_is_an_error_with_its_last_words():
 
 def test_a_loop_that_cannot_load_its_model_raises_the_reason(tmp_path):
     with pytest.raises(FileNotFoundError, match="config.json"), ExitStack() as children:
-        start_process(children, str(tmp_path))
+        start_loop(children, None, 4, str(tmp_path))
 
 
 def test_a_loop_whose_process_dies_is_an_error(model_folder, tokenizer):
     with ExitStack() as children:
-        loop = Loop("loop", start_process(children, str(model_folder)), tokenizer, 4)
+        ask = start_loop(children, tokenizer, 4, str(model_folder))
         for child in active_children():
             child.kill()
         with pytest.raises(BrokenProcessPool):
-            loop.ask([QUESTION])
+            ask([QUESTION])
 
 
 def test_the_bare_loop_gives_every_answer_its_full_length(model_folder):
     tokenizer = load_tokenizer(model_folder)
     with ExitStack() as children:
-        loop = Loop("loop", start_process(children, str(model_folder), False), tokenizer, 40)
-        answers = loop.ask([QUESTION] * 2)
+        ask = start_loop(children, tokenizer, 40, str(model_folder), False)
+        answers = ask([QUESTION] * 2)
     for answer in answers:
         assert answer.tokens == sum(tokens for _, tokens in answer.arrivals) == 40
         assert answer.error is None

@@ -29,7 +29,8 @@ def questions(number, workload="edits", **more):
 
 
 def ask_all(peers, rounds, streams=1, is_mixed=False):
-    return traffic.ask_all(peers, batches_of(rounds, streams, is_mixed), Work())
+    peers_by_name = {peer.name: peer.ask for peer in peers}
+    return traffic.ask_all(peers_by_name, batches_of(rounds, streams, is_mixed), streams, Work())
 
 
 def rows_of(peers, rounds):
