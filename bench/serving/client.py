@@ -92,7 +92,8 @@ class Stream:
     def parse(self) -> None:
         """Read the pieces. Any error ends up in self.error; nothing is raised."""
         if self.error is None and self.status != httpx.codes.OK:
-            self.error = f"status {self.status}: {_message(b''.join(data for _, data in self.pieces))}"
+            body = b"".join(data for _, data in self.pieces)
+            self.error = f"status {self.status}: {body[:200].decode(errors='replace').strip()}"
             return
         for at, event in self._events():
             if event == b"[DONE]":
@@ -115,7 +116,7 @@ class Stream:
 
     def _add(self, chunk: dict[str, Any], at: float) -> None:
         if chunk.get("error"):
-            self.error = self.error or f"error in the stream: {_message(json.dumps(chunk).encode())}"
+            self.error = self.error or f"error in the stream: {chunk['error']}"
         self.usage = chunk.get("usage") or self.usage
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
@@ -147,12 +148,3 @@ def receive(client: httpx.Client, body: bytes) -> Stream:
 def key_header(api_key: str | None) -> dict[str, str]:
     """Return the header that sends an API key, if there is one."""
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-
-def _message(body: bytes) -> str:
-    """Return the message of an error body in OpenAI's shape, or else the first 200 bytes of the body."""
-    try:
-        error = json.loads(body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
-        return body[:200].decode(errors="replace").strip()

@@ -68,9 +68,10 @@ def connect(
     own: Sequence[str] = (),
     forbidden_ids: Sequence[int] = (),
 ) -> dict[str, Ask]:
-    """Return who asks each server, after starting those that do not run yet. Raises BenchError if one cannot be used.
+    """Return who asks each server, by name, after starting those that do not run yet.
 
     folder: the model that they serve. own: more flags of `reprise serve`. forbidden_ids: in all answers.
+    Raises BenchError if a server cannot be used.
     """
     keys = dict(arguments.server_key)
     servers: dict[str, Ask] = {}
@@ -90,15 +91,12 @@ def _first_model(url: str, api_key: str | None) -> str:
     """Return the first model that a server lists."""
     try:
         response = httpx.get(f"{url}/v1/models", headers=key_header(api_key), timeout=30.0)
-        if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise BenchError(
-                f"{url} needs {'another' if api_key else 'an'} API key; pass it with --server-key"
-            )
         return str(response.raise_for_status().json()["data"][0]["id"])
-    except httpx.ConnectError:
-        raise BenchError(f"no server listens at {url}") from None
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:
-        raise BenchError(f"{url}/v1/models lists no model ({fault}); name one with NAME=URL=MODEL") from None
+        reason = str(fault).partition("\n")[0]
+        raise BenchError(
+            f"{url} lists no model ({reason}); name one with NAME=URL=MODEL, and a key with --server-key"
+        ) from None
 
 
 def _server(text: str) -> Address:
@@ -142,11 +140,7 @@ class PromptMaker:
         counts = range(1, len(words) + 1)
         fitting = bisect_right(counts, self._num_tokens, key=lambda n: len(self._prompt(words[:n]).ids))
         if not fitting:
-            template = len(self._prompt([]).ids)
-            raise BenchError(
-                f"--prompt-tokens is {self._num_tokens}, but the chat template alone takes {template}; "
-                "ask for more"
-            )
+            raise BenchError(f"--prompt-tokens {self._num_tokens} is too short for the chat template")
         return self._prompt(words[:fitting])
 
     def _prompt(self, words: Sequence[str]) -> Question:

@@ -58,7 +58,7 @@ def test_a_server_that_does_not_start_is_an_error_with_its_last_words():
 
 
 def test_a_loop_that_cannot_load_its_model_raises_the_reason(tmp_path):
-    with pytest.raises(FileNotFoundError, match="config.json"), ExitStack() as children:
+    with pytest.raises(FileNotFoundError, match="config"), ExitStack() as children:
         start_loop(children, None, 4, str(tmp_path))
 
 

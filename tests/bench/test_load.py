@@ -79,8 +79,8 @@ def test_several_tokens_of_one_chunk_are_all_counted(server, ask, events):
 
 
 def test_failures_of_every_kind_are_kept_beside_what_succeeded(server, ask, full_answer, events):
-    server.play(b'{"error": {"message": "too busy"}}', status=429)
-    server.play(events.frame("one"), b'data: {"error": {"message": "engine died"}}\n\n')
+    server.play(b"too busy", status=429)
+    server.play(events.frame("one"), b'data: {"error": "engine died"}\n\n')
     server.play(events.frame("one"))
     server.play(*full_answer)
     seen = ask(5)
