@@ -99,14 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
             peers, batches, arguments.streams, work, resume=arguments.resume, key=record["command"]
         )
     found = compared(rows)
-    record["peers"] = {
-        "workloads_version": VERSION,
-        **{name: getattr(arguments, name) for name in ("rounds", "max_tokens", "seed")},
-        "rows": found,
-    }
+    record["peers"] = {"workloads_version": VERSION, "rows": found}
     console = outputs.make_console(_WIDTH)
-    tables.print_rows(console, found, COLUMNS, "The same greedy chats on each peer")
-    traffic.print_notes(console, NOTES, rows)
+    tables.print_rows(console, found, COLUMNS, "The same greedy chats on each peer", NOTES)
+    traffic.print_remarks(console, rows)
     outputs.finish(console, arguments, record, found)
     return int(any(row["error"] for row in found))
 
@@ -162,10 +158,9 @@ def _rounds(
     arguments: argparse.Namespace, prompts: list[Chat] | None, tokenizer: Tokenizer
 ) -> list[list[Question]]:
     """Return the questions of each round, warm-up first. Raises ArgumentsError if they cannot be asked."""
-    if not tokenizer.has_chat_template:
-        raise ArgumentsError(f"{arguments.model} has no chat template, which mlx_lm's loop needs for chats")
     num_rounds = 1 + arguments.rounds
     if prompts is not None:
+        prompts.sort(key=lambda chat: chat.workload)
         return [_questions(prompts, tokenizer)] * num_rounds
 
     def count_tokens(text: str) -> int:

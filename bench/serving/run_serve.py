@@ -107,9 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
     tables.print_rows(
         console, levels, [MODEL, *LEVELS, TEXTS], f"Prompts of seed {seed}", group="concurrency"
     )
-    if comparisons:
-        tables.print_rows(console, comparisons, [MODEL, *RATIOS], group="concurrency")
-    traffic.print_notes(console, NOTES, rows)
+    tables.print_rows(console, comparisons, [MODEL, *RATIOS], notes=NOTES, group="concurrency")
+    traffic.print_remarks(console, rows)
     outputs.finish(console, arguments, record, shown)
     return int(any(row["error"] for row in rows))
 

@@ -195,10 +195,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return [f"{remark} ({count} request{'s' * (count > 1)})" for remark, count in seen.items()]
 
 
-def print_notes(console: Console, notes: Sequence[str], rows: Sequence[Row]) -> None:
-    """Print how figures are to be read, and remarks on the answers."""
-    for line in notes:
-        console.print(line, style="dim", highlight=False)
+def print_remarks(console: Console, rows: Sequence[Row]) -> None:
+    """Print the remarks on answers."""
     for line in remarks(rows):
         console.print(f"! {line}", style="yellow", highlight=False, markup=False)
 
