@@ -88,19 +88,16 @@ def run(arguments: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     record = document.new_document(arguments)
     rows: list[Row] = []
-    levels: list[Row] = []
-    comparisons: list[Row] = []
     with ExitStack() as folders, outputs.Work() as work:
         for model in _models(arguments, folders):
             name = model.name if arguments.random_models else None
-            answers = _measured(arguments, model, seed, work)
-            rows += [{"model": name, **row} for row in answers]
-            for peers in traffic.figures_of(answers, "concurrency"):
-                levels += [{"model": name, **one} for one in peers]
-                comparisons += [{"model": name, **one} for one in _compared(*peers)]
+            rows += [{"model": name, **row} for row in _measured(arguments, model, seed, work)]
+    groups = traffic.figures_of(rows, "model", "concurrency")
+    levels = [row for group in groups for row in group]
+    comparisons = [row for group in groups for row in _compared(*group)]
     shown = [{name: row[name] for name in row if name != "text"} for row in rows]
     record["serve"] = {
-        "settings": {"model": str(arguments.model.resolve().name), "seed": seed}, "levels": levels,
+        "settings": {"model": arguments.model.resolve().name, "seed": seed}, "levels": levels,
         "comparisons": comparisons, "notes": traffic.remarks(rows), "rows": shown,
     }  # fmt: skip
     console = outputs.make_console(_WIDTH)
@@ -154,8 +151,8 @@ def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outpu
 def _compared(first: Row, *others: Row) -> list[Row]:
     """Compare the first server with the others in every quantity."""
     return [
-        {"concurrency": first["concurrency"], "side": first["side"], "against": other["side"],
-         "quantity": quantity, "higher_is_better": "tokens/s" in quantity,
+        {"model": first["model"], "concurrency": first["concurrency"], "side": first["side"],
+         "against": other["side"], "quantity": quantity, "higher_is_better": "tokens/s" in quantity,
          "ratio": compare(ours, other["rounds"][quantity])}
         for other in others for quantity, ours in first["rounds"].items()
     ]  # fmt: skip

@@ -142,13 +142,17 @@ QUANTITIES: dict[str, Callable[[Sequence[Row]], float | None]] = {
 """What peers are compared by, round by round; each is a figure of the answers of one round."""
 
 
-def figures_of(rows: Sequence[Row], field: str) -> list[list[Row]]:
-    """Return the figures of each peer, the first peer first, for each value of a field of the rows."""
+def figures_of(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
+    """Return the figures of each peer, the first peer first, for each group of rows with the same fields."""
+    # The order of all peers: another one may begin with the questions of a group.
+    first, *others = dict.fromkeys(row["arm"] for row in rows)
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in fields), []).append(row)
     found = []
-    for value in dict.fromkeys(row[field] for row in rows):
-        alike = [row for row in rows if row[field] == value]
-        first, *others = dict.fromkeys(row["arm"] for row in alike)
-        found.append([_figures(alike, name, first) for name in (first, *others)])
+    for alike in groups.values():
+        present = {row["arm"] for row in alike}
+        found.append([_figures(alike, name, first) for name in (first, *others) if name in present])
     return found
 
 
@@ -170,7 +174,8 @@ def _figures(rows: Sequence[Row], name: str, first: str) -> Row:
     speeds, decode_speeds = ([one for one in rounds[of] if one] for of in ("tokens/s", "decode tokens/s"))
     num_equal, num_texts = (0, 0) if name == first else _equal_texts(rows, name, first)
     return {
-        "side": name, "concurrency": rows[0]["concurrency"], "workload": rows[0]["workload"],
+        "model": rows[0].get("model"), "side": name, "concurrency": rows[0]["concurrency"],
+        "workload": rows[0]["workload"],
         "num_requests": len(measured), "num_tokens": sum(row["tokens"] for row in measured),
         "tokens_per_s": speeds or [0.0],
         "decode_tokens_per_s": median(decode_speeds) if decode_speeds else None,

@@ -76,6 +76,14 @@ def test_ratios_are_to_the_first_peer_of_the_same_rounds():
     assert rows["plain"]["inter_token_ms"] == pytest.approx(500.0)
 
 
+def test_the_first_peer_stays_the_first_where_another_one_was_asked_first():
+    peers = [Scripted("plain"), Scripted("fast", duration_s=1.0)]
+    rows = compared(ask_all(peers, [questions(1) + questions(1, "quotes")] * 2))
+    assert [(row["workload"], row["name"], row["speedup"]) for row in rows] == [
+        ("edits", "plain", 1.0), ("edits", "fast", 2.0), ("quotes", "plain", 1.0), ("quotes", "fast", 2.0)
+    ]  # fmt: skip
+
+
 def test_the_warm_up_has_no_figures_but_its_failure_counts():
     peer = Scripted("s", others={0: Answer(error="cold")})
     row = rows_of([peer], [questions(1)] * 2)["s"]
