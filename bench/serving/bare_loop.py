@@ -5,19 +5,20 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm import load, stream_generate
 
 from bench.serving.processes import exit_on_sigterm
 from bench.serving.traffic import Answer, Ask, Question, by_read
-
-if TYPE_CHECKING:
-    from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 _loaded: dict[str, Any] = {}
 """What load_model() loaded in this process: arguments of stream_generate()."""
 
 
-def start_loop(children: ExitStack, tokenizer: "Tokenizer", max_tokens: int, *model: Any) -> Ask:
+def start_loop(children: ExitStack, tokenizer: Tokenizer, max_tokens: int, *model: Any) -> Ask:
     """Start a process that ends with the stack; return a function that answers greedily, one by one.
 
     model: arguments of load_model(). The function raises BrokenProcessPool if the process has ended.
@@ -44,8 +45,6 @@ def load_model(
     model: str, may_end: bool = True, draft_model: str | None = None, num_draft_tokens: int = 2
 ) -> None:
     """Load a model, and a draft model for speculative generation. may_end: whether end tokens end answers."""
-    from mlx_lm import load
-
     _loaded.clear()
     _loaded["model"], _loaded["tokenizer"] = load(model)[:2]
     if draft_model:
@@ -57,9 +56,6 @@ def load_model(
 
 def generate(prompt: Sequence[int], max_tokens: int) -> tuple[list[int], list[float]]:
     """Run the loop once; return the token ids, and the seconds from the call to each of them."""
-    import mlx.core as mx
-    from mlx_lm import stream_generate
-
     ids: list[int] = []
     times: list[float] = []
     start = perf_counter()

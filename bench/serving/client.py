@@ -31,16 +31,14 @@ class Server:
     max_tokens: int
     forbidden_ids: Sequence[int] = ()
     idle_limit_s: float = 120.0
-    api_key: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
 
     def ask(self, questions: Sequence[Question], streams: int = 1) -> list[Answer]:
         """Stream greedy chat completions, at most `streams` at the same time, each on a new connection."""
         # Pieces are stored as they come, so they must not be compressed.
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        client = httpx.Client(
-            base_url=self.url, headers=headers | key_header(self.api_key), timeout=self.idle_limit_s,
-            limits=httpx.Limits(max_keepalive_connections=0),
-        )  # fmt: skip
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.headers}
+        limits = httpx.Limits(max_keepalive_connections=0)
+        client = httpx.Client(base_url=self.url, headers=headers, timeout=self.idle_limit_s, limits=limits)
         bodies = [json.dumps(self._body(question)).encode() for question in questions]
         with client, ThreadPoolExecutor(streams) as threads:
             found = list(threads.map(lambda body: receive(client, body), bodies))
@@ -143,8 +141,3 @@ def receive(client: httpx.Client, body: bytes) -> Stream:
         found.error = f"connection lost: {fault!r}"
     found.ended = perf_counter()
     return found
-
-
-def key_header(api_key: str | None) -> dict[str, str]:
-    """Return the header that sends an API key, if there is one."""
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}

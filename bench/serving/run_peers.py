@@ -25,6 +25,7 @@ from bench.serving.traffic import Ask, Question
 from bench.statistics import compare
 from bench.tables import Column, format_value
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, own_chats
+from engine.model.loading import load_tokenizer
 from engine.text.tokenizer import Tokenizer
 
 LOOP, SPECULATIVE = "mlx_lm generate", "mlx_lm speculative"
@@ -86,9 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print. Return 1 if a request failed, 2 if the arguments cannot be combined."""
     servers.check(arguments, (LOOP, SPECULATIVE))
     prompts = own_chats(arguments.prompts, arguments.workloads)
-    # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
-    from engine.model.loading import load_tokenizer
-
     tokenizer = load_tokenizer(arguments.model)
     rounds = _rounds(arguments, prompts, tokenizer)
     batches = batches_of(rounds, arguments.streams, arguments.mixed)
@@ -101,8 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = compared(rows)
     record["peers"] = {"workloads_version": VERSION, "rows": found}
     console = outputs.make_console(_WIDTH)
-    tables.print_rows(console, found, COLUMNS, "The same greedy chats on each peer", NOTES)
-    traffic.print_remarks(console, rows)
+    tables.print_rows(
+        console, found, COLUMNS, "The same greedy chats on each peer", [*NOTES, *traffic.remarks(rows)]
+    )
     outputs.finish(console, arguments, record, found)
     return int(any(row["error"] for row in found))
 

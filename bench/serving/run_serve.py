@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from bench import document, options, outputs, tables
+from bench.architectures.tiny_models import write_random_model
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
@@ -21,6 +22,7 @@ from bench.serving import servers, traffic
 from bench.serving.bare_loop import start_loop
 from bench.statistics import compare
 from bench.tables import Column
+from engine.model.loading import load_tokenizer
 
 _WIDTH = 100
 BARE = "bare loop"
@@ -88,8 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     record = document.new_document(arguments)
     rows: list[Row] = []
-    with ExitStack() as folders, outputs.Work() as work:
-        for model in _models(arguments, folders):
+    with tempfile.TemporaryDirectory() as folder, outputs.Work() as work:
+        for model in _models(arguments, Path(folder)):
             name = model.name if arguments.random_models else None
             rows += [{"model": name, **row} for row in _measured(arguments, model, seed, work)]
     groups = traffic.figures_of(rows, "model", "concurrency")
@@ -104,20 +106,16 @@ def run(arguments: argparse.Namespace) -> int:
     tables.print_rows(
         console, levels, [MODEL, *LEVELS, TEXTS], f"Prompts of seed {seed}", group="concurrency"
     )
-    tables.print_rows(console, comparisons, [MODEL, *RATIOS], notes=NOTES, group="concurrency")
-    traffic.print_remarks(console, rows)
+    notes = [*NOTES, *record["serve"]["notes"]]
+    tables.print_rows(console, comparisons, [MODEL, *RATIOS], notes=notes, group="concurrency")
     outputs.finish(console, arguments, record, shown)
     return int(any(row["error"] for row in rows))
 
 
-def _models(arguments: argparse.Namespace, folders: ExitStack) -> Iterator[Path]:
-    """Yield the folders of the models to serve, one after the other."""
+def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[Path]:
+    """Yield the folders of the models to serve, one after the other. folder: for random models."""
     if not arguments.random_models:
         yield arguments.model
-        return
-    from bench.architectures.tiny_models import write_random_model
-
-    folder = Path(folders.enter_context(tempfile.TemporaryDirectory()))
     for name in arguments.random_models:
         try:
             yield write_random_model(name, folder / name, arguments.repetitive)
@@ -127,9 +125,6 @@ def _models(arguments: argparse.Namespace, folders: ExitStack) -> Iterator[Path]
 
 def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outputs.Work) -> list[Row]:
     """Ask all servers of one model. Every round has new prompts, the same ones for all servers."""
-    # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
-    from engine.model.loading import load_tokenizer
-
     tokenizer = load_tokenizer(model)
     maker = servers.PromptMaker(tokenizer, arguments.prompt_tokens, seed)
     own = options.flags(arguments, "draft_type", *options.MACHINES)

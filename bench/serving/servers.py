@@ -7,21 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 
 from bench import options
 from bench.errors import ArgumentsError, BenchError
 from bench.options import Flag
-from bench.serving.client import Server, key_header
+from bench.serving.client import Server
 from bench.serving.processes import COMMANDS, LLAMA, MLX_LM, OWN, run_server
 from bench.serving.traffic import Ask, Question
 from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 from config.settings import BUNDLED_MODEL
-
-if TYPE_CHECKING:
-    from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 _MLX_LM_MODEL = "default_model"
 """What mlx_lm.server calls its model; its list of models fails where none was ever downloaded."""
@@ -80,17 +77,17 @@ def connect(
             command = [*COMMANDS[name], model or str(folder), *(own if name == OWN else ())]
             url = children.enter_context(run_server(name, command))
             model = _MLX_LM_MODEL if name == MLX_LM else None
-        key = keys.get(name)
-        model = model or _first_model(url, key)
-        server = Server(url, model, arguments.max_tokens, forbidden_ids, arguments.timeout, key)
+        headers = {"Authorization": f"Bearer {keys[name]}"} if name in keys else {}
+        model = model or _first_model(url, headers)
+        server = Server(url, model, arguments.max_tokens, forbidden_ids, arguments.timeout, headers)
         servers[name] = server.ask
     return servers
 
 
-def _first_model(url: str, api_key: str | None) -> str:
+def _first_model(url: str, headers: dict[str, str]) -> str:
     """Return the first model that a server lists."""
     try:
-        response = httpx.get(f"{url}/v1/models", headers=key_header(api_key), timeout=30.0)
+        response = httpx.get(f"{url}/v1/models", headers=headers, timeout=30.0)
         return str(response.raise_for_status().json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:
         reason = str(fault).partition("\n")[0]
@@ -124,7 +121,7 @@ class PromptMaker:
     Each begins with a number of its own, so that a prefix cache can reuse nothing but the chat template.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", num_tokens: int, seed: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_tokens: int, seed: int) -> None:
         self._tokenizer, self._num_tokens = tokenizer, num_tokens
         self._random = random.Random(seed)
         self._numbers = iter(self._random.sample(range(100_000, 1_000_000), 100_000))

@@ -8,8 +8,6 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-
 from bench.experiment import Experiment, Row
 from bench.outputs import Work
 from bench.statistics import percentiles, rate
@@ -197,13 +195,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             seen[f"{row['arm']}: reported no usage; its chunks were counted as tokens"] += 1
         if row["is_early"]:
             seen[f"{row['arm']}: ended early, after {row['tokens']} tokens"] += 1
-    return [f"{remark} ({count} request{'s' * (count > 1)})" for remark, count in seen.items()]
-
-
-def print_remarks(console: Console, rows: Sequence[Row]) -> None:
-    """Print the remarks on answers."""
-    for line in remarks(rows):
-        console.print(f"! {line}", style="yellow", highlight=False, markup=False)
+    return [f"! {remark} ({count} request{'s' * (count > 1)})" for remark, count in seen.items()]
 
 
 def _good(rows: Sequence[Row]) -> list[Row]:
