@@ -115,7 +115,7 @@ class Stream:
     def _add(self, chunk: dict[str, Any], at: float) -> None:
         if chunk.get("error"):
             self.error = self.error or f"error in the stream: {chunk['error']}"
-        self.usage = chunk.get("usage") or self.usage
+        self.usage |= chunk.get("usage") or {}
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             calls = [call.get("function") or {} for call in delta.get("tool_calls") or ()]

@@ -13,8 +13,8 @@ from bench.outputs import Work
 from bench.statistics import percentiles, rate
 
 NOTES = (
-    "tokens/s: all tokens of a round, divided by its time with prefill; a round with a failure has no speed.",
-    "first token: time to the first text. inter-token: the gap before a read, divided among its tokens.",
+    "tokens/s: all tokens of a round divided by its time, prefill included; none if a request failed.",
+    "first token: from connecting to the first text. inter-token: the gap before a read, by its tokens.",
 )
 """How figures are to be read."""
 

@@ -53,6 +53,7 @@ def test_what_went_wrong_in_a_stream_is_told(lines, error):
         b"[1, 2]",
         b'{"choices": [7]}',
         b'{"choices": 7}',
+        b'{"usage": [3]}',
         b'{"choices": [{"delta": "text"}]}',
         b'{"choices": [{"delta": {"content": 7}}]}',
         b"\xff\xfe",

@@ -65,6 +65,15 @@ def test_several_streams_are_asked_of_servers_alone(
     assert server.most_at_once <= 3
 
 
+def test_an_interrupted_comparison_is_resumed(server, full_answer, model_folder, tmp_path):
+    server.play(*full_answer)
+    given = ["--model", str(model_folder), "--workloads", "quotes", "--rounds", "1", "--no-mlx-lm"]
+    given += ["--server", f"a={server.url}", "--resume", str(tmp_path / "runs.jsonl")]
+    for _ in range(2):
+        assert main(["bench", "peers", *given]) == 0
+        assert len(server.bodies) == 6
+
+
 def test_a_llama_server_that_is_not_installed_is_one_line(model_folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "model.gguf").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
