@@ -1,170 +1,143 @@
-"""One streamed chat completion.
+"""OpenAI-compatible servers as peers.
 
-The client often shares two cores with the server, so work that it does during a stream slows the server down.
-So each read is only stored with its time, and parsed after the round. "Connection: close" makes the end of
-the connection the end of the response.
+The client often shares two cores with the server, so each piece of a response is only stored with its time,
+and parsed once all answers of a batch have ended.
 """
 
-import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
-from urllib.parse import urlsplit
 
-import h11
+import httpx
 
-IDLE_LIMIT_S = 300.0
-"""A request fails after this long without data."""
+from bench.serving.traffic import Answer, Question, by_read
+from bench.statistics import share_tokens
 
-_OK, _TOO_BUSY = 200, 429
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content")
-_CHUNK = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """Everything received for one request, with the time of each read, and why the connection failed.
+@dataclass
+class Server:
+    """A peer over HTTP. url: without /v1. idle_limit_s: a request fails after this long without data.
 
-    Times are perf_counter(). started: when connecting began. ended: when the connection was over.
+    forbidden_ids: end tokens, if no answer may end before max_tokens.
     """
 
-    started: float
-    ended: float
-    reads: tuple[tuple[float, bytes], ...]
-    fault: str | None = None
+    url: str
+    model: str
+    max_tokens: int
+    forbidden_ids: Sequence[int] = ()
+    idle_limit_s: float = 120.0
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, questions: Sequence[Question], streams: int = 1) -> list[Answer]:
+        """Stream greedy chat completions, at most `streams` at the same time, each on a new connection."""
+        # Pieces are stored as they come, so they must not be compressed.
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.headers}
+        limits = httpx.Limits(max_keepalive_connections=0)
+        client = httpx.Client(base_url=self.url, headers=headers, timeout=self.idle_limit_s, limits=limits)
+        bodies = [json.dumps(self._body(question)).encode() for question in questions]
+        with client, ThreadPoolExecutor(streams) as threads:
+            found = list(threads.map(lambda body: receive(client, body), bodies))
+        began = min(one.started for one in found)
+        return [self._answer(one, began) for one in found]
+
+    def _body(self, question: Question) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.model, "messages": question.messages, "max_tokens": self.max_tokens,
+            "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        if question.tools:
+            body["tools"] = question.tools
+        if self.forbidden_ids:
+            body["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
+        return body
+
+    def _answer(self, stream: "Stream", began: float) -> Answer:
+        stream.parse()
+        texts = [text for _, text in stream.chunks]
+        reported = stream.usage.get("completion_tokens")
+        tokens = len(texts) if reported is None else int(reported)
+        times = [at - stream.started for at, _ in stream.chunks]
+        return Answer(
+            started_s=stream.started - began, duration_s=stream.ended - stream.started,
+            tokens=0 if stream.error else tokens, has_usage=reported is not None, text="".join(texts),
+            arrivals=by_read(times, share_tokens(tokens, texts, [len(text) for text in texts])),
+            num_prompt_tokens=stream.usage.get("prompt_tokens"), error=stream.error,
+            is_early=bool(self.forbidden_ids) and not stream.error and tokens < self.max_tokens,
+            is_refused=stream.status == httpx.codes.TOO_MANY_REQUESTS,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
-class Answer:
-    """One streamed answer.
+class Stream:
+    """The response to one request: its pieces, and then what parse() finds. Times are perf_counter().
 
-    ended: perf_counter() of the read that contained [DONE], or of the connection's end.
-    chunks: (perf_counter(), text) of each chunk that has text. is_refused: the server answered 429.
+    chunks: the time and text of each chunk that has text. ended: when [DONE] came, or the connection ended.
     """
 
-    ended: float
+    started: float
+    ended: float = 0.0
+    status: int = 0
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    error: str | None = None
     chunks: list[tuple[float, str]] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
-    finish_reason: str | None = None
-    error: str | None = None
-    is_done: bool = False
-    is_refused: bool = False
 
-
-async def post(
-    url: str, body: bytes, idle_limit_s: float = IDLE_LIMIT_S, api_key: str | None = None
-) -> Transcript:
-    """Send body as JSON on a new connection, and record the response until the connection ends."""
-    parts = urlsplit(url)
-    port, key = parts.port or {"https": 443}.get(parts.scheme, 80), f"Authorization: Bearer {api_key}\r\n"
-    head = (
-        f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-        f"{key if api_key else ''}Accept: text/event-stream\r\nContent-Length: {len(body)}\r\n"
-        "Connection: close\r\n\r\n"
-    )
-    started, reads, fault = perf_counter(), [], None
-    try:
-        opened = asyncio.open_connection(parts.hostname, port, ssl=parts.scheme == "https" or None)
-        reader, writer = await opened
-    except OSError as refused:
-        return Transcript(started, perf_counter(), (), f"cannot connect: {refused}")
-    try:
-        writer.write(head.encode() + body)
-        while True:
-            async with asyncio.timeout(idle_limit_s):
-                data = await reader.read(_CHUNK)
-            if not data:
-                break
-            reads.append((perf_counter(), data))
-    except TimeoutError:
-        fault = f"no data for {idle_limit_s:g} s"
-    except OSError as lost:
-        fault = f"connection lost: {lost}"
-    finally:
-        writer.transport.abort()
-    return Transcript(started, perf_counter(), tuple(reads), fault)
-
-
-def read_answer(transcript: Transcript) -> Answer:
-    """Parse the transcript of one request. Any error ends up in Answer.error; nothing is raised."""
-    answer = Answer(transcript.ended)
-    body, line, status = b"", b"", None
-    try:
-        for at, event in _events(transcript):
-            if isinstance(event, h11.Response):
-                status = event.status_code
-            else:
-                body += event.data
-                *lines, line = (line + event.data).split(b"\n")
-                for one in lines if status == _OK else ():
-                    if one.startswith(b"data:"):
-                        _add_chunk(answer, one[5:].strip(), at)
-    except h11.RemoteProtocolError as fault:
-        shown = transcript.reads[-1][1][:80]
-        answer.error = answer.error or f"the response is not HTTP, {fault}: {shown!r}"
-    answer.is_refused = status == _TOO_BUSY
-    answer.error = answer.error or transcript.fault
-    if answer.error is None and status is None:
-        answer.error = "the connection closed without an answer"
-    elif answer.error is None and status != _OK:
-        answer.error = f"status {status}: {_message(body)}"
-    elif answer.error is None and not answer.is_done:
-        answer.error = "the stream ended without [DONE]"
-    return answer
-
-
-def _events(transcript: Transcript) -> Iterator[tuple[float, h11.Response | h11.Data]]:
-    """Yield the response's head and the parts of its body, each with the time of its read."""
-    connection = h11.Connection(h11.CLIENT)
-    # h11 reads a response only after a request; post() wrote the real one.
-    connection.send(h11.Request(method="POST", target="/", headers=[("Host", "")]))
-    connection.send(h11.EndOfMessage())
-    for at, data in transcript.reads:
-        connection.receive_data(data)
-        while (event := connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-            if isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+    def parse(self) -> None:
+        """Read the pieces. Any error ends up in self.error; nothing is raised."""
+        if self.error is None and self.status != httpx.codes.OK:
+            body = b"".join(data for _, data in self.pieces)
+            self.error = f"status {self.status}: {body[:200].decode(errors='replace').strip()}"
+            return
+        for at, event in self._events():
+            if event == b"[DONE]":
+                self.ended = at
                 return
-            if isinstance(event, h11.Response | h11.Data):
-                yield at, event
+            try:
+                self._add(json.loads(event), at)
+            except (ValueError, AttributeError, TypeError):
+                self.error = self.error or f"not a chunk of a chat completion: {event[:80]!r}"
+        self.error = self.error or "the stream ended without [DONE]"
+
+    def _events(self) -> Iterator[tuple[float, bytes]]:
+        """Yield the data of each event, with the time when its line was complete."""
+        line = b""
+        for at, data in self.pieces:
+            *lines, line = (line + data).split(b"\n")
+            for one in lines:
+                if one.startswith(b"data:"):
+                    yield at, one.removeprefix(b"data:").strip()
+
+    def _add(self, chunk: dict[str, Any], at: float) -> None:
+        if chunk.get("error"):
+            self.error = self.error or f"error in the stream: {chunk['error']}"
+        self.usage |= chunk.get("usage") or {}
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            calls = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
+            texts = [delta.get(name) for name in _TEXT_FIELDS]
+            texts += [call.get(name) for call in calls for name in ("name", "arguments")]
+            if text := "".join(text or "" for text in texts):
+                self.chunks.append((at, text))
 
 
-def _message(body: bytes) -> str:
-    """Return the message of an error body in OpenAI's shape, or else the first 200 bytes of the body."""
+def receive(client: httpx.Client, body: bytes) -> Stream:
+    """Send a request, and store what comes."""
+    found = Stream(perf_counter())
     try:
-        error = json.loads(body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
-        return body[:200].decode(errors="replace").strip()
-
-
-def _add_chunk(answer: Answer, payload: bytes, at: float) -> None:
-    if payload == b"[DONE]":
-        answer.is_done, answer.ended = True, at
-        return
-    error = None
-    try:
-        chunk = json.loads(payload)
-        if not isinstance(chunk, dict):
-            error = f"a chunk is not a JSON object: {payload[:80]!r}"
-        elif chunk.get("error"):
-            error = f"error in the stream: {_message(payload)}"
-        else:
-            if isinstance(chunk.get("usage"), dict):
-                answer.usage = chunk["usage"]
-            for choice in chunk.get("choices") or ():
-                answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-                if text := _text(choice.get("delta") or {}):
-                    answer.chunks.append((at, text))
-    except ValueError:
-        error = f"a chunk is not a JSON object: {payload[:80]!r}"
-    except (AttributeError, TypeError):
-        error = f"a chunk is not a chat completion chunk: {payload[:80]!r}"
-    answer.error = answer.error or error
-
-
-def _text(delta: dict[str, Any]) -> str:
-    text = "".join(delta.get(name) or "" for name in _TEXT_FIELDS)
-    functions = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
-    return text + "".join((one.get("name") or "") + (one.get("arguments") or "") for one in functions)
+        with client.stream("POST", "/v1/chat/completions", content=body) as response:
+            found.status = response.status_code
+            for data in response.iter_raw():
+                found.pieces.append((perf_counter(), data))
+    except httpx.ConnectError as fault:
+        found.error = f"cannot connect: {fault}"
+    except httpx.ReadTimeout:
+        found.error = f"no data for {client.timeout.read:g} s"
+    except httpx.HTTPError as fault:
+        found.error = f"connection lost: {fault!r}"
+    found.ended = perf_counter()
+    return found

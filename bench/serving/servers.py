@@ -1,28 +1,28 @@
 """The servers of a comparison, running ones and those that are started for it, and prompts for them."""
 
 import argparse
-import os
 import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import httpx
 
 from bench import options
 from bench.errors import ArgumentsError, BenchError
 from bench.options import Flag
-from bench.serving.processes import LLAMA, MLX_LM, MLX_LM_MODEL, other_server, own_server
-from bench.serving.traffic import Question, Server
+from bench.serving.client import Server
+from bench.serving.processes import COMMANDS, LLAMA, MLX_LM, OWN, run_server
+from bench.serving.traffic import Ask, Question
 from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 from config.settings import BUNDLED_MODEL
+from engine.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from engine.text.tokenizer import Tokenizer
+_MLX_LM_MODEL = "default_model"
+"""What mlx_lm.server calls its model; its list of models fails where none was ever downloaded."""
 
-
-OWN = "reprise"
 Address = tuple[str, str | None, str | None]
 """Name, URL (None: it is started here), and the model to ask for, or the file to serve."""
 
@@ -37,26 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--server-key", metavar="NAME=KEY", type=_key, action="append", default=[],
-        help=f"API key of a --server; may be repeated. Default for {OWN}=URL: the first in REPRISE_API_KEY.",
+        help="API key of a --server; may be repeated.",
     )  # fmt: skip
     options.declare(
         parser,
         Flag("--model", options.model_folder, "DIR", BUNDLED_MODEL,
-             "The model that the servers serve: for those started here, and to count tokens. Default: the "
-             "bundled model."),
+             "The model that the servers serve, also those started here. Default: the bundled model."),
         Flag("--timeout", options.count, "S", 120, "A request fails after this many seconds without data."),
     )  # fmt: skip
 
 
 def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
-    """Raise ArgumentsError for names that are not unique or unknown, and for a server that is named twice."""
-    names, urls = [one[0] for one in arguments.server], [one[1] for one in arguments.server if one[1]]
+    """Raise ArgumentsError for names that are not unique or unknown."""
+    names = [one[0] for one in arguments.server]
     for name, count in Counter([*names, *taken]).items():
         if count > 1:
             raise ArgumentsError(f"--server: the name {name} is already taken")
-    for url, count in Counter(urls).items():
-        if count > 1:
-            raise ArgumentsError(f"--server: {url} is given twice; its prefix cache would have every prompt")
     for name, _ in arguments.server_key:
         if name not in names:
             raise ArgumentsError(f"--server-key: no --server is named {name}")
@@ -66,39 +62,38 @@ def connect(
     arguments: argparse.Namespace,
     folder: Path,
     children: ExitStack,
-    tokenizer: "Tokenizer",
     own: Sequence[str] = (),
-) -> list[Server]:
-    """Return all servers, after starting those that do not run yet.
+    forbidden_ids: Sequence[int] = (),
+) -> dict[str, Ask]:
+    """Return who asks each server, by name, after starting those that do not run yet.
 
-    folder: the model that they serve. own: more flags of `reprise serve`.
+    folder: the model that they serve. own: more flags of `reprise serve`. forbidden_ids: in all answers.
+    Raises BenchError if a server cannot be used.
     """
-    keys, model = dict(arguments.server_key), str(folder)
-    servers = []
-    for name, url, served in arguments.server or [(OWN, None, None)]:
-        key = keys.get(name)
-        if name == OWN:
-            key = key or (_key_of_environment() if url else None)
-            if url is None:
-                started = own_server(["--model", model, "--recalibrate", *own])
-                url = children.enter_context(started).url
-        elif url is None:
-            url = children.enter_context(other_server(name, served or model)).url
-            served = MLX_LM_MODEL if name == MLX_LM else None
-        servers.append(
-            Server(name, url, served, lambda text: len(tokenizer.encode_answer(text)),
-                   float(arguments.timeout), key)
-        )  # fmt: skip
+    keys = dict(arguments.server_key)
+    servers: dict[str, Ask] = {}
+    for name, url, model in arguments.server or [(OWN, None, None)]:
+        if url is None:
+            command = [*COMMANDS[name], model or str(folder), *(own if name == OWN else ())]
+            url = children.enter_context(run_server(name, command))
+            model = _MLX_LM_MODEL if name == MLX_LM else None
+        headers = {"Authorization": f"Bearer {keys[name]}"} if name in keys else {}
+        model = model or _first_model(url, headers)
+        server = Server(url, model, arguments.max_tokens, forbidden_ids, arguments.timeout, headers)
+        servers[name] = server.ask
     return servers
 
 
-def _key_of_environment() -> str | None:
-    """Return the first of the API keys that `reprise serve` would accept with this environment."""
-    first = os.environ.get("REPRISE_API_KEY", "").partition(",")[0].strip()
+def _first_model(url: str, headers: dict[str, str]) -> str:
+    """Return the first model that a server lists."""
     try:
-        return options.api_key(first) if first else None
-    except argparse.ArgumentTypeError as fault:
-        raise ArgumentsError(f"REPRISE_API_KEY: {fault}") from None
+        response = httpx.get(f"{url}/v1/models", headers=headers, timeout=30.0)
+        return str(response.raise_for_status().json()["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:
+        reason = str(fault).partition("\n")[0]
+        raise BenchError(
+            f"{url} lists no model ({reason}); name one with NAME=URL=MODEL, and a key with --server-key"
+        ) from None
 
 
 def _server(text: str) -> Address:
@@ -119,61 +114,31 @@ def _key(text: str) -> tuple[str, str]:
     return name, options.api_key(key)
 
 
-_SHORT = ("able", "air", "all", "arm", "ask", "ball", "bed", "bird", "boy", "day", "deep", "dog", "ear")
-_WORDS = [*NOUNS, *ADJECTIVES, *VERBS, *_SHORT]
-_OPENING_WORDS, _TRIES = 4, 80
-
-
 class PromptMaker:
     """Makes questions of random words, the same ones for the same seed.
 
-    num_tokens: length of the whole prompt with the chat template, as servers report it. If no text of exactly
-    this length is found, the closest shorter one is used.
-    No two prompts begin with the same words, so a prefix cache can only reuse the chat template.
-    Raises BenchError if the template leaves no room for words, or no unused first words are left.
+    num_tokens: of the whole prompt with the chat template; where words have several, it may be a few less.
+    Each begins with a number of its own, so that a prefix cache can reuse nothing but the chat template.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", num_tokens: int, seed: int) -> None:
-        self.num_tokens = num_tokens
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, num_tokens: int, seed: int) -> None:
+        self._tokenizer, self._num_tokens = tokenizer, num_tokens
         self._random = random.Random(seed)
-        self._openings: set[tuple[str, ...]] = set()
-        template = len(self._prompt([]).ids)
-        if num_tokens <= template:
-            raise BenchError(
-                f"--prompt-tokens is {num_tokens}, but the chat template alone takes {template}; ask for more"
-            )
+        self._numbers = iter(self._random.sample(range(100_000, 1_000_000), 100_000))
 
     def make(self) -> Question:
-        """Return a prompt that begins unlike all earlier ones."""
-        found: dict[tuple[str, ...], Question] = {}
-        for _ in range(_TRIES):
-            words, prompt = self._fill()
-            opening = tuple(words[:_OPENING_WORDS])
-            if words and opening not in self._openings:
-                found[opening] = prompt
-                if len(prompt.ids) == self.num_tokens:
-                    break
-        if not found:
-            raise BenchError(f"no more distinct prompts of {self.num_tokens} tokens; use longer prompts")
-        opening = max(found, key=lambda one: len(found[one].ids))
-        self._openings.add(opening)
-        return found[opening]
+        """Return a prompt that begins unlike all earlier ones.
 
-    def _fill(self) -> tuple[list[str], Question]:
-        """Choose as many random words as fit, the last one so that the length is exact if possible."""
+        Raises BenchError if the chat template leaves no room for it.
+        """
         # No word is shorter than a token.
-        words = self._random.choices(_WORDS, k=self.num_tokens)
+        words = self._random.choices([*NOUNS, *ADJECTIVES, *VERBS], k=self._num_tokens)
+        words[0] = str(next(self._numbers))
         counts = range(1, len(words) + 1)
-        words = words[: bisect_right(counts, self.num_tokens, key=lambda n: len(self._prompt(words[:n]).ids))]
-        prompt = self._prompt(words)
-        for last in self._random.sample(_WORDS, _TRIES):
-            if len(prompt.ids) == self.num_tokens:
-                break
-            longer = self._prompt([*words, last])
-            if len(prompt.ids) < len(longer.ids) <= self.num_tokens:
-                words, prompt = [*words, last], longer
-        return words, prompt
+        fitting = bisect_right(counts, self._num_tokens, key=lambda n: len(self._prompt(words[:n]).ids))
+        if not fitting:
+            raise BenchError(f"--prompt-tokens {self._num_tokens} is too short for the chat template")
+        return self._prompt(words[:fitting])
 
     def _prompt(self, words: Sequence[str]) -> Question:
         message = {"role": "user", "content": " ".join(words)}

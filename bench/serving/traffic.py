@@ -1,279 +1,216 @@
-"""Questions, and who answers them: servers over HTTP, and mlx_lm's loops in child processes.
+"""The same questions to several peers, batch by batch, and figures of their answers."""
 
-An answer is a row: "request" is its place among those asked together, "tokens" those received (counted_by
-says how; 0 if it failed), "started_s" since the first was sent, "duration_s" until the end of
-the stream, "arrivals" [seconds since the request, tokens] of each read with text, "error" why it failed.
-Below are speeds and times of answers, by round and over all rounds.
-"""
-
-import asyncio
-import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from statistics import median
-from time import perf_counter
 from typing import Any
 
-import httpx
+from bench.experiment import Experiment, Row
+from bench.outputs import Work
+from bench.statistics import percentiles, rate
 
-from bench.errors import BenchError
-from bench.experiment import Row
-from bench.serving.client import IDLE_LIMIT_S, Transcript, post, read_answer
-from bench.serving.processes import BareLoop
-from bench.statistics import percentile, rate, share_tokens
+NOTES = (
+    "tokens/s: all tokens of a round divided by its time, prefill included; none if a request failed.",
+    "first token: from connecting to the first text. inter-token: the gap before a read, by its tokens.",
+)
+"""How figures are to be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request. ids: its token ids, for peers that take no messages. number: of all questions asked."""
+    """One request. ids: its token ids, for peers that take no messages."""
 
     messages: tuple[dict[str, Any], ...]
     ids: tuple[int, ...]
     workload: str = ""
     tools: tuple[dict[str, Any], ...] = ()
     is_measured: bool = True
-    number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """What every request contains besides its prompt; all are greedy.
+@dataclass(slots=True)
+class Answer:
+    """An answer, and why it failed, if it did.
 
-    forbidden_ids: tokens that would end the answer early; they get a logit bias of -100.
+    started_s: since the first of its batch. duration_s: until the end of the stream. arrivals: [seconds since
+    the request, tokens] of each read with text. has_usage: whether the peer reported its tokens.
+    is_early: it ended before its limit, although it must not. is_refused: the server had too many.
     """
 
-    max_tokens: int
-    forbidden_ids: tuple[int, ...] = ()
-
-    def body(self, model: str, question: Question) -> bytes:
-        """Build the body of POST /v1/chat/completions."""
-        fields: dict[str, Any] = {
-            "model": model, "messages": list(question.messages), "max_tokens": self.max_tokens,
-            "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        if question.tools:
-            fields["tools"] = list(question.tools)
-        if self.forbidden_ids:
-            fields["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
-        return json.dumps(fields).encode()
+    started_s: float = 0.0
+    duration_s: float = 0.0
+    tokens: int = 0
+    arrivals: list[list[float]] = field(default_factory=list)
+    text: str = ""
+    num_prompt_tokens: int | None = None
+    has_usage: bool = True
+    is_early: bool = False
+    is_refused: bool = False
+    error: str | None = None
 
 
-@dataclass
-class Server:
-    """An OpenAI-compatible server.
+Ask = Callable[[Sequence[Question], int], list[Answer]]
+"""Answers questions, at most so many at the same time, and returns the answers in the same order."""
 
-    url: without /v1. model: the name to send; None: the first model that the server lists.
-    count_tokens: of a text on its own. idle_limit_s: a request fails after this long without data.
+
+def ask_all(
+    peers: Mapping[str, Ask],
+    batches: Sequence[tuple[int, Sequence[Question]]],
+    streams: int,
+    work: Work,
+    **resume: Any,
+) -> list[Row]:
+    """Ask all peers each batch before the next one, a different one first each time; return the answers.
+
+    batches: of questions asked together, each with its round; 0 is the warm-up. resume: as for Experiment.
     """
+    work.weight += len(peers) * sum(len(questions) for _, questions in batches)
 
-    name: str
-    url: str
-    model: str | None
-    count_tokens: Callable[[str], int]
-    idle_limit_s: float = IDLE_LIMIT_S
-    api_key: str | None = None
-
-    def ask(self, questions: Sequence[Question], options: RequestOptions, streams: int = 1) -> list[Row]:
-        """Stream chat completions, at most `streams` at the same time."""
-        try:
-            self.find_model()
-        except BenchError as fault:
-            return [failure(at, one, options, str(fault)) for at, one in enumerate(questions)]
-        bodies = [options.body(self.model or "", question) for question in questions]
-        began = perf_counter()
-        transcripts = asyncio.run(self._drive(bodies, streams))
+    def ask(name: str, batch: tuple[int, Sequence[Question]]) -> list[Row]:
+        number, questions = batch
+        stage = f"round {number}" if number else "warm-up"
+        work.begin(f"{streams} stream{'s' * (streams > 1)}, {stage}: {name}")
+        answers = peers[name](questions, streams)
+        work.advance(len(answers))
         return [
-            self._answer(at, question, options, transcripts[at], began)
-            for at, question in enumerate(questions)
-        ]
+            {"request": at, "round": number, "concurrency": streams, "workload": question.workload,
+             "has_tools": bool(question.tools), "is_measured": question.is_measured, **asdict(answer)}
+            for at, (question, answer) in enumerate(zip(questions, answers, strict=True))
+        ]  # fmt: skip
 
-    def find_model(self) -> None:
-        """Take the first model that the server lists, if none is named.
-
-        Raises BenchError if the server cannot be reached, needs another key, or lists no model.
-        """
-        if self.model:
-            return
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        try:
-            response = httpx.get(f"{self.url}/v1/models", headers=headers, timeout=30.0)
-            if response.status_code == httpx.codes.UNAUTHORIZED:
-                wanted = "another API key" if self.api_key else "an API key"
-                raise BenchError(f"{self.url} needs {wanted}; pass it with --server-key")
-            self.model = str(response.raise_for_status().json()["data"][0]["id"])
-        except httpx.ConnectError:
-            raise BenchError(f"no server listens at {self.url}") from None
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:
-            raise BenchError(
-                f"{self.url}/v1/models lists no model ({fault}); name one with NAME=URL=MODEL"
-            ) from None
-
-    async def _drive(self, bodies: Sequence[bytes], streams: int) -> dict[int, Transcript]:
-        transcripts: dict[int, Transcript] = {}
-        waiting = iter(enumerate(bodies))
-
-        async def stream() -> None:
-            # All streams share the iterator, so that none idles while requests are left.
-            for index, body in waiting:
-                url = f"{self.url}/v1/chat/completions"
-                transcripts[index] = await post(url, body, self.idle_limit_s, self.api_key)
-
-        await asyncio.gather(*(stream() for _ in range(streams)))
-        return transcripts
-
-    def _answer(
-        self, at: int, question: Question, options: RequestOptions, transcript: Transcript, began: float
-    ) -> Row:
-        answer = read_answer(transcript)
-        texts = [text for _, text in answer.chunks]
-        counted = [max(1, self.count_tokens(text)) for text in texts]
-        reported = answer.usage.get("completion_tokens")
-        is_reported = isinstance(reported, int) and reported >= 0
-        num_tokens: int = reported if is_reported else sum(counted)  # type: ignore[assignment]
-        shares = share_tokens(num_tokens, texts, counted)
-        arrived = [time - transcript.started for time, _ in answer.chunks]
-        details = answer.usage.get("prompt_tokens_details") or {}
-        return _asked(at, question, options) | {
-            "num_prompt_tokens": answer.usage.get("prompt_tokens"),
-            "num_cached_tokens": details.get("cached_tokens"),
-            "tokens": num_tokens if answer.error is None else 0,
-            "counted_by": "usage" if is_reported else "text", "num_chunks": len(answer.chunks),
-            "started_s": transcript.started - began, "duration_s": answer.ended - transcript.started,
-            "arrivals": _by_time(arrived, shares), "finish_reason": answer.finish_reason,
-            "error": answer.error, "is_refused": answer.is_refused, "text": "".join(texts),
-        }  # fmt: skip
+    arms = {name: partial(ask, name) for name in peers}
+    cases = {f"batch {at} of {streams} streams": batch for at, batch in enumerate(batches)}
+    return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
 
 
-@dataclass
-class Loop:
-    """mlx_lm's own generation. decode: token ids to text. end_ids: end tokens, which are not in the text."""
-
-    name: str
-    loop: BareLoop
-    decode: Callable[[Sequence[int]], str]
-    end_ids: frozenset[int] = frozenset()
-    _fault: str | None = field(default=None, init=False)
-
-    def ask(self, questions: Sequence[Question], options: RequestOptions, streams: int = 1) -> list[Row]:  # noqa: ARG002
-        """Answer prompts one after the other. Once the process has exited, every question fails."""
-        began = perf_counter()
-        return [self._ask(at, one, options, began) for at, one in enumerate(questions)]
-
-    def _ask(self, at: int, question: Question, options: RequestOptions, began: float) -> Row:
-        started = perf_counter()
-        if self._fault is None:
-            try:
-                found = self.loop.answer(question.ids, options.max_tokens)
-            except (BenchError, OSError, ValueError) as fault:
-                self._fault = str(fault)
-        if self._fault is not None:
-            return failure(at, question, options, self._fault)
-        ids, times = list(found["token_ids"]), [float(time) for time in found["arrived_s"]]
-        if ids and ids[-1] in self.end_ids:
-            ids.pop()
-        return _asked(at, question, options) | {
-            "num_prompt_tokens": len(question.ids), "tokens": len(times), "counted_by": "loop",
-            "started_s": started - began, "duration_s": times[-1] if times else perf_counter() - started,
-            "arrivals": _by_time(times, [1.0] * len(times)),
-            "finish_reason": "length" if len(times) == options.max_tokens else "stop",
-            "text": self.decode(ids),
-        }  # fmt: skip
-
-
-Peer = Server | Loop
-
-
-def failure(at: int, question: Question, options: RequestOptions, error: str) -> Row:
-    """Return the row of a question that was not answered."""
-    return _asked(at, question, options) | {"error": error}
-
-
-def _asked(at: int, question: Question, options: RequestOptions) -> Row:
-    return {
-        "request": at, "question": question.number, "workload": question.workload,
-        "has_tools": bool(question.tools), "is_measured": question.is_measured,
-        "num_prompt_tokens_asked": len(question.ids), "max_tokens": options.max_tokens,
-        "num_prompt_tokens": None, "num_cached_tokens": None, "tokens": 0, "counted_by": "usage",
-        "num_chunks": 0, "started_s": 0.0, "duration_s": 0.0, "arrivals": [], "finish_reason": None,
-        "error": None, "is_refused": False, "text": "",
-    }  # fmt: skip
-
-
-def _by_time(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:
-    """Return [time, tokens] for each time, as several chunks may come in one read."""
-    found: Counter[float] = Counter()
-    for time, count in zip(times, tokens, strict=True):
-        found[time] += count  # type: ignore[assignment]
-    return [list(pair) for pair in found.items()]
-
-
-Take = Callable[[Sequence[Row]], float | None]
-"""Returns one figure of the answers of a round."""
-
-
-def good(rows: Sequence[Row]) -> list[Row]:
-    """Return the answers that did not fail."""
-    return [row for row in rows if row["error"] is None]
+def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:
+    """Return [time, tokens] of each read, from those of each chunk."""
+    found: list[list[float]] = []
+    for at, (time, count) in enumerate(zip(times, tokens, strict=True)):
+        # No model makes tokens as fast as chunks follow each other that came in one read.
+        if at and time - times[at - 1] < 0.0002:
+            found[-1][1] += count
+        else:
+            found.append([time, count])
+    return found
 
 
 def throughput(rows: Sequence[Row]) -> float | None:
-    """Return all tokens divided by the time from the first request to the last answer."""
-    wall_s = max((row["started_s"] + row["duration_s"] for row in rows), default=0.0)
-    return rate(sum(row["tokens"] for row in good(rows)), wall_s)
-
-
-def request_speed(rows: Sequence[Row]) -> float | None:
-    """Return the speed per stream, prefill included: all tokens divided by the duration of their requests."""
-    return rate(sum(row["tokens"] for row in good(rows)), sum(row["duration_s"] for row in good(rows)))
+    """Return all tokens divided by the time of all batches, which follow each other."""
+    wall_s: dict[str, float] = {}
+    for row in rows:
+        wall_s[row["case"]] = max(wall_s.get(row["case"], 0.0), row["started_s"] + row["duration_s"])
+    return rate(sum(row["tokens"] for row in rows), sum(wall_s.values()))
 
 
 def decode_speed(rows: Sequence[Row]) -> float | None:
     """Return the speed per stream after the first text."""
-    arrivals = [row["arrivals"] for row in good(rows) if row["arrivals"]]
+    arrivals = [row["arrivals"] for row in rows if row["arrivals"]]
     tokens = sum(tokens for one in arrivals for _, tokens in one[1:])
     return rate(tokens, sum(one[-1][0] - one[0][0] for one in arrivals))
 
 
-def if_none_failed(take: Take) -> Take:
-    """Return the same figure, None for a round in which a request failed."""
-    return lambda rows: None if any(row["error"] for row in rows) else take(rows)
+def first_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
+    """Return percentiles of the time to the first text."""
+    return percentiles([(row["arrivals"][0][0], 1.0) for row in _good(rows) if row["arrivals"]])
 
 
-def first_tokens_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return (time to first text, 1) for every answer with text."""
-    return [(row["arrivals"][0][0], 1.0) for row in good(rows) if row["arrivals"]]
+def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
+    """Return percentiles of the time between tokens.
 
-
-def inter_tokens_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return (seconds per token, tokens) for every arrival but the first of every answer.
-
-    The gap before an arrival is divided equally among its tokens, and each of them counts once.
+    The gap before a read is divided equally among its tokens, and each of them counts once.
     """
-    return [
+    return percentiles([
         ((at - before) / tokens, tokens)
-        for row in good(rows)
+        for row in _good(rows)
         for (before, _), (at, tokens) in pairwise(row["arrivals"])
         if tokens > 0
+    ])  # fmt: skip
+
+
+QUANTITIES: dict[str, Callable[[Sequence[Row]], float | None]] = {
+    "tokens/s": throughput,
+    "decode tokens/s": decode_speed,
+    "first token p50": lambda rows: (first_tokens_s(rows) or {}).get("p50"),
+    "inter-token p50": lambda rows: (inter_tokens_s(rows) or {}).get("p50"),
+    "inter-token p99": lambda rows: (inter_tokens_s(rows) or {}).get("p99"),
+}
+"""What peers are compared by, round by round; each is a figure of the answers of one round."""
+
+
+def figures_of(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
+    """Return the figures of each peer, the first peer first, for each group of rows with the same fields."""
+    # The order of all peers: another one may begin with the questions of a group.
+    first, *others = dict.fromkeys(row["arm"] for row in rows)
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in fields), []).append(row)
+    found = []
+    for alike in groups.values():
+        present = {row["arm"] for row in alike}
+        found.append([_figures(alike, name, first) for name in (first, *others) if name in present])
+    return found
+
+
+def _figures(rows: Sequence[Row], name: str, first: str) -> Row:
+    """Return the figures of a peer.
+
+    rounds: each quantity by measured round, None where it has none. tokens_per_s: the speeds that there are.
+    Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
+    """
+    asked = [row for row in rows if row["arm"] == name]
+    measured = [row for row in asked if row["round"] and row["is_measured"]]
+    # What is left of a round with a failure may be easier.
+    broken = {row["round"] for row in asked if row["error"]}
+    by_round = [
+        [row for row in measured if row["round"] == number and number not in broken]
+        for number in sorted({row["round"] for row in rows} - {0})
     ]
+    rounds = {quantity: [take(one) for one in by_round] for quantity, take in QUANTITIES.items()}
+    speeds, decode_speeds = ([one for one in rounds[of] if one] for of in ("tokens/s", "decode tokens/s"))
+    num_equal, num_texts = (0, 0) if name == first else _equal_texts(rows, name, first)
+    return {
+        "model": rows[0].get("model"), "side": name, "concurrency": rows[0]["concurrency"],
+        "workload": rows[0]["workload"],
+        "num_requests": len(measured), "num_tokens": sum(row["tokens"] for row in measured),
+        "tokens_per_s": speeds or [0.0],
+        "decode_tokens_per_s": median(decode_speeds) if decode_speeds else None,
+        "first_token_s": first_tokens_s(measured), "inter_token_s": inter_tokens_s(measured),
+        "num_failed": len(asked) - len(_good(asked)), "num_refused": sum(row["is_refused"] for row in asked),
+        "num_ended_early": sum(row["is_early"] for row in asked), "num_equal": num_equal,
+        "num_texts": num_texts, "rounds": rounds,
+        "error": next((row["error"] for row in asked if row["error"]), None),
+    }  # fmt: skip
 
 
-def milliseconds(weighted: Sequence[tuple[float, float]], share: float) -> float | None:
-    """Return a percentile in milliseconds; None without values."""
-    return 1000 * percentile(weighted, share) if weighted else None
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """Return what affects how the figures are to be read, and in how many answers it was seen."""
+    seen: Counter[str] = Counter()
+    for row in rows:
+        if row["error"]:
+            seen[f"{row['arm']}: failed: {row['error']}"] += 1
+        elif not row["has_usage"]:
+            seen[f"{row['arm']}: reported no usage; its chunks were counted as tokens"] += 1
+        if row["is_early"]:
+            seen[f"{row['arm']}: ended early, after {row['tokens']} tokens"] += 1
+    return [f"! {remark} ({count} request{'s' * (count > 1)})" for remark, count in seen.items()]
 
 
-def by_round(rows: Sequence[Row], arm: str, take: Take) -> list[float | None]:
-    """Return a figure for each measured round."""
-    numbers = sorted({row["round"] for row in rows if row["round"]})
-    return [
-        take([row for row in rows if (row["arm"], row["round"]) == (arm, number) and row["is_measured"]])
-        for number in numbers
-    ]
+def _good(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["error"] is None]
 
 
-def middle(values: Sequence[float | None]) -> float | None:
-    """Return the median of the values that are known; None if none is."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+def _equal_texts(rows: Sequence[Row], name: str, first: str) -> tuple[int, int]:
+    """Return how many measured texts of a peer equal those of the first one, and how many both have.
+
+    Servers format tool calls differently, so those are left out.
+    """
+    texts: dict[str, dict[tuple[str, int], str]] = {name: {}, first: {}}
+    for row in _good(rows):
+        if row["arm"] in texts and row["round"] and row["is_measured"] and not row["has_tools"]:
+            # A text that was cut within a character ends in replacement characters.
+            texts[row["arm"]][row["case"], row["request"]] = row["text"].rstrip("\ufffd").strip()
+    ours, theirs = texts[name], texts[first]
+    return len(ours.items() & theirs.items()), len(ours.keys() & theirs.keys())

@@ -7,9 +7,9 @@ Then the last turn is repeated in a newly started engine, which has only the cac
 """
 
 import argparse
-import statistics
 import tempfile
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from bench import document, options
@@ -24,7 +24,6 @@ from engine.request import Finished, GenerationRequest, ModelInfo, Sampling
 COLUMNS = [
     Column("number", "turn"), Column("num_prompt_tokens", "prompt"), Column("num_cached_tokens", "cached"),
     Column("warm_ms", "cache, ms", "0"), Column("cold_ms", "no cache, ms", "0"),
-    Column("of_first", "/ turn 1", "2"),
     Column(lambda row: row["warm_ms"] / row["cold_ms"], "/ no cache", "2"),
 ]  # fmt: skip
 
@@ -53,14 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
                 work.advance()
         restarted = _chat(arguments, {"prefix_cache_dir": folder}, ends["warm"][0][:-1])[0][-1]
         work.advance()
-    rows: list[Row] = []
-    for at in range(arguments.turns):
-        # Medians over the repeats, with a prefix cache and without.
-        warmed, cold = (_measured([chat[at] for chat in chats]) for chats in ends.values())
-        rows.append({"number": at + 1, **warmed, "warm_ms": warmed["first_ms"], "cold_ms": cold["first_ms"]})
-    again = {"number": f"{arguments.turns}, restarted server", **_measured([restarted])}
-    rows.append(rows[-1] | again | {"warm_ms": again["first_ms"]})
-    rows = [row | {"of_first": row["warm_ms"] / rows[0]["warm_ms"]} for row in rows]
+    warm_turns, cold_turns = ([*zip(*chats, strict=True)] for chats in ends.values())
+    rows = [_row(at, *turns) for at, turns in enumerate(zip(warm_turns, cold_turns, strict=True), 1)]
+    rows.append(_row(f"{arguments.turns}, restarted server", [restarted], cold_turns[-1]))
     tokens = {tuple(end.tokens for end in chat) for chats in ends.values() for chat in chats}
     is_equal = len(tokens) == 1 and restarted.tokens == ends["warm"][0][-1].tokens
     record = document.new_document(arguments, info, turns={"rows": rows, "equal": is_equal})
@@ -92,8 +86,12 @@ def _chat(
         return ends, engine.info
 
 
-def _measured(ends: Sequence[Finished]) -> Row:
-    usage = ends[0].usage
-    first_ms = 1000 * statistics.median(end.usage.first_token_s for end in ends)
-    counts = {"num_prompt_tokens": usage.num_prompt_tokens, "num_cached_tokens": usage.num_cached_tokens}
-    return counts | {"first_ms": first_ms}
+def _row(number: int | str, warm: Sequence[Finished], cold: Sequence[Finished]) -> Row:
+    """Return the medians of a turn over all chats, with a prefix cache and without."""
+    usage = warm[0].usage
+    return {
+        "number": number, "num_prompt_tokens": usage.num_prompt_tokens,
+        "num_cached_tokens": usage.num_cached_tokens,
+        "warm_ms": 1000 * median(end.usage.first_token_s for end in warm),
+        "cold_ms": 1000 * median(end.usage.first_token_s for end in cold),
+    }  # fmt: skip

@@ -1,68 +1,83 @@
+"""What a benchmark starts is stopped at its end, and its last words are an error if it does not start."""
+
 import signal
 import sys
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from multiprocessing import active_children
 
 import pytest
 
 from bench.errors import BenchError
-from bench.serving.processes import BareLoop, exit_on_sigterm, is_ready, own_server
-from bench.serving.servers import PromptMaker
+from bench.serving.bare_loop import start_loop
+from bench.serving.processes import is_ready, run_server
+from bench.serving.traffic import Question
 from engine.model.loading import load_tokenizer
 
 STUB = """
 import http.server, sys
-fixed = "serve --host 127.0.0.1 --port 0 --log-format text --api-key  --api-key-file none"
-assert " ".join(sys.argv[1:]) == f"{fixed} --max-rows 2"
-server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+host, _, port = sys.argv[-3:]
+server = http.server.HTTPServer((host, int(port)), http.server.BaseHTTPRequestHandler)
 def answer(self):
-    self.send_response(200)
+    self.send_response(200 if self.path == "/health" else 404)
     self.end_headers()
 server.RequestHandlerClass.do_GET = answer
-print("Listening on http://127.0.0.1:%d, Ctrl-C stops it" % server.server_port, flush=True)
 server.serve_forever()
 """
+QUESTION = Question((), (5, 9, 31))
+
+
+@pytest.fixture(autouse=True)
+def _handler():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def stub(program):
-    return sys.executable, "-c", program
+    return run_server("it", (sys.executable, "-c", program))
 
 
-def test_an_own_server_is_found_by_its_log_and_stopped_at_the_end():
-    with own_server(["--max-rows", "2"], stub(STUB)) as own:
-        assert is_ready(own.url)
-    assert not is_ready(own.url)
+def test_a_server_answers_while_the_context_is_open():
+    with stub(STUB) as url:
+        assert is_ready(url)
+    assert not is_ready(url)
 
 
 def test_a_benchmark_that_is_terminated_stops_its_server_first():
-    own = own_server(["--max-rows", "2"], stub(STUB))
-    with pytest.raises(SystemExit, match="143"), exit_on_sigterm(), own:
+    with pytest.raises(SystemExit, match="143"), stub(STUB) as url:
         signal.raise_signal(signal.SIGTERM)
-    assert own.url.startswith("http://127.0.0.1:")
-    assert not is_ready(own.url)
+    assert url.startswith("http://127.0.0.1:")
+    assert not is_ready(url)
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words():
-    server = own_server([], stub("import sys; sys.exit('no such model\\n')"))
-    with pytest.raises(BenchError, match="exited with status 1: no such model"), server:
+    program = "import sys; sys.exit('loading\\nno such model\\n')"
+    with pytest.raises(BenchError, match=r"^it exited with status 1: no such model$"), stub(program):
         pass
 
 
-def test_a_bare_loop_that_does_not_start_is_an_error_with_its_last_words():
-    loop = BareLoop("nowhere", stub("import sys; sys.exit('no such folder')"))
-    with pytest.raises(BenchError, match="exited with status 1: no such folder"), loop:
-        pass
+def test_a_loop_that_cannot_load_its_model_raises_the_reason(tmp_path):
+    with pytest.raises(FileNotFoundError, match="config"), ExitStack() as children:
+        start_loop(children, None, 4, str(tmp_path))
 
 
-def test_a_bare_loop_that_dies_at_work_is_an_error(tokenizer):
-    loop = BareLoop("any", stub("print('{}', flush=True); input(); raise SystemExit('out of memory')"))
-    prompt = PromptMaker(tokenizer, 64, seed=1).make()
-    with pytest.raises(BenchError, match="out of memory"), loop:
-        loop.answer(prompt.ids, 4)
+def test_a_loop_whose_process_dies_is_an_error(model_folder, tokenizer):
+    with ExitStack() as children:
+        ask = start_loop(children, tokenizer, 4, str(model_folder))
+        for child in active_children():
+            child.kill()
+        with pytest.raises(BrokenProcessPool):
+            ask([QUESTION])
 
 
 def test_the_bare_loop_gives_every_answer_its_full_length(model_folder):
     tokenizer = load_tokenizer(model_folder)
-    maker = PromptMaker(tokenizer, 32, seed=1)
-    with BareLoop(str(model_folder)) as loop:
-        seen = [loop.answer(maker.make().ids, 40) for _ in range(2)]
-    assert [len(one["token_ids"]) for one in seen] == [40, 40]
-    assert all(len(one["arrived_s"]) == 40 for one in seen)
+    with ExitStack() as children:
+        ask = start_loop(children, tokenizer, 40, str(model_folder), False)
+        answers = ask([QUESTION] * 2)
+    for answer in answers:
+        assert answer.tokens == sum(tokens for _, tokens in answer.arrivals) == 40
+        assert answer.error is None
+    assert answers[0].text == answers[1].text
+    assert answers[1].started_s >= answers[0].duration_s

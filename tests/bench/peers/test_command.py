@@ -29,16 +29,13 @@ def test_servers_and_mlx_lms_own_loops_are_compared_in_one_run(
     with files["csv"].open() as file:
         assert [row["name"] for row in csv.DictReader(file)] == list(rows)
     assert "Compared with others" in files["html"].read_text()
-    assert "gone: cannot connect" in capsys.readouterr().out
+    assert "gone: failed: cannot connect" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            ["--server", "a=http://127.0.0.1:1", "--server", "a=http://127.0.0.1:2"],
-            "the name a is already taken",
-        ),
+        (["--server", "a=http://host", "--server", "a=http://other"], "the name a is already taken"),
         (["--server", "a=http://127.0.0.1:1", "--server-key", "b=k"], "no --server is named b"),
         (["--workloads", "edit"], "--workloads: edit is not one of"),
         (["--workloads", "free"], "free is not a greedy chat; remove it"),
@@ -66,6 +63,15 @@ def test_several_streams_are_asked_of_servers_alone(
     ]  # fmt: skip
     assert (rows[1]["equal"], rows[1]["parity"]) == (6, "PASS")
     assert server.most_at_once <= 3
+
+
+def test_an_interrupted_comparison_is_resumed(server, full_answer, model_folder, tmp_path):
+    server.play(*full_answer)
+    given = ["--model", str(model_folder), "--workloads", "quotes", "--rounds", "1", "--no-mlx-lm"]
+    given += ["--server", f"a={server.url}", "--resume", str(tmp_path / "runs.jsonl")]
+    for _ in range(2):
+        assert main(["bench", "peers", *given]) == 0
+        assert len(server.bodies) == 6
 
 
 def test_a_llama_server_that_is_not_installed_is_one_line(model_folder, tmp_path, monkeypatch, capsys):

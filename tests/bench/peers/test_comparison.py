@@ -1,64 +1,65 @@
-"""Rows summarize replies, and failures have rows too."""
+"""Every peer gets the same questions, and figures summarize their answers, failures included."""
 
 import pytest
 
-from bench.experiment import Row
-from bench.serving.run_peers import MAX_FAILURES_IN_A_ROW, MIXED, ask_all, compared
-from bench.serving.traffic import Question, RequestOptions, failure
+from bench.outputs import Work
+from bench.serving import traffic
+from bench.serving.run_peers import MIXED, batches_of, compared
+from bench.serving.traffic import Answer, Question
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-OPTIONS = RequestOptions(8)
 
 
 class Scripted:
-    """A peer with one answer to everything, except for the given changes by question number."""
+    """A peer with one answer to everything, except for the given ones by number of the batch."""
 
     def __init__(self, name, text="yes", tokens=4, duration_s=2.0, others=None):
         self.name, self.others = name, others or {}
         arrivals = [[duration_s * (n + 1) / tokens, 1.0] for n in range(tokens)]
-        self.usual: Row = {"text": text, "tokens": tokens, "duration_s": duration_s, "arrivals": arrivals}
+        self.usual = Answer(text=text, tokens=tokens, duration_s=duration_s, arrivals=arrivals)
         self.asked: list = []
 
-    def ask(self, questions, options, streams=1):
-        self.asked.append((questions, options, streams))
-        change = self.others.get(len(self.asked) - 1, self.usual)
-        if isinstance(change, str):
-            change = {"error": change}
-        return [failure(at, one, options, "") | {"error": None} | change for at, one in enumerate(questions)]
+    def ask(self, questions, streams):
+        self.asked.append((questions, streams))
+        return [self.others.get(len(self.asked) - 1, self.usual) for _ in questions]
 
 
-def questions(count, workload="edits", **more):
-    return [Question(({"role": "user", "content": str(n)},), (n,), workload, **more) for n in range(count)]
+def questions(number, workload="edits", **more):
+    return [Question(({"role": "user", "content": str(n)},), (n,), workload, **more) for n in range(number)]
+
+
+def ask_all(peers, rounds, streams=1, is_mixed=False):
+    peers_by_name = {peer.name: peer.ask for peer in peers}
+    return traffic.ask_all(peers_by_name, batches_of(rounds, streams, is_mixed), streams, Work())
 
 
 def rows_of(peers, rounds):
-    rows = ask_all(peers, rounds, OPTIONS)
-    return {row["name"]: row for row in compared(rows, [peer.name for peer in peers])}
+    return {row["name"]: row for row in compared(ask_all(peers, rounds))}
 
 
 def test_every_peer_gets_every_question_and_each_begins_in_turn():
     peers = [Scripted("a"), Scripted("b"), Scripted("c")]
-    rows = ask_all(peers, [questions(3)], OPTIONS)
+    rows = ask_all(peers, [questions(3)])
     assert [row["arm"] for row in rows] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
     assert peers[0].asked == peers[1].asked == peers[2].asked
-    assert len({row["question"] for row in rows}) == 3
+    assert len({row["case"] for row in rows}) == 3
 
 
 def test_several_streams_get_their_questions_together_and_mixed_ones_are_of_all_workloads():
     peer = Scripted("s")
-    ask_all([peer], [questions(4) + questions(4, "quotes")], OPTIONS, streams=3)
-    batches = [[(one.workload, one.ids) for one in asked] for asked, _, _ in peer.asked]
-    assert [len(batch) for batch in batches] == [3, 1, 3, 1]
-    assert {streams for _, _, streams in peer.asked} == {3}
+    ask_all([peer], [questions(4) + questions(4, "quotes")], streams=3)
+    batches = [[one.workload for one in asked] for asked, _ in peer.asked]
+    assert batches == [["edits"] * 3, ["edits"], ["quotes"] * 3, ["quotes"]]
+    assert {streams for _, streams in peer.asked} == {3}
     mixed = Scripted("s")
-    rows = ask_all([mixed], [[], questions(2) + questions(2, "quotes")], OPTIONS, streams=4, is_mixed=True)
-    ((batch, _, _),) = mixed.asked
-    assert [one.ids for one in batch] == [(0,), (0,), (1,), (1,)]
-    (row,) = compared(rows, ["s"])
+    rows = ask_all([mixed], [[], questions(2) + questions(2, "quotes")], streams=4, is_mixed=True)
+    ((batch, _),) = mixed.asked
+    assert sorted(one.ids for one in batch) == [(0,), (0,), (1,), (1,)]
+    (row,) = compared(rows)
     assert (row["workload"], row["streams"], row["tokens_per_s"]) == (MIXED, 4, 8.0)
 
 
-QUICK = {"text": "yes", "tokens": 4, "duration_s": 0.5, "arrivals": [[0.1, 1.0], [0.5, 3.0]]}
+QUICK = Answer(text="yes", tokens=4, duration_s=0.5, arrivals=[[0.1, 1.0], [0.5, 3.0]])
 
 
 def test_ratios_are_to_the_first_peer_of_the_same_rounds():
@@ -75,10 +76,18 @@ def test_ratios_are_to_the_first_peer_of_the_same_rounds():
     assert rows["plain"]["inter_token_ms"] == pytest.approx(500.0)
 
 
-def test_the_warm_up_is_not_counted_but_its_error_is_reported():
-    peer = Scripted("s", others={0: "cold"})
+def test_the_first_peer_stays_the_first_where_another_one_was_asked_first():
+    peers = [Scripted("plain"), Scripted("fast", duration_s=1.0)]
+    rows = compared(ask_all(peers, [questions(1) + questions(1, "quotes")] * 2))
+    assert [(row["workload"], row["name"], row["speedup"]) for row in rows] == [
+        ("edits", "plain", 1.0), ("edits", "fast", 2.0), ("quotes", "plain", 1.0), ("quotes", "fast", 2.0)
+    ]  # fmt: skip
+
+
+def test_the_warm_up_has_no_figures_but_its_failure_counts():
+    peer = Scripted("s", others={0: Answer(error="cold")})
     row = rows_of([peer], [questions(1)] * 2)["s"]
-    assert (row["requests"], row["failed"], row["error"]) == (1, 0, "cold")
+    assert (row["requests"], row["failed"], row["error"], row["tokens_per_s"]) == (1, 1, "cold", 2.0)
 
 
 def test_texts_are_compared_with_the_plain_ones_but_not_calls_of_tools():
@@ -93,21 +102,36 @@ def test_texts_are_compared_with_the_plain_ones_but_not_calls_of_tools():
 
 def test_a_turn_that_is_not_measured_is_asked_but_not_counted():
     row = rows_of([Scripted("s")], [questions(2, is_measured=False)] * 2)["s"]
-    assert (row["requests"], row["tokens_per_s"]) == (0, None)
+    assert (row["requests"], row["tokens_per_s"]) == (0, 0.0)
 
 
-def test_a_peer_that_keeps_failing_is_skipped_and_the_others_are_not():
-    gone = Scripted("gone", others=dict.fromkeys(range(100), "nothing listens"))
+def test_a_peer_that_always_fails_has_no_figures_and_others_do():
+    gone = Scripted("gone", others=dict.fromkeys(range(9), Answer(error="nothing listens")))
     rows = rows_of([Scripted("plain"), gone], [questions(3)] * 3)
-    assert len(gone.asked) == MAX_FAILURES_IN_A_ROW
-    assert (rows["gone"]["failed"], rows["gone"]["requests"]) == (6, 6)
+    assert (rows["gone"]["failed"], rows["gone"]["requests"]) == (9, 6)
     assert rows["gone"]["error"] == "nothing listens"
     assert rows["gone"]["speedup"] is rows["gone"]["ttft_ms"] is None
-    assert rows["plain"]["failed"] == 0
+    assert (rows["plain"]["failed"], rows["plain"]["tokens_per_s"]) == (0, 2.0)
 
 
 def test_a_round_with_a_failed_request_has_no_speed():
-    half = Scripted("half", others={1: "late"})
+    half = Scripted("half", others={1: Answer(error="late")})
     row = rows_of([Scripted("plain"), half], [questions(1)] * 3)["half"]
     assert (row["requests"], row["failed"]) == (2, 1)
     assert row["speedup"] == 1.0
+
+
+def test_a_gap_is_shared_by_the_tokens_that_end_it():
+    rows = [{"arrivals": [[1.0, 1], [2.0, 1], [5.0, 6]], "error": None}]
+    assert traffic.inter_tokens_s(rows) == {"p50": 0.5, "p95": 1.0, "p99": 1.0}
+    assert traffic.first_tokens_s(rows) == dict.fromkeys(("p50", "p95", "p99"), 1.0)
+    assert traffic.decode_speed(rows) == 7 / 4
+
+
+def test_an_answer_without_text_has_no_times():
+    rows = [{"arrivals": [], "error": None}]
+    assert traffic.first_tokens_s(rows) is traffic.inter_tokens_s(rows) is traffic.decode_speed(rows) is None
+
+
+def test_chunks_of_one_read_arrive_together():
+    assert traffic.by_read([0.1, 0.10001, 0.2], [1.0, 2.0, 1.0]) == [[0.1, 3.0], [0.2, 1.0]]
