@@ -5,7 +5,7 @@ accepted ones and one more, record_verified. read: milliseconds for the prompt, 
 prediction. learn: milliseconds after the sequence ended. Both are done in slices; slice is the longest of
 them, or of the calls that return them. score: the gate's repetition score, in slices too. Prompts: copy,
 random text of which the answer repeats stretches; random, prompt and answer random over 300 ids, so that many
-short matches are wrong; two ids, even more so. Of three runs the lowest counts: other processes only add time.
+short matches are wrong; two ids, even more so. Of three runs the lowest counts.
 """
 
 import argparse
