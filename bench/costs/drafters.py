@@ -9,11 +9,11 @@ short matches are wrong; two ids, even more so. Of three runs the lowest counts.
 """
 
 import argparse
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, pairwise, product
+from random import Random
 
 from bench import options
 from bench.costs import measure_all
@@ -29,9 +29,7 @@ from engine.speculative.acceptance import count_accepted
 
 SCORE = "score"
 CONTEXT_TOKENS = (1_000, 10_000, 100_000)
-ANSWER_TOKENS = 2_000
-LIMIT = 31
-REPEATS = 3
+ANSWER_TOKENS, LIMIT, REPEATS = 2_000, 31, 3
 COLUMNS = [
     *(Column(name, name) for name in ("drafter", "prompt", "tokens")),
     Column("token_us", "us/token", "2"), Column("read_ms", "read ms", "2"),
@@ -68,8 +66,7 @@ def _row(name: str, kind: str, num_tokens: int) -> Row:
 def _full_ngram_mod() -> NgramModDrafter:
     """Create a drafter whose small table is full of other text: lookups find a token, usually a wrong one."""
     tables = NgramModTables("bench", size=65_536)
-    rng = random.Random(0)
-    tables.table("").learn([rng.randrange(50_000) for _ in range(20 * tables.spec.size)])
+    tables.table("").learn(Random(0).choices(range(50_000), k=20 * tables.spec.size))
     return NgramModDrafter(tables)
 
 
@@ -85,8 +82,8 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 def _copying(num_tokens: int) -> Text:
     """Return a prompt, and an answer of stretches of 20 to 200 of its tokens."""
-    rng = random.Random(num_tokens)
-    prompt = [rng.randrange(50_000) for _ in range(num_tokens)]
+    rng = Random(num_tokens)
+    prompt = rng.choices(range(50_000), k=num_tokens)
     answer: list[int] = []
     while len(answer) < ANSWER_TOKENS:
         start = rng.randrange(num_tokens - 200)
@@ -96,8 +93,7 @@ def _copying(num_tokens: int) -> Text:
 
 def _guessing(num_ids: int, num_tokens: int) -> Text:
     """Return text of few random ids: pairs repeat often, but what follows them does not."""
-    rng = random.Random(num_tokens)
-    drawn = [rng.randrange(num_ids) for _ in range(num_tokens + ANSWER_TOKENS)]
+    drawn = Random(num_tokens).choices(range(num_ids), k=num_tokens + ANSWER_TOKENS)
     return drawn[:num_tokens], drawn[num_tokens:]
 
 
@@ -110,8 +106,7 @@ def _costs(name: str, prompt: Sequence[int], answer: Sequence[int]) -> dict[str,
         return {"token_us": 0.0, "read_ms": sum(read_ms), "learn_ms": 0.0, "slice_ms": max(read_ms)}
     drafter = DRAFTERS[name]()
     read_ms = _time_slices(partial(drafter.open, SequenceStart(0, prompt, prompt)))
-    start = time.thread_time()
-    at = 0
+    start, at = time.thread_time(), 0
     while at < len(answer):
         draft = drafter.propose(DraftQuery(0, LIMIT)).tokens
         accepted = min(count_accepted(draft, answer[at : at + len(draft)]), len(answer) - at - 1)
@@ -121,8 +116,10 @@ def _costs(name: str, prompt: Sequence[int], answer: Sequence[int]) -> dict[str,
         at += accepted + 1
     token_us = (time.thread_time() - start) / len(answer) * 1e6
     learn_ms = _time_slices(partial(drafter.close, 0))
-    longest = max(*read_ms, *learn_ms)
-    return {"token_us": token_us, "read_ms": sum(read_ms), "learn_ms": sum(learn_ms), "slice_ms": longest}
+    return {
+        "token_us": token_us, "read_ms": sum(read_ms), "learn_ms": sum(learn_ms),
+        "slice_ms": max(*read_ms, *learn_ms),
+    }  # fmt: skip
 
 
 def _time_slices(begin: Callable[[], Iterator[int] | None]) -> list[float]:

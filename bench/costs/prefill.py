@@ -6,9 +6,9 @@ prompt.
 """
 
 import argparse
-import random
 from collections.abc import Sequence
 from functools import partial
+from random import Random
 from time import perf_counter
 from typing import Any
 
@@ -41,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     loaded = load_model(str(arguments.model), arguments.model.name, None)
-    rng = random.Random(1)
-    prompt = [rng.randrange(loaded.info.vocab_size) for _ in range(arguments.prompt_tokens)]
+    prompt = Random(1).choices(range(loaded.info.vocab_size), k=arguments.prompt_tokens)
 
     def row(chunk: int) -> Row:
         rounds = [measure(loaded.model, prompt, chunk) for _ in range(arguments.rounds)]

@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         figures: dict[str, Any] = {"settings": name, "vocab_size": vocab_size}
         for number in arguments.rows:
             step = make_step(number, vocab_size, **SETTINGS[name])
-            found = measure_memory(step) if arguments.memory else 1e6 * time_step(step) / number
-            figures[f"rows_{number}"] = found
+            measured = measure_memory(step) if arguments.memory else 1e6 * time_step(step) / number
+            figures[f"rows_{number}"] = measured
         return figures
 
     cases = {
@@ -96,11 +96,10 @@ def _cell(value: Any) -> str:
 
 def by_size(rows: Sequence[Row], num_rows: int = 8) -> list[Row]:
     """Return a row per settings: the largest vocabulary's figures, and those of the others for some rows."""
-    largest = max(row["vocab_size"] for row in rows)
-    found = {row["settings"]: dict(row) for row in rows if row["vocab_size"] == largest}
-    for row in rows:
-        if row["vocab_size"] != largest:
-            found[row["settings"]][f"vocab_{row['vocab_size']}"] = row.get(f"rows_{num_rows}")
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: row["vocab_size"]):
+        own = found.setdefault(row["settings"], {})
+        own |= {**row, f"vocab_{row['vocab_size']}": row.get(f"rows_{num_rows}")}
     return list(found.values())
 
 
@@ -119,7 +118,6 @@ def make_step(
     """
     rng = np.random.default_rng(0)
     logits = mx.array(rng.normal(0, 3, (num_rows, vocab_size)).astype(np.float32))
-    mx.eval(logits)
     prompt = rng.integers(0, vocab_size, 200).tolist()
     asked = [first] + [others or first] * (num_rows - 1)
     sampler = Sampler([RowSampling(one, vocab_size, prompt, prompt[:50]) for one in asked], vocab_size)

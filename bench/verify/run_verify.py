@@ -30,7 +30,7 @@ from bench.local_engine import LocalEngine, equal_costs
 from bench.options import Flag
 from bench.tables import Column, print_rows
 from bench.verify import speed
-from bench.workloads import Chat, make_chats, read_prompts
+from bench.workloads import Chat, lengths_of, make_chats, read_prompts
 from config.settings import Settings
 from engine.request import DraftType
 from engine.speculative.costs.calibration import WIDTHS
@@ -127,13 +127,13 @@ def _single_turns(local: LocalEngine, chats: list[Chat] | None, arguments: argpa
         return [replace(chat, prompt_tokens=longest) for chat in single]
     # Different vocabularies tokenize letters with diacritics differently, so these texts are included.
     polish = ("edits_polish", "passages_polish") if arguments.draft_model else ()
-    chosen = [*product(("code", "passage"), arguments.prompt_tokens), *((name, None) for name in polish)]
-    single = []
-    for name, length in chosen:
-        (chat,) = make_chats(name, 1, arguments.seed, local.count_tokens, length)
-        known = length or len(local.prompt_of(chat.turns[0]))
-        single.append(replace(chat, turns=chat.turns[:1], prompt_tokens=known))
-    return single
+    made = [
+        make_chats(name, 1, arguments.seed, local.count_tokens, length)[0]
+        for name in ("code", "passage", *polish)
+        for length in lengths_of(name, arguments.prompt_tokens)
+    ]
+    lengths = [chat.prompt_tokens or len(local.prompt_of(chat.turns[0])) for chat in made]
+    return [replace(one, turns=one.turns[:1], prompt_tokens=n) for one, n in zip(made, lengths, strict=True)]
 
 
 def _verify(
@@ -158,9 +158,9 @@ def _verify(
     rows = []
     for name, length in product(types, dict.fromkeys(run["prompt_tokens"] for run in runs)):
         drafted = [run for run in runs if (run["arm"], run["prompt_tokens"]) == (name, length)]
-        parity, of_group = Parity(), {run["case"] for run in drafted}
+        parity, of_group = Parity(), {(name, run["case"]) for run in drafted}
         for one in checks:
-            if one["arm"] == name and one["case"] in of_group:
+            if (one["arm"], one["case"]) in of_group:
                 parity.add(one["parity"])
         rows.append({
             "draft_type": name, "prompt_tokens": length,

@@ -18,25 +18,21 @@ from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.tables import Column, print_rows
-from bench.workloads import Chat, make_chats
+from bench.workloads import Chat, lengths_of, make_chats
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
-NOISE_ERRORS = 3.0
-"""Standard errors by which two medians may differ by chance."""
+NOISE = 3 * 1.31
+"""Three standard errors of the difference of two medians of n values, in interquartile ranges over sqrt(n).
+
+For normal noise: one is sqrt(pi / 2) * sqrt(2) standard deviations, each 0.741 interquartile ranges.
+"""
 
 MAX_CHANCE = 0.001
 """Probability below which an excess of slow drafted runs is not taken for chance."""
 
-_STANDARD_ERROR = 1.31
-"""Standard error of the difference of two medians of n values each, in interquartile ranges over sqrt(n).
-
-For normal noise: sqrt(pi / 2) * sqrt(2) standard deviations over sqrt(n); one is 0.741 interquartile ranges.
-"""
-
 ROUNDS = 5
-LOOKED_UP, WITHOUT_GAIN = ("code", "passage"), ("free", "trap", "remap")
-"""Workloads from which drafting gains, and those whose answers cannot be looked up, so that it only loses."""
-
+# Drafting gains from the first two; answers of the others cannot be looked up, so that it only loses.
+WORKLOADS = ("code", "passage", "free", "trap", "remap")
 # The experiment reverses them in the first of two runs: a round is plain, drafted, drafted, plain.
 ARMS = {"drafted": Arm("auto"), "plain": PLAIN}
 
@@ -71,7 +67,7 @@ def judge(plain_s: Sequence[float], drafted_s: Sequence[float], step_s: float, o
 
     # Only the plain times: what drafting does may itself vary, and that must not hide it.
     lower, _, upper = quantiles(plain_s, n=4, method="inclusive")
-    noise_s = NOISE_ERRORS * _STANDARD_ERROR * (upper - lower) / sqrt(len(plain_s))
+    noise_s = NOISE * (upper - lower) / sqrt(len(plain_s))
     limit_s = bound_s(median(plain_s))
     slow_s = limit_s + noise_s
     is_over = median(drafted_s) > slow_s and all(
@@ -99,10 +95,10 @@ def time_chats(
     local: LocalEngine, given: Sequence[Chat] | None, arguments: argparse.Namespace, console: Console
 ) -> list[Row]:
     """Return a row for every request that has room for an answer. given: chats, instead of generated ones."""
-    known = [(name, length) for length in arguments.prompt_tokens for name in LOOKED_UP]
     chats = given or [
         make_chats(name, 1, arguments.seed, local.count_tokens, length)[0]
-        for name, length in [*known, *((name, None) for name in WITHOUT_GAIN)]
+        for name in WORKLOADS
+        for length in lengths_of(name, arguments.prompt_tokens)
     ]
     runs: dict[tuple[int, int], dict[str, list[Row]]] = {}
     num_rounds = arguments.rounds or ROUNDS
@@ -115,12 +111,11 @@ def time_chats(
             for run in answering.compare(ARMS, cases, 2):
                 by_arm = runs.setdefault((int(run["case"]), run["turn"]), {"plain": [], "drafted": []})
                 by_arm[run["arm"]].append(run)
-    overhead = local.engine.settings.draft_overhead
     rows = []
-    for (at, turn), by_arm in sorted(runs.items(), key=lambda item: item[0]):
+    for (at, turn), by_arm in runs.items():
         prompt = local.prompt_of(chats[at].turns[turn - 1])
         place = {"chat": chats[at].workload, "turn": turn, "prompt_tokens": len(prompt)}
-        rows.append(place | _row(by_arm["plain"], by_arm["drafted"], overhead))
+        rows.append(place | _row(**by_arm, overhead=local.engine.settings.draft_overhead))
     return rows
 
 
@@ -159,7 +154,7 @@ def print_speed(console: Console, timed: Sequence[Row], name: str, overhead: flo
     title = f"Milliseconds that {name} takes for each request, without drafting and with it"
     notes = NOTES.format(percent=100 * (overhead + PROBING_SHARE), steps=ALLOWANCE_STEPS)
     print_rows(console, rows, COLUMNS, title, notes.splitlines(), group="chat")
-    verdicts = [{one[time]["verdict"] for time in ("first_token", "decode")} for one in timed]
+    verdicts = [{one["first_token"]["verdict"], one["decode"]["verdict"]} for one in timed]
     num_over, num_unclear = (sum(name in found for found in verdicts) for name in ("over", "unclear"))
     plain, drafted = (sum(row[f"num_slow_{arm}"] for row in rows) for arm in ("plain", "drafted"))
     num_runs = sum(2 * len(one["plain_runs_s"]) for one in timed)

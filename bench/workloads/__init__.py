@@ -38,30 +38,23 @@ def lengths_of(workload: str, requested: Sequence[int] | None = None) -> tuple[i
 
 
 def make_chats(
-    workload: str,
-    count: int,
-    seed: int,
-    count_tokens: Callable[[str], int],
-    prompt_tokens: int | None = None,
+    workload: str, count: int, seed: int, count_tokens: Callable[[str], int], prompt_tokens: int | None = None
 ) -> list[Chat]:
     """Generate count chats of a workload.
 
-    count_tokens: returns the length of a prompt with this one user message, including the chat template;
-      called only for workloads with a choice of length.
-    prompt_tokens: approximate length of the first prompt, within about 5 %; by default the workload's
-    shortest.
+    count_tokens: returns the length of a prompt that is this one user message, with the chat template.
+    prompt_tokens: approximate length of the first prompt, if it can be chosen; by default the shortest.
 
     Raises KeyError for an unknown workload, ValueError if a length is given but cannot be chosen.
     """
     family = WORKLOADS[workload]
     if prompt_tokens is not None and not family.prompt_tokens:
         raise ValueError(f"the prompt length of {workload} cannot be chosen")
-    length = prompt_tokens or lengths_of(workload)[0]
+    length = prompt_tokens or lengths_of(workload)[0] or 0
     # A cold workload has the chats of its warm twin.
     rng = random.Random(f"{workload.removesuffix('_cold')} {seed}")
 
     def grow(made: Iterator[Any], text_of: Callable[[list[Any]], str]) -> list[Any]:
-        assert length is not None, f"{workload} calls grow() but defines no prompt_tokens"
         items: list[Any] = []
 
         def size(count: int) -> int:
@@ -76,7 +69,7 @@ def make_chats(
             low, high = (middle, high) if size(middle) < length else (low, middle)
         return items[: min((low, high), key=lambda count: abs(size(count) - length))]
 
-    return [Chat(workload, tuple(family.make(rng, grow)), length) for _ in range(count)]
+    return [Chat(workload, tuple(family.make(rng, grow)), length or None) for _ in range(count)]
 
 
 def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:

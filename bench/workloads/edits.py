@@ -9,13 +9,6 @@ from bench.workloads.chats import Grow, Turn, Workload, conversation, single_tur
 from bench.workloads.words import NOUNS, VERBS, identifiers, number, thing, value
 
 WHOLE = "Answer with the whole file."
-VALUE = ("Set {name} to {new}.", "Change {name} to {new}.", "Change {name} from {old} to {new}.")
-RENAME = ("Rename {old} to {new}.", "Change the name {old} to {new}.", "Replace {old} with {new} everywhere.")
-DOCSTRING = ('Add the docstring "{text}" to {name}.', 'Give {name} the docstring "{text}".')
-RETURN = (
-    "Make {name} return {new}.", "{name} should return {new}, not {old}.",
-    "In {name}, return {new} instead of {old}.",
-)  # fmt: skip
 SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
 
 Range = tuple[int, int]
@@ -79,7 +72,8 @@ def _set_value(file: str, name: str, new: str | int) -> str:
 def _value(file: str, rng: random.Random) -> tuple[str, str]:
     name, old = rng.choice(_constants(file))
     new = _other_than(old, make=lambda: str(number(rng)))
-    return rng.choice(VALUE).format(name=name, old=old, new=new), _set_value(file, name, new)
+    asked = (f"Set {name} to {new}.", f"Change {name} to {new}.", f"Change {name} from {old} to {new}.")
+    return rng.choice(asked), _set_value(file, name, new)
 
 
 def _rename(file: str, rng: random.Random) -> tuple[str, str]:
@@ -87,7 +81,9 @@ def _rename(file: str, rng: random.Random) -> tuple[str, str]:
     names += re.findall(r"(?m)^    (\w+) = ", file)
     old = rng.choice(names)
     new = _other_than(*names, "python", make=lambda: next(identifiers(rng)))
-    return rng.choice(RENAME).format(old=old, new=new), re.sub(rf"\b{old}\b", new, file)
+    asked = (f"Rename {old} to {new}.", f"Change the name {old} to {new}.")
+    asked = (*asked, f"Replace {old} with {new} everywhere.")
+    return rng.choice(asked), re.sub(rf"\b{old}\b", new, file)
 
 
 def _docstring(file: str, rng: random.Random) -> tuple[str, str]:
@@ -95,16 +91,17 @@ def _docstring(file: str, rng: random.Random) -> tuple[str, str]:
     if not bare:
         return _return(file, rng)
     name, text = rng.choice(bare), f"{rng.choice(VERBS).capitalize()} the {thing(rng)}."
-    request = rng.choice(DOCSTRING).format(name=name, text=text)
-    return request, re.sub(rf"(?m)^(def {name}\(.*\):)$", rf'\1\n    """{text}"""', file)
+    asked = (f'Add the docstring "{text}" to {name}.', f'Give {name} the docstring "{text}".')
+    return rng.choice(asked), re.sub(rf"(?m)^(def {name}\(.*\):)$", rf'\1\n    """{text}"""', file)
 
 
 def _return(file: str, rng: random.Random) -> tuple[str, str]:
     ends = r"\):\n(?:    .*\n)*?    return "
     name, arguments, old = rng.choice(re.findall(rf"(?m)^def (\w+)\((.*){ends}(.*)$", file))
     new = _other_than(old, make=lambda: _expression(rng, arguments.split(", ")))
-    request = rng.choice(RETURN).format(name=name, old=old, new=new)
-    return request, re.sub(rf"(?m)(^def {name}\(.*{ends}).*$", lambda m: m[1] + new, file, count=1)
+    instead = (f"{name} should return {new}, not {old}.", f"In {name}, return {new} instead of {old}.")
+    asked = (f"Make {name} return {new}.", *instead)
+    return rng.choice(asked), re.sub(rf"(?m)(^def {name}\(.*{ends}).*$", lambda m: m[1] + new, file, count=1)
 
 
 def _other_than(*old: str, make: Callable[[], str]) -> str:

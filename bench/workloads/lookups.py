@@ -10,7 +10,6 @@ from bench.workloads.chats import Grow, Turn, Workload, conversation, single_tur
 from bench.workloads.words import ADJECTIVES, FIELDS, NOUNS, names, number, value
 
 NUM_QUESTIONS = 3
-QUESTION = ("What is the {field} of {name}?", "What {field} does {name} have?")
 SENTENCES = [
     "{who} found the {thing} in the {place}.",
     "{who} bought the {thing} for {number} coins from {other}.",
@@ -39,8 +38,7 @@ def _as_lines(records: Sequence[Record]) -> str:
 
 
 def _one_record(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    records = list(islice(_records(rng, 4), 6))
-    record = rng.choice(records)
+    record = rng.choice(records := list(islice(_records(rng, 4), 6)))
     request = f"Return the record of {record['name']} as JSON.\n\n{_as_lines(records)}"
     return single_turn(request, json.dumps(record))
 
@@ -58,7 +56,7 @@ def _question(rng: random.Random, record: Record) -> tuple[str, str]:
     if rng.random() < 0.4:
         return f"Return the record of {name} as JSON.", quoted
     field = rng.choice([key for key in record if key != "name"])
-    request = rng.choice(QUESTION).format(field=field, name=name)
+    request = rng.choice((f"What is the {field} of {name}?", f"What {field} does {name} have?"))
     return request, f"{quoted}\nThe {field} of {name} is {record[field]}."
 
 

@@ -60,19 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _row(chats: list[Chat], tokenizer: Any) -> dict[str, Any]:
     """Return the row of the table for chats of one workload, at least one."""
-    answers = [
-        len(tokenizer.encode_answer(turn.reference))
-        for chat in chats
-        for turn in chat.turns
-        if turn.is_measured and turn.reference is not None
-    ]
+    answers = [turn.reference for chat in chats for turn in chat.turns if turn.is_measured and turn.reference]
     return {
-        "summary": WORKLOADS[chats[0].workload].summary,
-        "turns": mean(len(chat.turns) for chat in chats),
+        "summary": WORKLOADS[chats[0].workload].summary, "turns": mean(len(chat.turns) for chat in chats),
         "first": mean(len(render_turn(tokenizer, chat.turns[0])) for chat in chats),
         "last": mean(len(render_turn(tokenizer, chat.turns[-1])) for chat in chats),
-        "answer": mean(answers) if answers else None,
-    }
+        "answer": mean(len(tokenizer.encode_answer(one)) for one in answers) if answers else None,
+    }  # fmt: skip
 
 
 def _show(console: Console, name: str, chat: Chat) -> None:
