@@ -76,7 +76,7 @@ def make_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Any:
     module = _module(config["model_type"])
     mx.random.seed(7)
     model = module.Model(module.ModelArgs.from_dict(config))
-    flat: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
+    flat: Any = tree_flatten(model.parameters())
     weights = [
         (key, (mx.random.normal(one.shape) * 0.3 if one.ndim > 1 else one).astype(dtype))
         for key, one in flat

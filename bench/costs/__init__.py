@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from bench import document, outputs
 from bench.tables import Column, Row, print_rows
@@ -22,7 +23,8 @@ def measure_all(
     cases: by name, each returns its row. section: of the document. group: as in print_rows().
     """
     rows: list[Row] = []
-    record = document.new_document(arguments, model, **{section: {"note": note, "rows": rows}})
+    sections: dict[str, Any] = {section: {"note": note, "rows": rows}}
+    record = document.new_document(arguments, model, **sections)
     with outputs.Work(len(cases)) as work:
         for name, measure in cases.items():
             work.begin(name)

@@ -6,7 +6,6 @@ prompt.
 """
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
 from random import Random
 from time import perf_counter
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     return measure_all(arguments, "prefill", cases, COLUMNS, note, model=loaded.info)
 
 
-def measure(model: Any, prompt: Sequence[int], chunk: int) -> list[float]:
+def measure(model: Any, prompt: list[int], chunk: int) -> list[float]:
     """Compute a prompt in chunks of one size, the last perhaps shorter; return the seconds of each."""
     caches = make_caches(model)
     seconds = []

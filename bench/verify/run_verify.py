@@ -1,13 +1,9 @@
 """`reprise verify`: compare drafted answers with plain ones, token by token; with --speed, their times.
 
 Answer prompts three times plainly and three times with each draft type, greedily and with a temperature,
-and compare all pairs, token by token. Drafts are verified whether or not they pay off, so that many widths
-are tried. Without --exact, near-ties may be decided differently on machines whose kernels depend on the
-width of a step; differences are then reported, but are no failure. With --exact, any difference gives exit
-status 1.
-
-Lists the widths of a step that are exact on this machine: with one row and several, equal and different
-lengths (without and with a mask), and long contexts.
+and compare all pairs, token by token, at many widths. Then list the widths of a step that are exact here.
+Without --exact, near-ties may be decided differently where kernels depend on the width of a step, and
+differences are reported, but are no failure. With --exact, any difference gives exit status 1.
 
 With --speed, answers are timed instead: with drafting as `reprise serve` drafts and without, alternating.
 Exit status 1 then means that a request took longer than the bound on drafting allows, by more than the
@@ -36,10 +32,8 @@ from engine.request import DraftType
 from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.exact_widths import Exactness
 
-RUNS = 3
-TEMPERATURES = (0.0, 0.8)
+RUNS, TEMPERATURES, EXACT_ROWS = 3, (0.0, 0.8), (1, 2, 4)
 LOOKUPS: list[DraftType] = ["suffix", "ngram-simple", "ngram-mod"]
-EXACT_ROWS = (1, 2, 4)
 COLUMNS = [
     Column("draft_type", "drafts"), Column("prompt_tokens", "prompt\ntokens"),
     Column("parity_pairs", "pairs"), Column("parity", "equal"), Column("parity_differing", "differ"),
@@ -120,11 +114,9 @@ def _settings(arguments: argparse.Namespace, **more: Any) -> Settings:
 
 
 def _single_turns(local: LocalEngine, chats: list[Chat] | None, arguments: argparse.Namespace) -> list[Chat]:
-    """Return chats of one turn, with the length by which they are grouped: the user's, or generated ones."""
+    """Return chats of one turn: all turns of the user's, or the first ones of generated chats."""
     if chats is not None:
-        single = [replace(chat, turns=(turn,)) for chat in chats for turn in chat.turns]
-        longest = max(len(local.prompt_of(chat.turns[0])) for chat in single)
-        return [replace(chat, prompt_tokens=longest) for chat in single]
+        return [replace(chat, turns=(turn,)) for chat in chats for turn in chat.turns]
     # Different vocabularies tokenize letters with diacritics differently, so these texts are included.
     polish = ("edits_polish", "passages_polish") if arguments.draft_model else ()
     made = [
@@ -132,21 +124,17 @@ def _single_turns(local: LocalEngine, chats: list[Chat] | None, arguments: argpa
         for name in ("code", "passage", *polish)
         for length in lengths_of(name, arguments.prompt_tokens)
     ]
-    lengths = [chat.prompt_tokens or len(local.prompt_of(chat.turns[0])) for chat in made]
-    return [replace(one, turns=one.turns[:1], prompt_tokens=n) for one, n in zip(made, lengths, strict=True)]
+    return [replace(chat, turns=chat.turns[:1]) for chat in made]
 
 
 def _verify(
     local: LocalEngine, chats: Sequence[Chat], arguments: argparse.Namespace, console: Console
 ) -> list[Row]:
     """Return a row per draft type and prompt length."""
-    types = list(LOOKUPS)
-    if head := local.engine.info.head:
-        types.append(head)
-    elif arguments.draft_model:
-        types.append("draft-model")
-    if local.engine.info.mask_token_id is not None:
-        types.append("wedlm")
+    info = local.engine.info
+    draft_model: DraftType | None = "draft-model" if arguments.draft_model else None
+    own: list[DraftType | None] = [info.head or draft_model, None if info.mask_token_id is None else "wedlm"]
+    types: list[DraftType] = [*LOOKUPS, *(one for one in own if one)]
     cases = {}
     for (at, chat), temperature in product(enumerate(chats), TEMPERATURES):
         turn = replace(chat.turns[0], temperature=temperature, schema=None, max_tokens=None)

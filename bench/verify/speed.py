@@ -126,15 +126,19 @@ def _row(plain: Sequence[Row], drafted: Sequence[Row], overhead: float) -> Row:
     """
     length = plain[0]["num_tokens"]
     step_s = median(run["decode_s"] / run["num_tokens"] for run in plain)
-    first_s = [[run["first_token_s"] for run in runs] for runs in (plain, drafted)]
-    decode_s = [[run["decode_s"] * length / run["num_tokens"] for run in runs] for runs in (plain, drafted)]
+
+    def times_s(runs: Sequence[Row]) -> list[tuple[float, float]]:
+        return [(run["first_token_s"], run["decode_s"] * length / run["num_tokens"]) for run in runs]
+
+    plain_s, drafted_s = times_s(plain), times_s(drafted)
+    first, decode = (
+        judge([one[at] for one in plain_s], [one[at] for one in drafted_s], step_s, overhead) for at in (0, 1)
+    )
     return {
         "answer_tokens": length, "drafted_tokens": sum(run["num_drafted"] for run in drafted),
         "accepted_tokens": sum(run["num_accepted"] for run in drafted),
         "answers_differ": any(run["tokens"] != plain[0]["tokens"] for run in (*plain, *drafted)),
-        "first_token": judge(*first_s, step_s, overhead), "decode": judge(*decode_s, step_s, overhead),
-        "plain_runs_s": list(zip(first_s[0], decode_s[0], strict=True)),
-        "drafted_runs_s": list(zip(first_s[1], decode_s[1], strict=True)),
+        "first_token": first, "decode": decode, "plain_runs_s": plain_s, "drafted_runs_s": drafted_s,
     }  # fmt: skip
 
 

@@ -81,8 +81,8 @@ def _rename(file: str, rng: random.Random) -> tuple[str, str]:
     names += re.findall(r"(?m)^    (\w+) = ", file)
     old = rng.choice(names)
     new = _other_than(*names, "python", make=lambda: next(identifiers(rng)))
-    asked = (f"Rename {old} to {new}.", f"Change the name {old} to {new}.")
-    asked = (*asked, f"Replace {old} with {new} everywhere.")
+    everywhere = f"Replace {old} with {new} everywhere."
+    asked = (f"Rename {old} to {new}.", f"Change the name {old} to {new}.", everywhere)
     return rng.choice(asked), re.sub(rf"\b{old}\b", new, file)
 
 
