@@ -56,8 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         Flag("--vocabularies", options.levels, "N,M", (4_096, 32_000, 151_936), "Numbers of tokens."),
         Flag("--rows", options.levels, "N,M", (1, 8, 32), "Numbers of rows."),
         Flag("--memory", None, None, None,
-             "Measure MiB per step instead, besides the logits: where MLX may run ahead of the device, and "
-             "where it may not (a memory limit of 0), which is what engine/sampling/pieces.py counts."),
+             "Measure MiB per step besides the logits: where MLX may run ahead of the device, and not."),
     )  # fmt: skip
     options.add(parser, json=None, csv=None)
 

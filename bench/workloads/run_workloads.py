@@ -1,12 +1,11 @@
-"""`reprise bench workloads`: list the generated chats of the benchmarks, or show one of each.
+"""`reprise bench workloads`: list the generated chats of the benchmarks, or show them.
 
-The chats are the same for everyone with the same seed.
+List one chat of each workload and length. The chats are the same for everyone with the same seed.
 """
 
 import argparse
 import json
 from statistics import mean
-from typing import Any
 
 from rich.console import Console
 
@@ -26,11 +25,7 @@ COLUMNS = [
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench workloads` to the parser."""
     options.add(parser, workloads=None, model=None, prompt_tokens=None, seed=1)
-    options.declare(
-        parser,
-        Flag("--chats", options.count, "N", 4, "Chats of each workload and length."),
-        Flag("--show", None, None, None, "Print the first chat of each workload instead of the table."),
-    )
+    options.declare(parser, Flag("--show", None, None, None, "Print the chats instead of the table."))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,32 +36,26 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.model or BUNDLED_MODEL)
-    console, rows = outputs.make_console(120), []
+    console, rows = outputs.make_console(155), []
     for workload in names:
         for length in lengths_of(workload, arguments.prompt_tokens):
-            chats = make_chats(
-                workload, arguments.chats, arguments.seed, lambda text: len(render(tokenizer, text)), length
+            (chat,) = make_chats(
+                workload, 1, arguments.seed, lambda text: len(render(tokenizer, text)), length
             )
             name = f"{workload} {length or ''}".strip()
             if arguments.show:
-                _show(console, name, chats[0])
-            rows.append({"name": name} | _row(chats, tokenizer))
+                _show(console, name, chat)
+            answers = [turn.reference for turn in chat.turns if turn.is_measured and turn.reference]
+            rows.append({
+                "name": name, "summary": WORKLOADS[workload].summary, "turns": len(chat.turns),
+                "first": len(render_turn(tokenizer, chat.turns[0])),
+                "last": len(render_turn(tokenizer, chat.turns[-1])),
+                "answer": mean(len(tokenizer.encode_answer(one)) for one in answers) if answers else None,
+            })  # fmt: skip
     if not arguments.show:
-        tables.print_rows(console, rows, COLUMNS, "Workloads", group="none")
-        console.print("lengths of prompts and right answers in tokens, means", style="dim")
-        console.print(f"version {VERSION}, seed {arguments.seed}, {arguments.chats} chats of each")
+        note = f"lengths in tokens; of right answers the mean; version {VERSION}, seed {arguments.seed}"
+        tables.print_rows(console, rows, COLUMNS, notes=[note], group="none")
     return 0
-
-
-def _row(chats: list[Chat], tokenizer: Any) -> dict[str, Any]:
-    """Return the row of the table for chats of one workload, at least one."""
-    answers = [turn.reference for chat in chats for turn in chat.turns if turn.is_measured and turn.reference]
-    return {
-        "summary": WORKLOADS[chats[0].workload].summary, "turns": mean(len(chat.turns) for chat in chats),
-        "first": mean(len(render_turn(tokenizer, chat.turns[0])) for chat in chats),
-        "last": mean(len(render_turn(tokenizer, chat.turns[-1])) for chat in chats),
-        "answer": mean(len(tokenizer.encode_answer(one)) for one in answers) if answers else None,
-    }  # fmt: skip
 
 
 def _show(console: Console, name: str, chat: Chat) -> None:

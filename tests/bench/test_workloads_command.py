@@ -6,7 +6,7 @@ from cli.main import main
 
 
 def test_the_table_tells_how_long_chats_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "workloads", "--workloads", "passage,remap,free", "--chats", "1"]) == 0
+    assert main(["bench", "workloads", "--workloads", "passage,remap,free"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert "passage 600" in rows["passage"] or "passage 800" in rows["passage"]
     assert rows["remap"].split()[-1] == "48"
