@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn, user
+from bench.workloads.chats import Grow, Turn, Workload, conversation, user
 from bench.workloads.words import NOUNS, VERBS, identifiers, number, thing, value
 
 WHOLE = "Answer with the whole file."
@@ -110,22 +110,26 @@ def _other_than(*old: str, make: Callable[[], str]) -> str:
     return new
 
 
-def _change(
-    file: str, rng: random.Random, kinds: Sequence[Kind] = (_value, _rename, _docstring, _return)
-) -> tuple[str, str]:
-    """Return a request for a random change, without WHOLE, and the changed file."""
-    kind = rng.choice(kinds)
-    return _value(file, rng) if kind in (_docstring, _return) and "\ndef " not in file else kind(file, rng)
+KINDS = (_value, _rename, _docstring, _return)
 
 
-def _edit(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    file = _file(islice(_statements(rng), MEDIUM_STATEMENTS))
-    request, changed = _change(file, rng, (_value,))
-    return single_turn(f"{request} {WHOLE}\n\n{file}", changed)
+def _edits(file: str, rng: random.Random, num_turns: int, kinds: Sequence[Kind] = KINDS) -> list[Turn]:
+    """Make a chat about one file, in which each turn changes the previous answer."""
+
+    def changes() -> Iterator[tuple[str, str]]:
+        changed = file
+        for _ in range(num_turns):
+            kind = rng.choice(kinds)
+            if kind in (_docstring, _return) and "\ndef " not in changed:
+                kind = _value
+            request, changed = kind(changed, rng)
+            yield f"{request} {WHOLE}", changed
+
+    return conversation(changes(), file)
 
 
-def _edit_again(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    file = _file(islice(_statements(rng), MEDIUM_STATEMENTS))
+def _edit_again(rng: random.Random, _: Grow) -> list[Turn]:
+    file = _snippet(rng, MEDIUM_STATEMENTS)
     name = _constants(file)[0][0]
     return [
         Turn((user(f"{verb} {name} to {new}.\n\n{file}"),), _set_value(file, name, new), verb == "Change")
@@ -133,16 +137,8 @@ def _edit_again(rng: random.Random, _: Grow) -> Sequence[Turn]:
     ]
 
 
-def _edits(file: str, rng: random.Random, num_turns: int) -> list[Turn]:
-    """Make a chat about one file, in which each turn changes the previous answer."""
-
-    def changes() -> Iterator[tuple[str, str]]:
-        changed = file
-        for _ in range(num_turns):
-            request, changed = _change(changed, rng)
-            yield f"{request} {WHOLE}", changed
-
-    return conversation(changes(), file)
+def _snippet(rng: random.Random, num_statements: int) -> str:
+    return _file(islice(_statements(rng), num_statements))
 
 
 def _grown(statements: Iterator[Statement], grow: Grow) -> str:
@@ -150,14 +146,15 @@ def _grown(statements: Iterator[Statement], grow: Grow) -> str:
 
 
 WORKLOADS = (
-    Workload("edits", "a file of about 20 lines with one value changed, answered in full", _edit),
+    Workload("edits", "a file of about 20 lines with one value changed, answered in full",
+             lambda rng, _: _edits(_snippet(rng, MEDIUM_STATEMENTS), rng, 1, (_value,))),
     Workload("edits_again", "the same, after an earlier edit of the same file", _edit_again),
     Workload("edits_again_cold", "the chats of edits_again without the earlier edit",
              lambda rng, grow: _edit_again(rng, grow)[1:]),
     Workload("code", "one change in a file of the given length, answered in full",
              lambda rng, grow: _edits(_grown(_statements(rng), grow), rng, 1), (600, 800)),
     Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
-             lambda rng, _: _edits(_file(islice(_statements(rng), SHORT_STATEMENTS)), rng, 6)),
+             lambda rng, _: _edits(_snippet(rng, SHORT_STATEMENTS), rng, 6)),
     Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",
              lambda rng, grow: _edits(_grown(_statements(rng, (12, 24), (2, 4)), grow), rng, 4), (1500,)),
 )  # fmt: skip

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from bench.lexicon import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS
 from bench.workloads import edits, lookups
@@ -20,8 +21,9 @@ _KINDS = [
 ]
 
 
-def _in_polish(turns: Sequence[Turn], rng: random.Random) -> list[Turn]:
-    """Replace nouns, adjectives and names by Polish ones, one for one, until they run out."""
+def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    """Make a chat; replace nouns, adjectives and names by Polish ones, one for one, until they run out."""
+    turns = family.make(rng, grow)
     supplies = [(english, iter(rng.sample(polish, len(polish)))) for english, polish in _KINDS]
     known: dict[str, str] = {}
 
@@ -46,15 +48,8 @@ def _in_polish(turns: Sequence[Turn], rng: random.Random) -> list[Turn]:
     ]  # fmt: skip
 
 
-def _variant(family: Workload) -> Workload:
-    def make(rng: random.Random, grow: Grow) -> Sequence[Turn]:
-        return _in_polish(family.make(rng, grow), rng)
-
-    return Workload(f"{family.name}_polish", f"{family.summary}; with Polish words", make)
-
-
 WORKLOADS = tuple(
-    _variant(family)
-    for family in (*edits.WORKLOADS, *lookups.WORKLOADS)
-    if family.name in ("edits", "quotes", "passages", "records")
+    Workload(f"{one.name}_polish", f"{one.summary}; with Polish words", partial(_in_polish, one))
+    for one in (*edits.WORKLOADS, *lookups.WORKLOADS)
+    if one.name in ("edits", "quotes", "passages", "records")
 )
