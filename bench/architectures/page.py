@@ -4,7 +4,9 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib.metadata import version
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +14,13 @@ import mlx.core as mx
 from mlx_lm.utils import MODEL_REMAPPING
 
 from bench.architectures.tiny_models import make_model, tiny_config
-from bench.document import describe_machine
+from engine.kv_cache import probes
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
-from engine.kv_cache.probes import (
-    SHORT_LIMIT,
-    batch_fault,
-    find_sharing,
-    kv_bits_fault,
-    prefix_fault,
-    rollback_fault,
-)
 from engine.kv_cache.rows import Sharing
 from engine.speculative.costs.exact_widths import find_exact_shapes
 
 WIDTHS = [2, 3, 4, 5, 8, 16, 32]
-NUM_ROWS = 3
-KV_BITS = 8
-CONTEXT_TOKENS = 512
+NUM_ROWS, KV_BITS, CONTEXT_TOKENS = 3, 8, 512
 
 
 @dataclass(frozen=True)
@@ -68,40 +60,30 @@ def try_architecture(name: str) -> Findings:
     # Foreign code; a module whose requirements are not installed may end the process.
     except (Exception, SystemExit) as fault:  # noqa: BLE001
         return Findings(build=printed.getvalue().strip() or str(fault))
-    sharing = find_sharing(model)
-    batch = batch_fault(model)
-    groups = (
-        None if sharing >= Sharing.LAYERS else batch or batch_fault(model, None, SHORT_LIMIT, by_layer=True)
-    )
-    drafts = rollback_fault(model, None, sharing)
-    kv_bits = kv_bits_fault(model, KV_BITS)
+    sharing, batch = probes.find_sharing(model), probes.batch_fault(model)
+    groups = None
+    if sharing < Sharing.LAYERS:
+        groups = batch or probes.batch_fault(model, None, probes.SHORT_LIMIT, by_layer=True)
+    drafts, kv_bits = probes.rollback_fault(model, None, sharing), probes.kv_bits_fault(model, KV_BITS)
     exact: dict[int, list[int]] = {}
     # Where state is rolled back by feeding tokens again, the engine drafts nothing with --exact.
     if not drafts and not (batch and any(map(is_recurrent, leaves(caches)))):
-        shapes = [(rows, width) for rows in ([1] if batch else [1, NUM_ROWS]) for width in WIDTHS]
+        nums_rows = [1] if batch else [1, NUM_ROWS]
+        shapes = list(product(nums_rows, WIDTHS))
         vocab_size = logits.shape[-1]
-        found = find_exact_shapes(
-            model, sharing, None, vocab_size, shapes, CONTEXT_TOKENS, lambda _: None
-        ).shapes()
-        exact = {rows: [w for w in WIDTHS if (rows, w) in found] for rows, _ in shapes}
+        trial = find_exact_shapes(model, sharing, None, vocab_size, shapes, CONTEXT_TOKENS, lambda _: None)
+        found = trial.shapes()
+        exact = {rows: [width for width in WIDTHS if (rows, width) in found] for rows in nums_rows}
     return Findings(
-        batch=batch,
-        groups=groups,
-        by_layer=sharing is Sharing.LAYERS,
-        drafts=drafts,
-        exact=exact.get(1),
-        exact_together=exact.get(NUM_ROWS),
-        prefix=prefix_fault(model),
-        kv_bits=kv_bits,
-        kv_bits_batch=None if kv_bits else batch_fault(model, KV_BITS),
-    )
+        batch=batch, groups=groups, by_layer=sharing is Sharing.LAYERS, drafts=drafts, exact=exact.get(1),
+        exact_together=exact.get(NUM_ROWS), prefix=probes.prefix_fault(model), kv_bits=kv_bits,
+        kv_bits_batch=None if kv_bits else probes.batch_fault(model, KV_BITS),
+    )  # fmt: skip
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
-
 _TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _REASONS: dict[str, str] = _TEXTS["reasons"]
-_SENTENCES: dict[str, str] = _TEXTS["sentences"]
 
 Why = Callable[[str, str], str]
 """Returns a verdict with the number of its reason, which is given as a sentence."""
@@ -116,9 +98,8 @@ def write_page(found: Mapping[str, Findings]) -> str:
 
     rows = [f"| {name} | {' | '.join(_cells(one, why))} |" for name, one in sorted(found.items())]
     tried = [one for one in found.values() if not one.build]
-    machine = describe_machine()
     introduction = _TEXTS["introduction"].format(
-        total=len(found), mlx_lm=machine["mlx_lm"], mlx=machine["mlx"], num_tried=len(tried),
+        total=len(found), mlx_lm=version("mlx-lm"), mlx=version("mlx"), num_tried=len(tried),
         num_exact=sum(one.exact == WIDTHS and one.exact_together in (None, WIDTHS) for one in tried),
         num_batched=sum(not one.batch for one in tried), num_drafted=sum(not one.drafts for one in tried),
         num_prefix=sum(not one.prefix for one in tried), num_kv_bits=sum(not one.kv_bits for one in tried),
@@ -135,21 +116,23 @@ def _cells(found: Findings, why: Why) -> list[str]:
     if found.build:
         return [why("not tried", _sentence(found.build)), *["-"] * 5]
 
-    def verdict(fault: str | None) -> str:
-        return "yes" if fault is None else why("no", _sentence(fault))
+    def verdict(fault: str | None, word: str = "no") -> str:
+        return why(word, _sentence(fault)) if fault else "yes"
 
     batch = verdict(found.batch)
-    if not found.batch and (found.groups or found.by_layer):
-        batch = why("one group", _REASONS["one_group"]) if found.groups else why("yes", _REASONS["by_layer"])
+    if not found.batch and found.groups:
+        batch = why("one group", _REASONS["one_group"])
+    elif not found.batch and found.by_layer:
+        batch = why("yes", _REASONS["by_layer"])
     cells = [batch, verdict(found.drafts)]
     if found.exact is None and not found.drafts:
         cells += [why("none", _REASONS["no_exact"]), "-"]
     else:
         cells += [_widths(found.exact, why), _widths(found.exact_together, why)]
     cells.append(verdict(found.prefix))
-    if not found.kv_bits_batch:
-        return [*cells, verdict(found.kv_bits)]
-    return [*cells, "alone" if found.batch else why("alone", _sentence(found.kv_bits_batch))]
+    if found.kv_bits_batch:
+        return [*cells, "alone" if found.batch else verdict(found.kv_bits_batch, "alone")]
+    return [*cells, verdict(found.kv_bits)]
 
 
 def _widths(found: list[int] | None, why: Why) -> str:
@@ -163,9 +146,7 @@ def _list(numbers: Sequence[int]) -> str:
 
 
 def _sentence(fault: str) -> str:
-    for part, sentence in _SENTENCES.items():
-        if part in fault:
-            words = fault.replace(",", "").split()
-            kind = next((word for word in words if word.endswith("Cache")), "cache")
-            return sentence.format(fault=fault.splitlines()[0], kind=kind)
-    return f"It fails: {fault.splitlines()[0]}."
+    kind = next((word for word in fault.replace(",", "").split() if word.endswith("Cache")), "cache")
+    whole = fault.splitlines()[0]
+    known = (one.format(fault=whole, kind=kind) for part, one in _TEXTS["sentences"].items() if part in fault)
+    return next(known, f"It fails: {whole}.")

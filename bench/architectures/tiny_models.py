@@ -18,10 +18,13 @@ from config.settings import BUNDLED_MODEL
 
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
+
+def _by_name(table: str) -> dict[str, Any]:
+    return {name: value for value, names in _TABLES[table] for name in names.split()}
+
+
 # TOML has no null.
-TINY: dict[str, Any] = {"rope_scaling": None} | {
-    name: value for value, names in _TABLES["fields"] for name in names.split()
-}
+TINY: dict[str, Any] = {"rope_scaling": None} | _by_name("fields")
 """A value for every field of a configuration, by its name. Architectures take those that they know."""
 
 MIXER_OUTPUTS = (".o_proj.weight", ".out_proj.weight")
@@ -39,11 +42,10 @@ def architectures() -> list[str]:
 
     A module that cannot be imported counts as one; trying it tells why.
     """
-    names = sorted(module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__))
-    return [name for name in names if _is_architecture(name)]
+    return sorted(one.name for one in pkgutil.iter_modules(mlx_lm.models.__path__) if _is_one(one.name))
 
 
-def _is_architecture(name: str) -> bool:
+def _is_one(name: str) -> bool:
     try:
         module = _module(name)
     # A module whose requirements are not installed may end the process.
@@ -59,20 +61,14 @@ def _module(name: str) -> Any:
 def tiny_config(name: str, **changes: Any) -> dict[str, Any]:
     """Return a tiny configuration of an architecture. changes: entries to replace."""
     known = inspect.signature(_module(name).ModelArgs).parameters
-    every = TINY | _needs(name) | changes | {"model_type": name}
+    every = dict(TINY)
+    for names, own in _TABLES["changes"].items():
+        every |= own if name in names.split() else {}
+    every |= changes | {"model_type": name}
     config = {key: value for key, value in every.items() if key in known}
     # The fields of a text part are not known here; it ignores those that it does not have.
     text = {"text_config": every | {"model_type": _TABLES["text_types"].get(name, name)}}
     return config | text if "text_config" in known else config
-
-
-def _needs(name: str) -> dict[str, Any]:
-    """Return what an architecture needs beyond TINY, or instead of it."""
-    found: dict[str, Any] = {}
-    for change in (*_TABLES["changes"], _TABLES["own_changes"].get(name, {})):
-        if name in change.get("of", [name]):
-            found |= {key: value for key, value in change.items() if key != "of"}
-    return found
 
 
 def make_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Any:
@@ -82,9 +78,9 @@ def make_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Any:
     model = module.Model(module.ModelArgs.from_dict(config))
     flat: Any = tree_flatten(model.parameters())
     weights = [
-        (key, (mx.random.normal(a.shape) * 0.3 if a.ndim > 1 else a).astype(dtype))
-        for key, a in flat
-        if mx.issubdtype(a.dtype, mx.floating)
+        (key, (mx.random.normal(one.shape) * 0.3 if one.ndim > 1 else one).astype(dtype))
+        for key, one in flat
+        if mx.issubdtype(one.dtype, mx.floating)
     ]
     model.load_weights(weights, strict=False)
     model.eval()
@@ -101,8 +97,7 @@ def write_random_model(name: str, folder: Path, is_repetitive: bool = False) -> 
     is_repetitive: whether greedy answers soon repeat themselves; see make_repetitive(). The chat template is
     then the bare messages, so that the last token, which decides the answer, differs by prompt.
     """
-    larger = _TABLES["larger"] | _TABLES["larger_changes"].get(name, {})
-    config = tiny_config(name, **larger)
+    config = tiny_config(name, **_by_name("larger") | _TABLES["larger_changes"].get(name, {}))
     weights = dict(tree_flatten(make_model(config).parameters()))
     folder.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

@@ -5,19 +5,19 @@ accepted ones and one more, record_verified. read: milliseconds for the prompt, 
 prediction. learn: milliseconds after the sequence ended. Both are done in slices; slice is the longest of
 them, or of the calls that return them. score: the gate's repetition score, in slices too. Prompts: copy,
 random text of which the answer repeats stretches; random, prompt and answer random over 300 ids, so that many
-short matches are wrong; two ids, even more so; equal, a single token. Of three runs the lowest counts: other
-processes only add time.
+short matches are wrong; two ids, even more so. Of three runs the lowest counts.
 """
 
 import argparse
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
+from random import Random
 
-from bench import document, options, outputs
-from bench.tables import Column, print_rows
+from bench import options
+from bench.costs import measure_all
+from bench.tables import Column, Row
 from drafters.base import Drafter, DraftQuery, SequenceStart
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
@@ -27,72 +27,63 @@ from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.speculative.acceptance import count_accepted
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "ngram-simple": NgramSimpleDrafter,
-    "ngram-mod": lambda: NgramModDrafter(NgramModTables("bench")),
-    # Every slot is occupied, so each lookup finds a token, usually a wrong one.
-    "ngram-mod-full": lambda: full_ngram_mod(),
-    "suffix": SuffixDrafter,
-    "prediction": PredictionDrafter,
-}
-"""The drafters to measure: name -> how to create one."""
-
 SCORE = "score"
 CONTEXT_TOKENS = (1_000, 10_000, 100_000)
-ANSWER_TOKENS = 2_000
-LIMIT = 31
-REPEATS = 3
+ANSWER_TOKENS, LIMIT, REPEATS = 2_000, 31, 3
 COLUMNS = [
     *(Column(name, name) for name in ("drafter", "prompt", "tokens")),
     Column("token_us", "us/token", "2"), Column("read_ms", "read ms", "2"),
     Column("learn_ms", "learn ms", "2"), Column("slice_ms", "slice ms", "2"),
 ]  # fmt: skip
-Workload = tuple[list[int], list[int]]
+Text = tuple[list[int], list[int]]
 """Token ids of a prompt and of its answer."""
-
-Cost = dict[str, float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench drafters` to the parser."""
-    known = [*DRAFTERS, SCORE]
-    parser.add_argument(
-        "--drafters", type=options.names, default=known, metavar="A,B", help=f"Of {', '.join(known)}."
-    )
+    known = (*DRAFTERS, SCORE)
+    options.declare(parser, options.Flag("--drafters", options.names, "A,B", known, "Drafters."))
     options.add(parser, json=None, csv=None)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     options.check_names("--drafters", arguments.drafters, [*DRAFTERS, SCORE])
-    record = document.new_document(arguments, drafters={})
-    cases = list(product(arguments.drafters, WORKLOADS.items(), CONTEXT_TOKENS))
-    rows = []
-    with outputs.Work(len(cases)) as work:
-        for name, (kind, make), num_tokens in cases:
-            work.begin(name)
-            place = {"drafter": name, "prompt": kind, "tokens": num_tokens}
-            rows.append(place | measure(None if name == SCORE else DRAFTERS[name], make(num_tokens)))
-            work.advance()
-    record["drafters"] = {"rows": rows}
-    console = outputs.make_console(100)
-    print_rows(console, rows, COLUMNS, group="drafter")
-    outputs.finish(console, arguments, record, rows)
-    return 0
+    cases = {
+        f"{name}, {kind}, {num_tokens} tokens": partial(_row, name, kind, num_tokens)
+        for name, kind, num_tokens in product(arguments.drafters, TEXTS, CONTEXT_TOKENS)
+    }
+    return measure_all(arguments, "drafters", cases, COLUMNS, group="drafter")
 
 
-def full_ngram_mod() -> NgramModDrafter:
-    """Create a drafter whose small table is full of other text."""
+def _row(name: str, kind: str, num_tokens: int) -> Row:
+    """Return the lowest costs of several runs."""
+    costs = [_costs(name, *TEXTS[kind](num_tokens)) for _ in range(REPEATS)]
+    place = {"drafter": name, "prompt": kind, "tokens": num_tokens}
+    return place | {name: min(cost[name] for cost in costs) for name in costs[0]}
+
+
+def _full_ngram_mod() -> NgramModDrafter:
+    """Create a drafter whose small table is full of other text: lookups find a token, usually a wrong one."""
     tables = NgramModTables("bench", size=65_536)
-    rng = random.Random(0)
-    tables.table("").learn([rng.randrange(50_000) for _ in range(20 * tables.spec.size)])
+    tables.table("").learn(Random(0).choices(range(50_000), k=20 * tables.spec.size))
     return NgramModDrafter(tables)
 
 
-def copying(num_tokens: int) -> Workload:
-    """Return a workload whose answer consists of stretches of 20 to 200 tokens of the prompt."""
-    rng = random.Random(num_tokens)
-    prompt = [rng.randrange(50_000) for _ in range(num_tokens)]
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram-simple": NgramSimpleDrafter,
+    "ngram-mod": lambda: NgramModDrafter(NgramModTables("bench")),
+    "ngram-mod-full": _full_ngram_mod,
+    "suffix": SuffixDrafter,
+    "prediction": PredictionDrafter,
+}
+"""The drafters to measure: name -> how to create one."""
+
+
+def _copying(num_tokens: int) -> Text:
+    """Return a prompt, and an answer of stretches of 20 to 200 of its tokens."""
+    rng = Random(num_tokens)
+    prompt = rng.choices(range(50_000), k=num_tokens)
     answer: list[int] = []
     while len(answer) < ANSWER_TOKENS:
         start = rng.randrange(num_tokens - 200)
@@ -100,48 +91,26 @@ def copying(num_tokens: int) -> Workload:
     return prompt, answer[:ANSWER_TOKENS]
 
 
-def guessing(num_tokens: int, num_ids: int = 300) -> Workload:
-    """Return a workload of few random ids: pairs repeat often, but what follows them does not."""
-    rng = random.Random(num_tokens)
-    draw = [rng.randrange(num_ids) for _ in range(num_tokens + ANSWER_TOKENS)]
-    return draw[:num_tokens], draw[num_tokens:]
+def _guessing(num_ids: int, num_tokens: int) -> Text:
+    """Return text of few random ids: pairs repeat often, but what follows them does not."""
+    drawn = Random(num_tokens).choices(range(num_ids), k=num_tokens + ANSWER_TOKENS)
+    return drawn[:num_tokens], drawn[num_tokens:]
 
 
-WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
-    "copy": copying,
-    "random": guessing,
-    "two ids": partial(guessing, num_ids=2),
-    "equal": partial(guessing, num_ids=1),
+TEXTS: dict[str, Callable[[int], Text]] = {
+    "copy": _copying,
+    "random": partial(_guessing, 300),
+    "two ids": partial(_guessing, 2),
 }
 
 
-def measure(make: Callable[[], Drafter] | None, workload: Workload) -> Cost:
-    """Replay the answer several times as the engine would; return the lowest costs. None: only the score."""
-    costs = [_score(workload[0]) if make is None else _replay(make(), *workload) for _ in range(REPEATS)]
-    return {name: min(cost[name] for cost in costs) for name in costs[0]}
-
-
-def _score(prompt: Sequence[int]) -> Cost:
-    slices_ms = _time_slices(partial(score_in_slices, prompt))
-    return {"token_us": 0.0, "read_ms": sum(slices_ms), "learn_ms": 0.0, "slice_ms": max(slices_ms)}
-
-
-def _time_slices(begin: Callable[[], Iterator[int] | None]) -> list[float]:
-    """Return the milliseconds of a call that returns slices, and of each of them."""
-    times = [time.thread_time()]
-    slices = begin() or iter(())
-    times.append(time.thread_time())
-    is_left = True
-    while is_left:
-        is_left = next(slices, None) is not None
-        times.append(time.thread_time())
-    return [(after - before) * 1e3 for before, after in pairwise(times)]
-
-
-def _replay(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int]) -> Cost:
+def _costs(name: str, prompt: Sequence[int], answer: Sequence[int]) -> dict[str, float]:
+    if name == SCORE:
+        read_ms = _time_slices(partial(score_in_slices, prompt))
+        return {"token_us": 0.0, "read_ms": sum(read_ms), "learn_ms": 0.0, "slice_ms": max(read_ms)}
+    drafter = DRAFTERS[name]()
     read_ms = _time_slices(partial(drafter.open, SequenceStart(0, prompt, prompt)))
-    start = time.thread_time()
-    at = 0
+    start, at = time.thread_time(), 0
     while at < len(answer):
         draft = drafter.propose(DraftQuery(0, LIMIT)).tokens
         accepted = min(count_accepted(draft, answer[at : at + len(draft)]), len(answer) - at - 1)
@@ -151,5 +120,15 @@ def _replay(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int]) -> C
         at += accepted + 1
     token_us = (time.thread_time() - start) / len(answer) * 1e6
     learn_ms = _time_slices(partial(drafter.close, 0))
-    longest = max(*read_ms, *learn_ms)
-    return {"token_us": token_us, "read_ms": sum(read_ms), "learn_ms": sum(learn_ms), "slice_ms": longest}
+    return {
+        "token_us": token_us, "read_ms": sum(read_ms), "learn_ms": sum(learn_ms),
+        "slice_ms": max(*read_ms, *learn_ms),
+    }  # fmt: skip
+
+
+def _time_slices(begin: Callable[[], Iterator[int] | None]) -> list[float]:
+    """Return the milliseconds of a call that returns slices, and of each of them."""
+    times = [time.thread_time()]
+    slices = begin() or iter(())
+    times += (time.thread_time() for _ in chain((0,), slices, (0,)))
+    return [(after - before) * 1e3 for before, after in pairwise(times)]

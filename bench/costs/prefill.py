@@ -6,15 +6,16 @@ prompt.
 """
 
 import argparse
-import random
-from collections.abc import Sequence
+from functools import partial
+from random import Random
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 
-from bench import document, options, outputs
-from bench.tables import Column, print_rows
+from bench import options
+from bench.costs import measure_all
+from bench.tables import Column, Row
 from config.settings import BUNDLED_MODEL
 from engine.kv_cache.rows import evaluate, make_caches
 from engine.model.loading import load_model
@@ -39,33 +40,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     loaded = load_model(str(arguments.model), arguments.model.name, None)
-    rng = random.Random(1)
-    prompt = [rng.randrange(loaded.info.vocab_size) for _ in range(arguments.prompt_tokens)]
-    record = document.new_document(arguments, loaded.info, prefill={})
-    best: dict[int, dict[str, Any]] = {}
-    for _ in range(arguments.rounds):
-        for chunk in arguments.chunks:
-            seconds = measure(loaded.model, prompt, chunk)
-            row = {
-                "chunk": chunk, "tokens_per_s": len(prompt) / sum(seconds), "first_ms": 1000 * seconds[0],
-                "longest_ms": 1000 * max(seconds),
-            }  # fmt: skip
-            best[chunk] = max(best.get(chunk, row), row, key=lambda one: one["tokens_per_s"])
-    rows = list(best.values())
-    record["prefill"] = {"prompt_tokens": len(prompt), "rows": rows}
-    console = outputs.make_console(100)
-    print_rows(console, rows, COLUMNS, f"{len(prompt)} prompt tokens, {arguments.model.name}", group="none")
-    outputs.finish(console, arguments, record, rows)
-    return 0
+    prompt = Random(1).choices(range(loaded.info.vocab_size), k=arguments.prompt_tokens)
+
+    def row(chunk: int) -> Row:
+        rounds = [measure(loaded.model, prompt, chunk) for _ in range(arguments.rounds)]
+        seconds = min(rounds, key=sum)
+        return {
+            "chunk": chunk, "tokens_per_s": len(prompt) / sum(seconds), "first_ms": 1000 * seconds[0],
+            "longest_ms": 1000 * max(seconds),
+        }  # fmt: skip
+
+    cases = {f"chunks of {chunk} tokens": partial(row, chunk) for chunk in arguments.chunks}
+    note = f"a prompt of {len(prompt)} tokens, {arguments.model.name}"
+    return measure_all(arguments, "prefill", cases, COLUMNS, note, model=loaded.info)
 
 
-def measure(model: Any, prompt: Sequence[int], chunk: int) -> list[float]:
+def measure(model: Any, prompt: list[int], chunk: int) -> list[float]:
     """Compute a prompt in chunks of one size, the last perhaps shorter; return the seconds of each."""
     caches = make_caches(model)
     seconds = []
     for start in range(0, len(prompt), chunk):
         before = perf_counter()
-        model(mx.array(list(prompt[start : start + chunk]))[None], cache=caches)
+        model(mx.array(prompt[start : start + chunk])[None], cache=caches)
         evaluate(caches)
         seconds.append(perf_counter() - before)
     mx.clear_cache()

@@ -7,27 +7,27 @@ Every turn with one right answer has it as its reference; the answers in the cha
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from bench.workloads import agent, edits, lookups, plain, polish
-from bench.workloads.chats import Chat, Message, Turn, Workload, read_prompts, render, render_turn
+from bench.workloads.chats import Chat, Turn, Workload
+from bench.workloads.prompt_file import read_prompts
 
 __all__ = [
-    "ENGLISH", "VERSION", "WORKLOADS", "Chat", "Message", "Turn", "Workload", "lengths_of", "make_chats",
-    "own_chats", "read_prompts", "render", "render_turn",
+    "ENGLISH", "VERSION", "WORKLOADS", "Chat", "Turn", "Workload", "lengths_of", "make_chats", "own_chats",
+    "read_prompts",
 ]  # fmt: skip
 
 VERSION = 2
-COLD = "_cold"
-_MODULES = (lookups, edits, agent, plain, polish)
+_ENGLISH = (*lookups.WORKLOADS, *edits.WORKLOADS, *agent.WORKLOADS, *plain.WORKLOADS)
 
-WORKLOADS: dict[str, Workload] = {
-    workload.name: workload for module in _MODULES for workload in module.WORKLOADS
-}
+WORKLOADS: dict[str, Workload] = {one.name: one for one in (*_ENGLISH, *polish.WORKLOADS)}
 """All workloads, by name."""
 
-ENGLISH = tuple(name for name in WORKLOADS if WORKLOADS[name] not in polish.WORKLOADS)
+ENGLISH = tuple(one.name for one in _ENGLISH)
 """Workloads whose words the bundled model was trained on."""
 
 
@@ -38,43 +38,38 @@ def lengths_of(workload: str, requested: Sequence[int] | None = None) -> tuple[i
 
 
 def make_chats(
-    workload: str,
-    count: int,
-    seed: int,
-    count_tokens: Callable[[str], int],
-    prompt_tokens: int | None = None,
+    workload: str, count: int, seed: int, count_tokens: Callable[[str], int], prompt_tokens: int | None = None
 ) -> list[Chat]:
     """Generate count chats of a workload.
 
-    count_tokens: returns the length of a prompt with this one user message, including the chat template;
-      called only for workloads with a choice of length.
-    prompt_tokens: approximate length of the first prompt, within about 5 %; by default the workload's
-    shortest.
+    count_tokens: returns the length of a prompt that is this one user message, with the chat template.
+    prompt_tokens: approximate length of the first prompt, if it can be chosen; by default the shortest.
 
     Raises KeyError for an unknown workload, ValueError if a length is given but cannot be chosen.
     """
     family = WORKLOADS[workload]
     if prompt_tokens is not None and not family.prompt_tokens:
         raise ValueError(f"the prompt length of {workload} cannot be chosen")
-    length = prompt_tokens or (family.prompt_tokens[0] if family.prompt_tokens else None)
-    rng = random.Random(f"{workload.removesuffix(COLD)} {seed}")
+    length = prompt_tokens or lengths_of(workload)[0] or 0
+    # A cold workload has the chats of its warm twin.
+    rng = random.Random(f"{workload.removesuffix('_cold')} {seed}")
 
-    def grow(text_of: Callable[[int], str], max_count: int) -> int:
-        assert length is not None, f"{workload} calls grow() but defines no prompt_tokens"
-        return _nearest(lambda number: count_tokens(text_of(number)), max_count, length)
+    def grow(made: Iterator[Any], text_of: Callable[[list[Any]], str]) -> list[Any]:
+        items: list[Any] = []
 
-    return [Chat(workload, tuple(family.make(rng, grow)), length) for _ in range(count)]
+        def size(count: int) -> int:
+            items.extend(islice(made, max(0, count - len(items))))
+            return count_tokens(text_of(items[:count]))
 
+        low, high = 1, 1
+        while size(high) < length:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if size(middle) < length else (low, middle)
+        return items[: min((low, high), key=lambda count: abs(size(count) - length))]
 
-def _nearest(size_of: Callable[[int], int], max_count: int, wanted: int) -> int:
-    """Return the count in [1, max_count] whose size is nearest to wanted; sizes grow with counts."""
-    low, high = 1, 1
-    while high < max_count and size_of(high) < wanted:
-        low, high = high, min(2 * high, max_count)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if size_of(middle) < wanted else (low, middle)
-    return min((low, high), key=lambda number: abs(size_of(number) - wanted))
+    return [Chat(workload, tuple(family.make(rng, grow)), length or None) for _ in range(count)]
 
 
 def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:

@@ -8,8 +8,7 @@ from typing import Any
 from bench.workloads.chats import Grow, Turn, Workload, single_turn
 from bench.workloads.words import NAMES, NOUNS
 
-NUM_SUMS = 8
-NUM_ENTRIES, NUM_WORDS = 24, 48
+NUM_SUMS, NUM_ENTRIES, NUM_WORDS = 8, 24, 48
 
 
 def _story(rng: random.Random, _: Grow, **more: Any) -> Sequence[Turn]:
@@ -18,7 +17,7 @@ def _story(rng: random.Random, _: Grow, **more: Any) -> Sequence[Turn]:
 
 def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
     sums = [(rng.randrange(100, 1000), rng.choice("+-"), rng.randrange(10, 100)) for _ in range(NUM_SUMS)]
-    answers = [left + right if sign == "+" else left - right for left, sign, right in sums]
+    answers = (left + right if sign == "+" else left - right for left, sign, right in sums)
     listed = "\n".join(f"{left} {sign} {right}" for left, sign, right in sums)
     request = "Compute each line. Answer with the results alone, one in each line."
     return single_turn(f"{request}\n\n{listed}", "\n".join(map(str, answers)))
@@ -28,9 +27,8 @@ def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
     meaning = dict(zip(rng.sample(NOUNS, NUM_ENTRIES), rng.sample(NAMES, NUM_ENTRIES), strict=True))
     text = [rng.choice(list(meaning)) for _ in range(NUM_WORDS)]
     entries = "\n".join(f"{word}: {other}" for word, other in meaning.items())
-    request = "Translate the text word by word. These are the words:"
-    answer = " ".join(meaning[word] for word in text)
-    return single_turn(f"{request}\n\n{entries}\n\nThe text: {' '.join(text)}", answer)
+    request = f"Translate the text word by word. These are the words:\n\n{entries}"
+    return single_turn(f"{request}\n\nThe text: {' '.join(text)}", " ".join(meaning[word] for word in text))
 
 
 WORKLOADS = (

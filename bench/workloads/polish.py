@@ -8,57 +8,48 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from bench.lexicon import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS
 from bench.workloads import edits, lookups
 from bench.workloads.chats import Grow, Turn, Workload
 from bench.workloads.words import ADJECTIVES, NAMES, NOUNS
 
-_KINDS = (
-    (frozenset(NOUNS), POLISH_NOUNS),
-    (frozenset(ADJECTIVES), POLISH_ADJECTIVES),
-    (frozenset(name.lower() for name in NAMES), [name.lower() for name in POLISH_NAMES]),
-)
-_WORD = re.compile(r"[A-Za-z]+")
-_SUFFIX = "_polish"
+_KINDS = [
+    (frozenset(word.lower() for word in english), [word.lower() for word in polish])
+    for english, polish in ((NOUNS, POLISH_NOUNS), (ADJECTIVES, POLISH_ADJECTIVES), (NAMES, POLISH_NAMES))
+]
 
 
-def in_polish(turns: Sequence[Turn], rng: random.Random) -> list[Turn]:
-    """Return the turns of a chat with Polish words in messages and references. Tools and schemas stay."""
-    supplies = [iter(rng.sample(polish, len(polish))) for _, polish in _KINDS]
+def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    """Make a chat; replace nouns, adjectives and names by Polish ones, one for one, until they run out."""
+    turns = family.make(rng, grow)
+    supplies = [(english, iter(rng.sample(polish, len(polish)))) for english, polish in _KINDS]
     known: dict[str, str] = {}
 
     def translate(match: re.Match[str]) -> str:
-        """Replace nouns, adjectives and names by Polish ones, one for one, until they run out."""
         word, lower = match[0], match[0].lower()
         if lower not in known:
-            kind = next((at for at, (english, _) in enumerate(_KINDS) if lower in english), None)
-            known[lower] = lower if kind is None else next(supplies[kind], lower)
+            supply = next((supply for english, supply in supplies if lower in english), iter(()))
+            known[lower] = next(supply, lower)
         other = known[lower]
         # Words that are not ours keep their capitals, so they are returned unchanged.
         return word if other == lower else other.capitalize() if word[0].isupper() else other
 
     def respell(text: str) -> str:
-        return _WORD.sub(translate, text)
+        return re.sub(r"[A-Za-z]+", translate, text)
 
     return [
         replace(
-            turn,
-            messages=tuple({**one, "content": respell(one["content"])} for one in turn.messages),
-            reference=None if turn.reference is None else respell(turn.reference),
+            turn, messages=tuple(one | {"content": respell(one["content"])} for one in turn.messages),
+            reference=respell(turn.reference or ""),
         )
         for turn in turns
-    ]
+    ]  # fmt: skip
 
 
-def _variant(family: Workload) -> Workload:
-    def make(rng: random.Random, grow: Grow) -> Sequence[Turn]:
-        return in_polish(family.make(rng, grow), rng)
-
-    return Workload(family.name + _SUFFIX, f"{family.summary}; with Polish words", make)
-
-
-_FAMILIES = (*edits.WORKLOADS, *lookups.WORKLOADS)
-_CHOSEN = ("edits", "quotes", "passages", "records")
-
-WORKLOADS = tuple(_variant(family) for family in _FAMILIES if family.name in _CHOSEN)
+WORKLOADS = tuple(
+    Workload(f"{one.name}_polish", f"{one.summary}; with Polish words", partial(_in_polish, one))
+    for one in (*edits.WORKLOADS, *lookups.WORKLOADS)
+    if one.name in ("edits", "quotes", "passages", "records")
+)

@@ -22,7 +22,7 @@ def rows(tmp_path):
 
 
 def test_every_setting_of_sampling_is_measured(rows, monkeypatch):
-    monkeypatch.setattr(sampling, "REPEAT_S", 0.0)
+    monkeypatch.setattr(sampling, "REPEATS", 1)
     found = rows("sampling --vocabularies 300,400 --rows 1,3")
     assert [row["settings"] for row in found] == [*sampling.SETTINGS] * 2
     assert all(row["rows_1"] > 0 and row["rows_3"] > 0 for row in found)
@@ -59,6 +59,6 @@ def test_every_drafter_is_measured_with_every_prompt(rows, monkeypatch):
     monkeypatch.setattr(drafters, "CONTEXT_TOKENS", (1_000,))
     monkeypatch.setattr(drafters, "REPEATS", 1)
     found = rows("drafters")
-    assert len(found) == len(drafters.WORKLOADS) * (len(drafters.DRAFTERS) + 1)
+    assert len(found) == len(drafters.TEXTS) * (len(drafters.DRAFTERS) + 1)
     assert all(row["token_us"] > 0 for row in found if row["drafter"] != drafters.SCORE)
     assert all(row["slice_ms"] > 0 for row in found)

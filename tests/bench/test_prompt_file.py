@@ -20,13 +20,12 @@ def written(folder: Path, *lines: Any) -> Path:
 
 def test_a_line_is_a_chat_with_what_matters_of_its_request(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    text = '{"type":"object","properties":{"a":{"type":"string"}}}'
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     body = {"messages": [HELLO], "tools": [TOOL], "temperature": 0.5, "max_completion_tokens": 7}
     (chat,) = read_prompts(written(tmp_path, body | {"response_format": form, "model": "any", "user": "x"}))
     assert chat.workload == "mine"
-    assert chat.turns == (
-        Turn((HELLO,), None, tools=(TOOL,), temperature=0.5, max_tokens=7, schema=json.dumps(schema)),
-    )
+    assert chat.turns == (Turn((HELLO,), None, tools=(TOOL,), temperature=0.5, max_tokens=7, schema=text),)
 
 
 def test_what_the_assistant_said_last_is_the_right_answer(tmp_path: Path) -> None:

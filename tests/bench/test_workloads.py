@@ -1,6 +1,7 @@
 """Workloads are reproducible, and have right answers."""
 
 import ast
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import jsonschema
 import pytest
 
 from bench import lexicon
-from bench.workloads import ENGLISH, WORKLOADS, Chat, lengths_of, make_chats, words
+from bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, lengths_of, make_chats, words
 from engine.model.loading import load_tokenizer
 from server.requests.chat import ChatRequest
 
@@ -37,6 +38,13 @@ def chats_of(workload: str, count: int = 3, seed: int = 1) -> list[Chat]:
 def test_chats_depend_on_nothing_but_the_seed(workload: str) -> None:
     assert chats_of(workload) == chats_of(workload)
     assert chats_of(workload) != chats_of(workload, seed=2)
+
+
+def test_chats_of_another_kind_are_another_version() -> None:
+    chats = [chat for name in WORKLOADS for chat in chats_of(name)]
+    made = [(turn.messages, turn.tools, turn.reference) for chat in chats for turn in chat.turns]
+    digest = hashlib.sha256(json.dumps(made).encode()).hexdigest()
+    assert (VERSION, digest[:16]) == (2, "50e51de91f40ba14")
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
