@@ -1,6 +1,7 @@
 """Vega-Lite charts as plain dictionaries: dots, lines, points and cells, with menus and legends to press."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -20,8 +21,12 @@ MEASURES = {
 }  # fmt: skip
 """What plots can show, by the names in rows."""
 
-ABOVE_PLAIN = {"type": "quantitative", "scale": {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]}}
-_SHOWS_SHARE = " || ".join(f"measure == '{name}'" for name in SHARES)
+LINE: Spec = {"type": "line", "point": {"size": 45}, "strokeWidth": 1.6}
+POINT: Spec = {"type": "point", "filled": True}
+ABOVE_PLAIN: Spec = {
+    "type": "quantitative",
+    "scale": {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]},
+}
 
 
 def is_number(value: Any) -> bool:
@@ -38,17 +43,14 @@ def chart(
     title: str,
     mark: str,
     rows: Sequence[Row],
-    x: str,
-    y: str,
-    series: str = "",
-    panel: str | None = None,
+    x: str | Spec,
+    y: str | Spec,
+    series: str,
+    panel: str = "",
     *,
     measures: Sequence[str] = (),
     menus: Mapping[str, str] | None = None,
     about: Sequence[str] = (),
-    titles: tuple[str | None, str | None] = (None, None),
-    scales: tuple[Spec, Spec] = ({}, {"zero": False}),
-    x_type: str = "quantitative",
     layers: Sequence[Spec] = (),
     note: str = "",
     width: int | None = None,
@@ -56,121 +58,111 @@ def chart(
 ) -> Spec:
     """Return a chart, a part of the page.
 
-    mark: "dots", "lines", "points" or "cells", see below. panel: a plot for each of this field's values.
-    measures: what the field named value shows; the reader chooses. menus: fields by which the reader filters,
-    with the names of their menus. about: more fields of tooltips. layers: drawn below the marks.
-    width: minimum width of each panel. own: arguments of the mark.
+    mark: "dots", "lines", "points" or "cells", see below. x, y: a field, or its encoding as in Vega-Lite.
+    panel: a plot for each of this field's values. measures: what the field named value shows; the reader
+    chooses. menus: fields by which the reader filters, with the names of their menus. about: more fields of
+    tooltips. layers: drawn below the marks. width: minimum width of each panel. own: arguments of the mark.
     """
-    menus = menus or {}
     rows = [{name: v for name, v in row.items() if not isinstance(v, list | Mapping)} for row in rows]
-    params = [menu(f"by_{field}", name, rows, field) for field, name in menus.items()]
-    transform: list[Spec] = [{"filter": f"datum['{field}'] == by_{field}"} for field in menus]
-    if measures:
-        bind = {"input": "select", "options": measures, "name": "Show"}
-        bind["labels"] = [MEASURES.get(name, name.replace("_", " ")) for name in measures]
-        params.insert(0, {"name": "measure", "value": measures[0], "bind": bind})
-        transform += [
-            {"calculate": f"datum[measure + '{suffix}']", "as": name}
-            for name, suffix in {"value": "", "low": "_low", "high": "_high", "best": "_best"}.items()
-        ]
-    names = [name for name in (panel, y, series, x, *menus, *measures, *about) if name and name != "value"]
-    tooltip = [
-        {"field": name, "title": name.replace("_", " ")}
-        | ({"format": ".1%"} if name in SHARES else {"format": ".3~g"} if name in MEASURES else {})
-        for name in dict.fromkeys(names)
-        if all(name in row for row in rows)
-    ]
-    axes = {}
-    for name, field, scale, heading in zip("xy", (x, y), scales, titles, strict=True):
-        axes[name] = {"field": field, "type": "quantitative", "title": heading, "scale": scale}
-        if field == "value" and measures:
-            axes[name]["axis"] = {"labelExpr": f"format(datum.value, ({_SHOWS_SHARE}) ? '.0%' : ',.3~r')"}
-        elif field in SHARES:
-            axes[name]["axis"] = {"format": ".0%"}
-    axes["x"]["type"] = x_type
     if mark == "dots":
-        view = _dots(rows, axes, series, tooltip, measures[0], **own)
-    elif mark == "cells":
-        view = _cells(rows, axes, series, tooltip, **own)
-    else:
-        view = _lines(axes, series, tooltip, has_lines=mark == "lines")
+        rows.sort(key=lambda row: row.get(measures[0]) or 0, reverse=True)
+    kinds = {"dots": ("quantitative", "nominal"), "cells": ("ordinal", "ordinal")}.get(
+        mark, ("quantitative",) * 2
+    )
+    axes = {name: _axis(given, kind) for name, given, kind in zip("xy", (x, y), kinds, strict=True)}
+    params, transform = [], list[Spec]()
+    if measures:
+        params.append(menu("measure", "Show", measures))
+        for name, suffix in {"value": "", "low": "_low", "high": "_high", "best": "_best"}.items():
+            transform.append({"calculate": f"datum[measure + '{suffix}']", "as": name})
+    for field, label in (menus or {}).items():
+        params.append(menu(f"by_{field}", label, (row.get(field) for row in rows)))
+        transform.append({"filter": f"datum['{field}'] == by_{field}"})
+    fields = panel, axes["y"]["field"], series, axes["x"]["field"], *(menus or ()), *measures, *about
+    tooltip = [_tip(name) for name in dict.fromkeys(fields) if all(name in row for row in rows)]
+    view = _MARKS[mark](rows, axes, series, tooltip, **own)
     view["layer"] = [*layers, *view["layer"]]
-    spec: Spec = {"data": {"values": rows}, "params": params, "transform": transform}
-    if panel is None:
-        spec |= view
-    else:
-        spec |= {"facet": {"field": panel, "type": "nominal", "sort": None}, "spec": view}
-        spec |= {"resolve": {"axis": {"x": "independent"}}} if mark == "cells" else {}
+    if panel:
+        view = {"facet": {"field": panel, "type": "nominal", "sort": None}, "spec": view}
+        view |= {"resolve": {"axis": {"x": "independent"}}} if mark == "cells" else {}
+    spec = {"data": {"values": rows}, "params": params, "transform": transform, **view}
     return {"kind": "chart", "title": title, "note": note, "spec": spec, "panel": width}
 
 
-def menu(name: str, label: str, rows: Sequence[Row], field: str) -> Spec:
-    """Return a parameter that the reader sets to one of a field's values, with a menu."""
-    options = list(dict.fromkeys(row.get(field) for row in rows))
-    return {
-        "name": name, "value": options[0], "bind": {"input": "select", "options": options, "name": label}
-    }  # fmt: skip
+def menu(name: str, label: str, options: Iterable[Any]) -> Spec:
+    """Return a parameter that the reader sets to one of some values with a menu, at first to the first."""
+    options = list(dict.fromkeys(options))
+    labels = [MEASURES.get(one, str(one)) for one in options]
+    bind = {"input": "select", "options": options, "labels": labels, "name": label}
+    return {"name": name, "value": options[0], "bind": bind}
+
+
+def rule(axis: str, value: float) -> Spec:
+    """Return a layer with a line at one value of an axis."""
+    mark = {"type": "rule", "aria": False}
+    return {"data": {"values": [{}]}, "mark": mark, "encoding": {axis: {"datum": value}}}
+
+
+def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
+    """Return a layer with the least-squares line of y over x. filtered: a condition. group: a field."""
+    encoding = {axis: {"field": name, "type": "quantitative"} for axis, name in (("x", x), ("y", y))}
+    fit = {"regression": y, "on": x, "groupby": [group] if group else []}
+    mark = {"type": "line", "aria": False, "strokeDash": [5, 4], "color": "gray"}
+    return {"transform": [{"filter": filtered}, fit], "mark": mark, "encoding": encoding}
+
+
+def _axis(given: str | Spec, kind: str) -> Spec:
+    own = {"type": kind} | ({"field": given} if isinstance(given, str) else given)
+    if own["field"] == "value":
+        label = f"format(datum.value, indexof({[*SHARES]}, measure) < 0 ? ',.3~r' : '.0%')"
+        own |= {"title": None, "axis": {"labelExpr": label}}
+    elif own["field"] in SHARES:
+        own |= {"axis": {"format": ".0%"}}
+    return {"scale": {"zero": False}} | own if own["type"] == "quantitative" else own
+
+
+def _tip(name: str) -> Spec:
+    form = ".1%" if name in SHARES else ".3~g" if name in MEASURES else None
+    return {"field": name, "title": name.replace("_", " ")} | ({"format": form} if form else {})
 
 
 def _by_series(series: str) -> Spec:
-    return {
-        "color": {"field": series, "type": "nominal"},
-        "opacity": {"condition": {"param": "shown", "value": 1}, "value": 0.08},
-    }
+    """Return encodings by which series have colors and shapes; those not pressed in the legend fade."""
+    fading = {"condition": {"param": "shown", "value": 1}, "value": 0.08}
+    field = {"field": series, "type": "nominal"}
+    return {"color": field, "shape": field | {"legend": None}, "opacity": fading}
 
 
 def _switch(series: str) -> Spec:
     return {"name": "shown", "select": {"type": "point", "fields": [series]}, "bind": "legend"}
 
 
-def _dots(
-    rows: Sequence[Row],
-    axes: Spec,
-    series: str,
-    tooltip: Sequence[Spec],
-    measure: str,
-    is_sorted: bool = True,
-) -> Spec:
+def _dots(rows: Sequence[Row], axes: Spec, series: str, tooltip: Sequence[Spec]) -> Spec:
     """Draw a dot for each row, in a band for y and a lane for its series; the best band comes first.
 
     NAME_low and NAME_high of the chosen measure are drawn as its range, and NAME_best as a tick.
     """
-    label, x = axes["y"]["field"], axes["x"] | {"scale": {"zero": False}}
-    best: dict[Any, float] = {}
-    for row in rows:
-        best[row.get(label)] = max(best.get(row.get(label), 0), row.get(measure) or 0)
-    order = sorted(best, key=best.__getitem__, reverse=True) if is_sorted else None
-    y = {"field": label, "type": "nominal", "title": None, "sort": order}
-    bands = {"y": y, "yOffset": {"field": series, "type": "nominal"}}
-    shape = {"shape": {"field": series, "type": "nominal", "legend": None}, "tooltip": tooltip}
-    colored = _by_series(series)
+    lane = {"field": series, "type": "nominal"}
+    bands = {"y": {"sort": None} | axes["y"] | {"title": None}, "yOffset": lane}
     marks: dict[str, tuple[Spec, Spec]] = {
-        "low": ({"type": "rule", "strokeWidth": 3, "aria": False}, {"x2": {"field": "high"}} | colored),
+        "low": ({"type": "rule", "strokeWidth": 3, "aria": False}, {"x2": {"field": "high"}, "color": lane}),
         "best": ({"type": "tick", "thickness": 2, "aria": False}, {}),
-        "value": ({"type": "point", "filled": True, "size": 70}, shape | colored),
+        "value": ({"type": "point", "filled": True, "size": 70}, {"tooltip": tooltip} | _by_series(series)),
     }
     layers: list[Spec] = [
-        {
-            "transform": [{"filter": f"isValid(datum.{field})"}], "mark": mark,
-            "encoding": bands | {"x": x | {"field": field}} | encoding,
-        }
+        {"mark": mark, "encoding": bands | {"x": axes["x"] | {"field": field}} | encoding}
         for field, (mark, encoding) in marks.items()
-    ]  # fmt: skip
+    ]
     layers[-1]["params"] = [_switch(series)]
     plain = rule("x", 1)
     plain["transform"] = [{"filter": "measure == 'speedup' || measure == 'tokens_per_forward'"}]
-    plain["encoding"]["x"] = x | {"field": "at"}
-    count = len(best) * (1 + len({row.get(series) for row in rows}))
-    return {"height": 15 * count, "layer": [plain, *layers]}
+    lanes = 1 + len({row.get(series) for row in rows})
+    return {"height": 15 * lanes * len({row[axes["y"]["field"]] for row in rows}), "layer": [plain, *layers]}
 
 
-def _lines(axes: Spec, series: str, tooltip: Sequence[Spec], has_lines: bool = True) -> Spec:
-    """Draw points, joined by lines."""
-    mark: Spec = {"type": "line", "point": {"size": 45}, "strokeWidth": 1.6}
+def _lines(_: Sequence[Row], axes: Spec, series: str, tooltip: Sequence[Spec], mark: Spec = LINE) -> Spec:
+    """Draw points, joined by lines unless another mark is given."""
     encoding = axes | _by_series(series) | {"tooltip": tooltip}
-    if not has_lines:
-        mark = {"type": "point", "filled": True}
-        encoding["shape"] = {"field": series, "type": "nominal"}
     return {"height": 220, "layer": [{"params": [_switch(series)], "mark": mark, "encoding": encoding}]}
 
 
@@ -181,36 +173,18 @@ def _cells(
     tooltip: Sequence[Spec],
     text: str = "",
     tint: Spec = ABOVE_PLAIN,
-    sort: str | None = None,
 ) -> Spec:
     """Draw a tinted cell with a text for each row. series: the field that tints it. text: another field."""
     for axis in axes.values():
-        axis |= {"type": "ordinal", "sort": sort, "scale": {}}
+        axis.setdefault("sort", None)
     axes["x"]["axis"] = {"labelAngle": 0}
     written = {"field": text} if text else {"field": series, "format": ".2f"}
     shade = {"color": {"field": series, "legend": None} | tint, "tooltip": tooltip}
-    return {
-        "height": 26 * len({row[axes["y"]["field"]] for row in rows}), "encoding": axes,
-        "layer": [
-            {"mark": {"type": "rect", "cornerRadius": 3}, "encoding": shade},
-            {"mark": {"type": "text", "color": "#111", "aria": False}, "encoding": {"text": written}},
-        ],
-    }  # fmt: skip
+    layers = [
+        {"mark": {"type": "rect", "cornerRadius": 3}, "encoding": shade},
+        {"mark": {"type": "text", "color": "#111", "aria": False}, "encoding": {"text": written}},
+    ]
+    return {"height": 26 * len({row[axes["y"]["field"]] for row in rows}), "encoding": axes, "layer": layers}
 
 
-def rule(axis: str, value: float) -> Spec:
-    """Return a layer with a line at one value of an axis."""
-    encoding = {axis: {"field": "at", "type": "quantitative"}}
-    return {
-        "data": {"values": [{"at": value}]},
-        "mark": {"type": "rule", "aria": False},
-        "encoding": encoding,
-    }
-
-
-def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
-    """Return a layer with the least-squares line of y over x. filtered: a condition. group: a field."""
-    encoding = {axis: {"field": name, "type": "quantitative"} for axis, name in (("x", x), ("y", y))}
-    fit = {"regression": y, "on": x, "groupby": [group] if group else []}
-    mark = {"type": "line", "aria": False, "strokeDash": [5, 4], "color": "gray"}
-    return {"transform": [{"filter": filtered}, fit], "mark": mark, "encoding": encoding}
+_MARKS = {"dots": _dots, "lines": _lines, "points": partial(_lines, mark=POINT), "cells": _cells}
