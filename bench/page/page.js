@@ -2,52 +2,30 @@
 "use strict";
 (() => {
   const INK = "var(--ink)", MUTED = "var(--muted)", LINE = "var(--line)";
+  const COLORS = Array.from({ length: 8 }, (_, at) => `var(--color-${at})`);
   // Colors stay variables of page.css, so that charts follow light and dark mode without being drawn again.
   const CONFIG = {
-    background: null, view: { stroke: null }, font: "system-ui, sans-serif",
-    range: { category: Array.from({ length: 8 }, (_, at) => `var(--color-${at})`) },
+    background: null, view: { stroke: null }, font: "system-ui, sans-serif", range: { category: COLORS },
     axis: {
       labelColor: MUTED, titleColor: MUTED, gridColor: LINE, domainColor: LINE, tickColor: LINE,
       titleFontWeight: "normal", labelLimit: 260,
     },
-    legend: { labelColor: INK, titleColor: MUTED, orient: "top", title: null, columns: 4, labelLimit: 300 },
+    legend: { labelColor: INK, titleColor: MUTED, orient: "top", title: null, columns: 4, labelLimit: 500 },
     header: { labelColor: INK, labelFontWeight: "bold", title: null },
-    rule: { color: INK }, text: { color: INK }, title: { color: INK }, tick: { color: INK },
+    rule: { color: INK }, tick: { color: INK }, text: { color: INK },
   };
   const OPTIONS = {
     actions: false, renderer: "svg", ast: true, defaultStyle: false, config: CONFIG, logLevel: 1,
     tooltip: { disableDefaultStyle: true },
   };
 
-  // Keep a chart as wide as its place on the page.
   function draw(figure) {
     const host = figure.querySelector(".chart");
     const spec = JSON.parse(figure.querySelector("script").textContent);
-    const menus = spec.params.filter(({ bind }) => bind).map(({ name }) => name);
-    let view = null, drawn = Promise.resolve();
-    async function embed(width) {
-      const chosen = view ? menus.map((name) => [name, view.signal(name)]) : [];
-      const own = structuredClone(spec);
-      const panel = Number(host.dataset.panel);
-      if (panel) {
-        own.columns = Math.max(1, Math.floor(width / panel));
-        own.spec.width = Math.max(120, Math.floor(width / own.columns) - 80);
-      } else {
-        const space = own.vconcat ? Math.max(120, width - 220) : width;
-        const fitted = { width: space, autosize: { type: "fit-x", contains: "padding" } };
-        for (const one of own.vconcat ?? [own]) Object.assign(one, fitted);
-      }
-      view?.finalize();
-      view = (await vegaEmbed(host, own, OPTIONS)).view;
-      for (const [name, value] of chosen) view.signal(name, value);
-      await view.runAsync();
-    }
-    let last = 0;
-    new ResizeObserver(([{ contentRect }]) => {
-      const width = Math.floor(contentRect.width);
-      if (width && Math.abs(width - last) > 1) drawn = drawn.then(() => embed(width));
-      last = width;
-    }).observe(host);
+    // Panels that do not fit beside each other stand below each other.
+    const columns = Math.max(1, Math.floor(host.clientWidth / 330));
+    if (spec.facet) spec.columns = columns, spec.spec.width = Math.floor(host.clientWidth / columns) - 75;
+    vegaEmbed(host, spec, OPTIONS);
   }
 
   // Sort a table by a column, or turn its order around. Missing values stay at the end.
@@ -63,24 +41,33 @@
     const body = heading.closest("table").tBodies[0];
     body.append(...[...body.rows].sort((one, other) => {
       const [a, b] = [one, other].map((row) => row.cells[heading.cellIndex].textContent);
-      return (a === "–") - (b === "–") || sign * compare(a, b);
+      return (a === "-") - (b === "-") || sign * compare(a, b);
     }));
   }
 
   // Light up the tokens of a source; once more, and all are lit.
-  function press(button) {
+  function press(button, answer) {
     const isOn = button.ariaPressed !== "true";
-    for (const other of button.parentNode.children) other.ariaPressed = String(isOn && other === button);
-    for (const token of button.closest(".answer").querySelectorAll(".token"))
+    for (const other of answer.querySelectorAll("button")) other.ariaPressed = String(isOn && other === button);
+    for (const token of answer.querySelectorAll(".token"))
       token.classList.toggle("dim", isOn && token.dataset.source !== button.dataset.source);
+  }
+
+  function enlivenAnswer(answer) {
+    const tokens = answer.querySelectorAll(".token");
+    answer.querySelectorAll("button").forEach((button, at) => {
+      button.onclick = () => press(button, answer);
+      if (button.dataset.source === "model") return;
+      for (const one of [button, ...tokens])
+        if (one.dataset.source === button.dataset.source) one.style.setProperty("--color", COLORS[at % 8]);
+    });
+    tokens.forEach((token, at) => { token.title = `token ${at + 1} of ${tokens.length}: ${token.dataset.source}`; });
   }
 
   function enliven(inside) {
     inside.querySelectorAll("figure").forEach(draw);
+    inside.querySelectorAll(".answer").forEach(enlivenAnswer);
     for (const button of inside.querySelectorAll("th button")) button.onclick = () => sort(button.parentNode);
-    for (const button of inside.querySelectorAll(".answer button")) button.onclick = () => press(button);
-    for (const one of inside.querySelectorAll("[data-color]"))
-      one.style.setProperty("--color", `var(--color-${one.dataset.color})`);
     for (const choice of inside.querySelectorAll(".choice")) {
       const menu = choice.querySelector("select"), chosen = choice.querySelector(".chosen");
       const variants = choice.querySelectorAll(":scope > template");

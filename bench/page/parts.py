@@ -1,14 +1,13 @@
 """Parts of a section, as page.html writes them, and what documents have for them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bench.page.charts import SHARES, Row, is_number
 
 Document = Mapping[str, Any]
 Rows = list[dict[str, Any]]
-Part = dict[str, Any]
-Parts = Iterator[Part]
+Parts = Iterator[dict[str, Any]]
 """The parts of a section; none without data."""
 
 
@@ -29,18 +28,6 @@ def label(rows: Rows, name: str, first: str, **others: str) -> Rows:
     return rows
 
 
-def extremes(rows: Iterable[Row], *about: str) -> str:
-    """Say in which rows the speedup is highest and lowest, by some of their fields."""
-    known = sorted((row for row in rows if is_number(row.get("speedup"))), key=lambda row: row["speedup"])
-    if not known:
-        return ""
-    lowest, highest = (
-        f"{row['speedup']:.2f} ({', '.join(str(row[name]) for name in about if row.get(name))})"
-        for row in (known[0], known[-1])
-    )
-    return f"The highest speedup is {highest}, the lowest {lowest}."
-
-
 def positions(rows: Iterable[Row], *names: str) -> Rows:
     """Return a point for each position in the draft, with some fields of its row."""
     return [
@@ -51,18 +38,35 @@ def positions(rows: Iterable[Row], *names: str) -> Rows:
     ]
 
 
-def text(kind: str, *sentences: str) -> Part:
-    """Return sentences as a part. kind: "lead", or "note" for small type."""
-    return {"kind": kind, "text": " ".join(sentences)}
+def lead(text: str) -> Parts:
+    """Yield the sentences that sum a section up."""
+    yield {"kind": "lead", "text": text}
 
 
-def advice(title: str, items: Any) -> Parts:
+def note(text: str | None) -> Parts:
+    """Yield a sentence in small type, if there is one."""
+    if text:
+        yield {"kind": "note", "text": text}
+
+
+def advice(title: str, sentences: Any) -> Parts:
     """Yield a list of sentences, if there are any."""
-    if items:
-        yield {"kind": "advice", "title": title, "items": items}
+    if sentences:
+        yield {"kind": "advice", "title": title, "sentences": sentences}
 
 
-def table(title: str, rows: Sequence[Row]) -> Parts:
+def extremes(rows: Iterable[Row], *about: str) -> Parts:
+    """Say in which rows the speedup is highest and lowest, by some of their fields."""
+    known = sorted((row for row in rows if is_number(row.get("speedup"))), key=lambda row: row["speedup"])
+    if known:
+        lowest, highest = (
+            f"{row['speedup']:.2f} ({', '.join(str(row[name]) for name in about if row.get(name))})"
+            for row in (known[0], known[-1])
+        )
+        yield from lead(f"The highest speedup is {highest}, the lowest {lowest}.")
+
+
+def table(title: str, rows: Rows) -> Parts:
     """Yield a table of all fields of the rows that are not nested, if there are rows."""
     names = [
         name
@@ -70,18 +74,17 @@ def table(title: str, rows: Sequence[Row]) -> Parts:
         if any(row.get(name) is not None for row in rows)
         and not any(isinstance(row.get(name), list | Mapping) for row in rows)
     ]
-    numeric = [name for name in names if all(is_number(row.get(name) or 0) for row in rows)]
-    cells = [[(name in numeric, _shown(name, row.get(name))) for name in names] for row in rows]
-    headings = [(name in numeric, name.replace("_", " ")) for name in names]
     if rows:
-        yield {"kind": "table", "title": title, "headings": headings, "rows": cells}
+        columns = {name: all(is_number(row.get(name) or 0) for row in rows) for name in names}
+        cells = [
+            [(is_right, _shown(name, row.get(name))) for name, is_right in columns.items()] for row in rows
+        ]
+        yield {"kind": "table", "title": title, "columns": columns, "rows": cells}
 
 
 def _shown(name: str, value: Any) -> str:
-    if value is None or isinstance(value, bool | str):
-        return {None: "–", True: "yes", False: "no"}.get(value, value)
-    if "speedup" in name.split("_") or name in ("predicted", "measured"):
-        return f"{value:.2f}×"
-    if name in SHARES or name.endswith("_share") or name == "of_best_width":
+    if not is_number(value):
+        return "-" if value is None else str(value)
+    if name in SHARES or name.endswith("_share"):
         return f"{value:.1%}"
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,10 +1,7 @@
 """The sections about settings: what a sweep found, and when drafting pays."""
 
-from collections.abc import Callable
-from functools import partial
-
-from bench.page.charts import Row, Spec, chart, is_number, known, line, menu, rule
-from bench.page.parts import Document, Parts, Rows, advice, extremes, label, rows_of, table, text
+from bench.page.charts import Row, chart, is_number, line, menu, rule
+from bench.page.parts import Document, Parts, Rows, advice, extremes, label, note, rows_of, table
 
 ALL = "mean of all"
 _OF_TABLES = (
@@ -14,219 +11,158 @@ _OF_TABLES = (
 
 def sweep(document: Document) -> Parts:
     """Yield the parts about the grid, table sizes, gate thresholds, and cold against warm tables."""
-    drawn = [
-        part
-        for name, draw in _OF_SWEEP.items()
-        if (rows := rows_of(document, "sweep", name))
-        for part in (*draw(rows), *table(f"{name.replace('_', ' ')}, as a table", rows))
-    ]
-    if drawn:
-        grid = rows_of(document, "sweep", "grid")
-        best = extremes(grid, "draft_type", "num_draft_tokens", "ngram_size", "workload")
-        yield text("lead", best or "The effect of single settings on the speed.")
-        yield from drawn
-
-
-def _grid(rows: Rows) -> Parts:
-    """Draw the grid, with menus for workload and drafter; brushed cells are shown below by workload."""
-    cells = [row | {"ngrams": row.get("ngram_size") or "any"} for row in rows if (row["speedup"] or 0) > 0]
-    if not cells:
-        return
-    drawn = chart(
-        "Draft length by n-gram size", "cells", cells,
-        {"field": "num_draft_tokens", "title": "maximum draft length", "sort": "ascending"},
-        {"field": "ngrams", "title": "n-gram size", "sort": "ascending"}, "speedup", about=["lowest"],
-        note="Speedup over plain decoding, by replays of known answers: blue cells are faster, orange "
-        "slower. Drag over cells to see below what they give by workload, from the lowest to the highest.",
-    )  # fmt: skip
-    heat = drawn["spec"]
-    heat["layer"][0]["params"] = [{"name": "brush", "select": {"type": "interval"}}]
-    of_drafter = {"filter": "datum.draft_type == drafter"}
-    lowest = [{"op": op, "field": field, "as": field} for op, field in (("mean", "log"), ("min", "lowest"))]
-    heat["transform"] = [
-        of_drafter, {"filter": f"workload == '{ALL}' || datum.workload == workload"},
-        {"calculate": "log(datum.speedup)", "as": "log"}, {"calculate": "datum.speedup", "as": "lowest"},
-        {"aggregate": lowest, "groupby": ["num_draft_tokens", "ngrams"]},
-        {"calculate": "exp(datum.log)", "as": "speedup"},
-    ]  # fmt: skip
-    speedup = {"field": "speedup", "type": "quantitative", "scale": {"zero": False}}
-    workloads = [row["workload"] for row in cells]
-    below = {
-        "transform": [of_drafter, {"filter": {"param": "brush"}}], "height": 24 * len({*workloads}),
-        "mark": {"type": "boxplot", "extent": "min-max", "size": 10},
-        "encoding": {
-            "x": speedup | {"title": "speedup in the brushed cells"},
-            "y": {"field": "workload", "type": "nominal", "title": None},
-        },
-    }  # fmt: skip
-    drafters = menu("drafter", "Drafts", [row["draft_type"] for row in cells])
-    menus = [drafters, menu("workload", "Workload", [ALL, *workloads])]
-    yield drawn | {"spec": {"data": heat.pop("data"), "params": menus, "vconcat": [heat, below]}}
-
-
-def _measured(rows: Rows) -> Parts:
-    label(rows, "setting", "draft_type", num_draft_tokens="max {}", ngram_size="n = {}")
-    yield chart(
-        "Measured on the engine", "dots", rows, "value", "workload", "setting", measures=known(rows),
+    names = "grid", "measured", "table_sizes", "ngram_sizes", "gate", "warm"
+    grid, measured, tables, ngrams, gate, warm = (rows_of(document, "sweep", name) for name in names)
+    yield from extremes(grid, "draft_type", "num_draft_tokens", "ngram_size", "workload")
+    yield from _grid([row for row in grid if (row["speedup"] or 0) > 0])
+    label(measured, "setting", "draft_type", num_draft_tokens="max {}", ngram_size="n = {}")
+    yield from chart(
+        "Measured on the engine", "dots", measured, "value", "workload", "setting",
         about=["replayed_speedup", "parity"], note="The default and the best of each draft type.",
     )  # fmt: skip
-
-
-def _swept(rows: Rows, field: str, title: str, note: str, scale: Spec) -> Parts:
-    x = {"field": field, "title": field.replace("_", " "), "scale": scale}
-    drawn = chart(title, "lines", rows, x, "value", "requests", measures=known(rows, *_OF_TABLES), note=note)
-    zoom = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
-    drawn["spec"]["layer"][0]["params"].append(zoom)
-    yield drawn
-
-
-def _gate(rows: Rows) -> Parts:
-    yield chart(
-        "Gate threshold", "lines", rows, {"field": "threshold", "type": "ordinal"},
-        {"field": "speedup", "title": "speedup over plain decoding"}, "workload", menus={"gate": "Gate"},
+    yield from _zoomed("Size of ngram-mod's table", tables, "entries")
+    yield from _zoomed("Length of ngram-mod's n-grams", ngrams, "ngram_size")
+    yield from chart(
+        "Gate threshold", "lines", gate, "threshold:O", "speedup", "workload", menus=["gate"],
         layers=[rule("y", 1)], about=["acceptance", "repetitive"],
         note="How repetitive a prompt must be for the gate to start with long drafts. A low threshold "
         "tries drafts that lose time; a high one misses gains.",
     )  # fmt: skip
+    label(warm, "chats", "workload", pair="{}")
+    yield from chart(
+        "Cold and warm tables", "dots", [row for row in warm if row.get("turn") is None], "value", "chats",
+        "memory", menus=["draft_type"], about=["measured_speedup"],
+        measures=["speedup", "tokens_per_forward", "acceptance"],
+        note="Warm: filled earlier, by the same model or another one with the same vocabulary.",
+    )  # fmt: skip
+    turns = [row for row in warm if row.get("turn") is not None]
+    yield from chart(
+        "Cold against warm, turn by turn", "lines", turns if any(row["turn"] > 1 for row in turns) else (),
+        "turn:O", "speedup", "memory", "chats", menus=["draft_type"],
+        about=["tokens_per_forward", "acceptance", "measured_speedup"],
+    )  # fmt: skip
+    for name in names:
+        yield from table(f"{name.replace('_', ' ')}, as a table", rows_of(document, "sweep", name))
 
 
-def _warm(rows: Rows) -> Parts:
-    label(rows, "chats", "workload", pair="{}")
-    turns = [row for row in rows if row.get("turn") is not None]
-    if whole := [row for row in rows if row.get("turn") is None]:
-        yield chart(
-            "Cold and warm tables", "dots", whole, "value", "chats", "memory", menus={"draft_type": "Drafts"},
-            measures=known(whole, "speedup", "tokens_per_forward", "acceptance"), about=["measured_speedup"],
-            note="Warm: the table was filled earlier, by the same model or another one with the same "
-            "vocabulary.",
-        )  # fmt: skip
-    if any(row["turn"] > 1 for row in turns):
-        yield chart(
-            "Cold against warm, turn by turn", "lines", turns, TURN, "speedup", "memory", "chats", width=320,
-            menus={"draft_type": "Drafts"}, about=["tokens_per_forward", "acceptance", "measured_speedup"],
-        )  # fmt: skip
+def _grid(rows: Rows) -> Parts:
+    """Draw the grid, with menus for workload and drafter; brushed cells are shown below by workload."""
+    for part in chart(
+        "Draft length by n-gram size", "cells", [row | {"ngrams": row.get("ngram_size") or "any"} for row in rows],
+        "num_draft_tokens", "ngrams", "speedup", about=["lowest"],
+        note="Speedup over plain decoding, by replays of known answers: blue cells are faster, orange "
+        "slower. Drag over cells to see below what they give by workload, from the lowest to the highest.",
+    ):  # fmt: skip
+        heat = part["spec"]
+        heat["width"] = width = 480
+        heat["layer"][0]["params"] = [{"name": "brush", "select": {"type": "interval"}}]
+        of_drafter = {"filter": "datum.draft_type == drafter"}
+        means = [
+            {"op": op, "field": field, "as": field} for op, field in (("mean", "log"), ("min", "lowest"))
+        ]
+        heat["transform"] = [
+            of_drafter, {"filter": f"workload == '{ALL}' || datum.workload == workload"},
+            {"calculate": "log(datum.speedup)", "as": "log"}, {"calculate": "datum.speedup", "as": "lowest"},
+            {"aggregate": means, "groupby": ["num_draft_tokens", "ngrams"]},
+            {"calculate": "exp(datum.log)", "as": "speedup"},
+        ]  # fmt: skip
+        speedup = {"field": "speedup", "type": "quantitative", "scale": {"zero": False}}
+        below = {
+            "transform": [of_drafter, {"filter": {"param": "brush"}}], "width": width,
+            "mark": {"type": "boxplot", "extent": "min-max", "size": 10},
+            "encoding": {
+                "x": speedup | {"title": "speedup in the brushed cells"},
+                "y": {"field": "workload", "type": "nominal", "title": None},
+            },
+        }  # fmt: skip
+        menus = [
+            menu("drafter", "Drafts", (row["draft_type"] for row in rows)),
+            menu("workload", "Workload", [ALL, *(row["workload"] for row in rows)]),
+        ]
+        data = heat.pop("data")
+        yield part | {"spec": {"data": data, "params": menus, "vconcat": [heat, below]}}
 
 
-TURN = {"field": "turn", "type": "ordinal"}
-_OF_SWEEP = {
-    "grid": _grid,
-    "measured": _measured,
-    "table_sizes": partial(
-        _swept, field="entries", title="Size of ngram-mod's table", scale={"type": "log", "base": 2},
-        note="A line for each number of requests. Drag to move along the axis, scroll to zoom.",
-    ),
-    "ngram_sizes": partial(
-        _swept, field="ngram_size", title="Length of ngram-mod's n-grams", scale={"zero": False},
-        note="Short n-grams match more often, and predict worse.",
-    ),
-    "gate": _gate,
-    "warm": _warm,
-}  # fmt: skip
-"""By the name of a part of the section: what draws its rows."""
+def _zoomed(title: str, rows: Rows, field: str) -> Parts:
+    """Draw figures of tables with a line for each number of requests."""
+    note = "A line for each number of requests. Drag to move along the axis, scroll to zoom."
+    for part in chart(title, "lines", rows, field, "value", "requests", measures=_OF_TABLES, note=note):
+        layer = part["spec"]["layer"][0]
+        layer["params"].append(
+            {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
+        )
+        if field == "entries":
+            layer["encoding"]["x"]["scale"] = {"type": "log", "base": 2}
+        yield part
 
 
 def economics(document: Document) -> Parts:
     """Yield the parts about fits, break-evens, choices, and predictions."""
     section = document.get("economics") or {}
-    found = {name: rows_of(document, "economics", name) for name in ("points", *_OF_ECONOMICS)}
-    if not any(found.values()) and not section.get("advice"):
-        return
-    evens = [fit for fit in found["fits"] if is_number(fit.get("break_even"))]
-    needs = ", ".join(f"{fit['break_even']:.2f} at k = {fit['num_draft_tokens']}" for fit in evens)
-    pays = f"Drafts of k tokens pay if their acceptance is above the break-even: {needs}."
-    yield text("lead", pays if evens else "Decoding speed by acceptance rate.")
+    points, fits, choices, buckets, predicted = (
+        [row | _named(row) for row in rows_of(document, "economics", name)]
+        for name in ("points", "fits", "choices", "buckets", "predicted")
+    )
     yield from advice("Advice", section.get("advice"))
-    yield from _speeds(found["points"], section.get("plain_tps") or 1)
-    for name, draw in _OF_ECONOMICS.items():
-        yield from draw(found[name]) if found[name] else ()
-    energy = section.get("energy") or {}
-    yield from table(f"Energy of {energy.get('measured')}, in joules per token", rows_of(section, "energy"))
-    if not energy.get("rows"):
-        yield text("note", f"Energy: not measured ({energy.get('reason') or 'no reason given'}).")
-    yield text("note", section.get("intervals") or "")
-
-
-def _drafts(row: Row) -> dict[str, str]:
-    kind = row.get("draft_type", "controlled")
-    length = row.get("num_draft_tokens") or "auto"
-    return {"drafts": f"{kind}, gated" if row.get("is_gated") else kind, "k": f"k = {length}"}
-
-
-def _speeds(points: Rows, plain: float) -> Parts:
-    rows = [
-        row | _drafts(row) | {"speed": row["speedup"] * plain}
-        for row in points
-        if is_number(row.get("acceptance")) and is_number(row.get("speedup")) and not row.get("is_gated")
-    ]
-    if rows:
-        yield chart(
-            "Speed by acceptance, for each draft length k", "points", rows, "acceptance",
-            {"field": "speed", "title": "tokens per second"}, "drafts", "k", about=["workload"], width=320,
-            layers=[line("acceptance", "speed", "datum.draft_type == 'controlled'", "k"), rule("y", plain)],
-            note="Each mark is an answer; the slanted line is the least-squares fit over drafts of "
-            "controlled acceptance. It crosses plain decoding, the level line, at the break-even.",
-        )  # fmt: skip
-
-
-def _break_evens(fits: Rows) -> Parts:
-    yield from table("Fits as a table", fits)
-    x, y = {"field": "num_draft_tokens", "type": "quantitative"}, {"field": "low", "type": "quantitative"}
+    plain = section.get("plain_tps") or 1
+    for row in points:
+        row["speed"] = (row["speedup"] or 0) * plain
+    yield from chart(
+        "Speed by acceptance, for each draft length k", "points",
+        [row for row in points if is_number(row.get("acceptance")) and not row.get("is_gated")],
+        "acceptance", "speed", "drafts", "k", about=["workload"],
+        layers=[line("acceptance", "speed", "datum.draft_type == 'controlled'", "k"), rule("y", plain)],
+        note="Each mark is an answer; the slanted line is the least-squares fit over drafts of "
+        "controlled acceptance. It crosses plain decoding, the level line, at the break-even.",
+    )  # fmt: skip
+    yield from table("Fits as a table", rows_of(document, "economics", "fits"))
     interval = {
-        "mark": {"type": "rule", "aria": False}, "encoding": {"x": x, "y": y, "y2": {"field": "high"}},
+        "mark": {"type": "rule", "aria": False},
+        "encoding": {
+            "x": {"field": "num_draft_tokens", "type": "quantitative"}, "y": {"field": "low", "type": "quantitative"},
+            "y2": {"field": "high"},
+        },
     }  # fmt: skip
-    rows = [fit | {"of": "break-even"} for fit in fits if is_number(fit.get("break_even"))]
-    if len(rows) > 1:
-        yield chart(
-            "Break-even by draft length", "points", rows, x | {"title": "draft length k"},
-            {"field": "break_even", "title": "break-even acceptance"}, "of", about=["low", "high"],
-            layers=[interval, line("num_draft_tokens", "break_even")],
-            note="Upright lines are 95 % intervals; the slanted one is the least-squares fit.",
-        )  # fmt: skip
-
-
-def _choices(choices: Rows) -> Parts:
-    rows = []
-    for one in choices:
-        is_open = is_number(one.get("low")) and is_number(one.get("high")) and one["low"] < 1 < one["high"]
-        rows.append(one | _drafts(one) | {"text": f"{one['speedup']:.2f}{'†' if is_open else ''}"})
-    yield chart(
-        "Draft types and lengths", "cells", rows,
-        {"field": "num_draft_tokens", "title": "maximum draft length"}, {"field": "workload", "title": None},
-        "speedup", "drafts", text="text", about=["low", "high", "acceptance", "n"], width=330,
+    evens = [fit for fit in fits if is_number(fit.get("break_even"))]
+    yield from chart(
+        "Break-even by draft length", "points", evens if len(evens) > 1 else (), "num_draft_tokens", "break_even", "drafts", about=["low", "high"],
+        layers=[interval, line("num_draft_tokens", "break_even")],
+        note="Upright lines are 95 % intervals; the slanted one is the least-squares fit.",
+    )  # fmt: skip
+    yield from chart(
+        "Draft types and lengths", "cells", choices, "num_draft_tokens", "workload", "speedup", "drafts",
+        about=["low", "high", "acceptance", "n"], text="text",
         note="Blue cells are faster than plain decoding, orange cells slower; † marks an interval around it.",
     )  # fmt: skip
-    yield from table("Choices as a table", choices)
-
-
-def _buckets(buckets: Rows) -> Parts:
-    rows = [
-        one | _drafts(one) | {"label": one.get("label") or one.get("bucket")}
-        | {"speedup_low": one.get("lowest"), "speedup_high": one.get("highest")}
-        for one in buckets
-    ]  # fmt: skip
-    yield chart(
-        "Speedup by acceptance", "dots", rows, "value", {"field": "label", "sort": "ascending"}, "k",
-        measures=["speedup"], about=["n"],
+    yield from table("Choices as a table", rows_of(document, "economics", "choices"))
+    yield from chart(
+        "Speedup by acceptance", "dots", buckets, "value", "label", "k", measures=["speedup"], about=["n"],
         note="Answers by the acceptance rate of their drafts; the bars run from the slowest to the fastest.",
     )  # fmt: skip
-
-
-def _predicted(predicted: Rows) -> Parts:
-    rows = [row | _drafts(row) | {"by": f"by the {row.get('by')}"} for row in predicted]
-    equal = [{"measured": row["measured"], "predicted": row["measured"]} for row in rows]
-    yield chart(
-        "Predicted and measured speedup", "points", rows, {"field": "measured", "title": "measured speedup"},
-        {"field": "predicted", "title": "predicted speedup"}, "drafts", "by", width=420,
-        layers=[{"data": {"values": equal}, **line("measured", "predicted")}],
-        about=["workload", "num_draft_tokens"],
+    equal = [{"measured": row["measured"], "predicted": row["measured"]} for row in predicted]
+    yield from chart(
+        "Predicted and measured speedup", "points", predicted, "measured", "predicted", "drafts", "by",
+        layers=[line("measured", "predicted", data={"values": equal})], about=["workload", "num_draft_tokens"],
         note="No prediction uses the answer that it predicts. On the slanted line, both agree.",
     )  # fmt: skip
+    yield from table("Errors of predictions as a table", rows_of(document, "economics", "errors"))
+    energy = section.get("energy") or {}
+    yield from table(f"Energy of {energy.get('measured')}, in joules per token", rows_of(section, "energy"))
+    if energy and not energy.get("rows"):
+        yield from note(f"Energy: not measured ({energy.get('reason') or 'no reason given'}).")
+    yield from note(section.get("intervals"))
 
 
-_OF_ECONOMICS: dict[str, Callable[[Rows], Parts]] = {
-    "fits": _break_evens,
-    "choices": _choices,
-    "buckets": _buckets,
-    "predicted": _predicted,
-    "errors": partial(table, "Errors as a table"),
-}
+def _named(row: Row) -> Row:
+    """Return what charts need besides the fields of a row; buckets of earlier documents had other names."""
+    kind = row.get("draft_type", "controlled")
+    is_open = (
+        None not in (row.get("low"), row.get("high"), row.get("speedup")) and row["low"] < 1 < row["high"]
+    )
+    return {
+        "drafts": f"{kind}, gated" if row.get("is_gated") else kind,
+        "k": f"k = {row.get('num_draft_tokens') or 'auto'}",
+        "text": f"{row.get('speedup') or 0:.2f}{'†' if is_open else ''}",
+        "label": row.get("label") or row.get("bucket"),
+        "speedup_low": row.get("lowest"), "speedup_high": row.get("highest"),
+    }  # fmt: skip
