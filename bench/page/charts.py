@@ -174,6 +174,8 @@ def _lines(axes: Spec, series: str, tooltip: Sequence[Spec], mark: str) -> Spec:
     joined = {"type": "line", "point": {"size": 45}, "strokeWidth": 1.6}
     drawn = joined if mark == "lines" else {"type": "point", "filled": True}
     encoding = axes | _by_series(series) | {"tooltip": tooltip}
+    if mark == "points":
+        encoding["shape"] = encoding["color"]
     return {"layer": [{"params": _switch(series), "mark": drawn, "encoding": encoding}]}
 
 

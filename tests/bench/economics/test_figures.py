@@ -16,22 +16,8 @@ def test_planted_lines_and_break_evens_are_found_again(planted):
         assert fit["break_even"] == pytest.approx(0.2 + 0.02 * length, abs=1e-3)
         assert fit["step_cost"] == pytest.approx(cost, rel=1e-3)
         assert fit["n"] == 20
-        assert fit["r_squared"] == pytest.approx(1.0)
     assert slope["r"] == pytest.approx(0.2, abs=1e-3)
     assert slope["beta"] == pytest.approx(0.02, abs=1e-4)
-    assert slope["off"] < 1e-3
-
-
-def test_a_poor_line_through_break_evens_says_how_far_off_it_is(planted):
-    costs = {1: 1.5, 4: 1.8, 8: 4.0}
-    trials = [
-        planted.trial(chat, length, level, cost)
-        for chat in range(3)
-        for length, cost in costs.items()
-        for level in (0.0, 0.5, 1.0)
-    ]
-    _, slope = figures.fit(planted.frame(*trials))
-    assert slope["off"] > 0.1
 
 
 def test_trials_are_sorted_into_buckets_and_those_without_drafts_left_out(planted):
@@ -80,8 +66,8 @@ def test_what_is_best_by_chance_brings_less_to_other_chats(planted):
     ]
     frame = planted.frame(*trials)
     assert max(choice["speedup"] for choice in figures.choices(frame)) > 1.4
-    (found,) = figures.held_out(frame)
-    assert found["speedup"] < 1.0
+    (found,) = figures.held_out(frame).values()
+    assert found.value < 1.0
 
 
 def test_a_draft_model_has_its_own_time_in_its_steps(planted):
