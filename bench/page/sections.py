@@ -1,7 +1,7 @@
 """The sections about speed: of drafting, of other vocabularies, peers, servers, and replayed rules."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -113,8 +113,8 @@ def costs(documents: Mapping[str, Document]) -> Parts:
     yield from chart(
         "c(w): cost of a forward pass by width", "lines", rows, "width", "cost", "curve", about=["ms"],
         layers=[rule("y", 1), line("width", "cost", data={"values": equal})],
-        note="A pass over more tokens pays if it commits more of them than its cost. Below the slanted line, a "
-        "fully accepted draft saves time. At 1, additional width is free.",
+        note="A pass over more tokens pays if it commits more of them than its cost. Below the slanted line, "
+        "a fully accepted draft saves time. At 1, additional width is free.",
     )  # fmt: skip
 
 

@@ -47,9 +47,9 @@ def sweep(document: Document) -> Parts:
 
 def _grid(rows: Rows) -> Parts:
     """Draw the grid, with menus for workload and drafter; brushed cells are shown below by workload."""
+    cells = [row | {"ngrams": row.get("ngram_size") or "any"} for row in rows]
     for part in chart(
-        "Draft length by n-gram size", "cells", [row | {"ngrams": row.get("ngram_size") or "any"} for row in rows],
-        "num_draft_tokens", "ngrams", "speedup", about=["lowest"],
+        "Draft length by n-gram size", "cells", cells, "num_draft_tokens", "ngrams", "speedup",
         note="Speedup over plain decoding, by replays of known answers: blue cells are faster, orange "
         "slower. Drag over cells to see below what they give by workload, from the lowest to the highest.",
     ):  # fmt: skip
@@ -116,17 +116,12 @@ def economics(document: Document) -> Parts:
         "controlled acceptance. It crosses plain decoding, the level line, at the break-even.",
     )  # fmt: skip
     yield from table("Fits as a table", rows_of(document, "economics", "fits"))
-    interval = {
-        "mark": {"type": "rule", "aria": False},
-        "encoding": {
-            "x": {"field": "num_draft_tokens", "type": "quantitative"}, "y": {"field": "low", "type": "quantitative"},
-            "y2": {"field": "high"},
-        },
-    }  # fmt: skip
     evens = [fit for fit in fits if is_number(fit.get("break_even"))]
+    ends = line("num_draft_tokens", "low") | {"transform": [], "mark": {"type": "rule", "aria": False}}
+    ends["encoding"]["y2"] = {"field": "high"}
     yield from chart(
-        "Break-even by draft length", "points", evens if len(evens) > 1 else (), "num_draft_tokens", "break_even", "drafts", about=["low", "high"],
-        layers=[interval, line("num_draft_tokens", "break_even")],
+        "Break-even by draft length", "points", evens if len(evens) > 1 else (), "num_draft_tokens",
+        "break_even", "drafts", about=["low", "high"], layers=[ends, line("num_draft_tokens", "break_even")],
         note="Upright lines are 95 % intervals; the slanted one is the least-squares fit.",
     )  # fmt: skip
     yield from chart(
@@ -142,7 +137,8 @@ def economics(document: Document) -> Parts:
     equal = [{"measured": row["measured"], "predicted": row["measured"]} for row in predicted]
     yield from chart(
         "Predicted and measured speedup", "points", predicted, "measured", "predicted", "drafts", "by",
-        layers=[line("measured", "predicted", data={"values": equal})], about=["workload", "num_draft_tokens"],
+        about=["workload", "num_draft_tokens"],
+        layers=[line("measured", "predicted", data={"values": equal})],
         note="No prediction uses the answer that it predicts. On the slanted line, both agree.",
     )  # fmt: skip
     yield from table("Errors of predictions as a table", rows_of(document, "economics", "errors"))
