@@ -38,11 +38,6 @@ def positions(rows: Iterable[Row], *names: str) -> Rows:
     ]
 
 
-def lead(text: str) -> Parts:
-    """Yield the sentences that sum a section up."""
-    yield {"kind": "lead", "text": text}
-
-
 def note(text: str | None) -> Parts:
     """Yield a sentence in small type, if there is one."""
     if text:
@@ -53,17 +48,6 @@ def advice(title: str, sentences: Any) -> Parts:
     """Yield a list of sentences, if there are any."""
     if sentences:
         yield {"kind": "advice", "title": title, "sentences": sentences}
-
-
-def extremes(rows: Iterable[Row], *about: str) -> Parts:
-    """Say in which rows the speedup is highest and lowest, by some of their fields."""
-    known = sorted((row for row in rows if is_number(row.get("speedup"))), key=lambda row: row["speedup"])
-    if known:
-        lowest, highest = (
-            f"{row['speedup']:.2f} ({', '.join(str(row[name]) for name in about if row.get(name))})"
-            for row in (known[0], known[-1])
-        )
-        yield from lead(f"The highest speedup is {highest}, the lowest {lowest}.")
 
 
 def table(title: str, rows: Rows) -> Parts:

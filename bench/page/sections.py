@@ -11,9 +11,7 @@ from bench.page.parts import (
     Parts,
     Rows,
     advice,
-    extremes,
     label,
-    lead,
     note,
     positions,
     rows_of,
@@ -36,7 +34,6 @@ def _decode_rows(document: Document, is_whole: bool = True) -> Rows:
 def speedup(document: Document) -> Parts:
     """Yield the parts about speedups by workload and draft type."""
     rows = _decode_rows(document)
-    yield from extremes(rows, "case", "series")
     yield from chart(
         "Workloads by speedup", "dots", rows, "value", "case", "series", about=["plain_tps", "parity"],
         note="The upright line is plain decoding, bars are the range of repeated runs, and ticks are the "
@@ -52,9 +49,6 @@ def parity(document: Document) -> Parts:
         first = row.get("first_divergence") or {}
         row["verdict"] = "✓ same" if row["parity"] == "PASS" else f"✗ token {first.get('token', '?')}"
         row["margin"] = first.get("margin")
-    if rows:
-        equal = sum(row["parity"] == "PASS" for row in rows)
-        yield from lead(f"{equal} of {len(rows)} comparisons with plain decoding found equal tokens.")
     yield from chart(
         "Drafted answers compared with plain ones", "cells", rows, "series", "case", "parity", text="verdict",
         about=["parity_pairs", "parity_differing", "margin"],
@@ -74,7 +68,7 @@ def answers(document: Document) -> Parts:
         samples.append((f"{one.get('workload')}, {one.get('draft_type')}", sample))
     samples.sort(key=lambda sample: sample[1]["shares"].get("model", 0))
     if samples:
-        yield from lead("Plain text was decoded by the model alone; tinted text was drafted.")
+        yield from note("Plain text was decoded by the model alone; tinted text was drafted.")
         yield {"kind": "answers", "samples": samples}
 
 
@@ -167,7 +161,6 @@ def serve(document: Document) -> Parts:
 
 def _compared(rows: Rows, note: str) -> Parts:
     """Yield the parts that compare peers on the same chats."""
-    yield from extremes(rows, "peer", "chats")
     yield from chart(
         "The same prompts on each peer", "dots", rows, "value", "chats", "peer", note=note,
         measures=["tokens_per_s", "speedup", "decode_tps", "ttft_ms", "inter_token_ms"],
@@ -188,8 +181,6 @@ def replay(document: Document) -> Parts:
         for row in rows
         for curve, speedup in _by_curve(row, "speedup").items()
     ]
-    rules = [row for row in flat if not row.get("is_hindsight") and row["workload"] == flat[0]["workload"]]
-    yield from extremes(rules, "drafter", "workload", "curve")
     yield from chart(
         "Rules, best first", "dots", flat, "value", "by", "curve", menus=["workload", "curve"],
         measures=["speedup", "tokens_per_forward", "coverage", "drafter_us_per_token"], about=["rule"],

@@ -1,7 +1,7 @@
 """The sections about settings: what a sweep found, and when drafting pays."""
 
 from bench.page.charts import Row, chart, is_number, line, menu, rule
-from bench.page.parts import Document, Parts, Rows, advice, extremes, label, note, rows_of, table
+from bench.page.parts import Document, Parts, Rows, advice, label, note, rows_of, table
 
 ALL = "mean of all"
 _OF_TABLES = (
@@ -13,7 +13,6 @@ def sweep(document: Document) -> Parts:
     """Yield the parts about the grid, table sizes, gate thresholds, and cold against warm tables."""
     names = "grid", "measured", "table_sizes", "ngram_sizes", "gate", "warm"
     grid, measured, tables, ngrams, gate, warm = (rows_of(document, "sweep", name) for name in names)
-    yield from extremes(grid, "draft_type", "num_draft_tokens", "ngram_size", "workload")
     yield from _grid([row for row in grid if (row["speedup"] or 0) > 0])
     label(measured, "setting", "draft_type", num_draft_tokens="max {}", ngram_size="n = {}")
     yield from chart(
@@ -54,43 +53,36 @@ def _grid(rows: Rows) -> Parts:
         "slower. Drag over cells to see below what they give by workload, from the lowest to the highest.",
     ):  # fmt: skip
         heat = part["spec"]
-        heat["width"] = width = 480
-        heat["layer"][0]["params"] = [{"name": "brush", "select": {"type": "interval"}}]
         of_drafter = {"filter": "datum.draft_type == drafter"}
-        means = [
-            {"op": op, "field": field, "as": field} for op, field in (("mean", "log"), ("min", "lowest"))
-        ]
+        mean = {"op": "mean", "field": "log", "as": "mean"}
+        heat["layer"][0]["params"] = [{"name": "brush", "select": {"type": "interval"}}]
         heat["transform"] = [
             of_drafter, {"filter": f"workload == '{ALL}' || datum.workload == workload"},
-            {"calculate": "log(datum.speedup)", "as": "log"}, {"calculate": "datum.speedup", "as": "lowest"},
-            {"aggregate": means, "groupby": ["num_draft_tokens", "ngrams"]},
-            {"calculate": "exp(datum.log)", "as": "speedup"},
+            {"calculate": "log(datum.speedup)", "as": "log"},
+            {"aggregate": [mean], "groupby": ["num_draft_tokens", "ngrams"]},
+            {"calculate": "exp(datum.mean)", "as": "speedup"},
         ]  # fmt: skip
-        speedup = {"field": "speedup", "type": "quantitative", "scale": {"zero": False}}
-        below = {
-            "transform": [of_drafter, {"filter": {"param": "brush"}}], "width": width,
+        x = {"field": "speedup", "type": "quantitative", "scale": {"zero": False}}
+        brushed = {
+            "transform": [of_drafter, {"filter": {"param": "brush"}}],
             "mark": {"type": "boxplot", "extent": "min-max", "size": 10},
-            "encoding": {
-                "x": speedup | {"title": "speedup in the brushed cells"},
-                "y": {"field": "workload", "type": "nominal", "title": None},
-            },
-        }  # fmt: skip
-        menus = [
-            menu("drafter", "Drafts", (row["draft_type"] for row in rows)),
-            menu("workload", "Workload", [ALL, *(row["workload"] for row in rows)]),
+            "encoding": {"x": x, "y": {"field": "workload", "type": "nominal", "title": None}},
+        }
+        params = [
+            menu("drafter", "draft type", (row["draft_type"] for row in rows)),
+            menu("workload", "workload", [ALL, *(row["workload"] for row in rows)]),
         ]
         data = heat.pop("data")
-        yield part | {"spec": {"data": data, "params": menus, "vconcat": [heat, below]}}
+        plots = [plot | {"width": 480} for plot in (heat, brushed)]
+        yield part | {"spec": {"data": data, "params": params, "vconcat": plots}}
 
 
 def _zoomed(title: str, rows: Rows, field: str) -> Parts:
     """Draw figures of tables with a line for each number of requests."""
     note = "A line for each number of requests. Drag to move along the axis, scroll to zoom."
     for part in chart(title, "lines", rows, field, "value", "requests", measures=_OF_TABLES, note=note):
-        layer = part["spec"]["layer"][0]
-        layer["params"].append(
-            {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
-        )
+        layer, select = part["spec"]["layer"][0], {"type": "interval", "encodings": ["x"]}
+        layer["params"].append({"name": "zoom", "select": select, "bind": "scales"})
         if field == "entries":
             layer["encoding"]["x"]["scale"] = {"type": "log", "base": 2}
         yield part
@@ -152,9 +144,7 @@ def economics(document: Document) -> Parts:
 def _named(row: Row) -> Row:
     """Return what charts need besides the fields of a row; buckets of earlier documents had other names."""
     kind = row.get("draft_type", "controlled")
-    is_open = (
-        None not in (row.get("low"), row.get("high"), row.get("speedup")) and row["low"] < 1 < row["high"]
-    )
+    is_open = (row.get("low") or 1) < 1 < (row.get("high") or 1)
     return {
         "drafts": f"{kind}, gated" if row.get("is_gated") else kind,
         "k": f"k = {row.get('num_draft_tokens') or 'auto'}",

@@ -269,7 +269,7 @@ def test_hostile_texts_stay_texts(opened, files):
     opened.open(files["hostile"])
     drawn(opened)
     assert opened.run("typeof window.broken") == "undefined"
-    assert opened.run("document.querySelectorAll('main b, main script:not([type="application/json"]), img').length") == 0
+    assert opened.run("document.querySelectorAll('main b, main script:not([type=\"application/json\"]), img').length") == 0
     assert opened.run("document.querySelector('.tokens').textContent") == HOSTILE + " end"
     assert opened.run("document.querySelector('.advice li').textContent") == HOSTILE
     assert opened.complaints == []
