@@ -36,34 +36,31 @@ def _overall(
     best: Mapping[str, Row], autos: Mapping[str, Row], over_auto: Mapping[str, Estimate]
 ) -> Iterator[str]:
     """Advise which flags to use, over all workloads."""
-    better = [
-        name
+    better = {
+        name: gain
         for name, gain in over_auto.items()
         if name in autos and best[name]["pays"] and gain.value > WORTH and (gain.low or 0.0) > 1.0
-    ]
-    slowest = min((auto["speedup"] for auto in autos.values() if (auto["high"] or 1.0) < 1.0), default=1.0)
-    slower = f"auto is slower, by up to {100 * (1 - slowest):.0f} %" if slowest < 1 else "auto is not slower"
-    unsure = [name for name, one in best.items() if one["share_drafted"] and (one["high"] or 2.0) > WORTH]
-    for name in better:
+    }
+    for name, gain in better.items():
         flags = f"--draft-type {best[name]['draft_type']} --num-draft-tokens {best[name]['num_draft_tokens']}"
-        gain = over_auto[name]
         times = f"{gain.value:.2f} times{_interval(gain.low, gain.high)}"
         yield f"For chats like {name}, use {flags}: {times} as fast as auto on held-out chats."
-    if better and len(better) < len(best):
-        yield "For other or mixed chats, use --draft-type auto."
-    elif not better and any(
-        one["pays"] and one["speedup"] > WORTH for one in (*best.values(), *autos.values())
-    ):
+    unsure = [name for name, one in best.items() if one["share_drafted"] and (one["high"] or 2.0) > WORTH]
+    if better:
+        yield from ["For other or mixed chats, use --draft-type auto."] if len(better) < len(best) else []
+    elif any(one["pays"] and one["speedup"] > WORTH for one in (*best.values(), *autos.values())):
         yield (
             "Use --draft-type auto, the default, which stops drafting where it does not pay: no fixed type "
             f"and length is reliably more than {100 * (WORTH - 1):.0f} % faster on any of these workloads."
         )
-    elif not better and unsure:
+    elif unsure:
         yield (
             f"These runs vary too much to say whether drafting pays on {', '.join(unsure)}. Repeat them on "
             "an idle machine, with more --chats or --max-tokens."
         )
-    elif not better:
+    else:
+        slow = [auto["speedup"] for auto in autos.values() if (auto["high"] or 1.0) < 1.0]
+        slower = f"auto is slower, by up to {1 - min(slow):.0%}" if slow else "auto is not slower"
         yield f"Drafting pays on none of these workloads: use --draft-type none; {slower}."
 
 

@@ -13,9 +13,16 @@ import polars as pl
 from bench.economics.advice import advise
 from bench.economics.trials import CONTROLLED
 from bench.experiment import Row
-from bench.statistics import CONFIDENCE, Estimate, Mask, break_even, fit_line, jackknife
-from bench.statistics import geometric_mean_of as geometric_mean
-from bench.statistics import mean_of as mean
+from bench.statistics import (
+    CONFIDENCE,
+    Estimate,
+    Mask,
+    break_even,
+    fit_line,
+    geometric_mean_of,
+    jackknife,
+    mean_of,
+)  # fmt: skip
 
 Trials = pl.DataFrame
 INTERVALS = (
@@ -104,47 +111,24 @@ def buckets(trials: Trials) -> list[Row]:
 
 
 def predictions(trials: Trials, curve: Mapping[int, float]) -> list[Row]:
-    """Return predicted and measured speedups; no trial is part of the data that its prediction is made from.
+    """Return the speedups that step costs measured beforehand predict, and the measured ones.
 
-    by "cost curve": from step costs measured when the model was loaded, and the widths of the trial's steps.
-    by "fit": for a controlled trial, from the fit over all other chats; for other draft types, from the fit
-    over controlled trials, the widths of the trial's steps and its drafter's time.
+    A trial has as many steps of each width as it had; its drafter's time is added.
     """
-    others = {
-        chat: {one["num_draft_tokens"]: one for one in fit(trials.filter(pl.col("chat") != chat))[0]}
-        for chat in trials.filter(_IS_CONTROLLED)["chat"].unique()
-    }
-    costs = {0: 1.0} | {one["num_draft_tokens"]: one["step_cost"] for one in fit(trials)[0]}
-    steps = {drafted: seconds / curve[0] for drafted, seconds in curve.items()}
     rows = []
-    for trial in trials.filter(pl.col("drafted") > 0).iter_rows(named=True):
-        length, predicted = trial["num_draft_tokens"], {}
-        if steps:
-            predicted["cost curve"] = _by_costs(trial, steps)
-        if trial["draft_type"] == CONTROLLED:
-            if line := others[trial["chat"]].get(length):
-                predicted["fit"] = line["a"] + line["b"] * trial["acceptance"]
-        elif len(costs) > 1 and length <= max(costs):
-            predicted["fit"] = _by_costs(trial, costs)
-        about = {name: trial[name] for name in (*CHOICE, "chat")} | {"measured": trial["speedup"]}
-        rows += [about | {"by": by, "predicted": value} for by, value in predicted.items()]
+    for trial in trials.filter(pl.col("drafted") > 0).iter_rows(named=True) if curve else ():
+        costs = np.interp(range(len(trial["widths"])), sorted(curve), [curve[one] for one in sorted(curve)])
+        steps = float(costs @ trial["widths"]) / curve[0] + trial["drafter_s"] * trial["plain_tps"]
+        predicted = {"by": "cost curve", "predicted": trial["tokens"] / steps, "measured": trial["speedup"]}
+        rows.append({name: trial[name] for name in (*CHOICE, "chat")} | predicted)
     return rows
-
-
-def _by_costs(trial: Row, costs: Mapping[int, float]) -> float:
-    """Return the speedup of a trial if its steps had these costs, in plain steps by drafted tokens."""
-    known = sorted(costs)
-    each = np.interp(range(len(trial["widths"])), known, [costs[one] for one in known])
-    steps = float(np.dot(each, trial["widths"])) + trial["drafter_s"] * trial["plain_tps"]
-    return float(trial["tokens"] / steps)
 
 
 def errors(predicted: Sequence[Row]) -> list[Row]:
     """Return the errors of predictions: median of |predicted / measured - 1|, and mean with its sign."""
-    if not predicted:
-        return []
     off = pl.col("predicted") / pl.col("measured") - 1
-    groups = pl.DataFrame(predicted).group_by("by", "draft_type", maintain_order=True)
+    frame = pl.DataFrame(predicted or {"by": [], "draft_type": [], "predicted": [], "measured": []})
+    groups = frame.group_by("by", "draft_type", maintain_order=True)
     return groups.agg(n=pl.len(), median_error=off.abs().median(), mean_error=off.mean()).to_dicts()
 
 
@@ -155,7 +139,7 @@ def choices(trials: Trials) -> list[Row]:
     """
     rows = []
     for key, group in trials.filter(~_IS_CONTROLLED).group_by(CHOICE, maintain_order=True):
-        speedup = geometric_mean(group["speedup"])
+        speedup = geometric_mean_of(group["speedup"])
         accepted, drafted, tokens = (int(group[name].sum()) for name in ("accepted", "drafted", "tokens"))
         rows.append({
             **dict(zip(CHOICE, key, strict=True)), "n": len(group), **estimated(speedup),
@@ -178,7 +162,7 @@ def model_needs(trials: Trials) -> list[Row]:
         .sort("num_draft_tokens")
     )
     return [
-        {"num_draft_tokens": length, **estimated(mean(group["need"]), "break_even")}
+        {"num_draft_tokens": length, **estimated(mean_of(group["need"]), "break_even")}
         for (length,), group in by_chat.group_by(["num_draft_tokens"], maintain_order=True)
     ]
 
@@ -203,7 +187,7 @@ def held_out(trials: Trials) -> dict[str, Estimate]:
         each = np.column_stack([np.zeros(len(fixed)), fixed.to_numpy()])
         chosen = (each.sum(axis=0) - each).argmax(axis=1)
         gains = each[np.arange(len(each)), chosen] - (auto if len(auto) else 0.0)
-        found[str(workload)] = geometric_mean(np.exp(gains))
+        found[str(workload)] = geometric_mean_of(np.exp(gains))
     return found
 
 

@@ -27,7 +27,7 @@ from bench.energy import EnergyMeter
 from bench.errors import BenchError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
-from bench.tables import Column, interval, print_rows
+from bench.tables import Column, print_rows
 from bench.workloads import own_chats
 from engine.request import DraftType
 
@@ -35,30 +35,14 @@ TYPES: tuple[DraftType, ...] = ("suffix", "ngram-mod", "ngram-simple")
 MODEL: DraftType = "draft-model"
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The acceptance rates that are aimed at; the analysis uses the measured ones."""
-
-_LENGTH, _EVEN = Column("num_draft_tokens", "draft tokens"), Column("break_even", "break-even", "3")
-_DRAFTS, _SHARES = Column("draft_type", "drafts"), Column(lambda row: interval(row, digits=3), "95 %")
 TABLES = {
-    "fits": ("Tokens/s = a + b * acceptance, for drafts that are free to make", (
-        _LENGTH, Column("n", "runs"), Column("a", "a", "1"), Column("b", "b", "1"),
-        Column("step_cost", "step cost,\nplain steps", "2"), _EVEN, _SHARES,
-    )),
-    "draft_model": ("Break-even of the draft model, its own time included", (_LENGTH, _EVEN, _SHARES)),
-    "choices": ("Draft types and lengths, compared with plain decoding of the same chats", (
-        Column("workload", "workload"), _DRAFTS, _LENGTH, Column("n", "chats"),
-        Column("acceptance", "accepted", "%"), Column("share_drafted", "of answer", "%"),
-        Column("speedup", "speedup", "2"), Column(interval, "95 %"),
-    )),
-    "errors": ("Errors of predicted speedups", (
-        Column("by", "predicted by"), _DRAFTS, Column("n", "runs"), Column("median_error", "median", "%"),
-        Column("mean_error", "mean", "%"),
-    )),
-    "energy": ("Joules per token, including prefill and everything else that ran", (
-        Column("workload", "workload"), _DRAFTS, _LENGTH, Column("energy_j_per_token", "drafted", "3"),
-        Column("plain_j_per_token", "plain", "3"), Column("ratio", "ratio", "2"),
-    )),
-}  # fmt: skip
-"""Title and columns of each table, by the part of the section that has its rows."""
+    "fits": "Tokens/s = a + b * acceptance, for drafts that are free to make",
+    "draft_model": "Break-even of the draft model, its own time included",
+    "choices": "Draft types and lengths, compared with plain decoding of the same chats",
+    "errors": "Errors of predicted speedups",
+    "energy": "Joules per token, including prefill and everything else that ran",
+}
+"""The title of each table, by the part of the section that has its rows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,9 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     curve = {int(one["width"]) - 1: one["seconds"] for one in record["cost_curve"]}
     found = record["economics"] = section(frame_of(trials), curve, meter.source, meter.reason)
     console = outputs.make_console(120)
-    for name, (title, columns) in TABLES.items():
+    for name, title in TABLES.items():
         if rows := found["energy"]["rows"] if name == "energy" else found[name]:
-            print_rows(console, rows, columns, title)
+            print_rows(console, rows, [Column(one, one.replace("_", " "), _shown) for one in rows[0]], title)
     failed = sum(row["parity"] == "FAIL" for row in found["points"])
     differ = f"{failed} of {len(trials)} drafted answers differ from the plain ones; run reprise verify."
     equal = f"All {len(trials)} drafted answers equal the plain ones, token by token."
@@ -99,6 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
 def _measure(
     arguments: argparse.Namespace, work: outputs.Work, meter: EnergyMeter
 ) -> tuple[list[Row], document.Document]:
@@ -109,20 +97,15 @@ def _measure(
     """
     own, lengths = own_chats(arguments.prompts, arguments.workloads), sorted(arguments.num_draft_tokens)
     # Step costs that another process measured earlier do not predict this run.
-    fixed: dict[str, Any] = options.draft_model_settings(arguments) | {
-        "max_rows": 1,
-        "calibration_file": None,
-    }
+    fixed = {**options.draft_model_settings(arguments), "max_rows": 1, "calibration_file": None}
     with LocalEngine(settings_of(arguments, **fixed)) as local:
         chats = own or chain(*chats_of(arguments, local, arguments.chats, is_short=True))
         record = document.new_document(arguments, local.engine.info, local.engine.costs)
         cases = {str(number): Case((chat,)) for number, chat in enumerate(chats)}
         # Alternating between workloads, of which each has this many chats.
         mixed = sorted(cases, key=lambda name: int(name) % arguments.chats)[: arguments.chats]
-        num_real, num_controlled = 1 + len(arguments.draft_types), 1 + len(LEVELS)
-        work.weight = len(cases) * (4 + len(lengths) * num_real) + len(mixed) * (
-            1 + len(lengths) * num_controlled
-        )
+        of_real, of_controlled = (len(lengths) * (1 + len(some)) for some in (arguments.draft_types, LEVELS))
+        work.weight = len(cases) * (4 + of_real) + len(mixed) * (1 + of_controlled)
         answering = Answering(local, arguments.max_tokens, arguments.seed, work, meter)
         auto = Arm("auto", local.engine.settings.num_draft_tokens)
         trials = make_trials(answering, cases, [[auto]], "auto, as on a server: ", is_gated=True)

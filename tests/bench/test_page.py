@@ -12,7 +12,9 @@ from bench.page import page, write_page
 from cli.main import main
 from tests.bench.documents.made_up import made_up
 
-HOSTILE = "</script><script>alert(1)</script><!-- {{script}} {% raw %} <img src=x onerror=alert(1)> \u2028 & \ud800"
+HOSTILE = (
+    "</script><script>alert(1)</script><!-- {{script}} {% raw %} <img src=x onerror=alert(1)> \u2028 & \ud800"
+)
 
 
 class _Elements(HTMLParser):
@@ -36,7 +38,11 @@ class _Elements(HTMLParser):
 
     def texts(self, tag, **attributes):
         """Return the text of each element with this tag and these attributes."""
-        return ["".join(texts) for name, own, texts in self.all if name == tag and attributes.items() <= own.items()]
+        return [
+            "".join(texts)
+            for name, own, texts in self.all
+            if name == tag and attributes.items() <= own.items()
+        ]
 
 
 def test_the_policy_allows_the_page_its_own_script_and_style_alone():
