@@ -70,4 +70,6 @@ def _times(one: Row) -> str:
 
 def _interval(low: float | None, high: float | None, scale: float = 1, digits: int = 2) -> str:
     """Return an interval in parentheses; nothing if it is unknown."""
-    return "" if None in (low, high) else f" ({scale * low:.{digits}f} to {scale * high:.{digits}f})"
+    if low is None or high is None:
+        return ""
+    return f" ({scale * low:.{digits}f} to {scale * high:.{digits}f})"

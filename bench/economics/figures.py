@@ -51,7 +51,7 @@ def section(
     plain_tps = len(trials) / (1 / trials["plain_tps"]).sum()
     fits, slope = fit(trials)
     predicted = predictions(trials, curve)
-    found = {
+    found: dict[str, Any] = {
         "plain_tps": plain_tps, "intervals": INTERVALS,
         "fits": [one | {"a": one["a"] * plain_tps, "b": one["b"] * plain_tps} for one in fits],
         "beta": slope, "draft_model": model_needs(trials), "buckets": buckets(trials),

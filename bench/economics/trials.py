@@ -136,7 +136,7 @@ def _trial(run: Sequence[Row], *plain: Sequence[Row]) -> Iterator[Row]:
     tokens = len(answers[0])
     plain_tps = sum(map(len, answers[1:])) / sum(row["decode_s"] for some in plain for row in some)
     is_metered = all(row["energy_j"] is not None for some in (run, *plain) for row in some)
-    joules = [sum(row["energy_j"] for row in some) if is_metered else None for some in (run, *plain)]
+    joules = [sum(row["energy_j"] or 0.0 for row in some) for some in (run, *plain)]
     # by_position[i] counts drafts longer than i; differences give the number of drafts of each length.
     at_least = [forwards, *(count for count, _ in add_nested(run)[1]), 0]
     yield {
@@ -146,5 +146,5 @@ def _trial(run: Sequence[Row], *plain: Sequence[Row]) -> Iterator[Row]:
         "drafted": drafted, "accepted": accepted, "forwards": forwards, "drafter_s": drafter_s,
         "parity": "PASS" if all(one == answers[0] for one in answers) else "FAIL",
         "widths": [here - beyond for here, beyond in pairwise(at_least)],
-        "joules": joules[0], "plain_joules": mean(joules[1:]) if is_metered else None,
+        "joules": joules[0] if is_metered else None, "plain_joules": mean(joules[1:]) if is_metered else None,
     }  # fmt: skip

@@ -59,11 +59,9 @@ def table(title: str, rows: Rows) -> Parts:
         and not any(isinstance(row.get(name), list | Mapping) for row in rows)
     ]
     if rows:
-        columns = {name: all(is_number(row.get(name) or 0) for row in rows) for name in names}
-        cells = [
-            [(is_right, _shown(name, row.get(name))) for name, is_right in columns.items()] for row in rows
-        ]
-        yield {"kind": "table", "title": title, "columns": columns, "rows": cells}
+        numbers = [all(is_number(row.get(name) or 0) for row in rows) for name in names]
+        cells = [[_shown(name, row.get(name)) for name in names] for row in rows]
+        yield {"kind": "table", "title": title, "names": names, "numbers": numbers, "rows": cells}
 
 
 def _shown(name: str, value: Any) -> str:

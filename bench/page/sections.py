@@ -6,17 +6,7 @@ from statistics import median
 from typing import Any
 
 from bench.page.charts import chart, line, rule
-from bench.page.parts import (
-    Document,
-    Parts,
-    Rows,
-    advice,
-    label,
-    note,
-    positions,
-    rows_of,
-    table,
-)
+from bench.page.parts import Document, Parts, Rows, advice, label, note, positions, rows_of, table
 
 
 def _decode_rows(document: Document, is_whole: bool = True) -> Rows:
@@ -58,18 +48,15 @@ def parity(document: Document) -> Parts:
 
 def answers(document: Document) -> Parts:
     """Yield the sample answers, beginning with the one that has the largest drafted share."""
-    samples = []
-    for one in rows_of(document, "decode", "samples"):
-        tokens = [(token, source or "model") for token, source in one.get("tokens") or ()]
-        counts = Counter(source for _, source in tokens)
+    samples = rows_of(document, "decode", "samples")
+    for one in samples:
+        counts = Counter(source for _, source in one["tokens"])
         sources = sorted(counts, key=lambda source: (source == "model", -counts[source]))
-        shares = {source: counts[source] / len(tokens) for source in sources}
-        sample = {"prompt": one.get("prompt"), "tokens": tokens, "shares": shares}
-        samples.append((f"{one.get('workload')}, {one.get('draft_type')}", sample))
-    samples.sort(key=lambda sample: sample[1]["shares"].get("model", 0))
+        one["shares"] = {source: counts[source] / len(one["tokens"]) for source in sources}
     if samples:
-        yield from note("Plain text was decoded by the model alone; tinted text was drafted.")
-        yield {"kind": "answers", "samples": samples}
+        samples.sort(key=lambda one: one["shares"].get("model", 0))
+        named = [(f"{one['workload']}, {one['draft_type']}", one) for one in samples]
+        yield {"kind": "answers", "samples": named}
 
 
 def acceptance(document: Document) -> Parts:
@@ -93,7 +80,7 @@ def costs(documents: Mapping[str, Document]) -> Parts:
     # Documents of one session have nearly equal curves; the one with the most widths is drawn.
     curves = {}
     for origin, one in sorted(documents.items(), key=lambda pair: len(pair[1].get("cost_curve") or ())):
-        if len(points := one.get("cost_curve") or ()) > 1:
+        if len(points := one.get("cost_curve") or []) > 1:
             place = (one.get("machine") or {}).get("cpu"), (one.get("model") or {}).get("name")
             curves[place] = origin, points
     rows = [

@@ -1,5 +1,7 @@
 """The sections about settings: what a sweep found, and when drafting pays."""
 
+from typing import Any
+
 from bench.page.charts import Row, chart, is_number, line, menu, rule
 from bench.page.parts import Document, Parts, Rows, advice, label, note, rows_of, table
 
@@ -141,7 +143,7 @@ def economics(document: Document) -> Parts:
     yield from note(section.get("intervals"))
 
 
-def _named(row: Row) -> Row:
+def _named(row: Row) -> dict[str, Any]:
     """Return what charts need besides the fields of a row; buckets of earlier documents had other names."""
     kind = row.get("draft_type", "controlled")
     is_open = (row.get("low") or 1) < 1 < (row.get("high") or 1)

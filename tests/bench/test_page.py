@@ -77,7 +77,7 @@ def test_no_text_ends_the_element_it_is_in(tmp_path):
     shown = HOSTILE.replace("\ud800", "\ufffd")
     assert shown in elements.texts("pre")
     assert shown in elements.texts("span")
-    assert shown in elements.texts("dd")
+    assert shown in elements.texts("dt")
     specs = [json.loads(text) for text in elements.texts("script", type="application/json")]
     assert HOSTILE in [row["case"] for row in specs[0]["data"]["values"]]
     for tag in ("script", "img", "style"):
