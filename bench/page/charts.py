@@ -27,14 +27,11 @@ TITLES = MEASURES | {
 }  # fmt: skip
 """Titles of axes that are not the name of their field."""
 
-TINTS: dict[str, Spec] = {
-    "speedup": {
-        "type": "quantitative",
-        "scale": {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]},
-    },
-    "parity": {"type": "nominal", "scale": {"domain": ["PASS", "FAIL"], "range": ["#bfdcf3", "#f2914f"]}},
+TINTS = {
+    "speedup": {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]},
+    "parity": {"domain": ["PASS", "FAIL"], "range": ["#bfdcf3", "#f2914f"]},
 }
-"""The colors of cells, by their field."""
+"""The scales of colors of cells, by their field."""
 
 _TYPES = {"dots": ("Q", "N"), "cells": ("O", "O"), "lines": ("Q", "Q"), "points": ("Q", "Q")}
 """Types of x and y, by the mark; as in Altair: quantitative, nominal or ordinal."""
@@ -181,7 +178,9 @@ def _lines(axes: Spec, series: str, tooltip: Sequence[Spec], mark: str) -> Spec:
 
 def _cells(axes: Spec, series: str, tooltip: Sequence[Spec], text: str) -> Spec:
     """Draw tinted cells with a text."""
-    shade = {"color": {"field": series, "legend": None} | TINTS[series], "tooltip": tooltip}
+    kind = "quantitative" if series == "speedup" else "nominal"
+    color = {"field": series, "type": kind, "scale": TINTS[series], "legend": None}
+    shade = {"color": color, "tooltip": tooltip}
     written = {"field": text} if text else {"field": series, "format": ".2f"}
     layers = [
         {"mark": {"type": "rect", "cornerRadius": 3}, "encoding": shade},

@@ -12,7 +12,7 @@
     },
     legend: { labelColor: INK, titleColor: MUTED, orient: "top", title: null, columns: 4, labelLimit: 500 },
     header: { labelColor: INK, labelFontWeight: "bold", title: null },
-    rule: { color: INK }, tick: { color: INK }, text: { color: INK },
+    axisQuantitative: { grid: true }, rule: { color: INK }, tick: { color: INK }, text: { color: INK },
   };
   const OPTIONS = {
     actions: false, renderer: "svg", ast: true, defaultStyle: false, config: CONFIG, logLevel: 1,

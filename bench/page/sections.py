@@ -48,8 +48,9 @@ def parity(document: Document) -> Parts:
 
 def answers(document: Document) -> Parts:
     """Yield the sample answers, beginning with the one that has the largest drafted share."""
-    samples = rows_of(document, "decode", "samples")
+    samples = [one for one in rows_of(document, "decode", "samples") if one.get("tokens")]
     for one in samples:
+        one["tokens"] = [(text, source or "model") for text, source in one["tokens"]]
         counts = Counter(source for _, source in one["tokens"])
         sources = sorted(counts, key=lambda source: (source == "model", -counts[source]))
         one["shares"] = {source: counts[source] / len(one["tokens"]) for source in sources}
