@@ -22,11 +22,14 @@ from bench.page import sections, tuning
 from bench.page.parts import Document
 
 FOLDER = Path(__file__).parent
-SECTIONS = (
-    sections.speedup, sections.parity, sections.answers, sections.acceptance, sections.costs, tuning.sweep,
-    tuning.economics, sections.translation, sections.peers, sections.serve, sections.replay,
-)  # fmt: skip
-"""They yield the parts of a document; costs those of several documents."""
+SECTIONS = {
+    "Speedup": sections.speedup, "Parity": sections.parity, "The source of each token": sections.answers,
+    "Acceptance": sections.acceptance, "Cost curve": sections.costs, "Settings": tuning.sweep,
+    "When drafting pays": tuning.economics, "Across vocabularies": sections.translation,
+    "Compared with others": sections.peers, "Servers under load": sections.serve,
+    "Replayed without a model": sections.replay,
+}  # fmt: skip
+"""By title: what yields the parts of a section from a document; costs are those of several documents."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +68,11 @@ def page(documents: Sequence[Document]) -> str:
     numbers = (f" ({number})" if len(finite) > 1 else "" for number in count(1))
     named = {_origin(one) + number: one for one, number in zip(finite, numbers, strict=False)}
     found = []
-    for build in SECTIONS:
+    for title, build in SECTIONS.items():
         # All cost curves share one plot; elsewhere, the reader chooses a document.
         given = {", ".join(named): named} if build is sections.costs else named
         variants = [(origin, parts) for origin, one in given.items() if (parts := list(build(one)))]
-        found += [(build.__name__, variants)] if variants else []
+        found += [(build.__name__, title, variants)] if variants else []
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = f"{_vega()}\n{(FOLDER / 'page.js').read_text(encoding='utf-8')}"
     jinja = Environment(
