@@ -137,16 +137,12 @@ def choices(trials: Trials) -> list[Row]:
 
     pays: whether it is faster than plain decoding with 95 % confidence.
     """
-    rows = []
-    for key, group in trials.filter(~_IS_CONTROLLED).group_by(CHOICE, maintain_order=True):
-        speedup = geometric_mean_of(group["speedup"])
-        accepted, drafted, tokens = (int(group[name].sum()) for name in ("accepted", "drafted", "tokens"))
-        rows.append({
-            **dict(zip(CHOICE, key, strict=True)), "n": len(group), **estimated(speedup),
-            "acceptance": accepted / max(1, drafted), "share_drafted": accepted / tokens,
-            "pays": speedup.low is not None and speedup.low > 1.0,
-        })  # fmt: skip
-    return rows
+    accepted, drafted, tokens = (pl.col(name).sum() for name in ("accepted", "drafted", "tokens"))
+    groups = trials.filter(~_IS_CONTROLLED).group_by(CHOICE, maintain_order=True)
+    shares = {"acceptance": (accepted / drafted).fill_nan(0.0), "share_drafted": accepted / tokens}
+    rows = groups.agg("speedup", n=pl.len(), **shares).to_dicts()
+    rows = [row | estimated(geometric_mean_of(row["speedup"])) for row in rows]
+    return [row | {"pays": (row["low"] or 0.0) > 1.0} for row in rows]
 
 
 def model_needs(trials: Trials) -> list[Row]:
@@ -154,17 +150,16 @@ def model_needs(trials: Trials) -> list[Row]:
 
     Its time is part of its steps: if a step takes as long as c plain ones, it pays from (c - 1) / length.
     """
-    cost = pl.col("tokens") / pl.col("speedup") / pl.col("forwards")
-    by_chat = (
+    length, cost = pl.col("num_draft_tokens"), pl.col("tokens") / pl.col("speedup") / pl.col("forwards")
+    needs = (
         trials.filter((pl.col("draft_type") == "draft-model") & ~pl.col("is_gated"))
-        .group_by("num_draft_tokens", "chat")
-        .agg(need=((cost - 1) / pl.col("num_draft_tokens")).mean())
-        .sort("num_draft_tokens")
+        .group_by(length, "chat")
+        .agg(need=((cost - 1) / length).mean())
+        .group_by(length)
+        .agg("need")
+        .sort(length)
     )
-    return [
-        {"num_draft_tokens": length, **estimated(mean_of(group["need"]), "break_even")}
-        for (length,), group in by_chat.group_by(["num_draft_tokens"], maintain_order=True)
-    ]
+    return [{"num_draft_tokens": k, **estimated(mean_of(of), "break_even")} for k, of in needs.iter_rows()]
 
 
 def held_out(trials: Trials) -> dict[str, Estimate]:

@@ -45,28 +45,25 @@
     }));
   }
 
-  // Light up the tokens of a source; once more, and all are lit.
-  function press(button, answer) {
-    const isOn = button.ariaPressed !== "true";
-    for (const other of answer.querySelectorAll("button")) other.ariaPressed = String(isOn && other === button);
-    for (const token of answer.querySelectorAll(".token"))
-      token.classList.toggle("dim", isOn && token.dataset.source !== button.dataset.source);
-  }
-
-  function enlivenAnswer(answer) {
-    const tokens = answer.querySelectorAll(".token");
-    answer.querySelectorAll("button").forEach((button, at) => {
-      button.onclick = () => press(button, answer);
-      if (button.dataset.source === "model") return;
+  // Color the tokens of each source. A button lights them up; once more, and all are lit.
+  function color(answer) {
+    const tokens = [...answer.querySelectorAll(".token")], buttons = [...answer.querySelectorAll("button")];
+    buttons.forEach((button, at) => {
+      const { source } = button.dataset;
       for (const one of [button, ...tokens])
-        if (one.dataset.source === button.dataset.source) one.style.setProperty("--color", COLORS[at % 8]);
+        if (one.dataset.source === source && source !== "model") one.style.setProperty("--color", COLORS[at % 8]);
+      button.onclick = () => {
+        const isOn = button.ariaPressed !== "true";
+        for (const other of buttons) other.ariaPressed = String(isOn && other === button);
+        for (const token of tokens) token.classList.toggle("dim", isOn && token.dataset.source !== source);
+      };
     });
     tokens.forEach((token, at) => { token.title = `token ${at + 1} of ${tokens.length}: ${token.dataset.source}`; });
   }
 
   function enliven(inside) {
     inside.querySelectorAll("figure").forEach(draw);
-    inside.querySelectorAll(".answer").forEach(enlivenAnswer);
+    inside.querySelectorAll(".answer").forEach(color);
     for (const button of inside.querySelectorAll("th button")) button.onclick = () => sort(button.parentNode);
     for (const choice of inside.querySelectorAll(".choice")) {
       const menu = choice.querySelector("select"), chosen = choice.querySelector(".chosen");
