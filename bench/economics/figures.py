@@ -13,21 +13,12 @@ import polars as pl
 from bench.economics.advice import advise
 from bench.economics.trials import CONTROLLED
 from bench.experiment import Row
-from bench.statistics import (
-    CONFIDENCE,
-    Estimate,
-    Mask,
-    break_even,
-    fit_line,
-    geometric_mean_of,
-    jackknife,
-    mean_of,
-)  # fmt: skip
+from bench.statistics import Estimate, Mask, break_even, fit_line, geometric_mean_of, jackknife, mean_of
 
 Trials = pl.DataFrame
 INTERVALS = (
-    f"{100 * CONFIDENCE:.0f} % intervals: jackknife over chats, Student's t. They cover other chats of these "
-    "kinds on this machine, and nothing else."
+    "95 % intervals: jackknife over chats, Student's t. They cover other chats of these kinds on this "
+    "machine, and nothing else."
 )
 CHOICE = ("workload", "draft_type", "num_draft_tokens", "is_gated")
 _IS_CONTROLLED = pl.col("draft_type") == CONTROLLED
