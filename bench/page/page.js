@@ -50,15 +50,15 @@
     const tokens = [...answer.querySelectorAll(".token")], buttons = [...answer.querySelectorAll("button")];
     buttons.forEach((button, at) => {
       const { source } = button.dataset;
-      for (const one of [button, ...tokens])
-        if (one.dataset.source === source && source !== "model") one.style.setProperty("--color", COLORS[at % 8]);
+      const own = [button, ...tokens].filter((one) => one.dataset.source === source && source !== "model");
+      for (const one of own) one.style.setProperty("--color", COLORS[at % 8]);
       button.onclick = () => {
         const isOn = button.ariaPressed !== "true";
         for (const other of buttons) other.ariaPressed = String(isOn && other === button);
         for (const token of tokens) token.classList.toggle("dim", isOn && token.dataset.source !== source);
       };
     });
-    tokens.forEach((token, at) => { token.title = `token ${at + 1} of ${tokens.length}: ${token.dataset.source}`; });
+    tokens.forEach((token, at) => { token.title = `token ${at + 1}: ${token.dataset.source}`; });
   }
 
   function enliven(inside) {
@@ -79,5 +79,6 @@
   enliven(document.body);
   const theme = document.querySelector("#theme select");
   theme.onchange = () => { document.documentElement.dataset.theme = theme.value; };
-  window.onbeforeprint = () => document.querySelectorAll("details.table").forEach((one) => { one.open = true; });
+  const tables = document.getElementsByClassName("table");
+  window.onbeforeprint = () => { for (const one of tables) one.open = true; };
 })();
