@@ -5,11 +5,11 @@ Also the arms' drafts with a chosen acceptance rate, and step costs that make th
 
 import random
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import mean
-from typing import Any
 
 from bench.decode.answering import PLAIN, Answering, Arm, Case, add_nested
 from bench.experiment import Row
@@ -17,11 +17,9 @@ from bench.statistics import ratio
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.speculative.costs.step_costs import StepCosts
 
-PLACE = "prediction"
-"""The drafter that a ControlledDrafter replaces: only this one receives a request's prediction."""
-
-_PLAIN_S = 1000.0
-_STEPS = 1000
+CONTROLLED = "controlled"
+MIN_TOKENS = 8
+"""Shorter answers are left out: their times are dominated by measurement noise."""
 
 
 def forced_costs(max_drafted: int) -> StepCosts:
@@ -30,7 +28,7 @@ def forced_costs(max_drafted: int) -> StepCosts:
     A step of width w seems to cost 1/w of a plain step. Then even rejected drafts pay, the slowdown budget is
     never exceeded, and a draft model's own steps cost next to nothing.
     """
-    table = {(1, width): _PLAIN_S / width for width in range(1, max_drafted + 2)}
+    table = {(1, width): 1000.0 / width for width in range(1, max_drafted + 2)}
     return StepCosts(table, is_learned=False)
 
 
@@ -44,7 +42,7 @@ def acceptance(chance: float, num_drafted: int) -> float:
 
 def chance_for(share: float, num_drafted: int) -> float:
     """Return the chance that gives this acceptance, to a thousandth: the inverse of acceptance()."""
-    chances = [step / _STEPS for step in range(_STEPS + 1)]
+    chances = [step / 1000 for step in range(1001)]
     return chances[bisect_left(chances, share, key=lambda chance: acceptance(chance, num_drafted))]
 
 
@@ -55,7 +53,7 @@ class ControlledDrafter:
     Which tokens are right depends on the answer alone. Sequences without a prediction get no drafts.
     """
 
-    name = "controlled"
+    name = CONTROLLED
 
     def __init__(self, vocab_size: int) -> None:
         self.chance = 1.0
@@ -65,10 +63,9 @@ class ControlledDrafter:
     def open(self, start: SequenceStart) -> None:
         """Decide for each token of the answer whether it will be drafted correctly."""
         rng = random.Random(repr(tuple(start.prediction)))
-        self._drafts[start.seq] = [
-            token if rng.random() < self.chance else (token + 1) % self.vocab_size
-            for token in start.prediction
-        ]
+        wrong = (rng.random() >= self.chance for _ in start.prediction)
+        tokens = zip(start.prediction, wrong, strict=True)
+        self._drafts[start.seq] = [(token + is_wrong) % self.vocab_size for token, is_wrong in tokens]
 
     def propose(self, query: DraftQuery) -> Draft:
         """Draft the next tokens of the answer, some of them changed to wrong ones."""
@@ -87,43 +84,31 @@ class ControlledDrafter:
         del self._drafts[seq]
 
 
-CONTROLLED = "controlled"
-MIN_TOKENS = 8
-"""Shorter answers are left out: their times are dominated by measurement noise."""
-
-
 def make_trials(
     answering: Answering,
     cases: Mapping[str, Case],
-    groups: Sequence[Mapping[str, Arm]],
-    repeats: int,
+    groups: Sequence[Sequence[Arm]],
     stage: str,
-    draft_type: str | None = None,
-    is_gated: bool = False,
+    **own: object,
 ) -> list[Row]:
     """Run each case in each arm, with a plain run before and after each group of arms; return the trials.
 
-    Of several repeats, the fastest run counts. Cases are named by the number of their chat.
-    draft_type: recorded instead of the arms' own. is_gated: whether the engine was free to leave drafts out.
+    Cases are named by the number of their chat. own: fields of all these trials.
     """
     arms = {"plain 0": PLAIN}
     for at, group in enumerate(groups, 1):
-        arms |= {f"{name}, group {at}": arm for name, arm in group.items()} | {f"plain {at}": PLAIN}
-    runs: dict[tuple[str, str], dict[int, list[Row]]] = {}
-    for row in answering.compare(arms, cases, repeats, stage):
-        runs.setdefault((row["case"], row["arm"]), {}).setdefault(row["round"], []).append(row)
-    best = {
-        place: min(rounds.values(), key=lambda some: sum(row["decode_s"] for row in some))
-        for place, rounds in runs.items()
-    }
+        arms |= {f"{number} of {at}": arm for number, arm in enumerate(group)} | {f"plain {at}": PLAIN}
+    runs = defaultdict[tuple[str, str], list[Row]](list)
+    for row in answering.compare(arms, cases, 1, stage):
+        runs[row["case"], row["arm"]].append(row)
     return [
-        {"chat": int(case), "is_gated": is_gated, **trial}
-        | ({"draft_type": draft_type} if draft_type else {})
+        {"chat": int(case), **trial, **own}
         for case in cases
-        for at, group in enumerate(groups)
-        for name in group
-        if (plain := [best.get((case, f"plain {one}"), []) for one in (at, at + 1)])
-        for trial in _trial(best.get((case, f"{name}, group {at + 1}"), []), plain)
+        for at, group in enumerate(groups, 1)
+        for number in range(len(group))
+        for trial in _trial(
+            runs[case, f"{number} of {at}"], runs[case, f"plain {at - 1}"], runs[case, f"plain {at}"]
+        )
     ]
 
 
@@ -137,31 +122,29 @@ def with_predictions(answering: Answering, cases: Mapping[str, Case]) -> Iterato
             yield name, replace(case, prediction=tuple(rows[0]["tokens"][0]))
 
 
-def _trial(run: Sequence[Row], plain: Sequence[Sequence[Row]]) -> Iterator[Row]:
+def _trial(run: Sequence[Row], *plain: Sequence[Row]) -> Iterator[Row]:
     """Yield the trial of a run, whose rows are its turns, unless the answers are too short.
 
     widths: number of steps by drafted tokens. plain_tps: over both plain runs together. joules: of the whole
     requests, prefill included; plain_joules: mean of the plain runs.
     """
     answers = [[token for row in some for token in row["tokens"][0]] for some in (run, *plain)]
-    if not run or min(map(len, answers)) < MIN_TOKENS:
+    if min(map(len, answers)) < MIN_TOKENS:
         return
-    tokens = len(answers[0])
     names = ("decode_s", "num_forwards", "num_drafted", "num_accepted", "drafter_s")
     decode_s, forwards, drafted, accepted, drafter_s = (sum(row[name] for row in run) for name in names)
+    tokens = len(answers[0])
     plain_tps = sum(map(len, answers[1:])) / sum(row["decode_s"] for some in plain for row in some)
-    energies = [[row["energy_j"] for row in some] for some in (run, *plain)]
-    sums: list[Any] = [None if None in some else sum(some) for some in energies]
-    joules, *of_plain = sums
+    is_metered = all(row["energy_j"] is not None for some in (run, *plain) for row in some)
+    joules = [sum(row["energy_j"] or 0.0 for row in some) for some in (run, *plain)]
     # by_position[i] counts drafts longer than i; differences give the number of drafts of each length.
     at_least = [forwards, *(count for count, _ in add_nested(run)[1]), 0]
     yield {
-        **{name: run[0][name] for name in ("workload", "draft_type", "num_draft_tokens")},
+        **{name: run[0][name] for name in ("workload", "draft_type", "num_draft_tokens")}, "is_gated": False,
         "tokens": tokens, "decode_tps": tokens / decode_s, "plain_tps": plain_tps,
         "speedup": tokens / decode_s / plain_tps, "acceptance": ratio(accepted, drafted),
         "drafted": drafted, "accepted": accepted, "forwards": forwards, "drafter_s": drafter_s,
         "parity": "PASS" if all(one == answers[0] for one in answers) else "FAIL",
-        "energy_j_per_token": ratio(joules, tokens),
         "widths": [here - beyond for here, beyond in pairwise(at_least)],
-        "joules": joules, "plain_joules": None if None in of_plain else mean(of_plain),
+        "joules": joules[0] if is_metered else None, "plain_joules": mean(joules[1:]) if is_metered else None,
     }  # fmt: skip

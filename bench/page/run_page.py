@@ -9,23 +9,32 @@ import argparse
 import base64
 import hashlib
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import vl_convert
+from jinja2 import Environment, FileSystemLoader
 
 from bench import document, options
-from bench.page.sections import report
+from bench.page import sections, tuning
+from bench.page.parts import Document
+
+FOLDER = Path(__file__).parent
+SECTIONS = {
+    "Speedup": sections.speedup, "Parity": sections.parity, "The source of each token": sections.answers,
+    "Acceptance": sections.acceptance, "Cost curve": sections.costs, "Settings": tuning.sweep,
+    "When drafting pays": tuning.economics, "Across vocabularies": sections.translation,
+    "Compared with others": sections.peers, "Servers under load": sections.serve,
+    "Replayed without a model": sections.replay,
+}  # fmt: skip
+"""By title: what yields the parts of a section from a document; costs are those of several documents."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench report` to the parser."""
-    parser.add_argument(
-        "documents", nargs="+", type=_document, metavar="FILE.json", help="Result documents to draw."
-    )
+    parser.add_argument("documents", nargs="+", type=Path, metavar="FILE.json", help="Documents to draw.")
     parser.add_argument(
         "--html", required=True, type=options.output_file, metavar="FILE", help="Page to write."
     )
@@ -33,51 +42,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, print what it contains, and return the exit status."""
-    write_page(arguments.html, arguments.documents)
-    sections = [name for name in document.SECTIONS if any(name in one for one in arguments.documents)]
+    documents = [document.read(file) for file in arguments.documents]
+    write_page(arguments.html, documents)
+    found = [name for name in document.SECTIONS if any(name in one for one in documents)]
     kilobytes = arguments.html.stat().st_size / 1000
-    print(f"{arguments.html}: {', '.join(sections)}; {kilobytes:.0f} kB. Open it in any browser.")
+    print(f"{arguments.html}: {', '.join(found)}; {kilobytes:.0f} kB. Open it in any browser.")
     return 0
 
 
-def _document(text: str) -> dict[str, Any]:
-    try:
-        return document.read(Path(text))
-    except OSError as fault:
-        raise argparse.ArgumentTypeError(f"cannot read {text}: {fault.strerror}") from None
-    except ValueError as fault:
-        raise argparse.ArgumentTypeError(str(fault)) from None
-
-
-FOLDER = Path(__file__).parent
-_PLACE = re.compile(r"\{\{(\w+)\}\}")
-
-
-def write_page(path: Path, documents: Sequence[Mapping[str, Any]]) -> None:
+def write_page(path: Path, documents: Sequence[Document]) -> None:
     """Write a page that shows all sections of the documents.
 
     documents: as bench.document.read returns them; if several have the same section, the reader chooses one.
     Raises OSError if the file cannot be written, ValueError without documents.
     """
-    path.write_text(page(documents), encoding="utf-8")
+    path.write_text(page(documents), encoding="utf-8", errors="xmlcharrefreplace")
 
 
-def page(documents: Sequence[Mapping[str, Any]]) -> str:
+def page(documents: Sequence[Document]) -> str:
     """Return the page as HTML. Raises ValueError if there is no document."""
     if not documents:
         raise ValueError("a report needs at least one document")
+    # Numbers that JSON does not have (nan, infinities) become null.
+    finite = json.loads(json.dumps(documents), parse_constant=lambda _: None)
+    numbers = (f" ({number})" if len(finite) > 1 else "" for number in count(1))
+    named = {_origin(one) + number: one for one, number in zip(finite, numbers, strict=False)}
+    found = []
+    for title, build in SECTIONS.items():
+        # All cost curves share one plot; elsewhere, the reader chooses a document.
+        given = {", ".join(named): named} if build is sections.costs else named
+        variants = [(origin, parts) for origin, one in given.items() if (parts := list(build(one)))]
+        found += [(build.__name__, title, variants)] if variants else []
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = f"{_vega()}\n{(FOLDER / 'page.js').read_text(encoding='utf-8')}"
-    filled = {
-        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
-        "base-uri 'none'; form-action 'none'",
-        "style": style,
-        "script": script,
-        "report": _embedded(report(documents)),
-    }
-    template = (FOLDER / "page.html").read_text(encoding="utf-8")
-    # A single pass, so that placeholders inside documents are not filled.
-    return _PLACE.sub(lambda place: filled[place[1]], template)
+    jinja = Environment(
+        loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return jinja.get_template("page.html").render(
+        style=style, script=script, hash=_hash, sections=found, documents=finite
+    )
 
 
 @cache
@@ -89,13 +92,12 @@ def _vega() -> str:
 
 
 def _hash(text: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _embedded(value: Any) -> str:
-    """Return JSON that is safe in a script element: its text cannot end the element or open a comment."""
-    # Numbers that JSON does not have (nan, infinities) become null.
-    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
-    text = json.dumps(finite, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def _origin(document: Document) -> str:
+    """Say when, where and with which model a document was made."""
+    machine, model = document.get("machine") or {}, document.get("model") or {}
+    day = str(document.get("date") or "an unknown day")[:10]
+    with_model = f"; model {model['name']}" if model.get("name") else ""
+    return f"{day} on {machine.get('cpu') or 'an unknown machine'}{with_model}"

@@ -26,7 +26,7 @@ class Planted:
             "is_gated": gated, "tokens": tokens, "decode_tps": decode_tps, "plain_tps": PLAIN_TPS,
             "speedup": decode_tps / PLAIN_TPS, "acceptance": accepted / (steps * length),
             "drafted": steps * length, "accepted": accepted, "forwards": steps, "drafter_s": 0.0,
-            "parity": "PASS", "energy_j_per_token": None, "widths": [0] * length + [steps],
+            "parity": "PASS", "widths": [0] * length + [steps],
             "joules": joules, "plain_joules": None if joules is None else 2.0 * tokens,
         }  # fmt: skip
 

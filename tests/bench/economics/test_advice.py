@@ -63,7 +63,7 @@ def test_where_nothing_pays_it_says_so(advice):
         }
     )
     assert advised[0].startswith("Drafting pays on none of these workloads")
-    assert "auto is slower, by up to 10 %" in advised[0]
+    assert "auto is slower, by up to 10%" in advised[0]
 
 
 def test_runs_that_vary_too_much_give_no_advice(advice):
