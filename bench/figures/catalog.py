@@ -176,11 +176,11 @@ RUNS = [
     Run(120, f"serve {_SERVERS} --bare --prompt-tokens 128 --max-tokens 128",
         {"serving": Figure("serve.levels", [*run_serve.LEVELS[:4], *run_serve.LEVELS[8:]]),
          "serving-ratios": Figure("serve.comparisons", run_serve.RATIOS)}),
-    Run(320, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type none",
+    Run(200, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type none",
         {"caches": _CACHES}, "--random-models lfm2"),
-    Run(500, f"{_RANDOM} --repetitive {_SERVERS} --prompt-tokens 64 --max-tokens 128 --rounds 2 "
+    Run(400, f"{_RANDOM} --repetitive {_SERVERS} --prompt-tokens 64 --max-tokens 256 --rounds 2 "
         "--draft-type auto", {"caches-drafting": _CACHES}, "--random-models lfm2"),
-    Run(320, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type auto",
+    Run(200, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type auto",
         {"caches-looking": _CACHES}, "--random-models lfm2"),
     Run(70, "serve --concurrency 64 --rounds 1 --prompt-tokens 64 --max-tokens 32",
         {"clients": Figure("serve.levels", run_serve.LEVELS)}),

@@ -1,11 +1,15 @@
 """`reprise bench workloads`: list the generated chats of the benchmarks, or show them.
 
-List one chat of each workload and length. The chats are the same for everyone with the same seed.
+List the first chat of each workload and length. The chats are the same for everyone with the same seed. With
+--write, write JSON lines, one per turn with a right answer, for `--prompts FILE` of other benchmarks and for
+`reprise bench replay --pairs FILE`.
 """
 
 import argparse
 import json
+from collections.abc import Iterator
 from statistics import mean
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -16,6 +20,9 @@ from bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats
 from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL
 
+if TYPE_CHECKING:
+    from engine.text.tokenizer import Tokenizer
+
 COLUMNS = [
     Column("name", "workload", is_key=True), Column("summary", "description"), Column("turns", "turns", "0"),
     Column("first", "first prompt", "0"), Column("last", "last prompt", "0"), Column("answer", "answer", "0"),
@@ -25,7 +32,12 @@ COLUMNS = [
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench workloads` to the parser."""
     options.add(parser, workloads=None, model=None, prompt_tokens=None, seed=1)
-    options.declare(parser, Flag("--show", None, None, None, "Print the chats instead of the table."))
+    options.declare(
+        parser,
+        Flag("--show", None, None, None, "Print the chats instead of the table."),
+        Flag("--write", options.output_file, "FILE", None, "Write chats to FILE."),
+        Flag("--chats", options.count, "N", 4, "Chats of each workload and length to write."),
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,13 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.model or BUNDLED_MODEL)
-    console, rows = outputs.make_console(155), []
+    console, rows, lines = outputs.make_console(155), [], list[str]()
     for workload in names:
         for length in lengths_of(workload, arguments.prompt_tokens):
-            (chat,) = make_chats(
-                workload, 1, arguments.seed, lambda text: len(render(tokenizer, text)), length
+            chat, *more = make_chats(
+                workload, arguments.chats, arguments.seed, lambda text: len(render(tokenizer, text)), length
             )
             name = f"{workload} {length or ''}".strip()
+            for number, one in enumerate((chat, *more), 1):
+                lines += [json.dumps(line) for line in _lines(one, f"{name} {number}", tokenizer)]
             if arguments.show:
                 _show(console, name, chat)
             answers = [turn.reference for turn in chat.turns if turn.is_measured and turn.reference]
@@ -52,10 +66,27 @@ def run(arguments: argparse.Namespace) -> int:
                 "last": len(render_turn(tokenizer, chat.turns[-1])),
                 "answer": mean(len(tokenizer.encode_answer(one)) for one in answers) if answers else None,
             })  # fmt: skip
-    if not arguments.show:
+    if arguments.write:
+        arguments.write.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        console.print(f"wrote {len(lines)} turns to {arguments.write}", markup=False, soft_wrap=True)
+    elif not arguments.show:
         note = f"lengths in tokens; of right answers the mean; version {VERSION}, seed {arguments.seed}"
         tables.print_rows(console, rows, COLUMNS, notes=[note], group="none")
     return 0
+
+
+def _lines(chat: Chat, name: str, tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
+    """Yield a request and its right answer for each turn that has one."""
+    for at, turn in enumerate(chat.turns, 1):
+        if turn.reference is None:
+            continue
+        body: dict[str, Any] = {"messages": turn.messages} | ({"tools": turn.tools} if turn.tools else {})
+        if turn.schema:
+            form = {"name": "answer", "schema": json.loads(turn.schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+        prompt = tokenizer.decode(render_turn(tokenizer, turn))
+        about = {"workload": chat.workload, "chat": name, "turn": at}
+        yield about | body | {"prompt": prompt, "output": turn.reference}
 
 
 def _show(console: Console, name: str, chat: Chat) -> None:

@@ -1,7 +1,11 @@
-"""`reprise bench workloads` lists the generated chats, and shows one of each."""
+"""`reprise bench workloads` lists the generated chats, shows them, and writes them to files."""
+
+from pathlib import Path
 
 import pytest
 
+from bench.replay.pairs import read_pairs
+from bench.workloads import read_prompts
 from cli.main import main
 
 
@@ -11,6 +15,24 @@ def test_the_table_tells_how_long_chats_are(capsys: pytest.CaptureFixture[str]) 
     assert "passage 600" in rows["passage"] or "passage 800" in rows["passage"]
     assert rows["remap"].split()[-1] == "48"
     assert rows["free"].split()[-1] == "-"
+
+
+def test_what_is_written_is_read_as_prompts_and_as_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "turns.jsonl"
+    names = "agent,extraction,json_rag,free"
+    given = ["--workloads", names, "--prompt-tokens", "100", "--chats", "2", "--write", str(file)]
+    assert main(["bench", "workloads", *given]) == 0
+    assert "22 turns" in capsys.readouterr().out
+    chats = read_prompts(file)
+    assert [len(chat.turns) for chat in chats] == [7, 7, 1, 1, 3, 3]
+    assert chats[0].turns[0].tools
+    assert chats[2].turns[0].schema
+    pairs = read_pairs(file)
+    assert [pair.output for pair in pairs] == [turn.reference for chat in chats for turn in chat.turns]
+    assert [(pair.chat, pair.turn) for pair in pairs[:2]] == [("agent 1", 1), ("agent 1", 2)]
+    assert str(pairs[0].prompt).endswith("<|im_start|>assistant\n")
 
 
 def test_a_chat_is_shown_with_its_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
