@@ -73,24 +73,22 @@ def read(path: Path) -> Document:
     return document
 
 
-def describe_machine() -> dict[str, str | int | float]:
+def describe_machine() -> dict[str, Any]:
     """Return processor, cores, memory, system, versions, and load; nothing that identifies an owner."""
     if sys.platform == "darwin":
+        cores = os.cpu_count()
         asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         cpu = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
         system = f"macOS {platform.mac_ver()[0]}"
     else:
+        # In a container, often fewer than the machine has.
+        cores = len(os.sched_getaffinity(0))
         named = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         cpu, system = named[1] if named else "", platform.freedesktop_os_release()["PRETTY_NAME"]
     return {
-        "cpu": cpu or platform.machine(), "cores": num_cores(),
+        "cpu": cpu or platform.machine(), "cores": cores,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{system} {platform.machine()}", "python": platform.python_version(),
         "reprise": VERSION, "mlx": version("mlx"), "mlx_lm": version("mlx-lm"),
         "load_at_start": round(os.getloadavg()[0], 2),
     }  # fmt: skip
-
-
-def num_cores() -> int:
-    """Return the cores that this process may use; in a container often fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What commands print and write: the console, progress and time left, errors, and the files."""
+"""What commands print and write: the console, progress, errors, and the files."""
 
 import argparse
 import sys
@@ -11,8 +11,6 @@ from rich.progress import Progress
 from bench import document, tables
 from bench.errors import ArgumentsError, BenchError
 from config.setting import SettingsError
-
-_MAX_SHOWN_S = 90
 
 
 def make_console(width: int) -> Console:
@@ -60,32 +58,26 @@ class Work:
         self.weight = weight
         console = console or Console(stderr=True)
         self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._progress.add_task("", total=weight)
-        (self._task,) = self._progress.tasks
+        self._task = self._progress.add_task("")
+        self._label = ""
 
     def begin(self, label: str) -> None:
         """Show what is running now."""
-        task, text = self._task, escape(label)
-        if text == task.description:
-            return
-        self._progress.update(task.id, description=text, total=self.weight)
-        if self._progress.disable:
-            text = f"{label} ({task.percentage:.0f} % done"
-            if task.completed:
-                left_s = (task.elapsed or 0.0) * max(0.0, self.weight / task.completed - 1)
-                text += f", about {duration(left_s)} left"
-            self._progress.console.print(f"{text})", highlight=False, markup=False)
+        self._progress.update(self._task, description=escape(label), total=self.weight)
+        if self._progress.disable and label != self._label:
+            self._progress.console.print(label, highlight=False, markup=False)
+        self._label = label
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
         """Begin a stage with its own total weight; return a function to call after each unit of it."""
         self.weight = weight
-        self._progress.reset(self._task.id, total=weight)
+        self._progress.reset(self._task)
         self.begin(label)
         return self.advance
 
     def advance(self, weight: float = 1.0) -> None:
         """Add finished work of this weight."""
-        self._progress.update(self._task.id, advance=weight, total=self.weight)
+        self._progress.update(self._task, advance=weight, total=self.weight)
 
     def __enter__(self) -> "Work":
         self._progress.start()
@@ -93,8 +85,3 @@ class Work:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-
-
-def duration(seconds: float) -> str:
-    """Format a duration in seconds, or in minutes if it is long."""
-    return f"{seconds:.0f} s" if seconds < _MAX_SHOWN_S else f"{seconds / 60:.0f} min"

@@ -1,9 +1,8 @@
-"""All statistics of the benchmarks: percentiles, ratios, lines, and intervals. Pure functions over numbers.
+"""All statistics of the benchmarks: percentiles, ratios, lines, and intervals.
 
 Intervals: runs of one chat share its length, its text and the state of the machine. So the chat is the unit
 of sampling: everything is recomputed without each chat in turn, and the spread of the results gives the
-interval (delete-one jackknife, Student's t with the number of chats less one as degrees of freedom). This
-works for ratios such as a break-even. It says nothing about other machines or other kinds of text.
+interval (delete-one jackknife, Student's t with the number of chats less one as degrees of freedom).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -63,8 +62,7 @@ def ratio(value: float | None, of: float | None) -> float | None:
 def share_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> list[float]:
     """Estimate the tokens of each chunk, adding up to total, where only the total is known.
 
-    counted: tokens of each chunk's text by itself, at least 1 each. If there are as many chunks as tokens,
-    each has one. Otherwise a chunk may hold several tokens, and its share is by what was counted.
+    counted: tokens of each chunk's text by itself, at least 1 each: its share, unless all chunks have one.
     """
     if len(texts) == total:
         return [1.0] * total

@@ -1,7 +1,4 @@
-"""Answer chats in several ways, called arms, and compare drafted answers with plain ones.
-
-Each turn is a row that JSON has. Drafts are also compared with the best that they could have reached.
-"""
+"""Answer chats in several ways, called arms, and compare drafted answers with plain ones."""
 
 import argparse
 import codecs
@@ -9,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import Any
 
 from bench.energy import EnergyMeter
-from bench.experiment import Experiment, Parity, Row, measured
+from bench.experiment import Experiment, Parity, Row, grouped, measured
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.replay.policies import speedups
@@ -59,7 +56,6 @@ class Case:
         return f"{first.workload}, {first.prompt_tokens} tokens" if first.prompt_tokens else first.workload
 
 
-Arms = Mapping[str, Arm]
 Cases = Mapping[str, Case]
 
 
@@ -78,7 +74,7 @@ class Answering:
     skipped: set[str] = field(default_factory=set)
 
     def compare(
-        self, arms: Arms, cases: Cases, repeats: int, stage: str | None = "", **more: Any
+        self, arms: Mapping[str, Arm], cases: Cases, repeats: int, stage: str | None = "", **more: Any
     ) -> list[Row]:
         """Run every arm on every case, alternating; return the measured rows, by case and arm.
 
@@ -96,9 +92,12 @@ class Answering:
 
         named = {name: partial(run, arm) for name, arm in arms.items()}
         experiment = Experiment(named, cases, repeats, lambda name: cases[name].is_first, **more)
-        order = [*cases], [*arms]
-        rows = measured(experiment.run())
-        return sorted(rows, key=lambda row: (order[0].index(row["case"]), order[1].index(row["arm"])))
+        places = grouped(measured(experiment.run()), "case", "arm")
+        return [row for place in product(cases, arms) for row in places.get(place, ())]
+
+    def notes(self) -> list[str]:
+        """Return a sentence about each turn that was skipped."""
+        return [f"{one}: chats skipped, too long for the model's context" for one in sorted(self.skipped)]
 
     def run(self, case: Case, arm: Arm) -> list[Row]:
         """Answer the chats of a case once; return a row for each turn that is measured."""
@@ -174,13 +173,11 @@ def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int
 
 def samples_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer) -> list[Row]:
     """Return one answer per workload and draft type: the last turn of the first chat's first stream."""
-    found: dict[tuple[str, str], Row] = {}
-    for run in runs:
-        last = found.setdefault((run["workload"], run["draft_type"]), run)
-        if all(run[name] == last[name] for name in ("case", "arm", "round")):
-            found[run["workload"], run["draft_type"]] = run
     samples = []
-    for run in found.values():
+    drafted = (run for run in runs if run["draft_type"] != "none")
+    for first, *others in grouped(drafted, "workload", "draft_type").values():
+        same = [run for run in others if all(run[name] == first[name] for name in ("case", "arm", "round"))]
+        run = [first, *same][-1]
         turn = cases[run["case"]].chats[0].turns[run["turn"] - 1]
         said = [(one["role"], one.get("content") or one.get("tool_calls") or "") for one in turn.messages]
         samples.append({
@@ -188,7 +185,7 @@ def samples_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer) -> list[
             "prompt": turn.text or "\n\n".join(f"{role}: {content}" for role, content in said),
             "tokens": token_texts(run["tokens"][0], run["origins"][0], tokenizer.piece, tokenizer.eos_ids),
         })  # fmt: skip
-    return [one for one in samples if one["draft_type"] != "none"]
+    return samples
 
 
 def token_texts(
@@ -242,9 +239,7 @@ def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
     best_width: the speedup if all steps had the best single width, by measured costs; of single turns
     without a schema, drafted from the text of the chat alone.
     """
-    answers: dict[tuple[str, int, str], list[Row]] = {}
-    for run in runs:
-        answers.setdefault((run["case"], run["turn"], run["arm"]), []).append(run)
+    answers = grouped(runs, "case", "turn", "arm")
     checks = []
     for (name, turn, arm), drafted in answers.items():
         if arm == "plain":

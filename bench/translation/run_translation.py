@@ -1,10 +1,9 @@
 """`reprise bench translation`: measure drafts of models with another vocabulary, by translation strategy.
 
 For draft models x translation strategies x workloads x draft lengths, measure how many drafted tokens are
-accepted, and the speedup against plain decoding of the same chats, alternating in the same run. Drafts of a
-given length come from the draft model alone, and all of them are verified. An additional row has the lengths
-that the engine chooses, leaving out drafts that do not pay, as --draft-type draft-model does on a server. All
-token ids are compared. Exit status 1 if any differ.
+accepted, and the speedup against plain decoding of the same chats, alternating in the same run. Drafts come
+from the draft model alone, and all are verified. An additional row has the lengths that the engine chooses,
+leaving out drafts that do not pay. All token ids are compared. Exit status 1 if any differ.
 
 With defaults this takes about four minutes for the bundled models on two cores.
 """
@@ -27,9 +26,7 @@ from config.settings import BUNDLED_MODEL, Settings
 from engine.speculative.translation.translation import Strategy
 
 BUNDLED_DRAFTS = tuple(BUNDLED_MODEL / name for name in ("draft_polish", "draft"))
-ACROSS: tuple[Strategy, ...] = ("context", "naive", "shared")
-WITHIN: tuple[Strategy, ...] = ("none",)
-"""The default strategies for draft models with another vocabulary, and with the same one."""
+STRATEGIES: tuple[Strategy, ...] = ("context", "naive", "shared", "none")
 
 COUNTS = ("translated", "absorbed", "resynchronised", "skipped")
 """Outcomes of translated drafts; see engine.speculative.translation.translator.TranslationCounts."""
@@ -59,22 +56,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         prompts=None, num_draft_tokens=(2, 4, 6), cases=2, repeats=1, max_tokens=64, seed=1,
         **options.OUTPUTS,
     )  # fmt: skip
-    names = " and ".join(folder.name for folder in BUNDLED_DRAFTS)
     parser.add_argument(
         "--draft-model", type=options.model_folder, action="append", metavar="DIR",
-        help=f"May be repeated. Default: the bundled draft models, {names}.",
+        help="May be repeated. Default: the bundled draft models.",
     )  # fmt: skip
     options.add_settings(parser, "translation_prefix_tokens")
-    strategies = (
-        f"Any of {', '.join((*ACROSS, *WITHIN))}. Default: all but none, or, with the same vocabulary, none."
-    )
-    options.declare(parser, options.Flag("--strategies", options.names, "A,B", None, strategies))
+    text = f"Any of {', '.join(STRATEGIES)}. Default: all but none, or, with the same vocabulary, none."
+    options.declare(parser, options.Flag("--strategies", options.names, "A,B", (), text))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    options.check_names("--strategies", arguments.strategies or (), (*ACROSS, *WITHIN))
-    options.check_lengths(arguments.num_draft_tokens)
+    options.check_names("--strategies", arguments.strategies, STRATEGIES)
     own = own_chats(arguments.prompts, arguments.workloads)
     folders = dict.fromkeys(arguments.draft_model or BUNDLED_DRAFTS)
     pairs = pairs_of(arguments.model or BUNDLED_MODEL, folders, arguments.strategies)
@@ -99,11 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def pairs_of(
-    target: Path, folders: Iterable[Path], requested: Sequence[Strategy] | None
+    target: Path, folders: Iterable[Path], requested: Sequence[Strategy]
 ) -> list[tuple[Path, Strategy]]:
-    """Return all pairs of a draft model's folder and a strategy.
+    """Return all pairs of a draft model's folder and a strategy: those requested, or else the defaults.
 
-    requested: strategies; None: the defaults for each draft model.
     Raises OSError and ValueError for a folder whose tokenizer cannot be read.
     """
     # Imported here, because it loads mlx-lm, which takes a while.
@@ -113,7 +105,8 @@ def pairs_of(
     return [
         (folder, strategy)
         for folder in folders
-        for strategy in requested or (WITHIN if vocabularies[folder] == vocabularies[target] else ACROSS)
+        for strategy in requested
+        or (STRATEGIES[3:] if vocabularies[folder] == vocabularies[target] else STRATEGIES[:3])
     ]
 
 
