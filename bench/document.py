@@ -33,7 +33,6 @@ _OF_MODEL = (
     "name", "architecture", "context_tokens", "vocab_size", "num_layers", "num_parameters", "weight_bytes",
     "dtype", "device", "fingerprint",
 )  # fmt: skip
-"""What the page and the tables show of a model; no paths."""
 
 
 def new_document(
@@ -42,10 +41,7 @@ def new_document(
     costs: StepCosts | None = None,
     **sections: Any,
 ) -> Document:
-    """Build a document dated now, with the command line as typed and a description of this machine.
-
-    model, costs: of the engine, if one ran; costs are of one-row steps, as estimated now.
-    """
+    """Build a document dated now. model, costs: of the engine, if one ran; costs are of one-row steps."""
     curve = [{"width": one, "seconds": costs.seconds(1, one)} for one in costs.widths] if costs else []
     return {
         "reprise": VERSION, "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -63,7 +59,7 @@ def write(path: Path, document: Document) -> None:
 
 
 def read(path: Path) -> Document:
-    """Read a document. Raises OSError if it cannot be read, ValueError if it is not a result document."""
+    """Read a document. Raises OSError, and ValueError if it is not a result document."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as fault:

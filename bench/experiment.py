@@ -23,10 +23,7 @@ Arm = Callable[[CaseT], list[Row]]
 
 @dataclass(slots=True)
 class Parity:
-    """The result of comparing pairs of answers.
-
-    first: the first token that differs in the first pair that does, and the top-2 margin there.
-    """
+    """The result of comparing pairs. first: where the first of them differs, and the top-2 margin."""
 
     num_pairs: int = 0
     num_differing: int = 0

@@ -58,26 +58,28 @@ class Work:
         self.weight = weight
         console = console or Console(stderr=True)
         self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("")
-        self._label = ""
+        self._progress.add_task("")
+        (self._task,) = self._progress.tasks
 
     def begin(self, label: str) -> None:
         """Show what is running now."""
-        self._progress.update(self._task, description=escape(label), total=self.weight)
-        if self._progress.disable and label != self._label:
-            self._progress.console.print(label, highlight=False, markup=False)
-        self._label = label
+        task, text = self._task, escape(label)
+        if self._progress.disable and text != task.description:
+            left_s = (task.elapsed or 0.0) * (self.weight / task.completed - 1) if task.completed else None
+            left = "" if left_s is None else f" (about {max(0.0, left_s):.0f} s left)"
+            self._progress.console.print(f"{label}{left}", highlight=False, markup=False)
+        self._progress.update(task.id, description=text, total=self.weight)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
         """Begin a stage with its own total weight; return a function to call after each unit of it."""
         self.weight = weight
-        self._progress.reset(self._task)
+        self._progress.reset(self._task.id)
         self.begin(label)
         return self.advance
 
     def advance(self, weight: float = 1.0) -> None:
         """Add finished work of this weight."""
-        self._progress.update(self._task, advance=weight, total=self.weight)
+        self._progress.update(self._task.id, advance=weight, total=self.weight)
 
     def __enter__(self) -> "Work":
         self._progress.start()

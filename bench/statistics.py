@@ -22,8 +22,7 @@ CONFIDENCE = 0.95
 def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
     """Return the smallest value such that at least this share of the weight lies at or below it.
 
-    weighted: (value, weight) pairs, at least one, weights > 0. share: in (0, 1]. With equal weights this is
-    the nearest-rank percentile: always a value that occurs, never an interpolation.
+    weighted: (value, weight) pairs, at least one, weights > 0. share: in (0, 1].
     """
     values, weights = zip(*sorted(weighted), strict=True)
     passed = np.cumsum(weights)
@@ -51,7 +50,7 @@ def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> dic
 
 def rate(amount: float, seconds: float) -> float | None:
     """Return the amount per second; None if either is 0."""
-    return amount / seconds if amount > 0 and seconds > 0 else None
+    return amount / seconds if amount and seconds else None
 
 
 def ratio(value: float | None, of: float | None) -> float | None:

@@ -113,10 +113,9 @@ def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as CSV, with all fields of any row; nested values are written as JSON. Raises OSError."""
-    nested = list | tuple | Mapping
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
         writer.writeheader()
         for row in rows:
-            flat = {name: json.dumps(one) if isinstance(one, nested) else one for name, one in row.items()}
-            writer.writerow(flat)
+            is_flat = {name: isinstance(one, str | float | int | None) for name, one in row.items()}
+            writer.writerow({name: one if is_flat[name] else json.dumps(one) for name, one in row.items()})

@@ -24,7 +24,7 @@ from engine.text.tokenizer import Tokenizer
 class Arm:
     """A way to answer chats. streaming: how a WeDLM model fills tokens in.
 
-    prepare: called with the engine before each run; by default the drafters forget what they have seen.
+    prepare: called before each run; by default the drafters forget what they have seen.
     """
 
     draft_type: DraftType = "none"
@@ -56,6 +56,7 @@ class Case:
         return f"{first.workload}, {first.prompt_tokens} tokens" if first.prompt_tokens else first.workload
 
 
+Arms = Mapping[str, Arm]
 Cases = Mapping[str, Case]
 
 
@@ -71,10 +72,10 @@ class Answering:
     seed: int
     work: Work = field(default_factory=Work)
     meter: EnergyMeter | None = None
-    skipped: set[str] = field(default_factory=set)
+    skipped: dict[str, None] = field(default_factory=dict)
 
     def compare(
-        self, arms: Mapping[str, Arm], cases: Cases, repeats: int, stage: str | None = "", **more: Any
+        self, arms: Arms, cases: Cases, repeats: int, stage: str | None = "", **more: Any
     ) -> list[Row]:
         """Run every arm on every case, alternating; return the measured rows, by case and arm.
 
@@ -95,10 +96,6 @@ class Answering:
         places = grouped(measured(experiment.run()), "case", "arm")
         return [row for place in product(cases, arms) for row in places.get(place, ())]
 
-    def notes(self) -> list[str]:
-        """Return a sentence about each turn that was skipped."""
-        return [f"{one}: chats skipped, too long for the model's context" for one in sorted(self.skipped)]
-
     def run(self, case: Case, arm: Arm) -> list[Row]:
         """Answer the chats of a case once; return a row for each turn that is measured."""
         arm.prepare(self.local)
@@ -108,7 +105,7 @@ class Answering:
             asked = [turn for turn in turns if turn]
             requests = self.local.requests(asked, choice, self.max_tokens, self.seed, case.prediction)
             if not requests:
-                self.skipped.add(f"{first.workload}, turn {number}")
+                self.skipped[f"{first.workload}, turn {number}"] = None
                 continue
             before_j = self.meter.read() if self.meter else None
             ends = self.local.answer([replace(one, streaming=arm.streaming) for one in requests])
@@ -218,8 +215,7 @@ def chats_of(
 
 def settings_of(arguments: argparse.Namespace, **chosen: Any) -> Settings:
     """Return the settings of an engine without a prefix cache, with the requested model."""
-    model = str(arguments.model) if arguments.model else None
-    return Settings(model=model, prefix_cache_bytes=0, **chosen)
+    return Settings(model=arguments.model and str(arguments.model), prefix_cache_bytes=0, **chosen)
 
 
 def make_cases(chats: Sequence[Sequence[Chat]], streams: int = 1) -> dict[str, Case]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from statistics import mean
+from typing import Any
 
 from rich.console import Console
 
@@ -72,7 +73,7 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
     }  # fmt: skip
 
 
-def _sum(runs: Iterable[Row], name: str) -> float:
+def _sum(runs: Iterable[Row], name: str) -> Any:
     return sum(run[name] for run in runs)
 
 

@@ -17,12 +17,25 @@ import argparse
 from itertools import product
 
 from bench import document, options, outputs, tables
-from bench.decode.answering import PLAIN, Answering, Arm, chats_of, check, make_cases, samples_of, settings_of
+from bench.decode.answering import (
+    PLAIN,
+    Answering,
+    Arm,
+    Arms,
+    chats_of,
+    check,
+    make_cases,
+    samples_of,
+    settings_of,
+)  # fmt: skip
 from bench.decode.rows import COLUMNS, NOTES, print_divergences, rows_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
+from bench.experiment import Row
 from bench.local_engine import LocalEngine, equal_costs
 from bench.workloads import ENGLISH, VERSION, own_chats
+from config.settings import Settings
+from engine.speculative.costs.step_costs import StepCosts
 
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash")
 
@@ -49,33 +62,46 @@ def run(arguments: argparse.Namespace) -> int:
     pairs = product(arguments.draft_types, arguments.num_draft_tokens)
     arms = {"plain": PLAIN} | {f"{name} {length}": Arm(name, length) for name, length in pairs}
     arguments.workloads = arguments.workloads or ENGLISH
-    own = own_chats(arguments.prompts, arguments.workloads)
-    streams, repeats, max_tokens = arguments.streams, arguments.repeats, arguments.max_tokens
     settings = settings_of(
-        arguments, **options.draft_model_settings(arguments), max_rows=max(8, streams),
+        arguments, **options.draft_model_settings(arguments), max_rows=max(8, arguments.streams),
         num_draft_tokens=max(arguments.num_draft_tokens),
     )  # fmt: skip
     costs = equal_costs(settings.num_draft_tokens + 1) if arguments.verify_all else None
+    record, found = measure(arguments, settings, costs, arms)
+    record["decode"] = found
+    console, rows = outputs.make_console(120), found["rows"]
+    title = f"Decoding {record['model']['name']} with drafts, compared with plain decoding"
+    tables.print_rows(console, rows, COLUMNS, title, (*NOTES, *found["skipped"]))
+    print_divergences(console, rows)
+    outputs.finish(console, arguments, record, rows)
+    return int(any(row["parity"] == "FAIL" for row in rows))
+
+
+def measure(
+    arguments: argparse.Namespace, settings: Settings, costs: StepCosts | None, arms: Arms, stage: str = ""
+) -> tuple[document.Document, Row]:
+    """Answer chats on an engine in all arms; return a document and the fields of its section.
+
+    costs: step costs instead of measured ones.
+    """
+    streams, count = getattr(arguments, "streams", 1), arguments.cases
+    own = own_chats(arguments.prompts, arguments.workloads)
     with EnergyMeter() as meter, LocalEngine(settings, costs) as local, outputs.Work() as work:
-        count = (arguments.cases or 1) * streams
-        chats = [own[: count if arguments.cases else None]] if own else chats_of(arguments, local, count)
-        cases = make_cases(chats, streams)
+        chats = [own] if own else chats_of(arguments, local, (count or 1) * streams)
+        cases = make_cases([alike[: count and count * streams] for alike in chats], streams)
         # Taken before the runs: the machine's load is then that of other processes, and the step costs are
         # those measured while nothing else ran.
         record = document.new_document(arguments, local.engine.info, None if costs else local.engine.costs)
-        answering = Answering(local, max_tokens, arguments.seed, work, meter)
-        runs = answering.compare(arms, cases, repeats, resume=arguments.resume, key=record["command"])
+        answering = Answering(local, arguments.max_tokens, arguments.seed, work, meter)
+        resume = {"resume": getattr(arguments, "resume", None), "key": record["command"]}
+        runs = answering.compare(arms, cases, arguments.repeats, stage, **resume)
         rows = rows_of(runs, check(local, cases, runs))
         samples = samples_of(runs, cases, local.engine.tokenizer)
     if not runs:
         raise ArgumentsError("no chats: all are too long for this model's context, or fewer than --streams")
-    record["decode"] = {
-        "workloads_version": VERSION, "repeats": repeats, "seed": arguments.seed, "max_tokens": max_tokens,
-        "energy": meter.source or meter.reason, "rows": rows, "samples": samples,
+    return record, {
+        **{name: getattr(arguments, name) for name in ("repeats", "seed", "max_tokens")},
+        "workloads_version": VERSION, "energy": meter.source or meter.reason, "rows": rows,
+        "samples": samples,
+        "skipped": [f"{one}: chats skipped, too long for the model's context" for one in answering.skipped],
     }  # fmt: skip
-    console = outputs.make_console(120)
-    title = f"Decoding {record['model']['name']} with drafts, compared with plain decoding"
-    tables.print_rows(console, rows, COLUMNS, title, (*NOTES, *answering.notes()))
-    print_divergences(console, rows)
-    outputs.finish(console, arguments, record, rows)
-    return int(any(row["parity"] == "FAIL" for row in rows))
