@@ -33,7 +33,6 @@ _OF_MODEL = (
     "name", "architecture", "context_tokens", "vocab_size", "num_layers", "num_parameters", "weight_bytes",
     "dtype", "device", "fingerprint",
 )  # fmt: skip
-"""What the page and the tables show of a model; no paths."""
 
 
 def new_document(
@@ -42,10 +41,7 @@ def new_document(
     costs: StepCosts | None = None,
     **sections: Any,
 ) -> Document:
-    """Build a document dated now, with the command line as typed and a description of this machine.
-
-    model, costs: of the engine, if one ran; costs are of one-row steps, as estimated now.
-    """
+    """Build a document dated now. model, costs: of the engine, if one ran; costs are of one-row steps."""
     curve = [{"width": one, "seconds": costs.seconds(1, one)} for one in costs.widths] if costs else []
     return {
         "reprise": VERSION, "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -63,7 +59,7 @@ def write(path: Path, document: Document) -> None:
 
 
 def read(path: Path) -> Document:
-    """Read a document. Raises OSError if it cannot be read, ValueError if it is not a result document."""
+    """Read a document. Raises OSError, and ValueError if it is not a result document."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as fault:
@@ -73,24 +69,22 @@ def read(path: Path) -> Document:
     return document
 
 
-def describe_machine() -> dict[str, str | int | float]:
+def describe_machine() -> dict[str, Any]:
     """Return processor, cores, memory, system, versions, and load; nothing that identifies an owner."""
     if sys.platform == "darwin":
+        cores = os.cpu_count()
         asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         cpu = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
         system = f"macOS {platform.mac_ver()[0]}"
     else:
+        # In a container, often fewer than the machine has.
+        cores = len(os.sched_getaffinity(0))
         named = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         cpu, system = named[1] if named else "", platform.freedesktop_os_release()["PRETTY_NAME"]
     return {
-        "cpu": cpu or platform.machine(), "cores": num_cores(),
+        "cpu": cpu or platform.machine(), "cores": cores,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{system} {platform.machine()}", "python": platform.python_version(),
         "reprise": VERSION, "mlx": version("mlx"), "mlx_lm": version("mlx-lm"),
         "load_at_start": round(os.getloadavg()[0], 2),
     }  # fmt: skip
-
-
-def num_cores() -> int:
-    """Return the cores that this process may use; in a container often fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -7,20 +7,18 @@ estimated. A counter is an iterator: each step gives the joules since its start,
 import os
 import re
 import sys
-from collections.abc import Generator, Iterable, Iterator
+import time
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
-from subprocess import DEVNULL, PIPE, Popen
-from threading import Thread
-from typing import IO, Self
+from subprocess import DEVNULL, Popen
+from tempfile import NamedTemporaryFile
+from typing import Self
 
 Counter = Generator[float, None, None]
 POWERCAP = Path("/sys/class/powercap")
 COMMAND = ("/usr/bin/powermetrics", "--samplers", "cpu_power,gpu_power", "-i", "200", "-b", "1")
-
-_ELAPSED = re.compile(r"^\*\*\* Sampled system activity .*\(([\d.]+)ms elapsed\) \*\*\*$")
-_POWER = re.compile(r"^Combined Power \([^)]*\): ([\d.]+) mW$")
+_SAMPLE = re.compile(r"\(([\d.]+)ms elapsed\) \*\*\*\n(?:.*\n)*?Combined Power \([^)]*\): ([\d.]+) mW\n")
 
 
 def read_rapl(powercap: Path = POWERCAP) -> Counter:
@@ -43,46 +41,33 @@ def read_rapl(powercap: Path = POWERCAP) -> Counter:
         yield total_uj * 1e-6
 
 
-def read_samples(lines: Iterable[str]) -> Iterator[float]:
-    """Yield the joules of each sample: power of CPU, GPU and ANE, times the duration of the sample."""
-    elapsed_ms = 0.0
-    for line in map(str.strip, lines):
-        if found := _ELAPSED.match(line):
-            elapsed_ms = float(found[1])
-        elif found := _POWER.match(line):
-            yield float(found[1]) * elapsed_ms * 1e-6
-
-
 def read_powermetrics(command: tuple[str, ...] = COMMAND) -> Counter:
     """Count what macOS' powermetrics prints, which may run as root or where sudo asks for no password.
 
-    Its output lags by up to one sample, so measure over several seconds.
+    Each sample is the power of CPU, GPU and ANE for its duration. The output lags by up to one sample, so
+    measure over several seconds.
     """
     sudo = () if os.geteuid() == 0 else ("/usr/bin/sudo", "-n")
-    process = Popen([*sudo, *command], stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, text=True)
-    samples: SimpleQueue[float] = SimpleQueue()
-    Thread(target=_pass_on, args=(process.stdout, samples), daemon=True).start()
-    try:
-        if not (total := samples.get()):
-            raise PermissionError("powermetrics may not run")
-        while process.poll() is None:
-            while not samples.empty():
-                total += samples.get()
-            yield total
-        raise OSError("powermetrics has ended")
-    finally:
-        # A process started by sudo may refuse signals; it ends with this one, which reads its output.
-        with suppress(PermissionError):
-            process.terminate()
-            process.wait()
-
-
-def _pass_on(output: IO[str], samples: SimpleQueue[float]) -> None:
-    """Put all samples into the queue, and 0 at the end, so that nobody waits for more."""
-    with output:
-        for joules in read_samples(output):
-            samples.put(joules)
-    samples.put(0.0)
+    total = 0.0
+    with NamedTemporaryFile() as written, Path(written.name).open() as file:
+        process = Popen([*sudo, *command], stdin=DEVNULL, stdout=written, stderr=DEVNULL)
+        try:
+            unread = ""
+            while process.poll() is None:
+                unread += file.read()
+                for sample in _SAMPLE.finditer(unread):
+                    total += float(sample[1]) * float(sample[2]) * 1e-6
+                unread = _SAMPLE.sub("", unread)
+                if total:
+                    yield total
+                else:
+                    time.sleep(0.05)
+            raise PermissionError("powermetrics has ended, or may not run")
+        finally:
+            # A process started by sudo may refuse signals.
+            with suppress(PermissionError):
+                process.terminate()
+                process.wait()
 
 
 class EnergyMeter:

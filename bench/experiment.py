@@ -5,7 +5,7 @@ round, 0 for a warm-up. All statistics are computed from such rows. Parity compa
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product, zip_longest
@@ -15,23 +15,27 @@ from typing import Any, Generic, Literal, TypeVar
 from bench.errors import ArgumentsError
 
 Tokens = Sequence[int]
-Margin = Callable[[tuple[int, ...]], float]
-"""Returns by how much the best token leads the second best after these tokens of an answer."""
+CaseT = TypeVar("CaseT")
+Row = dict[str, Any]
+Arm = Callable[[CaseT], list[Row]]
+"""Runs a case once and returns its rows."""
 
 
 @dataclass(slots=True)
 class Parity:
-    """The result of comparing pairs of answers.
-
-    first: the first token that differs in the first pair that does, and the top-2 margin there.
-    """
+    """The result of comparing pairs. first: where the first of them differs, and the top-2 margin."""
 
     num_pairs: int = 0
     num_differing: int = 0
     first: dict[str, Any] | None = None
 
-    def compare(self, plain: Sequence[Tokens], drafted: Sequence[Tokens], margin: Margin) -> None:
-        """Compare each plain answer with each drafted answer to the same prompt."""
+    def compare(
+        self, plain: Sequence[Tokens], drafted: Sequence[Tokens], margin: Callable[[tuple[int, ...]], float]
+    ) -> None:
+        """Compare each plain answer with each drafted answer to the same prompt.
+
+        margin: returns by how much the best token leads the second best after these tokens of an answer.
+        """
         for one, other in product(plain, drafted):
             self.num_pairs += 1
             if (at := first_difference(one, other)) is not None:
@@ -58,21 +62,14 @@ def first_difference(one: Tokens, other: Tokens) -> int | None:
     return next((at for at, (mine, theirs) in pairs if mine != theirs), None)
 
 
-CaseT = TypeVar("CaseT")
-Row = dict[str, Any]
-Arm = Callable[[CaseT], list[Row]]
-"""Runs a case once and returns its rows."""
-
-
 @dataclass(frozen=True)
 class Experiment(Generic[CaseT]):
     """What to run.
 
     arms: by name, in order. order: they are reversed in every other round, so that a machine that slows down
-    favors none, or "rotate": each case begins with the next one.
-    rounds: measured ones. has_warm_up: whether a case also runs unmeasured before.
-    resume: a file that records every run and has those of an interrupted experiment. key: of this experiment;
-    a file of another one is refused.
+    favors none, or "rotate": each case begins with the next one. has_warm_up: whether a case also runs
+    unmeasured before. resume: a file that records every run and has those of an interrupted experiment.
+    key: of this experiment; a file of another one is refused.
     """
 
     arms: Mapping[str, Arm[CaseT]]
@@ -88,14 +85,17 @@ class Experiment(Generic[CaseT]):
 
         Raises ArgumentsError if the file to resume from belongs to another experiment.
         """
-        known = self._recorded()
+        recorded = self._recorded()
         rows: list[Row] = []
         for number, case, arm in self._schedule():
-            place = {"arm": arm, "case": case, "round": number}
-            if (found := known.get((arm, case, number))) is None:
+            run = {"key": self.key, "arm": arm, "case": case, "round": number}
+            if (found := recorded.get((arm, case, number))) is None:
                 found = self.arms[arm](self.cases[case])
-                self._record(place | {"rows": found})
-            rows += [place | row for row in found]
+                if self.resume:
+                    # The line break comes first, so that a line that was cut off spoils no other.
+                    with self.resume.open("a", encoding="utf-8") as file:
+                        file.write("\n" + json.dumps({**run, "rows": found}))
+            rows += [{"arm": arm, "case": case, "round": number, **row} for row in found]
         return rows
 
     def _schedule(self) -> Iterator[tuple[int, str, str]]:
@@ -105,9 +105,8 @@ class Experiment(Generic[CaseT]):
         runs = [(at, case) for at, case in rounds if at or self.has_warm_up(case)]
         for place, (number, case) in enumerate(runs):
             first = place % len(names) if self.order == "rotate" else 0
-            turned = names[first:] + names[:first]
-            is_back = self.order == "reverse" and number % 2
-            yield from ((number, case, arm) for arm in (reversed(turned) if is_back else turned))
+            step = -1 if self.order == "reverse" and number % 2 else 1
+            yield from ((number, case, arm) for arm in (names[first:] + names[:first])[::step])
 
     def _recorded(self) -> dict[tuple[str, str, int], list[Row]]:
         """Return the rows of the runs in the file."""
@@ -117,19 +116,21 @@ class Experiment(Generic[CaseT]):
         for line in self.resume.read_text(encoding="utf-8").split("\n"):
             # What is not JSON is the line that was being written when the experiment was interrupted.
             with suppress(ValueError):
-                one = json.loads(line)
-                if (key := one.get("key")) != self.key:
+                run = json.loads(line)
+                if (key := run.get("key")) != self.key:
                     raise ArgumentsError(f"--resume: {self.resume} has the runs of another experiment: {key}")
-                known[one["arm"], one["case"], one["round"]] = one["rows"]
+                known[run["arm"], run["case"], run["round"]] = run["rows"]
         return known
-
-    def _record(self, run: Row) -> None:
-        if self.resume is not None:
-            # The line break comes first, so that a line that was cut off spoils no other.
-            with self.resume.open("a", encoding="utf-8") as file:
-                file.write("\n" + json.dumps({"key": self.key, **run}))
 
 
 def measured(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of measured rounds."""
     return [row for row in rows if row["round"]]
+
+
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Return the rows for each combination of values of these fields, in order of appearance."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups

@@ -4,7 +4,7 @@ import logging
 import queue
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from bench.errors import ArgumentsError
 from bench.workloads import Turn
@@ -23,6 +23,7 @@ from engine.speculative.proposers import DraftSources
 if TYPE_CHECKING:
     from engine.distributed.rank_0 import Ranks
 
+Tokens = tuple[int, ...]
 FORBID = -1e9
 FORCE, EVEN_OUT = 1e6, 1e4
 """The bias of the only allowed tokens, and a temperature that makes the model's own logits negligible."""
@@ -53,7 +54,7 @@ class LocalEngine:
             ranks=self._ranks,
         )  # fmt: skip
 
-    def __enter__(self) -> "LocalEngine":
+    def __enter__(self) -> Self:
         try:
             self.engine.start()
         except ModelError as fault:
@@ -73,11 +74,11 @@ class LocalEngine:
         self.drafters.update(make_drafters(settings, vocabulary))
         return DraftSources(self.drafters, score_in_slices)
 
-    def prompt(self, messages: str | Sequence[dict[str, Any]]) -> tuple[int, ...]:
+    def prompt(self, messages: str | Sequence[dict[str, Any]]) -> Tokens:
         """Return the token ids of a user message or a chat; of its plain text without a chat template."""
         return render(self.engine.tokenizer, messages)
 
-    def prompt_of(self, turn: Turn) -> tuple[int, ...]:
+    def prompt_of(self, turn: Turn) -> Tokens:
         """Return the token ids of a turn's prompt."""
         return render_turn(self.engine.tokenizer, turn)
 
@@ -86,12 +87,7 @@ class LocalEngine:
         return len(self.prompt(text))
 
     def requests(
-        self,
-        turns: Sequence[Turn],
-        draft: DraftChoice,
-        max_tokens: int,
-        seed: int,
-        prediction: tuple[int, ...] = (),
+        self, turns: Sequence[Turn], draft: DraftChoice, max_tokens: int, seed: int, prediction: Tokens = ()
     ) -> list[GenerationRequest]:
         """Return the requests of concurrent turns; empty if a prompt leaves no room for an answer.
 

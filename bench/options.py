@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,7 +12,6 @@ from bench.workloads import WORKLOADS
 from config.access import KEY
 from config.settings import SETTINGS
 
-MAX_DRAFT_TOKENS = 255
 MACHINES = "hosts", "split", "split_layers", "join_timeout_s"
 """Settings of a model on several machines."""
 
@@ -24,22 +24,12 @@ def _parser(
     """Return a parser that refuses what cannot be converted or is not valid. message: {} is the text."""
 
     def parse(text: str) -> ParsedT:
-        try:
-            value = convert(text)
-            if is_valid(value):
+        with suppress(ValueError):
+            if is_valid(value := convert(text)):
                 return value
-        except ValueError:
-            pass
         raise argparse.ArgumentTypeError(message.format(text))
 
     return parse
-
-
-def number(low: float, high: float) -> Callable[[str], float]:
-    """Return a parser of a number between two others."""
-    return _parser(
-        float, lambda value: low <= value <= high, f"{{}} is not a number from {low:g} to {high:g}"
-    )
 
 
 def listed(parse: Callable[[str], ParsedT]) -> Callable[[str], tuple[ParsedT, ...]]:
@@ -54,6 +44,9 @@ def _path(text: str) -> Path:
 count = _parser(int, lambda value: value > 0, "{} is not a whole number above 0")
 count_or_none = _parser(int, lambda value: value >= 0, "{} is not a whole number")
 levels, names = listed(count), listed(str)
+numbers = listed(_parser(float, lambda value: value >= 0, "{} is not a number of at least 0"))
+# No server accepts longer drafts.
+draft_lengths = listed(_parser(count, lambda length: length <= 255, "{} is above 255"))
 # People paste the base URL that they give their client.
 url = _parser(
     lambda text: text.rstrip("/").removesuffix("/v1"), re.compile(r"https?://[^/?#\s]+(/\S*)?").fullmatch,
@@ -82,7 +75,7 @@ SHARED: dict[str, tuple[Any, str, str]] = {
     "repeats": (count, "N", "Measured runs of each chat."),
     "resume": (output_file, "FILE", "Record each run in FILE, and leave out the runs that it already has."),
     "rounds": (count, "N", "Measured rounds, after one warm-up round."),
-    "num-draft-tokens": (levels, "K,L", "Maximum draft lengths."),
+    "num-draft-tokens": (draft_lengths, "K,L", "Maximum draft lengths."),
     "draft-types": (names, "X,Y", "Draft types."),
     "seed": (int, "N", "Seed of everything that is generated."),
     "json": (output_file, "FILE", "Write a result document to FILE."),
@@ -156,20 +149,12 @@ def flags(arguments: argparse.Namespace, *names: str) -> list[str]:
 
 def check_names(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:
     """Raise ArgumentsError for a name that is not allowed."""
-    for name in given:
-        if name not in allowed:
-            raise ArgumentsError(f"{flag}: {name or 'empty'} is not one of {', '.join(allowed)}")
+    if wrong := [name for name in given if name not in allowed]:
+        raise ArgumentsError(f"{flag}: {wrong[0] or 'empty'} is not one of {', '.join(allowed)}")
 
 
 def check_drafts(arguments: argparse.Namespace, types: Sequence[str]) -> None:
-    """Raise ArgumentsError for draft types or lengths that cannot be measured."""
+    """Raise ArgumentsError for draft types that cannot be measured."""
     check_names("--draft-types", arguments.draft_types, types)
     if "draft-model" in arguments.draft_types and not arguments.draft_model:
         raise ArgumentsError("--draft-types: draft-model needs a draft model; name one with --draft-model")
-    check_lengths(arguments.num_draft_tokens)
-
-
-def check_lengths(lengths: Sequence[int]) -> None:
-    """Raise ArgumentsError for draft lengths that no server accepts."""
-    if max(lengths) > MAX_DRAFT_TOKENS:
-        raise ArgumentsError(f"--num-draft-tokens: {max(lengths)} is above {MAX_DRAFT_TOKENS}")

@@ -1,4 +1,4 @@
-"""What commands print and write: the console, progress and time left, errors, and the files."""
+"""What commands print and write: the console, progress, errors, and the files."""
 
 import argparse
 import sys
@@ -11,8 +11,6 @@ from rich.progress import Progress
 from bench import document, tables
 from bench.errors import ArgumentsError, BenchError
 from config.setting import SettingsError
-
-_MAX_SHOWN_S = 90
 
 
 def make_console(width: int) -> Console:
@@ -60,26 +58,22 @@ class Work:
         self.weight = weight
         console = console or Console(stderr=True)
         self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._progress.add_task("", total=weight)
+        self._progress.add_task("")
         (self._task,) = self._progress.tasks
 
     def begin(self, label: str) -> None:
         """Show what is running now."""
         task, text = self._task, escape(label)
-        if text == task.description:
-            return
+        if self._progress.disable and text != task.description:
+            left_s = (task.elapsed or 0.0) * (self.weight / task.completed - 1) if task.completed else None
+            left = "" if left_s is None else f" (about {max(0.0, left_s):.0f} s left)"
+            self._progress.console.print(f"{label}{left}", highlight=False, markup=False)
         self._progress.update(task.id, description=text, total=self.weight)
-        if self._progress.disable:
-            text = f"{label} ({task.percentage:.0f} % done"
-            if task.completed:
-                left_s = (task.elapsed or 0.0) * max(0.0, self.weight / task.completed - 1)
-                text += f", about {duration(left_s)} left"
-            self._progress.console.print(f"{text})", highlight=False, markup=False)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
         """Begin a stage with its own total weight; return a function to call after each unit of it."""
         self.weight = weight
-        self._progress.reset(self._task.id, total=weight)
+        self._progress.reset(self._task.id)
         self.begin(label)
         return self.advance
 
@@ -93,8 +87,3 @@ class Work:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-
-
-def duration(seconds: float) -> str:
-    """Format a duration in seconds, or in minutes if it is long."""
-    return f"{seconds:.0f} s" if seconds < _MAX_SHOWN_S else f"{seconds / 60:.0f} min"

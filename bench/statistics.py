@@ -1,9 +1,8 @@
-"""All statistics of the benchmarks: percentiles, ratios, lines, and intervals. Pure functions over numbers.
+"""All statistics of the benchmarks: percentiles, ratios, lines, and intervals.
 
 Intervals: runs of one chat share its length, its text and the state of the machine. So the chat is the unit
 of sampling: everything is recomputed without each chat in turn, and the spread of the results gives the
-interval (delete-one jackknife, Student's t with the number of chats less one as degrees of freedom). This
-works for ratios such as a break-even. It says nothing about other machines or other kinds of text.
+interval (delete-one jackknife, Student's t with the number of chats less one as degrees of freedom).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +22,7 @@ CONFIDENCE = 0.95
 def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
     """Return the smallest value such that at least this share of the weight lies at or below it.
 
-    weighted: (value, weight) pairs, at least one, weights > 0. share: in (0, 1]. With equal weights this is
-    the nearest-rank percentile: always a value that occurs, never an interpolation.
+    weighted: (value, weight) pairs, at least one, weights > 0. share: in (0, 1].
     """
     values, weights = zip(*sorted(weighted), strict=True)
     passed = np.cumsum(weights)
@@ -52,7 +50,7 @@ def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> dic
 
 def rate(amount: float, seconds: float) -> float | None:
     """Return the amount per second; None if either is 0."""
-    return amount / seconds if amount > 0 and seconds > 0 else None
+    return amount / seconds if amount and seconds else None
 
 
 def ratio(value: float | None, of: float | None) -> float | None:
@@ -63,8 +61,7 @@ def ratio(value: float | None, of: float | None) -> float | None:
 def share_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> list[float]:
     """Estimate the tokens of each chunk, adding up to total, where only the total is known.
 
-    counted: tokens of each chunk's text by itself, at least 1 each. If there are as many chunks as tokens,
-    each has one. Otherwise a chunk may hold several tokens, and its share is by what was counted.
+    counted: tokens of each chunk's text by itself, at least 1 each: its share, unless all chunks have one.
     """
     if len(texts) == total:
         return [1.0] * total

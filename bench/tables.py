@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +24,7 @@ _STYLES = {"PASS": "green", "FAIL": "bold red"}
 class Column:
     """A column. name: a field of the rows, or a function of a row. heading: one or two lines.
 
-    trivial: a value so usual that a column with nothing else is left out. is_key: repeated if the columns
-    need several tables.
+    trivial: a value so usual that a column with nothing else is left out. is_key: never wrapped.
     """
 
     name: str | Callable[[Row], Any]
@@ -68,47 +67,22 @@ def print_rows(
     notes: Iterable[str] = (),
     group: str = "workload",
 ) -> None:
-    """Print rows, in several tables if the columns do not fit the width, and notes below.
-
-    group: the field whose values are set apart by lines.
-    """
-    ends = [one.get(group) != other.get(group) for one, other in pairwise([*rows, {}])]
+    """Print rows, and notes below. group: the field whose values are set apart by lines."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     shown = [one for one in columns if any(one.value(row) != one.trivial for row in rows)]
-    for part in _parts(shown, rows, console.width):
-        is_wide = sum(2 + _width(one, rows) for one in part) <= console.width
-        table = Table(
-            title=title, box=box.SIMPLE_HEAD, padding=(0, int(is_wide), 0, 0), pad_edge=False, show_edge=False
-        )
-        for one in part:
-            is_text = all(isinstance(one.value(row), str | Mapping | list | None) for row in rows)
-            table.add_column(
-                one.heading, justify="left" if is_text else "right", overflow="fold", vertical="bottom"
-            )
-        for row, is_last in zip(rows, ends, strict=True):
-            texts = [one.text(row) for one in part]
-            table.add_row(*(Text(text, _STYLES.get(text, "")) for text in texts), end_section=is_last)
-        console.print(table)
+    for one in shown:
+        is_text = all(isinstance(one.value(row), str | Mapping | list | None) for row in rows)
+        table.add_column(
+            one.heading, justify="left" if is_text else "right", overflow="fold", vertical="bottom",
+            no_wrap=one.is_key,
+        )  # fmt: skip
+    for row, following in pairwise([*rows, {}]):
+        texts = [one.text(row) for one in shown]
+        is_last = row.get(group) != following.get(group)
+        table.add_row(*(Text(text, _STYLES.get(text, "")) for text in texts), end_section=is_last)
+    console.print(table)
     for note in notes:
         console.print(note, style="dim", highlight=False, markup=False)
-
-
-def _parts(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Iterator[list[Column]]:
-    """Yield the columns of each table; all have the key columns."""
-    keys = [one for one in columns if one.is_key]
-    part = list(keys)
-    for one in columns:
-        if one.is_key:
-            continue
-        is_full = sum(1 + _width(other, rows) for other in (*part, one)) > width + 1
-        if is_full and len(part) > len(keys):
-            yield part
-            part = list(keys)
-        part.append(one)
-    yield part
-
-
-def _width(column: Column, rows: Sequence[Row]) -> int:
-    return max(map(len, (*column.heading.split("\n"), *map(column.text, rows))))
 
 
 def pivoted(
@@ -142,8 +116,6 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
         writer.writeheader()
-        writer.writerows({name: _flat(value) for name, value in row.items()} for row in rows)
-
-
-def _flat(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | tuple | Mapping) else value
+        for row in rows:
+            is_flat = {name: isinstance(one, str | float | int | None) for name, one in row.items()}
+            writer.writerow({name: one if is_flat[name] else json.dumps(one) for name, one in row.items()})

@@ -1,7 +1,4 @@
-"""Answer chats in several ways, called arms, and compare drafted answers with plain ones.
-
-Each turn is a row that JSON has. Drafts are also compared with the best that they could have reached.
-"""
+"""Answer chats in several ways, called arms, and compare drafted answers with plain ones."""
 
 import argparse
 import codecs
@@ -9,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import Any
 
 from bench.energy import EnergyMeter
-from bench.experiment import Experiment, Parity, Row, measured
+from bench.experiment import Experiment, Parity, Row, grouped, measured
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.replay.policies import speedups
@@ -27,7 +24,7 @@ from engine.text.tokenizer import Tokenizer
 class Arm:
     """A way to answer chats. streaming: how a WeDLM model fills tokens in.
 
-    prepare: called with the engine before each run; by default the drafters forget what they have seen.
+    prepare: called before each run; by default the drafters forget what they have seen.
     """
 
     draft_type: DraftType = "none"
@@ -75,7 +72,7 @@ class Answering:
     seed: int
     work: Work = field(default_factory=Work)
     meter: EnergyMeter | None = None
-    skipped: set[str] = field(default_factory=set)
+    skipped: dict[str, None] = field(default_factory=dict)
 
     def compare(
         self, arms: Arms, cases: Cases, repeats: int, stage: str | None = "", **more: Any
@@ -96,9 +93,8 @@ class Answering:
 
         named = {name: partial(run, arm) for name, arm in arms.items()}
         experiment = Experiment(named, cases, repeats, lambda name: cases[name].is_first, **more)
-        order = [*cases], [*arms]
-        rows = measured(experiment.run())
-        return sorted(rows, key=lambda row: (order[0].index(row["case"]), order[1].index(row["arm"])))
+        places = grouped(measured(experiment.run()), "case", "arm")
+        return [row for place in product(cases, arms) for row in places.get(place, ())]
 
     def run(self, case: Case, arm: Arm) -> list[Row]:
         """Answer the chats of a case once; return a row for each turn that is measured."""
@@ -109,7 +105,7 @@ class Answering:
             asked = [turn for turn in turns if turn]
             requests = self.local.requests(asked, choice, self.max_tokens, self.seed, case.prediction)
             if not requests:
-                self.skipped.add(f"{first.workload}, turn {number}")
+                self.skipped[f"{first.workload}, turn {number}"] = None
                 continue
             before_j = self.meter.read() if self.meter else None
             ends = self.local.answer([replace(one, streaming=arm.streaming) for one in requests])
@@ -174,13 +170,11 @@ def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int
 
 def samples_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer) -> list[Row]:
     """Return one answer per workload and draft type: the last turn of the first chat's first stream."""
-    found: dict[tuple[str, str], Row] = {}
-    for run in runs:
-        last = found.setdefault((run["workload"], run["draft_type"]), run)
-        if all(run[name] == last[name] for name in ("case", "arm", "round")):
-            found[run["workload"], run["draft_type"]] = run
     samples = []
-    for run in found.values():
+    drafted = (run for run in runs if run["draft_type"] != "none")
+    for first, *others in grouped(drafted, "workload", "draft_type").values():
+        same = [run for run in others if all(run[name] == first[name] for name in ("case", "arm", "round"))]
+        run = [first, *same][-1]
         turn = cases[run["case"]].chats[0].turns[run["turn"] - 1]
         said = [(one["role"], one.get("content") or one.get("tool_calls") or "") for one in turn.messages]
         samples.append({
@@ -188,7 +182,7 @@ def samples_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer) -> list[
             "prompt": turn.text or "\n\n".join(f"{role}: {content}" for role, content in said),
             "tokens": token_texts(run["tokens"][0], run["origins"][0], tokenizer.piece, tokenizer.eos_ids),
         })  # fmt: skip
-    return [one for one in samples if one["draft_type"] != "none"]
+    return samples
 
 
 def token_texts(
@@ -221,8 +215,7 @@ def chats_of(
 
 def settings_of(arguments: argparse.Namespace, **chosen: Any) -> Settings:
     """Return the settings of an engine without a prefix cache, with the requested model."""
-    model = str(arguments.model) if arguments.model else None
-    return Settings(model=model, prefix_cache_bytes=0, **chosen)
+    return Settings(model=arguments.model and str(arguments.model), prefix_cache_bytes=0, **chosen)
 
 
 def make_cases(chats: Sequence[Sequence[Chat]], streams: int = 1) -> dict[str, Case]:
@@ -242,9 +235,7 @@ def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
     best_width: the speedup if all steps had the best single width, by measured costs; of single turns
     without a schema, drafted from the text of the chat alone.
     """
-    answers: dict[tuple[str, int, str], list[Row]] = {}
-    for run in runs:
-        answers.setdefault((run["case"], run["turn"], run["arm"]), []).append(run)
+    answers = grouped(runs, "case", "turn", "arm")
     checks = []
     for (name, turn, arm), drafted in answers.items():
         if arm == "plain":

@@ -5,8 +5,9 @@ unmeasured, then --repeats times plainly and in every draft configuration, all i
 each turn gives the speed; all pairs of plain and drafted runs are compared. Exit status 1 if any answer
 differs by a token; the report says where it diverges and how close the two best tokens were there.
 
-With defaults this takes about a quarter of an hour for the bundled model on two cores; each further draft
-type or length adds about half of that. --workloads and --cases make it shorter.
+With defaults this takes about a quarter of an hour for the bundled model on two cores, for all workloads
+but the Polish ones; each further draft type or length adds about half of that. --workloads and --cases make
+it shorter, and `reprise bench workloads` describes the workloads.
 
 Drafter tables are cleared before each chat and there is no prefix cache, so a
 run shows what a chat gains from its own text: later turns from earlier ones.
@@ -16,24 +17,31 @@ import argparse
 from itertools import product
 
 from bench import document, options, outputs, tables
-from bench.decode.answering import PLAIN, Answering, Arm, chats_of, check, make_cases, samples_of, settings_of
+from bench.decode.answering import (
+    PLAIN,
+    Answering,
+    Arm,
+    Arms,
+    chats_of,
+    check,
+    make_cases,
+    samples_of,
+    settings_of,
+)  # fmt: skip
 from bench.decode.rows import COLUMNS, NOTES, print_divergences, rows_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
+from bench.experiment import Row
 from bench.local_engine import LocalEngine, equal_costs
-from bench.workloads import ENGLISH, VERSION, WORKLOADS, read_prompts
+from bench.workloads import ENGLISH, VERSION, own_chats
+from config.settings import Settings
+from engine.speculative.costs.step_costs import StepCosts
 
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench decode` to the parser."""
-    names = max(map(len, WORKLOADS))
-    parser.epilog = "workloads (default: all but the Polish ones; none with --prompts):\n" + "\n".join(
-        f"  {one.name:{names}}  {one.summary}"
-        + (f"; {' and '.join(map(str, one.prompt_tokens))} tokens" if one.prompt_tokens else "")
-        for one in WORKLOADS.values()
-    )
     options.add(
         parser, model=None, draft_model=None, workloads=None, prompts=None, draft_types=("auto",),
         num_draft_tokens=(31,), prompt_tokens=None, max_tokens=256, cases=None, repeats=3, seed=1,
@@ -53,41 +61,47 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_drafts(arguments, DRAFT_TYPES)
     pairs = product(arguments.draft_types, arguments.num_draft_tokens)
     arms = {"plain": PLAIN} | {f"{name} {length}": Arm(name, length) for name, length in pairs}
-    arguments.workloads = arguments.workloads or (() if arguments.prompts else ENGLISH)
-    options.check_names("--workloads", arguments.workloads, tuple(WORKLOADS))
-    streams, repeats, max_tokens = arguments.streams, arguments.repeats, arguments.max_tokens
-    own = read_prompts(arguments.prompts) if arguments.prompts else []
-    if own and len(own) < streams:
-        raise ArgumentsError(f"{arguments.prompts} has only {len(own)} chats, fewer than --streams {streams}")
+    arguments.workloads = arguments.workloads or ENGLISH
     settings = settings_of(
-        arguments, **options.draft_model_settings(arguments), max_rows=max(8, streams),
+        arguments, **options.draft_model_settings(arguments), max_rows=max(8, arguments.streams),
         num_draft_tokens=max(arguments.num_draft_tokens),
     )  # fmt: skip
     costs = equal_costs(settings.num_draft_tokens + 1) if arguments.verify_all else None
-    with EnergyMeter() as meter, LocalEngine(settings, costs) as local:
-        chats = chats_of(arguments, local, (arguments.cases or 1) * streams)
-        cases = make_cases([*chats, own[: arguments.cases and arguments.cases * streams]], streams)
+    record, found = measure(arguments, settings, costs, arms)
+    record["decode"] = found
+    console, rows = outputs.make_console(120), found["rows"]
+    title = f"Decoding {record['model']['name']} with drafts, compared with plain decoding"
+    tables.print_rows(console, rows, COLUMNS, title, (*NOTES, *found["skipped"]))
+    print_divergences(console, rows)
+    outputs.finish(console, arguments, record, rows)
+    return int(any(row["parity"] == "FAIL" for row in rows))
+
+
+def measure(
+    arguments: argparse.Namespace, settings: Settings, costs: StepCosts | None, arms: Arms, stage: str = ""
+) -> tuple[document.Document, Row]:
+    """Answer chats on an engine in all arms; return a document and the fields of its section.
+
+    costs: step costs instead of measured ones.
+    """
+    streams, count = getattr(arguments, "streams", 1), arguments.cases
+    own = own_chats(arguments.prompts, arguments.workloads)
+    with EnergyMeter() as meter, LocalEngine(settings, costs) as local, outputs.Work() as work:
+        chats = [own] if own else chats_of(arguments, local, (count or 1) * streams)
+        cases = make_cases([alike[: count and count * streams] for alike in chats], streams)
         # Taken before the runs: the machine's load is then that of other processes, and the step costs are
         # those measured while nothing else ran.
-        measured = None if arguments.verify_all else local.engine.costs
-        record = document.new_document(arguments, local.engine.info, measured, decode={})
-        with outputs.Work() as work:
-            answering = Answering(local, max_tokens, arguments.seed, work, meter)
-            runs = answering.compare(arms, cases, repeats, resume=arguments.resume, key=record["command"])
+        record = document.new_document(arguments, local.engine.info, None if costs else local.engine.costs)
+        answering = Answering(local, arguments.max_tokens, arguments.seed, work, meter)
+        resume = {"resume": getattr(arguments, "resume", None), "key": record["command"]}
+        runs = answering.compare(arms, cases, arguments.repeats, stage, **resume)
         rows = rows_of(runs, check(local, cases, runs))
         samples = samples_of(runs, cases, local.engine.tokenizer)
     if not runs:
-        raise ArgumentsError("every chat is too long for this model's context")
-    record["decode"] = {
-        "workloads_version": VERSION, "repeats": repeats, "seed": arguments.seed, "max_tokens": max_tokens,
-        "energy": meter.source or meter.reason, "rows": rows, "samples": samples,
+        raise ArgumentsError("no chats: all are too long for this model's context, or fewer than --streams")
+    return record, {
+        **{name: getattr(arguments, name) for name in ("repeats", "seed", "max_tokens")},
+        "workloads_version": VERSION, "energy": meter.source or meter.reason, "rows": rows,
+        "samples": samples,
+        "skipped": [f"{one}: chats skipped, too long for the model's context" for one in answering.skipped],
     }  # fmt: skip
-    console = outputs.make_console(120)
-    title = f"Decoding {record['model']['name']} with drafts, compared with plain decoding"
-    tables.print_rows(console, rows, COLUMNS, title, NOTES)
-    print_divergences(console, rows)
-    for skipped in sorted(answering.skipped):
-        note = f"! {skipped}: chats skipped, too long for the model's context"
-        console.print(note, style="yellow", highlight=False, markup=False)
-    outputs.finish(console, arguments, record, rows)
-    return int(any(row["parity"] == "FAIL" for row in rows))

@@ -3,24 +3,22 @@
 Chats are answered plainly, with lookup drafts, with the model's own drafts, with both, and by streaming with
 every combination of window, threshold and penalty. Drafts are decided upon by three price lists: free, where
 every width costs the same, so that all that could be drafted is counted; what steps cost on this machine; and
-what they cost on another machine, as published, from which the gain there is computed. Streaming does not
-ask what steps cost. Exit status 1 if a drafted answer differs from the plain one by a token.
+what they cost on another machine, as published. Streaming does not ask what steps cost. Exit status 1 if a
+drafted answer differs from the plain one by a token.
 
 right: answers that equal the reference. same: answers that equal the plain one token by token. generated/fed:
 committed tokens per token that was fed, p_cache of the paper.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
-
-import polars as pl
 
 from bench import document, options, outputs, tables
 from bench.cost_curves import Curve, built_in
-from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, make_cases, settings_of
+from bench.decode.answering import PLAIN, Answering, Arm, Cases, chats_of, make_cases, settings_of
 from bench.errors import ArgumentsError
-from bench.experiment import Row
+from bench.experiment import Row, grouped
 from bench.local_engine import LocalEngine, equal_costs
 from bench.options import Flag
 from bench.tables import Column
@@ -31,8 +29,10 @@ from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer
 
 PUBLISHED = "apple-m4-pro-4bit"
-NUMBERS = options.listed(options.number(0, 100))
-_SUMMED = ("num_tokens", "num_forwards", "num_fed", "decode_s", "charged_s", "charged_plain_s")
+_SUMMED = (
+    "num_tokens", "num_forwards", "num_fed", "decode_s", "plain_s", "charged_s", "charged_plain_s", "answers",
+    "right", "same",
+)  # fmt: skip
 DRAFTED = {"lookup": Arm("suffix"), "own": Arm("wedlm"), "lookup and own": Arm("auto")}
 COLUMNS = [
     Column("chats", "chats", is_key=True), Column("arm", "drafts, or streaming", is_key=True),
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.declare(
         parser,
         Flag("--windows", options.levels, "N,M", (4, 8, 16), "Window sizes of streaming."),
-        Flag("--thresholds", NUMBERS, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of streaming."),
-        Flag("--penalties", NUMBERS, "X,Y", (0.01, 0.02), "Position penalties of streaming."),
+        Flag("--thresholds", options.numbers, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of streaming."),
+        Flag("--penalties", options.numbers, "X,Y", (0.01, 0.02), "Position penalties of streaming."),
     )
 
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             cases = make_cases(chats_of(arguments, local, arguments.cases))
             answering = Answering(local, arguments.max_tokens, arguments.seed, work)
             runs = answering.compare(arms, cases, arguments.repeats, f"{name}: ")
-            rows += _summarize(runs, cases, local.engine.tokenizer, name, curve)
+            rows += _rows_of(runs, cases, local.engine.tokenizer, name, curve)
             record = document.new_document(arguments, local.engine.info)
     record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": curve.name}
     console = outputs.make_console(120)
@@ -92,40 +92,38 @@ def _streaming(arguments: argparse.Namespace, token: int) -> dict[str, Arm]:
     }
 
 
-def _summarize(
-    runs: Sequence[Row], cases: Mapping[str, Case], tokenizer: Tokenizer, costs: str, curve: Curve
-) -> list[Row]:
-    """Return a row for each kind of chats and arm. costs: the price list by which the runs drafted."""
-    counted = []
+def _rows_of(
+    runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer, costs: str, curve: Curve
+) -> Iterator[Row]:
+    """Yield a row for each kind of chats and arm; of one that streams also a row with the published costs.
+
+    costs: the price list by which the runs drafted.
+    """
     plain = {(run["case"], run["turn"]): run for run in runs if run["arm"] == "plain"}
+    counted = []
     for run in runs:
-        turn = cases[run["case"]].chats[0].turns[run["turn"] - 1]
-        alone = plain[run["case"], run["turn"]]
+        turn, alone = cases[run["case"]].chats[0].turns[run["turn"] - 1], plain[run["case"], run["turn"]]
         text = tokenizer.decode([token for token in run["tokens"][0] if token not in tokenizer.eos_ids])
         counted.append({
-            **{name: run[name] for name in _SUMMED}, "arm": run["arm"], "answers": 1,
-            "chats": "free" if turn.reference is None else "one right answer",
+            **run, "chats": "free" if turn.reference is None else "one right answer", "answers": 1,
             "right": text.strip() == (turn.reference or "").strip(),
             "same": run["tokens"] == alone["tokens"], "plain_s": alone["decode_s"],
         })  # fmt: skip
-    sums = pl.DataFrame(counted).group_by("chats", "arm", maintain_order=True).sum()
-    return [row for one in sums.to_dicts() for row in _rows(one, costs, curve)]
-
-
-def _rows(one: Row, costs: str, curve: Curve) -> list[Row]:
-    """Return the row of an arm; of one that streams also a row with the published costs."""
-    per_forward, fed = one["num_tokens"] / one["num_forwards"], one["num_fed"] / one["num_forwards"]
-    speedups: dict[str, float | None] = {costs: one["plain_s"] / one["decode_s"]}
-    if costs == "free":
-        speedups[costs] = None
-    elif costs == curve.name:
-        speedups[costs] = one["charged_plain_s"] / one["charged_s"]
-    if is_streaming := one["arm"].startswith("window"):
-        speedups[curve.name] = per_forward / curve.cost(round(fed))
-    about = {name: one[name] for name in ("chats", "arm", "answers")} | {"is_streaming": is_streaming}
-    counts = {
-        "tokens_per_forward": per_forward, "fed_per_forward": fed, "generated_per_fed": per_forward / fed,
-        "right": one["right"] / one["answers"] if one["chats"] != "free" else None,
-        "same": one["same"] / one["answers"],
-    }  # fmt: skip
-    return [about | counts | {"costs": name, "speedup": speedup} for name, speedup in speedups.items()]
+    for (chats, arm), of_arm in grouped(counted, "chats", "arm").items():
+        total = {name: sum(run[name] for run in of_arm) for name in _SUMMED}
+        per_forward, fed = (total[name] / total["num_forwards"] for name in ("num_tokens", "num_fed"))
+        speedups: dict[str, float | None] = {costs: total["plain_s"] / total["decode_s"]}
+        if costs == "free":
+            speedups[costs] = None
+        elif costs == curve.name:
+            speedups[costs] = total["charged_plain_s"] / total["charged_s"]
+        if is_streaming := arm.startswith("window"):
+            speedups[curve.name] = per_forward / curve.cost(round(fed))
+        for name, speedup in speedups.items():
+            yield {
+                "chats": chats, "arm": arm, "answers": total["answers"], "is_streaming": is_streaming,
+                "tokens_per_forward": per_forward, "fed_per_forward": fed,
+                "generated_per_fed": per_forward / fed,
+                "right": None if chats == "free" else total["right"] / total["answers"],
+                "same": total["same"] / total["answers"], "costs": name, "speedup": speedup,
+            }  # fmt: skip

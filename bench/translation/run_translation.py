@@ -1,10 +1,9 @@
 """`reprise bench translation`: measure drafts of models with another vocabulary, by translation strategy.
 
 For draft models x translation strategies x workloads x draft lengths, measure how many drafted tokens are
-accepted, and the speedup against plain decoding of the same chats, alternating in the same run. Drafts of a
-given length come from the draft model alone, and all of them are verified. An additional row has the lengths
-that the engine chooses, leaving out drafts that do not pay, as --draft-type draft-model does on a server. All
-token ids are compared. Exit status 1 if any differ.
+accepted, and the speedup against plain decoding of the same chats, alternating in the same run. Drafts come
+from the draft model alone, and all are verified. An additional row has the lengths that the engine chooses,
+leaving out drafts that do not pay. All token ids are compared. Exit status 1 if any differ.
 
 With defaults this takes about four minutes for the bundled models on two cores.
 """
@@ -14,22 +13,18 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
-from bench import document, options, outputs, tables
-from bench.decode.answering import PLAIN, Answering, Arm, chats_of, check, make_cases, settings_of
-from bench.decode.rows import print_divergences, rows_of
+from bench import options, outputs, tables
+from bench.decode.answering import PLAIN, Arm, settings_of
+from bench.decode.rows import print_divergences
+from bench.decode.run_decode import measure
 from bench.economics.trials import forced_costs
-from bench.errors import ArgumentsError
 from bench.experiment import Row
-from bench.local_engine import LocalEngine
 from bench.tables import Column
-from bench.workloads import VERSION, Chat, own_chats
 from config.settings import BUNDLED_MODEL, Settings
 from engine.speculative.translation.translation import Strategy
 
 BUNDLED_DRAFTS = tuple(BUNDLED_MODEL / name for name in ("draft_polish", "draft"))
-ACROSS: tuple[Strategy, ...] = ("context", "naive", "shared")
-WITHIN: tuple[Strategy, ...] = ("none",)
-"""The default strategies for draft models with another vocabulary, and with the same one."""
+STRATEGIES: tuple[Strategy, ...] = ("context", "naive", "shared", "none")
 
 COUNTS = ("translated", "absorbed", "resynchronised", "skipped")
 """Outcomes of translated drafts; see engine.speculative.translation.translator.TranslationCounts."""
@@ -59,51 +54,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         prompts=None, num_draft_tokens=(2, 4, 6), cases=2, repeats=1, max_tokens=64, seed=1,
         **options.OUTPUTS,
     )  # fmt: skip
-    names = " and ".join(folder.name for folder in BUNDLED_DRAFTS)
     parser.add_argument(
         "--draft-model", type=options.model_folder, action="append", metavar="DIR",
-        help=f"May be repeated. Default: the bundled draft models, {names}.",
+        help="May be repeated. Default: the bundled draft models.",
     )  # fmt: skip
     options.add_settings(parser, "translation_prefix_tokens")
-    strategies = (
-        f"Any of {', '.join((*ACROSS, *WITHIN))}. Default: all but none, or, with the same vocabulary, none."
-    )
-    options.declare(parser, options.Flag("--strategies", options.names, "A,B", None, strategies))
+    text = f"Any of {', '.join(STRATEGIES)}. Default: all but none, or, with the same vocabulary, none."
+    options.declare(parser, options.Flag("--strategies", options.names, "A,B", (), text))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    options.check_names("--strategies", arguments.strategies or (), (*ACROSS, *WITHIN))
-    options.check_lengths(arguments.num_draft_tokens)
-    own = own_chats(arguments.prompts, arguments.workloads)
+    options.check_names("--strategies", arguments.strategies, STRATEGIES)
     folders = dict.fromkeys(arguments.draft_model or BUNDLED_DRAFTS)
     pairs = pairs_of(arguments.model or BUNDLED_MODEL, folders, arguments.strategies)
     rows: list[Row] = []
-    record: document.Document = {}
     # The adaptive engine comes first: it measures its step costs, which the document records.
-    for pair, is_adaptive in product(pairs, (True, False)):
-        made, found = _measure(arguments, *pair, is_adaptive, own)
-        record, rows = record or made, rows + found
-    if not rows:
-        raise ArgumentsError("every chat is too long for this model's context")
-    record["translation"] = {
-        "workloads_version": VERSION, "rows": rows,
-        **{name: getattr(arguments, name) for name in ("repeats", "seed", "max_tokens")},
-    }  # fmt: skip
+    for (folder, strategy), is_adaptive in product(pairs, (True, False)):
+        lengths = [Settings().num_draft_tokens] if is_adaptive else arguments.num_draft_tokens
+        settings = settings_of(
+            arguments, draft_model=str(folder), draft_translation=strategy, max_rows=1,
+            num_draft_tokens=max(lengths), translation_prefix_tokens=arguments.translation_prefix_tokens,
+            # Step costs that another process measured earlier do not predict this run.
+            calibration_file=None,
+        )  # fmt: skip
+        arms = {"plain": PLAIN} | {f"{length}": Arm("draft-model", length) for length in lengths}
+        stage = f"{folder.name}, {strategy}, {'adaptive' if is_adaptive else 'every draft verified'}: "
+        costs = None if is_adaptive else forced_costs(max(lengths))
+        made, found = measure(arguments, settings, costs, arms, stage)
+        if not rows:
+            # The samples are of this pair alone, so they are left out.
+            record = made | {"translation": found | {"rows": rows, "samples": []}}
+        about = {"draft_model": folder.resolve().name, "strategy": strategy, "is_adaptive": is_adaptive}
+        whole = [row for row in found["rows"] if row["turn"] is None]
+        rows += [about | row | dict.fromkeys(COUNTS, 0) | row["translation"] for row in whole]
     console = outputs.make_console(120)
-    title = f"Drafts for {record['model']['name']}"
-    tables.print_rows(console, rows, COLUMNS, title, NOTES)
+    tables.print_rows(console, rows, COLUMNS, f"Drafts for {record['model']['name']}", NOTES)
     print_divergences(console, rows)
     outputs.finish(console, arguments, record, rows)
     return int(any(row["parity"] == "FAIL" for row in rows))
 
 
 def pairs_of(
-    target: Path, folders: Iterable[Path], requested: Sequence[Strategy] | None
+    target: Path, folders: Iterable[Path], requested: Sequence[Strategy]
 ) -> list[tuple[Path, Strategy]]:
-    """Return all pairs of a draft model's folder and a strategy.
+    """Return all pairs of a draft model's folder and a strategy: those requested, or else the defaults.
 
-    requested: strategies; None: the defaults for each draft model.
     Raises OSError and ValueError for a folder whose tokenizer cannot be read.
     """
     # Imported here, because it loads mlx-lm, which takes a while.
@@ -113,30 +109,6 @@ def pairs_of(
     return [
         (folder, strategy)
         for folder in folders
-        for strategy in requested or (WITHIN if vocabularies[folder] == vocabularies[target] else ACROSS)
+        for strategy in requested
+        or (STRATEGIES[3:] if vocabularies[folder] == vocabularies[target] else STRATEGIES[:3])
     ]
-
-
-def _measure(
-    arguments: argparse.Namespace, folder: Path, strategy: Strategy, is_adaptive: bool, own: list[Chat] | None
-) -> tuple[document.Document, list[Row]]:
-    """Return a document and the rows of an engine that chooses draft lengths, or verifies every draft."""
-    lengths = [Settings().num_draft_tokens] if is_adaptive else arguments.num_draft_tokens
-    settings = settings_of(
-        arguments, draft_model=str(folder), draft_translation=strategy, max_rows=1,
-        num_draft_tokens=max(lengths), translation_prefix_tokens=arguments.translation_prefix_tokens,
-        # Step costs that another process measured earlier do not predict this run.
-        calibration_file=None,
-    )  # fmt: skip
-    about = {"draft_model": folder.resolve().name, "strategy": strategy, "is_adaptive": is_adaptive}
-    costs = None if is_adaptive else forced_costs(max(lengths))
-    with LocalEngine(settings, costs) as local, outputs.Work() as work:
-        record = document.new_document(arguments, local.engine.info, local.engine.costs)
-        chats = [own[: arguments.cases]] if own else chats_of(arguments, local, arguments.cases)
-        cases = make_cases(chats)
-        arms = {"plain": PLAIN} | {f"{length}": Arm("draft-model", length) for length in lengths}
-        stage = f"{folder.name}, {strategy}, {'adaptive' if is_adaptive else 'every draft verified'}: "
-        answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-        runs = answering.compare(arms, cases, arguments.repeats, stage)
-        rows = rows_of(runs, check(local, cases, runs), has_turns=False)
-    return record, [about | row | dict.fromkeys(COUNTS, 0) | row["translation"] for row in rows]

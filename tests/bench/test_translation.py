@@ -41,7 +41,7 @@ def test_a_small_run_measures_every_pair_and_writes_it(
 def test_strategies_are_chosen_by_whether_the_vocabularies_are_one(
     model_folder: Path, other_model_folder: Path
 ) -> None:
-    pairs = pairs_of(model_folder, [model_folder, other_model_folder], None)
+    pairs = pairs_of(model_folder, [model_folder, other_model_folder], ())
     others = [(other_model_folder, name) for name in ("context", "naive", "shared")]
     assert pairs == [(model_folder, "none"), *others]
 
