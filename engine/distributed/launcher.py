@@ -6,6 +6,7 @@ It waits until it can read what the processes say or write to them, and it can a
 import sys
 from collections.abc import Sequence
 from select import select
+from unittest.mock import patch
 
 from mlx._distributed_utils import launch
 
@@ -22,6 +23,6 @@ def select_readable(
 
 
 if __name__ == "__main__":
-    launch.select = select_readable
     sys.argv[0] = "mlx.launch"
-    launch.main()
+    with patch.object(launch, "select", select_readable):
+        launch.main()
