@@ -31,7 +31,7 @@ TINY: dict[str, Any] = {"rope_scaling": None} | _by_name("fields")
 MIXER_OUTPUTS = (".o_proj.weight", ".out_proj.weight")
 """How the names of the output projections of attention, recurrent layers and convolutions end."""
 
-# SILENT: far below the epsilon of a norm that follows, as in Gemma 3, which would otherwise scale it up again.
+# SILENT is far below the epsilon of a norm that follows, as in Gemma 3, which would scale it up again.
 SILENT, UNLIKELY, LIKELY_EVERY = 1e-9, 0.1, 16
 BARE_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
