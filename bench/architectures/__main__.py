@@ -12,7 +12,7 @@ from importlib.metadata import version
 from io import StringIO
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import mlx.core as mx
 from jinja2 import Template
@@ -52,21 +52,13 @@ REFED = "State is rolled back by feeding tokens again, so nothing is drafted wit
 ONE_DIFFERS = "mlx-lm computes one token by other formulas than several, which round otherwise."
 MANY_DIFFER = "mlx-lm computes many tokens by other formulas than few, which round otherwise."
 
+COLUMNS = ("batch", "drafts", "exact", "exact_together", "prefix", "kv_bits")
 Cell = tuple[str, str | None]
 """A verdict, and the reason if it has one."""
 YES: Cell = ("yes", None)
 UNKNOWN: Cell = ("-", None)
-
-
-class Verdicts(NamedTuple):
-    """What an architecture gets: its row of the page, whose introduction says what the columns mean."""
-
-    batch: Cell
-    drafts: Cell = UNKNOWN
-    exact: Cell = UNKNOWN
-    exact_together: Cell = UNKNOWN
-    prefix: Cell = UNKNOWN
-    kv_bits: Cell = UNKNOWN
+Verdicts = Mapping[str, Cell]
+"""What an architecture gets, by column; the introduction of the page says what these mean."""
 
 
 def try_architecture(name: str) -> Verdicts:
@@ -80,29 +72,30 @@ def try_architecture(name: str) -> Verdicts:
             mx.eval(logits)
     # Foreign code; a module whose requirements are not installed may end the process.
     except (Exception, SystemExit) as fault:  # noqa: BLE001
-        return Verdicts(("not tried", explain(printed.getvalue().strip() or str(fault))))
+        return {"batch": ("not tried", explain(printed.getvalue().strip() or str(fault)))}
     sharing, batch_fault = probes.find_sharing(model), probes.batch_fault(model)
+    drafts_fault = probes.rollback_fault(model, None, sharing)
+    kv_bits_fault = probes.kv_bits_fault(model, KV_BITS)
     batch = {
         Sharing.NOTHING: _verdict(batch_fault), Sharing.BUFFERS: ("one group", ONE_GROUP),
         Sharing.LAYERS: ("yes", BY_LAYER), Sharing.GROUPS: YES,
     }[sharing]  # fmt: skip
-    drafts = _verdict(probes.rollback_fault(model, None, sharing))
-    exact = exact_together = UNKNOWN
-    if drafts == YES and batch_fault and any(map(is_recurrent, leaves(caches))):
-        exact = ("none", REFED)
-    elif drafts == YES:
-        shapes = product([1] if batch_fault else [1, NUM_ROWS], WIDTHS)
-        trial = find_exact_shapes(
-            model, sharing, None, logits.shape[-1], shapes, CONTEXT_TOKENS, lambda _: None
-        )
-        found = trial.shapes()
-        exact = _widths([width for width in WIDTHS if (1, width) in found])
+    found = {
+        "batch": batch, "drafts": _verdict(drafts_fault), "prefix": _verdict(probes.prefix_fault(model)),
+        "kv_bits": _verdict(kv_bits_fault),
+    }  # fmt: skip
+    if not kv_bits_fault and (fault := probes.batch_fault(model, KV_BITS)):
+        found["kv_bits"] = ("alone", None if batch_fault else explain(fault))
+    if not drafts_fault and batch_fault and any(map(is_recurrent, leaves(caches))):
+        found["exact"] = ("none", REFED)
+    elif not drafts_fault:
+        shapes, size = product([1] if batch_fault else [1, NUM_ROWS], WIDTHS), logits.shape[-1]
+        trial = find_exact_shapes(model, sharing, None, size, shapes, CONTEXT_TOKENS, lambda _: None)
+        exact = trial.shapes()
+        found["exact"] = _widths([width for width in WIDTHS if (1, width) in exact])
         if not batch_fault:
-            exact_together = _widths([width for width in WIDTHS if (NUM_ROWS, width) in found])
-    kv_bits = _verdict(probes.kv_bits_fault(model, KV_BITS))
-    if kv_bits == YES and (fault := probes.batch_fault(model, KV_BITS)):
-        kv_bits = ("alone", None if batch_fault else explain(fault))
-    return Verdicts(batch, drafts, exact, exact_together, _verdict(probes.prefix_fault(model)), kv_bits)
+            found["exact_together"] = _widths([width for width in WIDTHS if (NUM_ROWS, width) in exact])
+    return found
 
 
 def _verdict(fault: str | None) -> Cell:
@@ -131,17 +124,19 @@ def write_page(found: Mapping[str, Verdicts]) -> str:
         return f"{verdict} ({numbers.setdefault(reason, len(numbers) + 1)})" if reason else verdict
 
     def count(column: str, *verdicts: str) -> int:
-        return sum(getattr(one, column)[0] in verdicts for one in found.values())
+        return sum(one.get(column, UNKNOWN)[0] in verdicts for one in found.values())
 
+    rows = [
+        (name, *(text(*one.get(column, UNKNOWN)) for column in COLUMNS))
+        for name, one in sorted(found.items())
+    ]
     others = ", ".join(f"`{given}` as {name}" for given, name in sorted(MODEL_REMAPPING.items()))
-    exact = [(one.exact[0], one.exact_together[0]) for one in found.values()]
     page = Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
     return page.render(
-        rows=[(name, *(text(*cell) for cell in cells)) for name, cells in sorted(found.items())],
-        reasons=numbers, others=others, widths=WIDTHS, num_rows=NUM_ROWS,
+        rows=rows, reasons=numbers, others=others, widths=WIDTHS, num_rows=NUM_ROWS,
         mlx_lm=version("mlx-lm"), mlx=version("mlx"), num_tried=len(found) - count("batch", "not tried"),
         num_batched=count("batch", "yes", "one group"), num_drafted=count("drafts", "yes"),
-        num_exact=exact.count(("all", "all")) + exact.count(("all", "-")),
+        num_exact=sum(row[3] == "all" and row[4] in ("all", "-") for row in rows),
         num_prefix=count("prefix", "yes"), num_kv_bits=count("kv_bits", "yes", "alone"),
     )  # fmt: skip
 
@@ -152,10 +147,11 @@ def try_in_child(name: str) -> Verdicts:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except subprocess.TimeoutExpired:
-        return Verdicts(("not tried", f"Trying it takes more than {TIMEOUT_S} s."))
+        return {"batch": ("not tried", f"Trying it takes more than {TIMEOUT_S} s.")}
     except subprocess.CalledProcessError:
-        return Verdicts(("not tried", "It crashes the process that tries it."))
-    return Verdicts(*json.loads(done.stdout.splitlines()[-1]))
+        return {"batch": ("not tried", "It crashes the process that tries it.")}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def main() -> None:

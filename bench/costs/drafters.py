@@ -71,7 +71,9 @@ def _guessing(num_ids: int, num_tokens: int) -> Text:
     return drawn[:num_tokens], drawn[num_tokens:]
 
 
-TEXTS = {"copy": _copying, "random": partial(_guessing, 300), "two ids": partial(_guessing, 2)}
+TEXTS: dict[str, Callable[[int], Text]] = {
+    "copy": _copying, "random": partial(_guessing, 300), "two ids": partial(_guessing, 2),
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -62,11 +62,9 @@ TIMED = [
     Column(lambda row: 1000 * row["noise_s"], "noise", "1"), Column("verdict", "verdict"),
 ]  # fmt: skip
 NOTES = """\
-first token: since submission. answer: from the end of prefill to the last token. Medians of all runs.
 bound: the most that drafting may take, {percent:g} % and {steps:g} plain steps more than without.
 noise: 3 standard errors of the difference of two medians, judged by the spread of the plain runs.
-over: above the bound by more than the noise, and above it in each round. unclear: above the bound, but
-not so; try more --rounds, or a machine that does nothing else.
+over: above the bound by more than the noise, and above it in each round. unclear: above the bound otherwise.
 *: answers differ; `reprise verify` shows where. Their times are scaled to the same number of tokens."""
 
 # Three standard errors of the difference of two medians of n values, in interquartile ranges over sqrt(n).

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.architectures.__main__ import PAGE, UNKNOWN, YES, Verdicts, explain, try_in_child, write_page
+from bench.architectures.__main__ import COLUMNS, PAGE, YES, explain, try_in_child, write_page
 from bench.architectures.tiny_models import architectures
 
 
@@ -13,22 +13,21 @@ def test_every_architecture_of_the_installed_mlx_lm_is_on_the_page():
 
 
 def test_reasons_are_numbered_once_and_said_in_a_sentence():
-    everything, some = ("all", None), ("2, 3", "Many differ.")
-    shared = ("no", "It is new.")
+    everything = dict.fromkeys(COLUMNS, YES) | {"exact": ("all", None)}
     page = write_page(
         {
-            "first": Verdicts(YES, YES, everything, some, YES, YES),
-            "second": Verdicts(shared, YES, everything, UNKNOWN, ("no", "It fails."), ("alone", None)),
-            "third": Verdicts(("not tried", "It is missing.")),
-            "fourth": Verdicts(shared, ("no", "It leaves a trace."), prefix=YES, kv_bits=YES),
+            "first": everything | {"exact_together": ("2, 3", "Many differ.")},
+            "second": {"batch": ("no", "It is new."), "drafts": YES, "prefix": ("no", "It fails.")},
+            "third": {"batch": ("not tried", "It is missing.")},
+            "fourth": everything | {"batch": ("no", "It is new."), "exact_together": ("-", None)},
         }
     )
     assert "| first | yes | yes | all | 2, 3 (1) | yes | yes |" in page
-    assert "| fourth | no (2) | no (3) | - | - | yes | yes |" in page
-    assert "| second | no (2) | yes | all | - | no (4) | alone |" in page
-    assert "| third | not tried (5) | - | - | - | - | - |\n\n## Reasons\n\n1. Many differ.\n2. It is n" in page
-    assert "5. It is missing.\n\n## Other names\n" in page
-    assert "3 could be tried. 1 of them share forward passes, 2 draft, 1 are" in page
+    assert "| fourth | no (2) | yes | all | - | yes | yes |" in page
+    assert "| second | no (2) | yes | - | - | no (3) | - |" in page
+    assert "| third | not tried (4) | - | - | - | - | - |\n\n## Reasons\n\n1. Many differ.\n2. It" in page
+    assert "4. It is missing.\n\n## Other names\n" in page
+    assert "3 could be tried. 1 of them share forward passes, 3 draft, 1 are" in page
 
 
 def test_a_fault_becomes_a_sentence():
@@ -41,10 +40,10 @@ def test_a_fault_becomes_a_sentence():
 @pytest.mark.parametrize("fault", ["raise SystemExit(3)", "os.abort()"])
 def test_an_architecture_that_ends_the_process_is_on_the_page_too(fault, monkeypatch):
     monkeypatch.setattr("bench.architectures.__main__._TRY", ["-c", f"import os; {fault}"])
-    assert try_in_child("llama").batch == ("not tried", "It crashes the process that tries it.")
+    assert try_in_child("llama")["batch"] == ("not tried", "It crashes the process that tries it.")
 
 
 def test_an_architecture_that_hangs_is_on_the_page_too(monkeypatch):
     monkeypatch.setattr("bench.architectures.__main__._TRY", ["-c", "import time; time.sleep(60)"])
     monkeypatch.setattr("bench.architectures.__main__.TIMEOUT_S", 0.5)
-    assert try_in_child("llama").batch == ("not tried", "Trying it takes more than 0.5 s.")
+    assert try_in_child("llama")["batch"] == ("not tried", "Trying it takes more than 0.5 s.")

@@ -66,8 +66,8 @@ def test_every_request_of_the_users_chats_is_listed_with_its_runs(
     assert "chats 1" in printed
     assert "2 requests:" in printed
     rows = json.loads(file.read_text())["verify"]["rows"]
-    times = ("first token", "answer")
-    assert [(row["chat"], row["time"]) for row in rows] == [(f"chats {n}", time) for n in (1, 2) for time in times]
+    expected = [(f"chats {n}", time) for n in (1, 2) for time in ("first token", "answer")]
+    assert [(row["chat"], row["time"]) for row in rows] == expected
     for row in rows:
         assert not row["answers_differ"]
         assert len(row["plain_runs_s"]) == len(row["drafted_runs_s"]) == 4
