@@ -54,7 +54,7 @@ class Outcome:
         self.steps += other.steps
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures that rows of replays and sweeps have. speedup: according to the cost curve."""
+        """Return the fields of rows. coverage: the share of the answer that came from drafts."""
         longest = max((verified for verified, _ in self.steps), default=0)
         verified, accepted = (
             [sum(count for step, count in self.steps.items() if step[which] > at) for at in range(longest)]
@@ -64,7 +64,7 @@ class Outcome:
             "tokens": self.num_tokens, "speedup": ratio(self.num_tokens, self.cost),
             "tokens_per_forward": ratio(self.num_tokens, self.steps.total()),
             "acceptance": ratio(sum(accepted), sum(verified)),
-            "drafted_share": ratio(sum(accepted), self.num_tokens),
+            "coverage": ratio(sum(accepted), self.num_tokens),
             "acceptance_by_position": list(map(ratio, accepted, verified)),
         }  # fmt: skip
 
@@ -117,10 +117,7 @@ class Player:
 
 
 class FixedPlayer(Player):
-    """One drafter with drafts of a fixed length or a fixed rule for it, without the server's gate.
-
-    limit: maximum draft length, at least 1.
-    """
+    """One drafter, with drafts of at most limit tokens and a fixed choice among them, without a gate."""
 
     def __init__(self, drafter: Drafter, choose: Choose, limit: int, curve: Curve) -> None:
         super().__init__([drafter], limit, curve)
@@ -161,11 +158,7 @@ class Setup:
 
 
 class ServerPlayer(Player):
-    """Drafters with the server's gate and slowdown budget.
-
-    The server's own planner decides, for a single row whose tokens are all in the cache. As in a server, the
-    acceptance rates learned from all requests are never forgotten.
-    """
+    """Drafters with the gate, slowdown budget and planner of a server that has a single request at a time."""
 
     def __init__(self, drafters: Sequence[Drafter], setup: Setup) -> None:
         super().__init__(drafters, setup.settings.num_draft_tokens, setup.curve)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from bench.replay.policies import LIMIT, Choose, FixedPlayer, Player, Setup, everything, in_hindsight
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
-from drafters.ngram_mod.table import NgramModTable
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftType
 
@@ -56,68 +55,6 @@ class FixedLookup:
         del self.texts[seq]
 
 
-class WipedTableLookup:
-    """llama.cpp's ngram-mod: one table for all requests, from the hash of n tokens to the newest next token.
-
-    A draft has at least min_tokens tokens and at most the query's limit. Five drafts in a row with less than
-    a quarter accepted wipe the table for all requests. So does a prompt after which more than a quarter of
-    the table is occupied.
-    Source: common/ngram-mod.cpp and common/speculative.cpp; n = 24, 48 to 64 tokens in docs/speculative.md.
-    """
-
-    name, SIZE = "wiped-table", 4 * 1024 * 1024
-
-    def __init__(self, n: int = 24, min_tokens: int = 48) -> None:
-        self.n, self.min_tokens = n, min_tokens
-        self.table = NgramModTable(n, self.SIZE)
-        self.texts: dict[int, list[int]] = {}
-        self.num_learned: dict[int, int] = {}
-        self.num_low: dict[int, int] = {}
-
-    def open(self, start: SequenceStart) -> None:
-        """Write the prompt to the table."""
-        self.texts[start.seq] = list(start.prompt)
-        self.num_learned[start.seq] = self.num_low[start.seq] = 0
-        self._learn(start.seq, len(start.prompt))
-        if self.table.occupied > self.SIZE / 4:
-            self.table.clear()
-
-    def propose(self, query: DraftQuery) -> Draft:
-        """Draft token by token from the table."""
-        ngram = self.texts[query.seq][-self.n :]
-        if len(ngram) < self.n:
-            return NO_DRAFT
-        tokens = self.table.continuation(ngram, self.table.hash(ngram), query.limit)
-        return Draft(tokens, self.name) if len(tokens) >= self.min_tokens else NO_DRAFT
-
-    def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Write new tokens to the table once more than 32 wait, except the last one."""
-        self.texts[seq] += tokens
-        stop = len(self.texts[seq]) - 1
-        if stop > self.num_learned[seq] + 32:
-            self._learn(seq, stop)
-
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
-        """Wipe the table after five drafts in a row with low acceptance."""
-        self.num_low[seq] = self.num_low[seq] + 1 if num_accepted < num_verified / 4 else 0
-        if self.num_low[seq] == 5:
-            self.table.clear()
-            self.num_low[seq] = self.num_learned[seq] = 0
-
-    def close(self, seq: int) -> None:
-        """Forget the sequence, but not the table."""
-        del self.texts[seq], self.num_learned[seq], self.num_low[seq]
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.table.clear()
-
-    def _learn(self, seq: int, stop: int) -> None:
-        """Write the n-grams that are not written yet and whose next token is before stop."""
-        self.table.learn(self.texts[seq][self.num_learned[seq] : stop])
-        self.num_learned[seq] = max(self.num_learned[seq], stop - self.n)
-
-
 def two_widths(draft: Draft, _costs: Sequence[float], _follows: Sequence[int]) -> int:
     """Choose a whole tile for matches of 12 tokens or more, else two tokens. A bucket is a match's length."""
     return min(len(draft.tokens), LIMIT if draft.bucket >= 12 else 2)
@@ -125,9 +62,8 @@ def two_widths(draft: Draft, _costs: Sequence[float], _follows: Sequence[int]) -
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule for drafting.
+    """A rule for drafting; the title says it in words, and who uses it.
 
-    title: the rule in words, and who uses it.
     draft_type: with the server's gate; None: drafts of at most `limit` tokens, without a gate, of which
     `choose` verifies some. drafter: makes the drafter; None: those of the draft type.
     is_warm: whether drafters keep what they learned from one chat to the next, in file order.
@@ -167,8 +103,6 @@ _COLD = (
          drafter=lambda: FixedLookup(5, 2, newest=False), limit=5),
     Rule("ngram-12", "newest match of 12, 12 to 48 tokens (llama.cpp's ngram-simple by default)",
          drafter=lambda: FixedLookup(12, 12, is_long=True), limit=48),
-    Rule("ngram-mod-24", "shared table, n = 24, 48 to 64 tokens (llama.cpp's ngram-mod as documented)",
-         drafter=WipedTableLookup, limit=64),
     Rule("hindsight", "suffix, with the best width in hindsight", drafter=SuffixDrafter, choose=in_hindsight),
     Rule("hindsight-longest", "longest match of 16..2, with the best width in hindsight",
          drafter=lambda: FixedLookup(16, 2), choose=in_hindsight),
@@ -182,13 +116,12 @@ _COLD = (
 _WARM = (
     replace(rule, name=f"{rule.name}-warm", title=f"{rule.title}; keeps what it learned", is_warm=True)
     for rule in _COLD
-    if rule.name in ("auto", "suffix", "ngram-mod", "ngram-mod-24", "hindsight")
+    if rule.name in ("auto", "suffix", "ngram-mod", "hindsight")
 )
 
 RULES = {rule.name: rule for rule in (*_COLD, *_WARM)}
 COMPARED = (
     "auto", "auto-warm", "suffix", "ngram-simple", "ngram-mod", "two-widths", "newest-2", "newest-3",
-    "earliest-2", "longest-5", "ngram-12", "ngram-mod-24", "ngram-mod-24-warm", "hindsight",
-    "hindsight-longest",
+    "earliest-2", "longest-5", "ngram-12", "hindsight", "hindsight-longest",
 )  # fmt: skip
 """The rules that are replayed by default."""
