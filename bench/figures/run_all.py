@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/results.md")
 RECORD = "docs/figures.json"
 PUBLISHED = Path(__file__).with_name("published.md")
-"""The places of cells of our tables are written as {figure[row][column]}, counted from 0."""
+"""The cells of our tables in it are written as {figure[row][column]}, counted from 0."""
 
 _START = ("-c", "import sys; from cli.main import main; sys.exit(main())", "bench")
 _BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, CurveError, built_in, describe, read_curve
+from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, built_in, describe, read_curve
+from bench.errors import ArgumentsError
 
 OWN = {"name": "mine", "kind": "measured", "source": "a test", "points": [[1, 2.0], [3, 3.0], [5, 8.0]]}
 
@@ -72,7 +73,7 @@ def test_a_described_curve_is_one_that_can_be_read(tmp_path: Path) -> None:
         ("[" * 100_000, "Invalid JSON"),
         ([], "it is no JSON object"),
         ({}, "it is no JSON object with points"),
-        ({"cost_curve": []}, "without an engine"),
+        ({"cost_curve": []}, "two or more"),
         ({"cost_curve": 7}, "points: Input should be a valid array"),
         (OWN | {"source": 7}, "source: Input should be a valid string"),
         (OWN | {"kind": "guessed"}, "kind: Input should be 'measured' or 'published'"),
@@ -90,15 +91,15 @@ def test_a_described_curve_is_one_that_can_be_read(tmp_path: Path) -> None:
 )
 def test_what_is_no_curve_is_refused(said: object, reason: str, tmp_path: Path) -> None:
     file = written(tmp_path, said)
-    with pytest.raises(CurveError) as raised:
+    with pytest.raises(ArgumentsError) as raised:
         read_curve(file)
     assert str(raised.value).startswith(str(file))
     assert reason in str(raised.value)
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CurveError, match="cannot be read"):
+    with pytest.raises(ArgumentsError, match="cannot be read"):
         read_curve(tmp_path / "nowhere.json")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(CurveError, match="Invalid JSON"):
+    with pytest.raises(ArgumentsError, match="Invalid JSON"):
         read_curve(tmp_path / "bytes")

@@ -9,10 +9,12 @@ import pytest
 
 from bench.cost_curves import FLAT, M4_PRO
 from bench.page import page
-from bench.replay.pairs import TokenPair
+from bench.replay.edits import AGAIN, NEW, SHARES, make_traffic
+from bench.replay.pairs import TokenPair, tokenized
 from bench.replay.policies import Setup
-from bench.sweep.points import DRAFT_TYPES, best_of, default_point, filled, grid, overall, replay, settings_of
-from bench.sweep.tables import AGAIN, NEW, SHARES, fill, make_traffic, predicted, source_files
+from bench.sweep.points import (
+    DRAFT_TYPES, best_of, default_point, fill, filled, grid, overall, predicted, replay, settings_of,
+)  # fmt: skip
 from cli.main import main
 from config.settings import Settings
 from drafters.ngram_mod.table import NgramModTable
@@ -28,7 +30,7 @@ def encode(text: str) -> list[int]:
 
 
 def make(count: int) -> list[TokenPair]:
-    return list(make_traffic(source_files(ROOT, 1), encode, count, seed=1))
+    return tokenized(make_traffic(ROOT, count, seed=1), encode)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,6 @@ def test_a_larger_table_knows_more_and_collides_less(traffic) -> None:
         for entries in (4096, 1 << 20)
     )
     assert (small["entries"], large["entries"], large["requests"]) == (4096, 1 << 20, 40)
-    assert small["traffic_tokens"] == large["traffic_tokens"]
     assert small["occupancy"] > large["occupancy"]
     assert small["overwritten"] > 5 * large["overwritten"]
     assert small["known_again"] < large["known_again"] <= 1
@@ -111,7 +112,7 @@ def copies(count: int) -> list[TokenPair]:
 
 
 def test_replays_of_longer_drafts_take_fewer_forwards() -> None:
-    rows = replay(replace(SETUP, curve=FLAT), grid(["auto"], [2, 16], [8]), copies(2), NOTHING)
+    rows = replay(replace(SETUP, curve=FLAT), grid(["auto"], [2, 16], [8]), copies(2), NOTHING, has_turns=True)
     assert [row["turn"] for row in rows] == 2 * [None, 1, 2]
     short, long = rows[0], rows[3]
     assert short["tokens"] == long["tokens"] == 400
@@ -135,7 +136,7 @@ def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other
     others = [replace(pair, answer=tuple(9000 + token for token in pair.answer)) for pair in own]
 
     def rows(pairs: list[TokenPair]) -> list[dict[str, object]]:
-        return replay(SETUP, points, pairs, NOTHING)
+        return replay(SETUP, points, pairs, NOTHING, has_turns=True)
 
     (cold, cold_first, cold_second), (warm, warm_first, _) = rows(own), rows(filled(own, own))
     assert cold["tokens"] == warm["tokens"] == 400
