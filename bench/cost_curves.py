@@ -61,18 +61,15 @@ class Curve:
 
 
 M4_PRO = Curve(
-    "M4 Pro 4-bit",
-    ((1, 1.0), (2, 0.99), (3, 1.13), (4, 1.43), (5, 1.75), (8, 2.84), (10, 4.5), (32, 4.5)),
-    "Apple M4 Pro, 4-bit weights",
-    "published",
+    "M4 Pro 4-bit", ((1, 1.0), (2, 0.99), (3, 1.13), (4, 1.43), (5, 1.75), (8, 2.84), (10, 4.5), (32, 4.5)),
+    "Apple M4 Pro, 4-bit weights", "published",
     "measured by others on Metal and quoted as published; not measured here",
-)
+)  # fmt: skip
 CPU_BF16 = Curve(
-    "CPU bf16",
-    ((1, 1.0), (2, 1.3), (4, 1.75), (8, 2.8)),
-    "Linux, x86_64, MLX's CPU build with its reference BLAS, one core",
-    source="measured with a Llama of 28 million parameters in bfloat16, up to width 8",
-)
+    "CPU bf16", ((1, 1.0), (2, 1.3), (4, 1.75), (8, 2.8)),
+    "Linux, x86_64, MLX's CPU build with its reference BLAS, one core", "measured",
+    "measured with a Llama of 28 million parameters in bfloat16, up to width 8",
+)  # fmt: skip
 FLAT = Curve("flat", ((1, 1.0), (32, 1.0)))
 """A curve of no machine, on which width is free: its speedups are tokens per forward pass."""
 

@@ -160,16 +160,11 @@ def _fix_lines(text: str, rng: random.Random) -> tuple[str, str]:
         line = lines[at].rstrip("\n")
         indent = line[: len(line) - len(line.lstrip())]
         word, other = rng.sample(_WORDS, 2)
-        lines[at] = rng.choice(
-            (
-                f"{line} or {word}\n",
-                f"{line}\n{indent}{word} = {other}({word})\n",
-                f"{indent}if {word} is not None:\n{indent}    {line.lstrip()}\n",
-                f"{indent}{word}.{other}()\n",
-                line.replace("(", f"({word}, ", 1) + "\n",
-                re.sub(r"\w+", word, line, count=1) + "\n",
-            )
-        )
+        lines[at] = rng.choice((
+            f"{line} or {word}\n", f"{line}\n{indent}{word} = {other}({word})\n",
+            f"{indent}if {word} is not None:\n{indent}    {line.lstrip()}\n", f"{indent}{word}.{other}()\n",
+            line.replace("(", f"({word}, ", 1) + "\n", re.sub(r"\w+", word, line, count=1) + "\n",
+        ))  # fmt: skip
     return "".join(lines), "Fix the lines that the review names."
 
 

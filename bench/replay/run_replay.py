@@ -19,8 +19,7 @@ from bench.experiment import Row
 from bench.options import Flag
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
 from bench.replay.pairs import Encode, Pair, TokenPair, read_pairs, tokenized
-from bench.replay.policies import Outcome, Setup
-from bench.replay.rules import COMPARED, RULES, Rule
+from bench.replay.policies import COMPARED, RULES, Outcome, Rule, Setup
 from bench.tables import Column, print_rows
 from config.settings import BUNDLED_MODEL, Settings
 
@@ -40,14 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     width = max(map(len, RULES))
     parser.epilog = "rules:\n" + "\n".join(f"  {name:{width}}  {rule.title}" for name, rule in RULES.items())
     options.add(parser, seed=1, **options.OUTPUTS)
-    parser.add_argument("--pairs", action="append", type=Path, default=[], metavar="FILE",
-                        help="Pairs as JSON lines; may be repeated.")  # fmt: skip
-    parser.add_argument(
-        "--cost-curve", action="append", metavar="FILE",
-        help="Step costs: a curve, a result document that has one, or the name of a built-in curve: "
-        f"{', '.join(built_in())}. May be repeated. Default: all built-in curves.",
-    )  # fmt: skip
-    parser.add_argument("--kind", choices=KINDS, help="Replay only generated edits of this kind.")
+    add = parser.add_argument
+    add("--pairs", action="append", type=Path, default=[], metavar="FILE", help="Pairs; may be repeated.")
+    add("--cost-curve", action="append", metavar="FILE",
+        help="Step costs: a curve, a result document that has one, or a built-in curve; may be repeated. "
+        f"Default: {', '.join(built_in())}.")  # fmt: skip
+    add("--kind", choices=KINDS, help="Replay only generated edits of this kind.")
     options.declare(
         parser,
         Flag("--tokenizer", options.model_folder, "DIR", BUNDLED_MODEL, "Default: the bundled model's."),

@@ -8,16 +8,13 @@ describe the point.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby, product
-from statistics import mean
 
-import numpy as np
 import polars as pl
 
 from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
-from bench.replay.edits import AGAIN
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Outcome, Setup
 from bench.statistics import ratio
@@ -25,7 +22,6 @@ from bench.workloads import Chat
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.ngram_mod.drafter import NgramModDrafter
-from drafters.ngram_mod.table import NgramModTable
 from drafters.ngram_mod.tables import NgramModTables
 from engine.request import DraftChoice, DraftType
 
@@ -117,35 +113,20 @@ def fill(setup: Setup, point: Row, traffic: Sequence[TokenPair]) -> Row:
     """Return what a table holds and drafts over the second half of the traffic, besides the point's fields.
 
     point: requests, of this traffic; entries and ngram_size, of the table.
-    overwritten: share of written tokens that replaced another one. known: share of answer tokens that the
-    table predicts, one at a time; known_again: the same for answers whose text occurred before.
+    overwritten: share of written tokens that replaced another one.
     """
     count, entries, n = point["requests"], point["entries"], point["ngram_size"]
     tables = NgramModTables(setup.vocabulary, n, entries)
     settings = replace(setup.settings, draft_type="ngram-mod", ngram_mod_size=n)
-    player, table = setup.server(settings, [NgramModDrafter(tables)]), tables.table("")
+    player, table, outcome = setup.server(settings, [NgramModDrafter(tables)]), tables.table(""), Outcome()
     measured = range(count // 2, count, max(1, count // 2 // MEASURED))
-    known, again, outcome = list[bool](), list[bool](), Outcome()
     for number, request in enumerate(traffic[:count]):
-        if number not in measured:
+        if number in measured:
+            outcome.add(player.play(request))
+        else:
             table.learn((*request.prompt, *request.answer))
-            continue
-        table.learn(request.prompt)
-        found = predicted(table, (*request.prompt[-n:], *request.answer))
-        known += found
-        again += found if request.workload == AGAIN else []
-        outcome.add(player.play(request))
-    return {
-        **point, "occupancy": table.occupied / entries,
-        "overwritten": ratio(tables.counts.overwrites, tables.counts.inserts),
-        "known": mean(known), "known_again": ratio(sum(again), len(again)), **outcome.figures(),
-    }  # fmt: skip
-
-
-def predicted(table: NgramModTable, text: Sequence[int]) -> list[bool]:
-    """Return for each token after the first n of a text whether the table has it after the n before it."""
-    slots = table.slots(table.hashes(np.asarray(text, np.int64))).tolist()
-    return [table.token(slot) == token for slot, token in zip(slots, text[table.n :], strict=True)]
+    overwritten = ratio(tables.counts.overwrites, tables.counts.inserts)
+    return {**point, "occupancy": table.occupied / entries, "overwritten": overwritten, **outcome.figures()}
 
 
 def overall(rows: Sequence[Row], by: Sequence[str]) -> list[Row]:

@@ -41,27 +41,19 @@ THRESHOLDS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
 TABLE_ENTRIES = 1 << 20
 """Size of the n-gram tables in replays of single chats: more than they fill, and quick to clear."""
 
-TRAFFIC = (
-    "requests", "entries", "ngram_size", "occupancy", "overwritten", "known", "known_again", "acceptance",
-    "tokens_per_forward", "speedup",
-)  # fmt: skip
-MEASURED = ("draft_type", "num_draft_tokens", "ngram_size", "workload", "speedup", "replayed_speedup", "parity")
-TABLES: dict[str, tuple[str, Sequence[str], str | None]] = {
+TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "grid": ("Replayed speedup by maximum draft length: mean of the workloads (lowest)",
-             ("draft_type", "ngram_size"), "num_draft_tokens"),
-    "measured": ("Speedup on the engine; FAIL: an answer differs from the plain one", MEASURED, None),
+             ("draft_type", "ngram_size", "num_draft_tokens")),
+    "measured": ("Speedup on the engine; FAIL: an answer differs from the plain one", ()),
     "gate": ("Replayed speedup by gate: below the threshold, auto drafts less at first, on never",
-             ("threshold", "repetitive"), "gate"),
+             ("threshold", "repetitive", "gate")),
     "warm": ("Replayed speedup with an n-gram table that is empty, or has the answers to all chats",
-             ("pair", "workload", "draft_type"), "memory"),
-    "table_sizes": ("ngram-mod alone, replayed; known: answer tokens that the table predicts", TRAFFIC, None),
-    "ngram_sizes": ("The same by n", TRAFFIC, None),
+             ("pair", "workload", "draft_type", "memory")),
+    "table_sizes": ("ngram-mod alone, replayed, under traffic", ()),
+    "ngram_sizes": ("The same by n", ()),
 }  # fmt: skip
-"""Title and columns of a part's table. With a field, a row has the means of points by that field's values."""
-
-FORMS = dict.fromkeys(("occupancy", "overwritten", "known", "known_again", "acceptance", "repetitive"), "%")
-FORMS |= dict.fromkeys(("speedup", "replayed_speedup", "tokens_per_forward"), "2")
-"""How columns are written; the others as they are."""
+"""Title of a part's table. With fields, it has means of points, in a row by the first ones and a column by
+the last."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -204,15 +196,19 @@ def _print(console: Console, found: Row, settings: Settings) -> None:
     """Print all parts that were run. settings: the server's defaults, to compare the best with."""
     gate = {"threshold": settings.gate_threshold, "gate": settings.gate}
     defaults = {"grid": default_point(settings), "gate": gate}
-    for part, (title, names, field) in TABLES.items():
-        columns = [Column(name, name.replace("_", "\n"), FORMS.get(name, "text")) for name in names]
+    for part, (title, by) in TABLES.items():
         rows = [row for row in found.get(part, ()) if row.get("turn") is None]
-        if rows and field:
-            means = overall(rows, [*names, field])
-            notes = _conclusions(rows, defaults[part]) if part in defaults else ()
-            print_rows(console, *pivoted(means, columns, field, _mean), title, notes)
-        elif rows:
-            print_rows(console, rows, columns, title)
+        if not rows:
+            continue
+        names = by[:-1] or tuple(name for name in rows[0] if name != "acceptance_by_position")
+        columns = [Column(name, name.replace("_", "\n"), _shown) for name in names]
+        notes = _conclusions(rows, defaults[part]) if part in defaults else ()
+        table = pivoted(overall(rows, by), columns, by[-1], _mean) if by else (rows, columns)
+        print_rows(console, *table, title, notes)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def _conclusions(rows: Sequence[Row], default: Row) -> Iterator[str]:

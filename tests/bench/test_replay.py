@@ -15,8 +15,9 @@ from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
 from bench.experiment import Row
 from bench.replay.edits import KINDS, edit, edit_cases, trap_cases
 from bench.replay.pairs import Pair, TokenPair, tokenized, write_pairs
-from bench.replay.policies import FixedPlayer, Outcome, Setup, everything, in_hindsight
-from bench.replay.rules import COMPARED, RULES
+from bench.replay.policies import (
+    COMPARED, RULES, FixedPlayer, Outcome, Setup, everything, in_hindsight,
+)  # fmt: skip
 from bench.replay.run_replay import replay
 from cli.main import main as run_reprise
 from config.settings import Settings
