@@ -87,42 +87,12 @@ def in_hindsight(draft: Draft, costs: Sequence[float], follows: Sequence[int]) -
     return max(range(count_accepted(draft.tokens, follows) + 1), key=lambda k: (k + 1) / costs[k + 1])
 
 
-class Player:
-    """Replays known answers, one after the other, as a server with one rule would."""
-
-    def __init__(self, drafters: Sequence[Drafter], limit: int, curve: Curve) -> None:
-        self.drafters, self.limit = drafters, limit
-        self.costs = [curve.cost(width) for width in range(limit + 2)]
-
-    def play(self, pair: TokenPair) -> Outcome:
-        """Replay one answer."""
-        raise NotImplementedError
-
-    def play_all(
-        self, pairs: Iterable[TokenPair], is_cold: bool = True
-    ) -> Iterator[tuple[TokenPair, Outcome]]:
-        """Replay all answers, and yield those that are measured, with their counts.
-
-        is_cold: drafters forget earlier chats; what the gate learned is kept, as on a server.
-        """
-        chat = ""
-        for pair in pairs:
-            if is_cold and (not pair.chat or pair.chat != chat):
-                for drafter in self.drafters:
-                    if reset := getattr(drafter, "reset", None):
-                        reset()
-            chat = pair.chat
-            outcome = self.play(pair)
-            if pair.is_measured:
-                yield pair, outcome
-
-
-class FixedPlayer(Player):
-    """One drafter, with drafts of at most limit tokens and a fixed choice among them, without a gate."""
+class FixedPlayer:
+    """Replays answers with one drafter, drafts of at most limit tokens, and a fixed choice among them."""
 
     def __init__(self, drafter: Drafter, choose: Choose, limit: int, curve: Curve) -> None:
-        super().__init__([drafter], limit, curve)
-        self.choose = choose
+        self.drafters, self.choose, self.limit = [drafter], choose, limit
+        self.costs = [curve.cost(width) for width in range(limit + 2)]
 
     def play(self, pair: TokenPair) -> Outcome:
         """Replay one answer, as the engine would: propose, verify, observe, record_verified."""
@@ -158,11 +128,12 @@ class Setup:
         return ServerPlayer(chosen, replace(self, settings=settings))
 
 
-class ServerPlayer(Player):
-    """Drafters with the gate, slowdown budget and planner of a server that has a single request at a time."""
+class ServerPlayer:
+    """Replays answers as a server with a single request at a time: with its gate, budget and planner."""
 
     def __init__(self, drafters: Sequence[Drafter], setup: Setup) -> None:
-        super().__init__(drafters, setup.settings.num_draft_tokens, setup.curve)
+        self.drafters, self.limit = drafters, setup.settings.num_draft_tokens
+        self.costs = [setup.curve.cost(width) for width in range(self.limit + 2)]
         sources = DraftSources({drafter.name: drafter for drafter in drafters}, score_in_slices)
         self.proposers = Proposers(sources, setup.settings, line_ends=setup.line_ends)
         widths = {width for width in WIDTHS if width <= self.limit} | {self.limit + 1}
@@ -196,6 +167,28 @@ class ServerPlayer(Player):
         drafts.close()
         self.proposers.work.finish()
         return outcome
+
+
+Player = FixedPlayer | ServerPlayer
+
+
+def play_all(
+    player: Player, pairs: Iterable[TokenPair], is_cold: bool = True
+) -> Iterator[tuple[TokenPair, Outcome]]:
+    """Replay answers one after the other, and yield those that are measured, with their counts.
+
+    is_cold: drafters forget earlier chats; what the gate learned is kept, as on a server.
+    """
+    chat = ""
+    for pair in pairs:
+        if is_cold and (not pair.chat or pair.chat != chat):
+            for drafter in player.drafters:
+                if reset := getattr(drafter, "reset", None):
+                    reset()
+        chat = pair.chat
+        outcome = player.play(pair)
+        if pair.is_measured:
+            yield pair, outcome
 
 
 def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:

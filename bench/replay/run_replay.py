@@ -19,7 +19,7 @@ from bench.experiment import Row
 from bench.options import Flag
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
 from bench.replay.pairs import Encode, Pair, TokenPair, read_pairs, tokenized
-from bench.replay.policies import COMPARED, RULES, Outcome, Rule, Setup
+from bench.replay.policies import COMPARED, RULES, Outcome, Rule, Setup, play_all
 from bench.tables import Column, print_rows
 from config.settings import BUNDLED_MODEL, Settings
 
@@ -91,7 +91,7 @@ def replay(pairs: Sequence[TokenPair], rules: Sequence[Rule], setups: Sequence[S
         advance = work.stage(f"replaying {len(pairs)} answers", len(rules) * len(setups))
         for rule, setup in product(rules, setups):
             plays: dict[str, list[Outcome]] = {}
-            for pair, outcome in rule.player(setup).play_all(pairs, is_cold=not rule.is_warm):
+            for pair, outcome in play_all(rule.player(setup), pairs, is_cold=not rule.is_warm):
                 plays.setdefault(pair.workload, []).append(outcome)
             if len(plays) > 1:
                 plays["all"] = [*chain(*plays.values())]

@@ -16,7 +16,7 @@ from bench.decode.rows import rows_of
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.replay.pairs import TokenPair
-from bench.replay.policies import Outcome, Setup
+from bench.replay.policies import Outcome, Setup, play_all
 from bench.statistics import ratio
 from bench.workloads import Chat
 from config.settings import Settings
@@ -100,7 +100,7 @@ def replay(
     rows = []
     for point in points:
         sums: dict[tuple[str, int | None], Outcome] = {}
-        for pair, outcome in setup.server(settings_of(point, setup.settings)).play_all(pairs):
+        for pair, outcome in play_all(setup.server(settings_of(point, setup.settings)), pairs):
             for turn in (None, pair.turn) if has_turns else (None,):
                 sums.setdefault((pair.workload, turn), Outcome()).add(outcome)
         for (workload, turn), summed in sums.items():
@@ -109,24 +109,25 @@ def replay(
     return rows
 
 
-def fill(setup: Setup, point: Row, traffic: Sequence[TokenPair]) -> Row:
-    """Return what a table holds and drafts over the second half of the traffic, besides the point's fields.
+def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Row:
+    """Return what a table of this size holds and drafts over the second half of the traffic.
 
-    point: requests, of this traffic; entries and ngram_size, of the table.
     overwritten: share of written tokens that replaced another one.
     """
-    count, entries, n = point["requests"], point["entries"], point["ngram_size"]
     tables = NgramModTables(setup.vocabulary, n, entries)
     settings = replace(setup.settings, draft_type="ngram-mod", ngram_mod_size=n)
     player, table, outcome = setup.server(settings, [NgramModDrafter(tables)]), tables.table(""), Outcome()
-    measured = range(count // 2, count, max(1, count // 2 // MEASURED))
-    for number, request in enumerate(traffic[:count]):
+    half = len(traffic) // 2
+    measured = range(half, len(traffic), max(1, half // MEASURED))
+    for number, request in enumerate(traffic):
         if number in measured:
             outcome.add(player.play(request))
         else:
             table.learn((*request.prompt, *request.answer))
-    overwritten = ratio(tables.counts.overwrites, tables.counts.inserts)
-    return {**point, "occupancy": table.occupied / entries, "overwritten": overwritten, **outcome.figures()}
+    return {
+        "requests": len(traffic), "entries": entries, "ngram_size": n, "occupancy": table.occupied / entries,
+        "overwritten": ratio(tables.counts.overwrites, tables.counts.inserts), **outcome.figures(),
+    }  # fmt: skip
 
 
 def overall(rows: Sequence[Row], by: Sequence[str]) -> list[Row]:

@@ -174,14 +174,15 @@ def _tables(sweep: Sweep) -> dict[str, list[Row]]:
     longest, encode = max(given.requests), sweep.answering.local.engine.tokenizer.encode_answer
     work.stage(f"making traffic of {longest:,} requests", 1)
     traffic = tokenized(make_traffic(Path(sysconfig.get_path("purelib")), longest, given.seed), encode)
-    sizes = product(sorted(given.requests), sorted(given.table_entries), [default.ngram_mod_size])
-    ngrams = product([longest], [default.ngram_table_entries], sorted(given.ngram_sizes))
-    found: dict[str, list[Row]] = {}
-    for part, values in {"table_sizes": [*sizes], "ngram_sizes": [*ngrams]}.items():
-        advance, found[part] = work.stage(part.replace("_", " "), len(values)), []
-        for requests, entries, n in values:
-            point = {"requests": requests, "entries": entries, "ngram_size": n}
-            found[part].append(points.fill(sweep.setup, point, traffic))
+    tried = {
+        "table_sizes": [*product(given.requests, sorted(given.table_entries), [default.ngram_mod_size])],
+        "ngram_sizes": [*product([longest], [default.ngram_table_entries], sorted(given.ngram_sizes))],
+    }
+    found: dict[str, list[Row]] = {part: [] for part in tried}
+    for part, sizes in tried.items():
+        advance = work.stage(part.replace("_", " "), len(sizes))
+        for requests, entries, n in sizes:
+            found[part].append(points.fill(sweep.setup, traffic[:requests], entries, n))
             advance()
     return found
 

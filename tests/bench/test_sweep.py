@@ -51,10 +51,7 @@ def test_repeated_texts_are_the_answers_of_earlier_requests(traffic) -> None:
 
 
 def test_a_larger_table_drafts_more_and_collides_less(traffic) -> None:
-    small, large = (
-        fill(SETUP, {"requests": 40, "entries": entries, "ngram_size": 16}, traffic)
-        for entries in (4096, 1 << 20)
-    )
+    small, large = (fill(SETUP, traffic, entries, 16) for entries in (4096, 1 << 20))
     assert (small["entries"], large["entries"], large["requests"]) == (4096, 1 << 20, 40)
     assert small["occupancy"] > large["occupancy"]
     assert small["overwritten"] > 5 * large["overwritten"]
