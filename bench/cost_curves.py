@@ -1,38 +1,13 @@
-"""Cost curves: the cost of a step by its width, relative to a plain step; measured here or published.
-
-    {"name": "M4 Pro 4-bit", "machine": "...", "kind": "measured" | "published", "source": "...",
-     "points": [[1, 1.0], [2, 0.99], ...]}
-
-A file of this form is a curve; so is a result document with an engine's step costs.
-"""
+"""Cost curves: the cost of a step by its width, relative to a plain step; measured here or published."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from bench.errors import ArgumentsError, reason
-
-Point = tuple[int, Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]]
-"""Width and cost, in any unit."""
-
-
-def _as_pair(point: Any) -> Any:
-    """Return a point as a pair; result documents have it as an object."""
-    return (point.get("width"), point.get("seconds")) if isinstance(point, dict) else point
-
-
-def _in_plain_steps(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    widths = [width for width, _ in points]
-    if len(points) < 2 or widths[0] != 1 or widths != sorted(set(widths)):
-        raise ValueError("points must be two or more, with widths that rise from 1")
-    return tuple((width, cost / points[0][1]) for width, cost in points)
-
-
-Points = Annotated[tuple[Annotated[Point, BeforeValidator(_as_pair)], ...], AfterValidator(_in_plain_steps)]
+from bench import document
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +18,9 @@ class Curve:
     """
 
     name: str
-    points: Points
+    points: tuple[tuple[int, float], ...]
     machine: str = ""
-    kind: Literal["measured", "published"] = "measured"
+    kind: str = "measured"
     source: str = ""
 
     def cost(self, width: int) -> float:
@@ -80,35 +55,18 @@ def built_in() -> dict[str, Curve]:
 
 
 def find_curve(name: str) -> Curve:
-    """Return a built-in curve by its name, or read a file. Raises ArgumentsError."""
-    return built_in().get(name) or read_curve(Path(name))
+    """Return a built-in curve by its name, or that of a result document. Raises OSError, ValueError."""
+    return built_in().get(name) or _curve_of(Path(name))
 
 
-def read_curve(path: Path) -> Curve:
-    """Read a curve from a curve file or a result document. Raises ArgumentsError."""
-    try:
-        return _READER.validate_json(path.read_bytes())
-    except OSError as fault:
-        raise ArgumentsError(f"{path} cannot be read: {fault.strerror}") from None
-    except ValidationError as fault:
-        raise ArgumentsError(f"{path}: {reason(fault)}") from None
-
-
-def _of_document(content: Any) -> Any:
-    """Return the fields of a curve; those of a result document are taken from it."""
-    if not isinstance(content, dict) or not content.keys() & {"points", "cost_curve"}:
-        raise ValueError("it is not a cost curve: it is no JSON object with points or cost_curve")
-    if "points" in content:
-        return content
-    machine, model = (content.get(name) or {} for name in ("machine", "model"))
-    cpu = machine.get("cpu", "an unknown machine")
-    return {
-        "name": f"{model.get('name', 'a model')} on {cpu}", "machine": cpu, "points": content["cost_curve"],
-        "source": f"{content.get('command')}, {content.get('date')}",
-    }  # fmt: skip
-
-
-_READER: TypeAdapter[Curve] = TypeAdapter(Annotated[Curve, BeforeValidator(_of_document)])
+def _curve_of(path: Path) -> Curve:
+    found = document.read(path)
+    costs, machine = found.get("cost_curve"), found["machine"]["cpu"]
+    if not costs:
+        raise ValueError(f"{path} has no step costs: it was written without an engine")
+    points = tuple((one["width"], one["seconds"] / costs[0]["seconds"]) for one in costs)
+    name = f"{found['model']['name']} on {machine}"
+    return Curve(name, points, machine, source=f"{found['command']}, {found['date']}")
 
 
 def describe(curves: Sequence[Curve]) -> list[dict[str, Any]]:

@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add(parser, seed=1, **options.OUTPUTS)
     add = parser.add_argument
     add("--pairs", action="append", type=Path, default=[], metavar="FILE", help="Pairs; may be repeated.")
-    add("--cost-curve", action="append", metavar="FILE",
-        help="Step costs: a curve, a result document that has one, or a built-in curve; may be repeated. "
+    add("--cost-curve", action="append", metavar="CURVE",
+        help="Step costs: those of a result document, or a built-in curve; may be repeated. "
         f"Default: {', '.join(built_in())}.")  # fmt: skip
     add("--kind", choices=KINDS, help="Replay only generated edits of this kind.")
     options.declare(

@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flag("--ngram-sizes", counts, "N,M", (2, 4, 8, 12, 16, 24), "N-gram sizes of grid and tables."),
         flag("--table-entries", counts, "N,M", tuple(1 << power for power in range(12, 23)), "Table sizes."),
         flag("--requests", counts, "N,M", (100, 1000), "Requests of traffic, of 5,500 tokens or so."),
-        flag("--cost-curve", str, "FILE", None, "Step costs of the replay: a file with a curve, a result "
-             f"document, or a built-in curve: {', '.join(built_in())}. Default: as measured here."),
+        flag("--cost-curve", str, "CURVE", None, "Step costs of the replay: those of a result document, or "
+             f"a built-in curve: {', '.join(built_in())}. Default: as measured here."),
     )  # fmt: skip
 
 

@@ -195,8 +195,9 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
     text = "The quick brown fox jumps over the lazy dog, and the dog does not mind it.\n"
     pairs = [Pair(f"Repeat the text.\n{text}", text, "copies"), Pair("Say nothing.", "")]
     write_pairs(file, pairs)
-    points = {"name": "mine", "kind": "measured", "source": "a test", "points": [[1, 2.0], [32, 2.0]]}
-    curve.write_text(json.dumps(points))
+    about = {"command": "reprise bench decode", "date": "today", "machine": {"cpu": "Chip"}, "decode": {}}
+    costs = [{"width": width, "seconds": 2.0} for width in (1, 32)]
+    curve.write_text(json.dumps(about | {"model": {"name": "Model"}, "cost_curve": costs}))
     asked = ["--pairs", file, "--cost-curve", curve, "--drafters", "auto,newest-2"]
     status = main([*map(str, asked), "--json", f"{tmp_path}/r.json", "--csv", f"{tmp_path}/r.csv"])
     assert status == 0
@@ -208,12 +209,14 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
     assert [row["drafter"] for row in said["rows"]] == ["auto", "newest-2"]
     for row in said["rows"]:
         # Width costs nothing there.
-        assert row["curve"] == "mine"
+        assert row["curve"] == "Model on Chip"
         assert row["speedup"] == row["tokens_per_forward"] > 2
     assert said["curves"][0]["kind"] == "measured"
     with (tmp_path / "r.csv").open() as lines:
         rows = list(csv.DictReader(lines))
-    assert [(row["drafter"], row["curve"]) for row in rows] == [("auto", "mine"), ("newest-2", "mine")]
+    assert [(row["drafter"], row["curve"]) for row in rows] == [
+        ("auto", "Model on Chip"), ("newest-2", "Model on Chip")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -221,7 +224,7 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
     [
         (["--drafters", "guess"], "--drafters: guess is not one of auto"),
         (["--pairs", "/nowhere.jsonl"], "No such file or directory: '/nowhere.jsonl'"),
-        (["--cost-curve", "/nowhere.json"], "/nowhere.json cannot be read"),
+        (["--cost-curve", "/nowhere.json"], "No such file or directory: '/nowhere.json'"),
         (["--tokenizer", "/nowhere"], "/nowhere is not a model folder"),
         (["--pairs", "/dev/null"], "there is no pair to replay"),
     ],

@@ -173,7 +173,7 @@ def test_the_command_finds_all_parts_writes_them_and_a_page_shows_them(
         (["--parts", "grid,speed"], "--parts: speed is not one of grid, tables, gate, warm"),
         (["--draft-types", "draft-model"], "--draft-types: draft-model is not one of auto"),
         (["--num-draft-tokens", "1000"], "--num-draft-tokens: 1000 is above 255"),
-        (["--cost-curve", "none.json"], "none.json cannot be read"),
+        (["--cost-curve", "none.json"], "No such file or directory: 'none.json'"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_in_one_line(
