@@ -57,17 +57,13 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class TokenPair:
-    """A pair as token ids, with at least one token in prompt and answer. The other fields are as in Pair.
-
-    is_measured: False for a pair that only fills the drafters' tables.
-    """
+    """A pair as token ids, at least one each. is_measured: False if it only fills the drafters' tables."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     workload: str = ""
     chat: str = ""
     turn: int | None = None
-    id: str = ""
     is_measured: bool = True
 
 
@@ -97,9 +93,7 @@ def tokenized(pairs: Iterable[Pair], encode: Encode) -> list[TokenPair]:
     def ids(text: Text) -> tuple[int, ...]:
         return tuple(encode(text)) if isinstance(text, str) else text
 
-    found = [
-        TokenPair(ids(one.prompt), ids(one.output), one.workload, one.chat, one.turn, one.id) for one in pairs
-    ]
+    found = [TokenPair(ids(one.prompt), ids(one.output), one.workload, one.chat, one.turn) for one in pairs]
     return [pair for pair in found if pair.prompt and pair.answer]
 
 

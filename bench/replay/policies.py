@@ -1,4 +1,4 @@
-"""Replay known answers: a rule drafts and chooses how much is verified, and the costs of steps are added up."""
+"""Replay known answers: a rule drafts and chooses how much is verified; the costs of steps are added up."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
