@@ -29,17 +29,16 @@ def edit_cases(root: Path, count: int, seed: int) -> list[Pair]:
     rng = random.Random(seed)
     paths = sorted(root.rglob("*.py"))
     rng.shuffle(paths)
-    texts = (path.read_text(errors="ignore") for path in paths)
-    fitting = (
-        one for one in texts if SMALLEST_FILE <= len(one) <= LARGEST_FILE and len(_functions(one)) >= 4
-    )
-    edits = ((kind, text, *edit(text, kind, rng)) for text, kind in zip(fitting, cycle(KINDS), strict=False))
-    changed = (
-        _edit_pair(text, edited, instruction, "edits", kind)
-        for kind, text, edited, instruction in edits
-        if edited != text
-    )
-    return [*islice(changed, count)]
+    kinds, cases = cycle(KINDS), list[Pair]()
+    for path in paths:
+        text = path.read_text(errors="ignore")
+        if SMALLEST_FILE <= len(text) <= LARGEST_FILE and len(_functions(text)) >= 4:
+            kind = next(kinds)
+            edited, instruction = edit(text, kind, rng)
+            cases += [_edit_pair(text, edited, instruction, "edits", kind)] if edited != text else []
+        if len(cases) == count:
+            break
+    return cases
 
 
 def prose_cases(root: Path, encode: Encode, count: int, seed: int) -> list[Pair]:

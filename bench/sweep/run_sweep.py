@@ -9,7 +9,7 @@ table filled earlier, by the same model or another with the same vocabulary.
 
 import argparse
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
@@ -199,13 +199,13 @@ def _print(console: Console, found: Row, settings: Settings) -> None:
     defaults = {"grid": default_point(settings), "gate": gate}
     for part, (title, by) in TABLES.items():
         rows = [row for row in found.get(part, ()) if row.get("turn") is None]
-        if not rows:
-            continue
-        names = by[:-1] or tuple(name for name in rows[0] if name != "acceptance_by_position")
+        names = by[:-1] or [name for row in rows[:1] for name in row if name != "acceptance_by_position"]
         columns = [Column(name, name.replace("_", "\n"), _shown) for name in names]
-        notes = _conclusions(rows, defaults[part]) if part in defaults else ()
-        table = pivoted(overall(rows, by), columns, by[-1], _mean) if by else (rows, columns)
-        print_rows(console, *table, title, notes)
+        if rows and by:
+            notes = _conclusions(rows, defaults[part]) if part in defaults else ()
+            print_rows(console, *pivoted(overall(rows, by), columns, by[-1], _mean), title, notes)
+        elif rows:
+            print_rows(console, rows, columns, title)
 
 
 def _shown(value: Any) -> str:
@@ -220,5 +220,5 @@ def _conclusions(rows: Sequence[Row], default: Row) -> Iterator[str]:
         yield f"the {name}: {about}: {_mean(found)}"
 
 
-def _mean(row: Row) -> str:
+def _mean(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.3f} ({row['lowest']:.2f})"
