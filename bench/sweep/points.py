@@ -1,4 +1,4 @@
-"""Points, the settings that a sweep tries: replay answers and traffic at each, and measure some on the engine.
+"""Points, the settings that a sweep tries: replay answers and traffic at each; measure some on the engine.
 
 A point is plain data: draft_type and, as far as they differ from a server's, num_draft_tokens, ngram_size,
 gate and threshold. ngram_size is n of ngram-mod, and the shortest match of ngram-simple. Further fields only

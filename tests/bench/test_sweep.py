@@ -101,7 +101,8 @@ def copies(count: int) -> list[TokenPair]:
 
 
 def test_replays_of_longer_drafts_take_fewer_forwards() -> None:
-    rows = replay(replace(SETUP, curve=FLAT), grid(["auto"], [2, 16], [8]), copies(2), NOTHING, has_turns=True)
+    points = grid(["auto"], [2, 16], [8])
+    rows = replay(replace(SETUP, curve=FLAT), points, copies(2), NOTHING, has_turns=True)
     assert [row["turn"] for row in rows] == 2 * [None, 1, 2]
     short, long = rows[0], rows[3]
     assert short["tokens"] == long["tokens"] == 400
