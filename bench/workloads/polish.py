@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from bench.lexicon import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS
-from bench.workloads import edits, lookups
+from bench.workloads import edits, questions
 from bench.workloads.chats import Grow, Turn, Workload
 from bench.workloads.words import ADJECTIVES, NAMES, NOUNS
 
@@ -50,6 +50,6 @@ def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Sequence[Tur
 
 WORKLOADS = tuple(
     Workload(f"{one.name}_polish", f"{one.summary}; with Polish words", partial(_in_polish, one))
-    for one in (*edits.WORKLOADS, *lookups.WORKLOADS)
+    for one in (*edits.WORKLOADS, *questions.LOOKUPS)
     if one.name in ("edits", "quotes", "passages", "records")
 )
