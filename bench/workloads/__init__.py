@@ -42,7 +42,7 @@ def make_chats(
     """Generate count chats of a workload.
 
     count_tokens: returns the length of a prompt that is this one user message, with the chat template.
-    prompt_tokens: approximate length of the first prompt, for a workload that has lengths; by default the shortest.
+    prompt_tokens: approximate length of the first prompt, where it can be chosen; None: the shortest.
     """
     length = prompt_tokens or lengths_of(workload)[0] or 0
     # A cold workload has the chats of its warm twin.

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""
-
 Grow = Callable[[Iterator[Any], Callable[[list[Any]], str]], list[Any]]
 """grow(items, text_of) returns as many items as make the first prompt about as long as requested."""
 
@@ -75,12 +74,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A family of generated chats.
-
-    summary: a few words for help texts.
-    make: returns the turns of one chat; all randomness comes from the rng.
-    prompt_tokens: default lengths of first prompts; () if the length cannot be chosen.
-    """
+    """A family of generated chats. prompt_tokens: default lengths of first prompts; () for one of its own."""
 
     name: str
     summary: str
@@ -112,10 +106,7 @@ def conversation(exchanges: Iterable[tuple[str, str]], context: str) -> list[Tur
 def render(
     tokenizer: "Tokenizer", messages: str | Sequence[Message], tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[int, ...]:
-    """Return the token ids of a user message or a chat; of its plain text if there is no chat template.
-
-    messages, tools: as chat templates take them, see Turn.for_template().
-    """
+    """Return the token ids of a user message or a chat; of its plain text if there is no chat template."""
     messages = [user(messages)] if isinstance(messages, str) else messages
     if not tokenizer.has_chat_template:
         return tuple(tokenizer.encode("\n\n".join(one.get("content") or "" for one in messages)))

@@ -1,8 +1,4 @@
-"""Chats with Polish words: text with diacritics, which different vocabularies tokenize differently.
-
-The requests stay in English; nouns, adjectives and names are replaced by Polish ones, consistently within a
-chat and in identifiers too. The bundled Polish draft model was trained on these words.
-"""
+"""Chats with Polish words, whose diacritics different vocabularies tokenize differently."""
 
 import random
 import re
