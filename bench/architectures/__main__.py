@@ -84,8 +84,8 @@ def try_architecture(name: str) -> Verdicts:
         "batch": batch, "drafts": _verdict(drafts_fault), "prefix": _verdict(probes.prefix_fault(model)),
         "kv_bits": _verdict(kv_bits_fault),
     }  # fmt: skip
-    if not kv_bits_fault and (fault := probes.batch_fault(model, KV_BITS)):
-        found["kv_bits"] = ("alone", None if batch_fault else explain(fault))
+    if not kv_bits_fault and (own_fault := probes.batch_fault(model, KV_BITS)):
+        found["kv_bits"] = ("alone", None if batch_fault else explain(own_fault))
     if not drafts_fault and batch_fault and any(map(is_recurrent, leaves(caches))):
         found["exact"] = ("none", REFED)
     elif not drafts_fault:
@@ -131,14 +131,15 @@ def write_page(found: Mapping[str, Verdicts]) -> str:
         for name, one in sorted(found.items())
     ]
     others = ", ".join(f"`{given}` as {name}" for given, name in sorted(MODEL_REMAPPING.items()))
-    page = Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
-    return page.render(
+    template = Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
+    page: str = template.render(
         rows=rows, reasons=numbers, others=others, widths=WIDTHS, num_rows=NUM_ROWS,
         mlx_lm=version("mlx-lm"), mlx=version("mlx"), num_tried=len(found) - count("batch", "not tried"),
         num_batched=count("batch", "yes", "one group"), num_drafted=count("drafts", "yes"),
         num_exact=sum(row[3] == "all" and row[4] in ("all", "-") for row in rows),
         num_prefix=count("prefix", "yes"), num_kv_bits=count("kv_bits", "yes", "alone"),
     )  # fmt: skip
+    return page
 
 
 def try_in_child(name: str) -> Verdicts:

@@ -69,7 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
             measured = measure_memory(step) if arguments.memory else 1e6 * time_step(step) / number
             figures[f"rows_{number}"] = measured
         return figures
-        return {f"rows_{number}": 1e6 * time_step(step) / number for number, step in steps.items()}
 
     sizes = product(arguments.vocabularies, arguments.settings)
     cases = [{"vocab_size": vocab_size, "settings": name} for vocab_size, name in sizes]

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.declare(
         parser,
         options.Flag("--only", options.names, "A,B", None, "Only these figures."),
+        options.Flag("--documents", Path, "FOLDER", None, "Keep documents here, for `bench report`."),
         options.Flag("--quick", None, None, None, "Short runs that show that every command works; prints "
                      "tables, changes no page."),
     )  # fmt: skip
@@ -51,17 +52,25 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_names("--only", wanted, tuple(FIGURES))
     runs = [one for one in RUNS if not one.figures.keys().isdisjoint(wanted)]
     status = 0
+    if arguments.documents:
+        arguments.documents.mkdir(parents=True, exist_ok=True)
     with outputs.Work(sum(one.seconds for one in runs)) as work:
-        for one in runs:
+        for at, one in enumerate(runs):
             names = [name for name in one.figures if name in wanted]
             work.begin(", ".join(names))
             try:
                 found = _document(command_of(one, arguments.quick))
+                if arguments.documents:
+                    document.write(arguments.documents / f"{names[0]}.json", found)
                 for name in names:
                     _keep(name, found, is_quick=arguments.quick)
             except BenchError as fault:
                 print(f"reprise bench all: {fault}", file=sys.stderr)
                 status = 1
+            except KeyboardInterrupt:
+                waiting = [name for later in runs[at:] for name in later.figures if name in wanted]
+                print(f"continue with --only {','.join(waiting)}", file=sys.stderr)
+                raise
             work.advance(one.seconds)
     return status
 

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby, product
 
+import numpy as np
 import polars as pl
 
 from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
+from bench.replay.edits import AGAIN
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Outcome, Setup, play_all
 from bench.statistics import ratio
@@ -112,21 +114,31 @@ def replay(
 def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Row:
     """Return what a table of this size holds and drafts over the second half of the traffic.
 
-    overwritten: share of written tokens that replaced another one.
+    overwritten: share of written tokens that replaced another one. known: share of answer tokens that the
+    table predicts, one at a time; known_again: the same for answers whose text occurred before.
     """
     tables = NgramModTables(setup.vocabulary, n, entries)
     settings = replace(setup.settings, draft_type="ngram-mod", ngram_mod_size=n)
     player, table, outcome = setup.server(settings, [NgramModDrafter(tables)]), tables.table(""), Outcome()
     half = len(traffic) // 2
     measured = range(half, len(traffic), max(1, half // MEASURED))
+    known, again = list[bool](), list[bool]()
     for number, request in enumerate(traffic):
-        if number in measured:
-            outcome.add(player.play(request))
-        else:
+        if number not in measured:
             table.learn((*request.prompt, *request.answer))
+            continue
+        table.learn(request.prompt)
+        text = (*request.prompt[-n:], *request.answer)
+        slots = table.slots(table.hashes(np.asarray(text, np.int64))).tolist()
+        found = [table.token(slot) == token for slot, token in zip(slots, text[n:], strict=True)]
+        known += found
+        again += found if request.workload == AGAIN else []
+        outcome.add(player.play(request))
     return {
         "requests": len(traffic), "entries": entries, "ngram_size": n, "occupancy": table.occupied / entries,
-        "overwritten": ratio(tables.counts.overwrites, tables.counts.inserts), **outcome.figures(),
+        "overwritten": ratio(tables.counts.overwrites, tables.counts.inserts),
+        "known": ratio(sum(known), len(known)), "known_again": ratio(sum(again), len(again)),
+        **outcome.figures(),
     }  # fmt: skip
 
 

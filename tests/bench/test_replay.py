@@ -16,7 +16,13 @@ from bench.experiment import Row
 from bench.replay.edits import KINDS, edit, edit_cases, trap_cases
 from bench.replay.pairs import Pair, TokenPair, tokenized, write_pairs
 from bench.replay.policies import (
-    COMPARED, RULES, FixedPlayer, Outcome, Setup, everything, in_hindsight,
+    COMPARED,
+    RULES,
+    FixedPlayer,
+    Outcome,
+    Setup,
+    everything,
+    in_hindsight,
 )  # fmt: skip
 from bench.replay.run_replay import replay
 from cli.main import main as run_reprise

@@ -13,7 +13,15 @@ from bench.replay.edits import AGAIN, NEW, SHARES, make_traffic
 from bench.replay.pairs import TokenPair, tokenized
 from bench.replay.policies import Setup
 from bench.sweep.points import (
-    DRAFT_TYPES, best_of, default_point, fill, filled, grid, overall, replay, settings_of,
+    DRAFT_TYPES,
+    best_of,
+    default_point,
+    fill,
+    filled,
+    grid,
+    overall,
+    replay,
+    settings_of,
 )  # fmt: skip
 from cli.main import main
 from config.settings import Settings
@@ -55,6 +63,7 @@ def test_a_larger_table_drafts_more_and_collides_less(traffic) -> None:
     assert (small["entries"], large["entries"], large["requests"]) == (4096, 1 << 20, 40)
     assert small["occupancy"] > large["occupancy"]
     assert small["overwritten"] > 5 * large["overwritten"]
+    assert small["known_again"] < large["known_again"] > large["known"]
     assert small["tokens_per_forward"] < large["tokens_per_forward"]
 
 

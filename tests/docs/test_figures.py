@@ -155,3 +155,21 @@ def test_a_run_keeps_what_was_made_before_a_command_failed(tmp_path, monkeypatch
     assert "reprise bench all: out of memory" in capsys.readouterr().err
     assert list(read_records()) == ["turns"]
     assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()
+
+
+def test_an_interrupted_run_keeps_what_was_made_and_says_how_to_continue(tmp_path, monkeypatch, capsys):
+    (tmp_path / "docs").mkdir()
+    for page in PAGES:
+        (tmp_path / page).write_text("<!-- figures: turns -->\n<!-- end -->\n")
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+
+    def document(command):
+        if command != "turns":
+            raise KeyboardInterrupt
+        return FOUND
+
+    monkeypatch.setattr(run_all, "_document", document)
+    main(["bench", "all", "--only", "turns,sampling,warm", "--documents", str(tmp_path / "kept")])
+    assert "continue with --only warm,sampling" in capsys.readouterr().err
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["turns.json"]
+    assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()
