@@ -19,7 +19,7 @@ COMMANDS = {
     "peers": "bench.serving.run_peers",
     "sweep": "bench.sweep.run_sweep",
     "replay": "bench.replay.run_replay",
-    "commits": "bench.replay.commits",
+    "commits": "bench.replay.pairs",
     "report": "bench.page.run_page",
     "sampling": "bench.costs.sampling",
     "prefill": "bench.costs.prefill",

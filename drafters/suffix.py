@@ -30,8 +30,7 @@ PRIORS = (
     (0.25, 0.30, 0.40, 0.45, 0.50, 0.60, 0.70),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
 )
-"""Expected acceptance rate per token, by kind and class; rounded down from the output of
-`reprise bench replay --calibrate`."""
+"""Expected acceptance rate per token, by kind and class; rounded down from the table in README.md."""
 
 _LAST = CLASS_STARTS[-1]
 _CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(_LAST + 1))

@@ -1,36 +1,164 @@
 """Try every architecture of mlx-lm and write docs/architectures.md: `python -m bench.architectures`.
 
-With a name as argument, try only this one, in this process, and print what was found.
+With a name as argument, try only this one, in this process, and print its verdicts.
 """
 
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from importlib.metadata import version
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from typing import Any
 
-from bench.architectures.page import PAGE, Findings, try_architecture, write_page
-from bench.architectures.tiny_models import architectures
+import mlx.core as mx
+from jinja2 import Template
+from mlx_lm.utils import MODEL_REMAPPING
 
-TIMEOUT_S = 120
+from bench.architectures.tiny_models import architectures, make_model, tiny_config
+from engine.kv_cache import probes
+from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
+from engine.kv_cache.rows import Sharing
+from engine.speculative.costs.exact_widths import find_exact_shapes
+
+PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+TEMPLATE = Path(__file__).with_name("page.md.jinja")
+WIDTHS = [2, 3, 4, 5, 8, 16, 32]
+NUM_ROWS, KV_BITS, CONTEXT_TOKENS, TIMEOUT_S = 3, 8, 512, 120
 _TRY = ["-m", "bench.architectures"]
 
+# By a part of the fault: the first that fits. {fault}: all of it. {kind}: the cache in it.
+REASONS = {
+    "No Metal back-end": "It needs kernels that only Metal has.",
+    "pip install": "It needs a Python package that mlx-lm does not install: `{fault}`.",
+    "how a layer computes its state": "It has a recurrence that Reprise cannot replay.",
+    "Only length-1 arrays": "It takes one position for all rows.",
+    "concatenation axis": "It keeps its latest tokens in a cache of its own.",
+    "give other logits when rows share them": "Rows that share a forward pass get other logits than alone.",
+    "which rows cannot share": "It keeps a {kind}, which rows cannot share.",
+    "which cannot be rolled back": "It keeps a {kind}, which cannot be rolled back.",
+    "which cannot be split": "It keeps a {kind}, which cannot be split and rebuilt.",
+    "no plain keys": "None of its layers keeps only keys and values, and all of them.",
+    "attention sinks": "mlx-lm's quantized attention has no sinks.",
+    "rows cannot share a ": "It keeps a {kind}, which rows cannot share.",
+    "tuple": "Its attention takes no quantized keys and values.",
+}
+ONE_GROUP = "Its attention does not take keys and values of several groups of rows."
+BY_LAYER = "Its attention layers run once for each group of rows, which reads their weights that often."
+REFED = "State is rolled back by feeding tokens again, so nothing is drafted with `--exact`."
+ONE_DIFFERS = "mlx-lm computes one token by other formulas than several, which round otherwise."
+MANY_DIFFER = "mlx-lm computes many tokens by other formulas than few, which round otherwise."
 
-def try_in_child(name: str) -> Findings:
+COLUMNS = ("batch", "drafts", "exact", "exact_together", "prefix", "kv_bits")
+Cell = tuple[str, str | None]
+"""A verdict, and the reason if it has one."""
+YES: Cell = ("yes", None)
+UNKNOWN: Cell = ("-", None)
+Verdicts = Mapping[str, Cell]
+"""What an architecture gets, by column; the introduction of the page says what these mean."""
+
+
+def try_architecture(name: str) -> Verdicts:
+    """Build a tiny model of an architecture and find what it gets here."""
+    printed = StringIO()
+    try:
+        with redirect_stdout(printed):
+            model = make_model(tiny_config(name))
+            caches = make_caches(model)
+            logits = model(mx.array([[1, 2, 3]]), cache=caches)
+            mx.eval(logits)
+    # Foreign code; a module whose requirements are not installed may end the process.
+    except (Exception, SystemExit) as fault:  # noqa: BLE001
+        return {"batch": ("not tried", explain(printed.getvalue().strip() or str(fault)))}
+    sharing, batch_fault = probes.find_sharing(model), probes.batch_fault(model)
+    drafts_fault = probes.rollback_fault(model, None, sharing)
+    kv_bits_fault = probes.kv_bits_fault(model, KV_BITS)
+    batch = {
+        Sharing.NOTHING: _verdict(batch_fault), Sharing.BUFFERS: ("one group", ONE_GROUP),
+        Sharing.LAYERS: ("yes", BY_LAYER), Sharing.GROUPS: YES,
+    }[sharing]  # fmt: skip
+    found = {
+        "batch": batch, "drafts": _verdict(drafts_fault), "prefix": _verdict(probes.prefix_fault(model)),
+        "kv_bits": _verdict(kv_bits_fault),
+    }  # fmt: skip
+    if not kv_bits_fault and (own_fault := probes.batch_fault(model, KV_BITS)):
+        found["kv_bits"] = ("alone", None if batch_fault else explain(own_fault))
+    if not drafts_fault and batch_fault and any(map(is_recurrent, leaves(caches))):
+        found["exact"] = ("none", REFED)
+    elif not drafts_fault:
+        shapes, size = product([1] if batch_fault else [1, NUM_ROWS], WIDTHS), logits.shape[-1]
+        trial = find_exact_shapes(model, sharing, None, size, shapes, CONTEXT_TOKENS, lambda _: None)
+        exact = trial.shapes()
+        found["exact"] = _widths([width for width in WIDTHS if (1, width) in exact])
+        if not batch_fault:
+            found["exact_together"] = _widths([width for width in WIDTHS if (NUM_ROWS, width) in exact])
+    return found
+
+
+def _verdict(fault: str | None) -> Cell:
+    return ("no", explain(fault)) if fault else YES
+
+
+def _widths(exact: Sequence[int]) -> Cell:
+    if exact == WIDTHS:
+        return "all", None
+    return (", ".join(map(str, exact)), MANY_DIFFER) if exact else ("none", ONE_DIFFERS)
+
+
+def explain(fault: str) -> str:
+    """Return a fault as a sentence for the page."""
+    kind = next((word for word in fault.replace(",", "").split() if word.endswith("Cache")), "cache")
+    whole = fault.splitlines()[0]
+    known = (one.format(fault=whole, kind=kind) for part, one in REASONS.items() if part in fault)
+    return next(known, f"It fails: {whole}.")
+
+
+def write_page(found: Mapping[str, Verdicts]) -> str:
+    """Return the page. found: by architecture."""
+    numbers: dict[str, int] = {}
+
+    def text(verdict: str, reason: str | None) -> str:
+        return f"{verdict} ({numbers.setdefault(reason, len(numbers) + 1)})" if reason else verdict
+
+    def count(column: str, *verdicts: str) -> int:
+        return sum(one.get(column, UNKNOWN)[0] in verdicts for one in found.values())
+
+    rows = [
+        (name, *(text(*one.get(column, UNKNOWN)) for column in COLUMNS))
+        for name, one in sorted(found.items())
+    ]
+    others = ", ".join(f"`{given}` as {name}" for given, name in sorted(MODEL_REMAPPING.items()))
+    template = Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
+    page: str = template.render(
+        rows=rows, reasons=numbers, others=others, widths=WIDTHS, num_rows=NUM_ROWS,
+        mlx_lm=version("mlx-lm"), mlx=version("mlx"), num_tried=len(found) - count("batch", "not tried"),
+        num_batched=count("batch", "yes", "one group"), num_drafted=count("drafts", "yes"),
+        num_exact=sum(row[3] == "all" and row[4] in ("all", "-") for row in rows),
+        num_prefix=count("prefix", "yes"), num_kv_bits=count("kv_bits", "yes", "alone"),
+    )  # fmt: skip
+    return page
+
+
+def try_in_child(name: str) -> Verdicts:
     """Try an architecture in a process of its own, which may crash or hang."""
     command = [sys.executable, *_TRY, name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except subprocess.TimeoutExpired:
-        return Findings(build=f"trying it takes more than {TIMEOUT_S} s")
-    except subprocess.CalledProcessError as fault:
-        return Findings(build=f"trying it ends the process with status {fault.returncode}")
-    return Findings(**json.loads(done.stdout.splitlines()[-1]))
+        return {"batch": ("not tried", f"Trying it takes more than {TIMEOUT_S} s.")}
+    except subprocess.CalledProcessError:
+        return {"batch": ("not tried", "It crashes the process that tries it.")}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def main() -> None:
     """Try the architecture that is named, or all."""
     if len(sys.argv) > 1:
-        print(json.dumps(asdict(try_architecture(sys.argv[1]))))
+        print(json.dumps(try_architecture(sys.argv[1])))
         return
     found = {}
     for name in architectures():

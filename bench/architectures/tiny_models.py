@@ -7,6 +7,7 @@ import pkgutil
 import shutil
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,8 @@ TINY: dict[str, Any] = {"rope_scaling": None} | _by_name("fields")
 MIXER_OUTPUTS = (".o_proj.weight", ".out_proj.weight")
 """How the names of the output projections of attention, recurrent layers and convolutions end."""
 
-# Far below the epsilon of a norm that follows, as in Gemma 3, which would otherwise scale it up again.
-SILENT = 1e-9
-LIKELY_EVERY = 16
-UNLIKELY = 0.1
+# SILENT is far below the epsilon of a norm that follows, as in Gemma 3, which would scale it up again.
+SILENT, UNLIKELY, LIKELY_EVERY = 1e-9, 0.1, 16
 BARE_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -42,16 +41,15 @@ def architectures() -> list[str]:
 
     A module that cannot be imported counts as one; trying it tells why.
     """
-    return sorted(one.name for one in pkgutil.iter_modules(mlx_lm.models.__path__) if _is_one(one.name))
-
-
-def _is_one(name: str) -> bool:
-    try:
-        module = _module(name)
-    # A module whose requirements are not installed may end the process.
-    except (Exception, SystemExit):  # noqa: BLE001
-        return True
-    return hasattr(module, "Model") and hasattr(module, "ModelArgs")
+    names = []
+    for info in pkgutil.iter_modules(mlx_lm.models.__path__):
+        # A module whose requirements are not installed may end the process.
+        with suppress(Exception, SystemExit):
+            module = _module(info.name)
+            if not hasattr(module, "Model") or not hasattr(module, "ModelArgs"):
+                continue
+        names.append(info.name)
+    return sorted(names)
 
 
 def _module(name: str) -> Any:
@@ -91,11 +89,9 @@ def make_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Any:
 def write_random_model(name: str, folder: Path, is_repetitive: bool = False) -> Path:
     """Write a random model with the bundled tokenizer into a new folder, and return it.
 
-    Weights are bfloat16, as in most checkpoints, unless there are experts: MLX's CPU backend multiplies those
-    in float32 only.
     name: of an architecture in mlx-lm. Raises ImportError if there is none.
-    is_repetitive: whether greedy answers soon repeat themselves; see make_repetitive(). The chat template is
-    then the bare messages, so that the last token, which decides the answer, differs by prompt.
+    is_repetitive: as by make_repetitive(). The chat template is then the bare messages, so that the last
+    token, which decides the answer, differs by prompt.
     """
     config = tiny_config(name, **_by_name("larger") | _TABLES["larger_changes"].get(name, {}))
     weights = dict(tree_flatten(make_model(config).parameters()))
@@ -105,6 +101,7 @@ def write_random_model(name: str, folder: Path, is_repetitive: bool = False) -> 
     if is_repetitive:
         weights = make_repetitive(weights)
         (folder / "chat_template.jinja").write_text(BARE_TEMPLATE, encoding="utf-8")
+    # As in most checkpoints; but MLX's CPU backend multiplies experts in float32 only.
     if not any("experts" in key or "switch_mlp" in key for key in weights):
         weights = {key: array.astype(mx.bfloat16) for key, array in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
@@ -115,9 +112,9 @@ def write_random_model(name: str, folder: Path, is_repetitive: bool = False) -> 
 def make_repetitive(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Return weights of the same shapes with which greedy answers soon enter a cycle.
 
-    Attention and other mixers of tokens still compute everything, but add next to nothing to the residual
-    stream, so each token depends on the one before it alone. Of such a map on the vocabulary, every path ends
-    in a cycle; it does so the sooner the fewer tokens are ever chosen, here one of LIKELY_EVERY.
+    Mixers of tokens, such as attention, still compute everything, but add next to nothing to the residual
+    stream, so each token depends on the one before it alone, and every path ends in a cycle: the sooner the
+    fewer tokens are ever chosen, here one of LIKELY_EVERY.
     Raises ValueError if the mixers' output projections have other names than in MIXER_OUTPUTS.
     """
     silent = {key: array * SILENT for key, array in weights.items() if key.endswith(MIXER_OUTPUTS)}

@@ -1,7 +1,7 @@
 """What single parts cost: sampling, drafters, and prefill by chunk size."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bench import document, outputs
@@ -12,25 +12,25 @@ from engine.request import ModelInfo
 def measure_all(
     arguments: argparse.Namespace,
     section: str,
-    cases: Mapping[str, Callable[[], Row]],
-    columns: Sequence[Column],
-    note: str = "",
-    group: str = "none",
+    cases: list[dict[str, Any]],
+    measure: Callable[..., dict[str, Any]],
+    columns: list[Column],
+    notes: Iterable[str] = (),
     model: ModelInfo | None = None,
 ) -> int:
-    """Measure every case, print the table, write the files, and return the exit status.
+    """Measure all cases, print a table, write the files, and return the exit status.
 
-    cases: by name, each returns its row. section: of the document. group: as in print_rows().
+    cases: each the arguments of measure, which returns the figures of the row. section: of the document.
     """
     rows: list[Row] = []
-    sections: dict[str, Any] = {section: {"note": note, "rows": rows}}
+    sections: dict[str, Any] = {section: {"rows": rows}}
     record = document.new_document(arguments, model, **sections)
     with outputs.Work(len(cases)) as work:
-        for name, measure in cases.items():
-            work.begin(name)
-            rows.append(measure())
+        for case in cases:
+            work.begin(", ".join(map(str, case.values())))
+            rows.append(case | measure(**case))
             work.advance()
     console = outputs.make_console(100)
-    print_rows(console, rows, columns, notes=[note] if note else [], group=group)
+    print_rows(console, rows, columns, notes=notes)
     outputs.finish(console, arguments, record, rows)
     return 0

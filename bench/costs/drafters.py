@@ -1,23 +1,23 @@
 """`reprise bench drafters`: measure what drafters cost in processor time.
 
 us/token: microseconds per emitted token; each step is as in the engine: propose up to 31 tokens, observe the
-accepted ones and one more, record_verified. read: milliseconds for the prompt, which also serves as the
-prediction. learn: milliseconds after the sequence ended. Both are done in slices; slice is the longest of
-them, or of the calls that return them. score: the gate's repetition score, in slices too. Prompts: copy,
-random text of which the answer repeats stretches; random, prompt and answer random over 300 ids, so that many
-short matches are wrong; two ids, even more so. Of three runs the lowest counts.
+accepted ones and one more, record_verified. read: milliseconds for the prompt, which is also the prediction.
+learn: milliseconds after the sequence ended. Both are done in slices; slice is the longest of them, or of the
+calls that return them. score: the gate's repetition score. Prompts: copy, random text of which the answer
+repeats stretches; random, prompt and answer random over 300 ids, so that many short matches are wrong; two
+ids, even more so. Of three runs the lowest counts.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, pairwise, product
 from random import Random
 
 from bench import options
 from bench.costs import measure_all
-from bench.tables import Column, Row
+from bench.tables import Column
 from drafters.base import Drafter, DraftQuery, SequenceStart
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
@@ -37,30 +37,6 @@ COLUMNS = [
 ]  # fmt: skip
 Text = tuple[list[int], list[int]]
 """Token ids of a prompt and of its answer."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench drafters` to the parser."""
-    known = (*DRAFTERS, SCORE)
-    options.declare(parser, options.Flag("--drafters", options.names, "A,B", known, "Drafters."))
-    options.add(parser, json=None, csv=None)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
-    options.check_names("--drafters", arguments.drafters, [*DRAFTERS, SCORE])
-    cases = {
-        f"{name}, {kind}, {num_tokens} tokens": partial(_row, name, kind, num_tokens)
-        for name, kind, num_tokens in product(arguments.drafters, TEXTS, CONTEXT_TOKENS)
-    }
-    return measure_all(arguments, "drafters", cases, COLUMNS, group="drafter")
-
-
-def _row(name: str, kind: str, num_tokens: int) -> Row:
-    """Return the lowest costs of several runs."""
-    costs = [_costs(name, *TEXTS[kind](num_tokens)) for _ in range(REPEATS)]
-    place = {"drafter": name, "prompt": kind, "tokens": num_tokens}
-    return place | {name: min(cost[name] for cost in costs) for name in costs[0]}
 
 
 def _full_ngram_mod() -> NgramModDrafter:
@@ -84,10 +60,8 @@ def _copying(num_tokens: int) -> Text:
     """Return a prompt, and an answer of stretches of 20 to 200 of its tokens."""
     rng = Random(num_tokens)
     prompt = rng.choices(range(50_000), k=num_tokens)
-    answer: list[int] = []
-    while len(answer) < ANSWER_TOKENS:
-        start = rng.randrange(num_tokens - 200)
-        answer += prompt[start : start + rng.randint(20, 200)]
+    starts = (rng.randrange(num_tokens - 200) for _ in range(ANSWER_TOKENS // 20))
+    answer = [token for start in starts for token in prompt[start : start + rng.randint(20, 200)]]
     return prompt, answer[:ANSWER_TOKENS]
 
 
@@ -98,13 +72,31 @@ def _guessing(num_ids: int, num_tokens: int) -> Text:
 
 
 TEXTS: dict[str, Callable[[int], Text]] = {
-    "copy": _copying,
-    "random": partial(_guessing, 300),
-    "two ids": partial(_guessing, 2),
-}
+    "copy": _copying, "random": partial(_guessing, 300), "two ids": partial(_guessing, 2),
+}  # fmt: skip
 
 
-def _costs(name: str, prompt: Sequence[int], answer: Sequence[int]) -> dict[str, float]:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `reprise bench drafters` to the parser."""
+    options.add(parser, json=None, csv=None)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
+    cases = [
+        {"drafter": name, "prompt": kind, "tokens": num_tokens}
+        for name, kind, num_tokens in product((*DRAFTERS, SCORE), TEXTS, CONTEXT_TOKENS)
+    ]
+    return measure_all(arguments, "drafters", cases, measure, COLUMNS)
+
+
+def measure(drafter: str, prompt: str, tokens: int) -> dict[str, float]:
+    """Return the lowest costs of several runs."""
+    costs = [_costs(drafter, *TEXTS[prompt](tokens)) for _ in range(REPEATS)]
+    return {name: min(cost[name] for cost in costs) for name in costs[0]}
+
+
+def _costs(name: str, prompt: list[int], answer: list[int]) -> dict[str, float]:
     if name == SCORE:
         read_ms = _time_slices(partial(score_in_slices, prompt))
         return {"token_us": 0.0, "read_ms": sum(read_ms), "learn_ms": 0.0, "slice_ms": max(read_ms)}
@@ -120,10 +112,8 @@ def _costs(name: str, prompt: Sequence[int], answer: Sequence[int]) -> dict[str,
         at += accepted + 1
     token_us = (time.thread_time() - start) / len(answer) * 1e6
     learn_ms = _time_slices(partial(drafter.close, 0))
-    return {
-        "token_us": token_us, "read_ms": sum(read_ms), "learn_ms": sum(learn_ms),
-        "slice_ms": max(*read_ms, *learn_ms),
-    }  # fmt: skip
+    slice_ms = max(*read_ms, *learn_ms)
+    return {"token_us": token_us, "read_ms": sum(read_ms), "learn_ms": sum(learn_ms), "slice_ms": slice_ms}
 
 
 def _time_slices(begin: Callable[[], Iterator[int] | None]) -> list[float]:

@@ -6,7 +6,6 @@ prompt.
 """
 
 import argparse
-from functools import partial
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -15,7 +14,7 @@ import mlx.core as mx
 
 from bench import options
 from bench.costs import measure_all
-from bench.tables import Column, Row
+from bench.tables import Column
 from config.settings import BUNDLED_MODEL
 from engine.kv_cache.rows import evaluate, make_caches
 from engine.model.loading import load_model
@@ -23,7 +22,7 @@ from engine.model.loading import load_model
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
 COLUMNS = [
     Column("chunk", "chunk"), Column("tokens_per_s", "tokens/s", "0"),
-    Column("first_ms", "first chunk, ms", "0"), Column("longest_ms", "longest, ms", "0"),
+    Column("longest_ms", "longest, ms", "0"),
 ]  # fmt: skip
 
 
@@ -42,20 +41,16 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_model(str(arguments.model), arguments.model.name, None)
     prompt = Random(1).choices(range(loaded.info.vocab_size), k=arguments.prompt_tokens)
 
-    def row(chunk: int) -> Row:
-        rounds = [measure(loaded.model, prompt, chunk) for _ in range(arguments.rounds)]
-        seconds = min(rounds, key=sum)
-        return {
-            "chunk": chunk, "tokens_per_s": len(prompt) / sum(seconds), "first_ms": 1000 * seconds[0],
-            "longest_ms": 1000 * max(seconds),
-        }  # fmt: skip
+    def measure(chunk: int) -> dict[str, float]:
+        seconds = min((time_chunks(loaded.model, prompt, chunk) for _ in range(arguments.rounds)), key=sum)
+        return {"tokens_per_s": len(prompt) / sum(seconds), "longest_ms": 1000 * max(seconds)}
 
-    cases = {f"chunks of {chunk} tokens": partial(row, chunk) for chunk in arguments.chunks}
-    note = f"a prompt of {len(prompt)} tokens, {arguments.model.name}"
-    return measure_all(arguments, "prefill", cases, COLUMNS, note, model=loaded.info)
+    cases = [{"chunk": chunk} for chunk in arguments.chunks]
+    notes = [f"a prompt of {len(prompt)} tokens, {arguments.model.name}"]
+    return measure_all(arguments, "prefill", cases, measure, COLUMNS, notes, loaded.info)
 
 
-def measure(model: Any, prompt: list[int], chunk: int) -> list[float]:
+def time_chunks(model: Any, prompt: list[int], chunk: int) -> list[float]:
     """Compute a prompt in chunks of one size, the last perhaps shorter; return the seconds of each."""
     caches = make_caches(model)
     seconds = []

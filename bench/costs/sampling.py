@@ -11,7 +11,6 @@ import time
 import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from statistics import median
 from typing import Any
@@ -29,23 +28,21 @@ from engine.sampling.sampler import Draw, RowSampling, Sampler
 
 REPEATS = 9
 GREEDY, RANDOM = Sampling(seed=0, temperature=0.0), Sampling(seed=0)
-TOP_P = Sampling(seed=0, top_p=0.9)
-PENALTIES = replace(GREEDY, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1)
-BIAS = replace(GREEDY, logit_bias=tuple((7 * at, 1.5) for at in range(16)))
-SETTINGS: dict[str, dict[str, Any]] = {
-    "greedy": {"first": GREEDY},
-    "temperature": {"first": RANDOM},
-    "top_p": {"first": TOP_P},
-    "top_p in one row": {"first": TOP_P, "others": RANDOM},
-    "top_k": {"first": Sampling(seed=0, top_k=40)},
-    "min_p": {"first": Sampling(seed=0, min_p=0.05)},
-    "all filters": {"first": Sampling(seed=0, top_k=40, top_p=0.9, min_p=0.05)},
-    "penalties": {"first": PENALTIES},
-    "logit bias of 16 ids": {"first": BIAS},
-    "grammar mask": {"first": GREEDY, "is_masked": True},
-    "top_logprobs 5": {"first": GREEDY, "top_logprobs": 5},
+TOP_P_IN_ONE, MASK, LOGPROBS = "top_p in one row", "grammar mask", "top_logprobs 5"
+SETTINGS = {
+    "greedy": GREEDY,
+    "temperature": RANDOM,
+    "top_p": replace(RANDOM, top_p=0.9),
+    TOP_P_IN_ONE: replace(RANDOM, top_p=0.9),
+    "top_k": replace(RANDOM, top_k=40),
+    "min_p": replace(RANDOM, min_p=0.05),
+    "all filters": replace(RANDOM, top_k=40, top_p=0.9, min_p=0.05),
+    "penalties": replace(GREEDY, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1),
+    "logit bias of 16 ids": replace(GREEDY, logit_bias=tuple((7 * at, 1.5) for at in range(16))),
+    MASK: GREEDY,
+    LOGPROBS: GREEDY,
 }
-"""Arguments of make_step() by name."""
+"""By name; what else three of them ask for is in make_step()."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,20 +62,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     options.check_names("--settings", arguments.settings, tuple(SETTINGS))
 
-    def row(vocab_size: int, name: str) -> Row:
-        figures: dict[str, Any] = {"settings": name, "vocab_size": vocab_size}
+    def measure(vocab_size: int, settings: str) -> dict[str, Any]:
+        figures: dict[str, Any] = {}
         for number in arguments.rows:
-            step = make_step(number, vocab_size, **SETTINGS[name])
+            step = make_step(settings, number, vocab_size)
             measured = measure_memory(step) if arguments.memory else 1e6 * time_step(step) / number
             figures[f"rows_{number}"] = measured
         return figures
 
-    cases = {
-        f"{name}, {size} tokens": partial(row, size, name)
-        for size, name in product(arguments.vocabularies, arguments.settings)
-    }
+    sizes = product(arguments.vocabularies, arguments.settings)
+    cases = [{"vocab_size": vocab_size, "settings": name} for vocab_size, name in sizes]
     note = "MiB per step, running ahead / not" if arguments.memory else "microseconds per row and step"
-    return measure_all(arguments, "sampling", cases, columns(arguments.rows), note, group="vocab_size")
+    return measure_all(arguments, "sampling", cases, measure, columns(arguments.rows), [note])
 
 
 def columns(nums_rows: Sequence[int]) -> list[Column]:
@@ -102,25 +97,15 @@ def by_size(rows: Sequence[Row], num_rows: int = 8) -> list[Row]:
     return list(found.values())
 
 
-def make_step(
-    num_rows: int,
-    vocab_size: int,
-    first: Sampling,
-    others: Sampling | None = None,
-    is_masked: bool = False,
-    top_logprobs: int | None = None,
-) -> Callable[[], None]:
-    """Return a function that draws one token per row from random logits and waits for it.
-
-    first, others: settings of the first row and of all others, if they differ.
-    is_masked: whether a grammar allows half of the tokens.
-    """
+def make_step(name: str, num_rows: int, vocab_size: int) -> Callable[[], None]:
+    """Return a function that draws one token per row from random logits and waits for it."""
     rng = np.random.default_rng(0)
     logits = mx.array(rng.normal(0, 3, (num_rows, vocab_size)).astype(np.float32))
     prompt = rng.integers(0, vocab_size, 200).tolist()
-    asked = [first] + [others or first] * (num_rows - 1)
+    asked = [SETTINGS[name]] + [RANDOM if name == TOP_P_IN_ONE else SETTINGS[name]] * (num_rows - 1)
     sampler = Sampler([RowSampling(one, vocab_size, prompt, prompt[:50]) for one in asked], vocab_size)
-    mask = rng.integers(0, 2, vocab_size).astype(np.bool_) if is_masked else None
+    mask = rng.integers(0, 2, vocab_size).astype(np.bool_) if name == MASK else None
+    top_logprobs = 5 if name == LOGPROBS else None
 
     def step() -> None:
         draws = [Draw(row, mask=mask) for row in range(num_rows)]

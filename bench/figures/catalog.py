@@ -19,10 +19,7 @@ Rows = Sequence[Row]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A table.
-
-    rows: a section of the document and a part of it. shape: makes the table's rows of the part's.
-    """
+    """A table. rows: a section of the document and a part of it. shape: makes the table's rows of those."""
 
     rows: str
     columns: Sequence[Column]
@@ -36,10 +33,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command, and the figures that its document gives.
+    """A command that takes so long on two cores, and the figures that its document gives.
 
-    seconds: what it takes on two cores. command: arguments of `reprise bench`. quick: more arguments, besides
-    those in QUICK, for a run that only shows that it works.
+    quick: more arguments, besides those in QUICK, for a run that only shows that it works.
     """
 
     seconds: int
@@ -59,9 +55,8 @@ def _where(field: str, *values: object) -> Callable[[Rows], Rows]:
 
 
 def _chats(row: Row) -> str:
-    known = WORKLOADS.get(row["workload"])
     length = f", {row['prompt_tokens']} tokens" if row.get("prompt_tokens") else ""
-    return f"{known.summary if known else row['workload']} (`{row['workload']}`{length})"
+    return f"{WORKLOADS[row['workload']].summary} (`{row['workload']}`{length})"
 
 
 def _equal(*rows: Row) -> str:

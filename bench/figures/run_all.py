@@ -24,13 +24,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/results.md")
 RECORD = "docs/figures.json"
 PUBLISHED = Path(__file__).with_name("published.md")
-PLACE = re.compile(r"\{(\S+): (.+?): (.+?)\}")
-"""A cell of our tables beside a published figure: {figure: heading: cells of its row}."""
+"""The cells of our tables in it are written as {figure[row][column]}, counted from 0."""
 
 _START = ("-c", "import sys; from cli.main import main; sys.exit(main())", "bench")
 _BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-Records = dict[str, dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,33 +37,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"On two cores this takes about {minutes:.0f} minutes; do nothing else on the machine.\n"
         f"The figures: {', '.join(FIGURES)}."
     )
-    add = parser.add_argument
-    add("--only", type=options.names, metavar="A,B", default=tuple(FIGURES), help="Only these figures.")
-    add("--quick", action="store_true",
-        help="Short runs that show that every command works; prints tables, changes no page.")  # fmt: skip
-    add("--documents", type=Path, metavar="FOLDER", help="Keep the documents here, for `bench report`.")
+    options.declare(
+        parser,
+        options.Flag("--only", options.names, "A,B", None, "Only these figures."),
+        options.Flag("--documents", Path, "FOLDER", None, "Keep documents here, for `bench report`."),
+        options.Flag("--quick", None, None, None, "Short runs that show that every command works; prints "
+                     "tables, changes no page."),
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run everything, and return 1 if a command failed."""
-    options.check_names("--only", arguments.only, tuple(FIGURES))
-    runs = [one for one in RUNS if not one.figures.keys().isdisjoint(arguments.only)]
+    wanted = arguments.only or tuple(FIGURES)
+    options.check_names("--only", wanted, tuple(FIGURES))
+    runs = [one for one in RUNS if not one.figures.keys().isdisjoint(wanted)]
     status = 0
-    with tempfile.TemporaryDirectory() as temporary, outputs.Work(sum(one.seconds for one in runs)) as work:
-        folder = (arguments.documents or Path(temporary)).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+    if arguments.documents:
+        arguments.documents.mkdir(parents=True, exist_ok=True)
+    with outputs.Work(sum(one.seconds for one in runs)) as work:
         for at, one in enumerate(runs):
-            names = [name for name in one.figures if name in arguments.only]
+            names = [name for name in one.figures if name in wanted]
             work.begin(", ".join(names))
             try:
-                found = _document(command_of(one, arguments.quick), folder / f"{names[0]}.json")
+                found = _document(command_of(one, arguments.quick))
+                if arguments.documents:
+                    document.write(arguments.documents / f"{names[0]}.json", found)
                 for name in names:
                     _keep(name, found, is_quick=arguments.quick)
             except BenchError as fault:
                 print(f"reprise bench all: {fault}", file=sys.stderr)
                 status = 1
             except KeyboardInterrupt:
-                waiting = [name for later in runs[at:] for name in later.figures if name in arguments.only]
+                waiting = [name for later in runs[at:] for name in later.figures if name in wanted]
                 print(f"continue with --only {','.join(waiting)}", file=sys.stderr)
                 raise
             work.advance(one.seconds)
@@ -79,17 +81,16 @@ def command_of(one: Run, is_quick: bool) -> str:
     return f"{one.command} {more}".strip()
 
 
-def _document(command: str, file: Path) -> dict[str, Any]:
+def _document(command: str) -> dict[str, Any]:
     """Run a command in a process of its own, and return the document that it writes. Raises BenchError."""
-    words = [*command.split(), "--json", str(file)]
-    file.unlink(missing_ok=True)
-    done = subprocess.run(
-        [sys.executable, *_START, *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode or not file.exists():
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
-        raise BenchError(f"{command} ended with status {done.returncode}: {lines[-1]}")
-    return document.read(file) | {"command": f"reprise bench {command}"}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "document.json"
+        words = [sys.executable, *_START, *command.split(), "--json", str(file)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+            raise BenchError(f"{command} ended with status {done.returncode}: {lines[-1]}")
+        return document.read(file) | {"command": f"reprise bench {command}"}
 
 
 def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
@@ -106,10 +107,10 @@ def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
         path.write_text(filled(path.read_text(encoding="utf-8"), ordered), encoding="utf-8")
 
 
-def read_records() -> Records:
+def read_records() -> dict[str, dict[str, Any]]:
     """Return the records of all figures that were made."""
     file = ROOT / RECORD
-    found: Records = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    found: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     return found
 
 
@@ -133,15 +134,8 @@ def table_of(figure: Figure, record: Mapping[str, Any]) -> str:
 
 def published(records: Mapping[str, Any]) -> str:
     """Return the table of figures that others published, with the cells of our tables beside them."""
-
-    def cell(place: re.Match[str]) -> str:
-        """Return the cell below a heading, of the first row whose earlier cells are or contain this text."""
-        name, heading, row = place.groups()
-        at = [column.heading for column in FIGURES[name].columns].index(heading)
-        rows = records.get(name, {"cells": []})["cells"]
-        return next((str(cells[at]) for cells in rows if row in f"/ {' / '.join(cells[:at])} /"), "?")
-
-    return PLACE.sub(cell, PUBLISHED.read_text(encoding="utf-8"))
+    cells = {name: record["cells"] for name, record in records.items()}
+    return PUBLISHED.read_text(encoding="utf-8").format_map(cells)
 
 
 def filled(text: str, records: Mapping[str, Any]) -> str:
@@ -149,7 +143,7 @@ def filled(text: str, records: Mapping[str, Any]) -> str:
 
     def replace(block: re.Match[str]) -> str:
         start, name, end = block.groups()
-        if name == "published" and records:
+        if name == "published" and FIGURES.keys() <= records.keys():
             return f"{start}{published(records)}{end}"
         return f"{start}{table_of(FIGURES[name], records[name])}{end}" if name in records else block[0]
 

@@ -1,66 +1,94 @@
-"""Generate requests to replay: edits of real Python files, documentation cut in half, and traps for drafters.
+"""Generate requests to replay: edits of real Python files, documents cut in half, traps, and long traffic.
 
-The edits are generated here, from a seed. They are not commits that people made.
+Everything is generated from a seed. The edits are not commits that people made.
 """
 
 import ast
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 from operator import attrgetter
 from pathlib import Path
 
-from bench.replay.pairs import Encode, TokenPair
+from bench.replay.pairs import Encode, Pair
 
 SMALLEST_FILE, LARGEST_FILE = 2_500, 9_000  # characters
+NEW, AGAIN, EDIT, EDIT_AGAIN = "new", "again", "edit", "edit again"
+SHARES = {NEW: 0.2, AGAIN: 0.3, EDIT: 0.25, EDIT_AGAIN: 0.25}
+"""Kinds of requests in traffic. Edits show the file; new texts and repeated ones do not show it."""
+
+_FAST = ("values", "docstrings", "delete", "lines")  # kinds of edits that take little time
 _WORDS = (
     "fetch", "store", "current", "final", "outer", "merge", "record", "known", "stable", "remote", "scale",
 )  # fmt: skip
 
 
-def edit_cases(root: Path, encode: Encode, count: int, seed: int) -> list[TokenPair]:
-    """Generate edits of the Python files below a folder.
-
-    The prompt is an instruction and the file, the answer the edited file. A pair's id is the kind of edit.
-    """
+def edit_cases(root: Path, count: int, seed: int) -> list[Pair]:
+    """Generate edits of the Python files below a folder. A pair's id is the kind of edit."""
     rng = random.Random(seed)
     paths = sorted(root.rglob("*.py"))
     rng.shuffle(paths)
-    texts = (path.read_text(errors="ignore") for path in paths)
-    fitting = (
-        one for one in texts if SMALLEST_FILE <= len(one) <= LARGEST_FILE and len(_functions(one)) >= 4
-    )
-    cases: list[TokenPair] = []
-    for text, kind in zip(fitting, cycle(KINDS), strict=False):
-        edited, instruction = edit(text, kind, rng)
-        if edited != text:
-            prompt = encode(f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n")
-            answer = encode(f"```python\n{edited}```\n")
-            cases.append(TokenPair(tuple(prompt), tuple(answer), "edits", id=kind))
+    kinds, cases = cycle(KINDS), list[Pair]()
+    for path in paths:
+        text = path.read_text(errors="ignore")
+        if SMALLEST_FILE <= len(text) <= LARGEST_FILE and len(_functions(text)) >= 4:
+            kind = next(kinds)
+            edited, instruction = edit(text, kind, rng)
+            cases += [_edit_pair(text, edited, instruction, "edits", kind)] if edited != text else []
         if len(cases) == count:
             break
     return cases
 
 
-def prose_cases(root: Path, encode: Encode, count: int, seed: int) -> list[TokenPair]:
-    """Cut documentation and docstrings below a folder in half: the answer is the second half."""
+def prose_cases(root: Path, encode: Encode, count: int, seed: int) -> list[Pair]:
+    """Cut documents and docstrings below a folder in half: the answer is the second half."""
     paths = [path for kind in ("*.md", "*.rst", "METADATA", "*.py") for path in sorted(root.rglob(kind))]
     random.Random(seed).shuffle(paths)
     fitting = (text[:LARGEST_FILE] for text in map(_prose, paths) if len(text) >= SMALLEST_FILE)
     texts = [tuple(encode(text)) for text in islice(fitting, count)]
-    return [TokenPair(text[: len(text) // 2], text[len(text) // 2 :], "prose") for text in texts]
+    return [Pair(text[: len(text) // 2], text[len(text) // 2 :], "prose") for text in texts]
 
 
-def trap_cases(count: int, seed: int, length: int = 400) -> list[TokenPair]:
+def trap_cases(count: int, seed: int) -> list[Pair]:
     """Generate prompts in which all n-grams of the answer occur, always followed by a wrong token."""
     rng = random.Random(seed)
-    cases: list[TokenPair] = []
+    cases: list[Pair] = []
     for size in islice(cycle((2, 5, 12, 20)), count):
-        answer = [rng.randrange(1000, 3000) for _ in range(length)]
-        prompt = [token for at in range(size, length) for token in (*answer[at - size : at], 1 + at)]
-        cases.append(TokenPair(tuple(prompt), tuple(answer), "trap", id=f"trap-{size}"))
+        answer = [rng.randrange(1000, 3000) for _ in range(400)]
+        prompt = [token for at in range(size, 400) for token in (*answer[at - size : at], 1 + at)]
+        cases.append(Pair(tuple(prompt), tuple(answer), "trap"))
     return cases
+
+
+def make_traffic(root: Path, count: int, seed: int) -> Iterator[Pair]:
+    """Yield requests as in weeks of a server, over the Python files below a folder; workload is the kind.
+
+    The age of a repeated text is drawn evenly over its logarithm: some are recent, some from the very start.
+    Shorter traffic with a seed begins longer traffic.
+    """
+    rng = random.Random(f"traffic {seed}")
+    paths = sorted(path for path in root.rglob("*.py") if path.stat().st_size >= SMALLEST_FILE)
+    random.Random(seed).shuffle(paths)
+    files, used = cycle(paths), list[str]()
+    for _ in range(count):
+        kind = rng.choices(list(SHARES), list(SHARES.values()))[0] if used else NEW
+        if kind in (AGAIN, EDIT_AGAIN):
+            text = used[-round(len(used) ** rng.random())]
+        else:
+            text = next(files).read_text(errors="ignore")[:LARGEST_FILE].rpartition("\n")[0] + "\n"
+        if kind in (EDIT, EDIT_AGAIN):
+            edited, instruction = edit(text, rng.choice(_FAST), rng)
+            used.append(edited)
+            yield _edit_pair(text, edited, instruction, kind)
+        else:
+            used.append(text)
+            yield Pair("Write it again.\n" if kind == AGAIN else "Write a file.\n", text, kind)
+
+
+def _edit_pair(text: str, edited: str, instruction: str, workload: str, kind: str = "") -> Pair:
+    prompt = f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n"
+    return Pair(prompt, f"```python\n{edited}```\n", workload, id=kind)
 
 
 def edit(text: str, kind: str, rng: random.Random) -> tuple[str, str]:
@@ -131,16 +159,11 @@ def _fix_lines(text: str, rng: random.Random) -> tuple[str, str]:
         line = lines[at].rstrip("\n")
         indent = line[: len(line) - len(line.lstrip())]
         word, other = rng.sample(_WORDS, 2)
-        lines[at] = rng.choice(
-            (
-                f"{line} or {word}\n",
-                f"{line}\n{indent}{word} = {other}({word})\n",
-                f"{indent}if {word} is not None:\n{indent}    {line.lstrip()}\n",
-                f"{indent}{word}.{other}()\n",
-                line.replace("(", f"({word}, ", 1) + "\n",
-                re.sub(r"\w+", word, line, count=1) + "\n",
-            )
-        )
+        lines[at] = rng.choice((
+            f"{line} or {word}\n", f"{line}\n{indent}{word} = {other}({word})\n",
+            f"{indent}if {word} is not None:\n{indent}    {line.lstrip()}\n", f"{indent}{word}.{other}()\n",
+            line.replace("(", f"({word}, ", 1) + "\n", re.sub(r"\w+", word, line, count=1) + "\n",
+        ))  # fmt: skip
     return "".join(lines), "Fix the lines that the review names."
 
 

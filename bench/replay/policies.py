@@ -1,4 +1,4 @@
-"""Replay known answers: drafters draft, a rule chooses how much is verified, and costs are added up."""
+"""Replay known answers: a rule drafts and chooses how much is verified; the costs of steps are added up."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +13,8 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
 from drafters.repetition import score_in_slices
-from engine.request import GenerationRequest, Sampling
+from drafters.suffix import SuffixDrafter
+from engine.request import DraftType, GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence as Row
 from engine.speculative.acceptance import count_accepted
@@ -54,7 +55,7 @@ class Outcome:
         self.steps += other.steps
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures that rows of replays and sweeps have. speedup: according to the cost curve."""
+        """Return the fields of rows. coverage: the share of the answer that came from drafts."""
         longest = max((verified for verified, _ in self.steps), default=0)
         verified, accepted = (
             [sum(count for step, count in self.steps.items() if step[which] > at) for at in range(longest)]
@@ -64,7 +65,7 @@ class Outcome:
             "tokens": self.num_tokens, "speedup": ratio(self.num_tokens, self.cost),
             "tokens_per_forward": ratio(self.num_tokens, self.steps.total()),
             "acceptance": ratio(sum(accepted), sum(verified)),
-            "drafted_share": ratio(sum(accepted), self.num_tokens),
+            "coverage": ratio(sum(accepted), self.num_tokens),
             "acceptance_by_position": list(map(ratio, accepted, verified)),
         }  # fmt: skip
 
@@ -86,45 +87,12 @@ def in_hindsight(draft: Draft, costs: Sequence[float], follows: Sequence[int]) -
     return max(range(count_accepted(draft.tokens, follows) + 1), key=lambda k: (k + 1) / costs[k + 1])
 
 
-class Player:
-    """Replays known answers, one after the other, as a server with one rule would."""
-
-    def __init__(self, drafters: Sequence[Drafter], limit: int, curve: Curve) -> None:
-        self.drafters, self.limit = drafters, limit
-        self.costs = [curve.cost(width) for width in range(limit + 2)]
-
-    def play(self, pair: TokenPair) -> Outcome:
-        """Replay one answer."""
-        raise NotImplementedError
-
-    def play_all(
-        self, pairs: Iterable[TokenPair], is_cold: bool = True
-    ) -> Iterator[tuple[TokenPair, Outcome]]:
-        """Replay all answers, and yield those that are measured, with their counts.
-
-        is_cold: drafters forget earlier chats; what the gate learned is kept, as on a server.
-        """
-        chat = ""
-        for pair in pairs:
-            if is_cold and (not pair.chat or pair.chat != chat):
-                for drafter in self.drafters:
-                    if reset := getattr(drafter, "reset", None):
-                        reset()
-            chat = pair.chat
-            outcome = self.play(pair)
-            if pair.is_measured:
-                yield pair, outcome
-
-
-class FixedPlayer(Player):
-    """One drafter with drafts of a fixed length or a fixed rule for it, without the server's gate.
-
-    limit: maximum draft length, at least 1.
-    """
+class FixedPlayer:
+    """Replays answers with one drafter, drafts of at most limit tokens, and a fixed choice among them."""
 
     def __init__(self, drafter: Drafter, choose: Choose, limit: int, curve: Curve) -> None:
-        super().__init__([drafter], limit, curve)
-        self.choose = choose
+        self.drafters, self.choose, self.limit = [drafter], choose, limit
+        self.costs = [curve.cost(width) for width in range(limit + 2)]
 
     def play(self, pair: TokenPair) -> Outcome:
         """Replay one answer, as the engine would: propose, verify, observe, record_verified."""
@@ -160,15 +128,12 @@ class Setup:
         return ServerPlayer(chosen, replace(self, settings=settings))
 
 
-class ServerPlayer(Player):
-    """Drafters with the server's gate and slowdown budget.
-
-    The server's own planner decides, for a single row whose tokens are all in the cache. As in a server, the
-    acceptance rates learned from all requests are never forgotten.
-    """
+class ServerPlayer:
+    """Replays answers as a server with a single request at a time: with its gate, budget and planner."""
 
     def __init__(self, drafters: Sequence[Drafter], setup: Setup) -> None:
-        super().__init__(drafters, setup.settings.num_draft_tokens, setup.curve)
+        self.drafters, self.limit = drafters, setup.settings.num_draft_tokens
+        self.costs = [setup.curve.cost(width) for width in range(self.limit + 2)]
         sources = DraftSources({drafter.name: drafter for drafter in drafters}, score_in_slices)
         self.proposers = Proposers(sources, setup.settings, line_ends=setup.line_ends)
         widths = {width for width in WIDTHS if width <= self.limit} | {self.limit + 1}
@@ -204,6 +169,28 @@ class ServerPlayer(Player):
         return outcome
 
 
+Player = FixedPlayer | ServerPlayer
+
+
+def play_all(
+    player: Player, pairs: Iterable[TokenPair], is_cold: bool = True
+) -> Iterator[tuple[TokenPair, Outcome]]:
+    """Replay answers one after the other, and yield those that are measured, with their counts.
+
+    is_cold: drafters forget earlier chats; what the gate learned is kept, as on a server.
+    """
+    chat = ""
+    for pair in pairs:
+        if is_cold and (not pair.chat or pair.chat != chat):
+            for drafter in player.drafters:
+                if reset := getattr(drafter, "reset", None):
+                    reset()
+        chat = pair.chat
+        outcome = player.play(pair)
+        if pair.is_measured:
+            yield pair, outcome
+
+
 def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:
     """Return an engine's step costs for one row as they are now, relative to a plain step."""
     plain_s = costs.seconds(1, 1)
@@ -227,3 +214,121 @@ def speedups(
 
     widths = {width for width in costs.widths if 1 < width < widest} | {widest}
     return max(1.0, *(speedup(everything, width) for width in widths)), speedup(in_hindsight, widest)
+
+
+class FixedLookup:
+    """Drafts what followed a match of n tokens, for the largest n between longest and shortest that occurs.
+
+    newest: whether the newest occurrence is used, or the earliest. The draft ends where the text ends.
+    is_long: as llama.cpp's ngram-simple, which drafts nothing shorter than n tokens, and nothing in a text of
+    n + limit + 2 tokens or fewer; the very first n-gram is never a match, nor is one that ends right before
+    the last token, which is never drafted. Source: common/ngram-map.cpp, common_ngram_simple_draft.
+    """
+
+    name = "fixed"
+
+    def __init__(self, longest: int, shortest: int, *, newest: bool = True, is_long: bool = False) -> None:
+        self.sizes = range(longest, shortest - 1, -1)
+        self.newest, self.is_long = newest, is_long
+        # A character for each token, because Python searches a string faster than an index could be kept.
+        self.texts: dict[int, str] = {}
+
+    def open(self, start: SequenceStart) -> None:
+        """Keep the prompt."""
+        self.texts[start.seq] = "".join(map(chr, start.prompt))
+
+    def propose(self, query: DraftQuery) -> Draft:
+        """Draft what followed the match. The bucket is n."""
+        text, margin = self.texts[query.seq], int(self.is_long)
+        find = text.rfind if self.newest else text.find
+        for size in self.sizes:
+            # The end of the text, which would match itself, is left out.
+            start = find(text[-size:], margin, len(text) - 1 - margin)
+            if start >= 0:
+                tokens = [*map(ord, text[start + size : len(text) - margin][: query.limit])]
+                is_too_short = len(tokens) < size or len(text) < size + query.limit + 3
+                return NO_DRAFT if self.is_long and is_too_short else Draft(tokens, self.name, size)
+        return NO_DRAFT
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        """Keep the tokens."""
+        self.texts[seq] += "".join(map(chr, tokens))
+
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Learn nothing."""
+
+    def close(self, seq: int) -> None:
+        """Forget the sequence."""
+        del self.texts[seq]
+
+
+def two_widths(draft: Draft, _costs: Sequence[float], _follows: Sequence[int]) -> int:
+    """Choose a whole tile for matches of 12 tokens or more, else two tokens. A bucket is a match's length."""
+    return min(len(draft.tokens), LIMIT if draft.bucket >= 12 else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule for drafting; the title says it in words, and who uses it.
+
+    draft_type: with the server's gate; None: drafts of at most `limit` tokens, without a gate, of which
+    `choose` verifies some. drafter: makes the drafter; None: those of the draft type.
+    is_warm: whether drafters keep what they learned from one chat to the next, in file order.
+    """
+
+    name: str
+    title: str
+    draft_type: DraftType | None = None
+    drafter: Callable[[], Drafter] | None = None
+    limit: int = LIMIT
+    choose: Choose = everything
+    is_warm: bool = False
+
+    def player(self, setup: Setup) -> Player:
+        """Return a player that has seen nothing."""
+        drafters = [self.drafter()] if self.drafter else []
+        if self.draft_type:
+            return setup.server(replace(setup.settings, draft_type=self.draft_type), drafters)
+        return FixedPlayer(drafters[0], self.choose, self.limit, setup.curve)
+
+
+_COLD = (
+    Rule("auto", "suffix, then ngram-mod; gate (reprise serve by default)", "auto"),
+    Rule("suffix", "longest match, cursor, changes; gate (reprise serve)", "suffix"),
+    Rule("ngram-simple", "longest match of 16..2, newest; gate (reprise serve)", "ngram-simple"),
+    Rule("ngram-mod", "shared table, n = 16; gate (reprise serve)", "ngram-mod"),
+    Rule("two-widths", "longest match of 16..2; 31 tokens if 12 or more matched, else 2",
+         drafter=lambda: FixedLookup(16, 2), choose=two_widths),
+    Rule("newest-2", "newest match of 2, 10 tokens (several servers)",
+         drafter=lambda: FixedLookup(2, 2), limit=10),
+    Rule("newest-3", "newest match of 3, 10 tokens (several servers)",
+         drafter=lambda: FixedLookup(3, 3), limit=10),
+    Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),
+    Rule("earliest-2", "earliest match of 2, else 1; 10 tokens (transformers, prompt_lookup_num_tokens=10)",
+         drafter=lambda: FixedLookup(2, 1, newest=False), limit=10),
+    Rule("longest-5", "longest match of 5..2, earliest place, 5 tokens (vLLM, prompt_lookup_min=2, _max=5)",
+         drafter=lambda: FixedLookup(5, 2, newest=False), limit=5),
+    Rule("ngram-12", "newest match of 12, 12 to 48 tokens (llama.cpp's ngram-simple by default)",
+         drafter=lambda: FixedLookup(12, 12, is_long=True), limit=48),
+    Rule("hindsight", "suffix, with the best width in hindsight", drafter=SuffixDrafter, choose=in_hindsight),
+    Rule("hindsight-longest", "longest match of 16..2, with the best width in hindsight",
+         drafter=lambda: FixedLookup(16, 2), choose=in_hindsight),
+    Rule("suffix-matches", "suffix without its cursor; gate", "suffix",
+         lambda: SuffixDrafter(0, use_cursor=False)),
+    Rule("suffix-cursor", "suffix with its cursor, without changes; gate", "suffix",
+         lambda: SuffixDrafter(0, learn_changes=False)),
+    Rule("suffix-changes", "suffix with cursor and changes, no history; gate", "suffix",
+         lambda: SuffixDrafter(0)),
+)  # fmt: skip
+_WARM = (
+    replace(rule, name=f"{rule.name}-warm", title=f"{rule.title}; keeps what it learned", is_warm=True)
+    for rule in _COLD
+    if rule.name in ("auto", "suffix", "ngram-mod", "hindsight")
+)
+
+RULES = {rule.name: rule for rule in (*_COLD, *_WARM)}
+COMPARED = (
+    "auto", "auto-warm", "suffix", "ngram-simple", "ngram-mod", "two-widths", "newest-2", "newest-3",
+    "earliest-2", "longest-5", "ngram-12", "hindsight", "hindsight-longest",
+)  # fmt: skip
+"""The rules that are replayed by default."""

@@ -17,11 +17,9 @@ from bench.cost_curves import Curve, built_in, describe, find_curve
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
-from bench.replay.calibration import calibrate
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
-from bench.replay.pairs import Encode, TokenPair, read_pairs, tokenized
-from bench.replay.policies import Outcome, Setup, in_hindsight
-from bench.replay.rules import COMPARED, RULES, Rule
+from bench.replay.pairs import Encode, Pair, TokenPair, read_pairs, tokenized
+from bench.replay.policies import COMPARED, RULES, Outcome, Rule, Setup, play_all
 from bench.tables import Column, print_rows
 from config.settings import BUNDLED_MODEL, Settings
 
@@ -41,21 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     width = max(map(len, RULES))
     parser.epilog = "rules:\n" + "\n".join(f"  {name:{width}}  {rule.title}" for name, rule in RULES.items())
     options.add(parser, seed=1, **options.OUTPUTS)
-    parser.add_argument("--pairs", action="append", type=Path, default=[], metavar="FILE",
-                        help="Pairs as JSON lines; may be repeated.")  # fmt: skip
-    parser.add_argument(
-        "--cost-curve", action="append", metavar="FILE",
-        help="Step costs: a curve, a result document that has one, or the name of a built-in curve: "
-        f"{', '.join(built_in())}. May be repeated. Default: all built-in curves.",
-    )  # fmt: skip
-    parser.add_argument("--kind", choices=KINDS, help="Replay only generated edits of this kind.")
+    add = parser.add_argument
+    add("--pairs", action="append", type=Path, default=[], metavar="FILE", help="Pairs; may be repeated.")
+    add("--cost-curve", action="append", metavar="CURVE",
+        help="Step costs: those of a result document, or a built-in curve; may be repeated. "
+        f"Default: {', '.join(built_in())}.")  # fmt: skip
+    add("--kind", choices=KINDS, help="Replay only generated edits of this kind.")
     options.declare(
         parser,
         Flag("--tokenizer", options.model_folder, "DIR", BUNDLED_MODEL, "Default: the bundled model's."),
         Flag("--drafters", options.names, "RULES", COMPARED, "Rules to replay."),
-        Flag("--calibrate", None, None, None, "Print how often each bucket of the suffix drafter is right."),
         Flag("--edits", options.count, "N", 60, "Generated edits."),
-    )  # fmt: skip
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,16 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
     # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
     from engine.model.loading import load_tokenizer
 
-    console, tokenizer = outputs.make_console(120), load_tokenizer(arguments.tokenizer)
-    pairs = collect(arguments, tokenizer.encode_answer)
+    tokenizer, rules = load_tokenizer(arguments.tokenizer), [RULES[name] for name in arguments.drafters]
+    pairs = tokenized(_collect(arguments, tokenizer.encode_answer), tokenizer.encode_answer)
     if not pairs:
         raise ArgumentsError("there is no pair to replay")
-    setups = [Setup(Settings(), curve, line_ends=tokenizer.line_ends) for curve in curves]
-    if arguments.calibrate:
-        calibrate(console, pairs, setups[0])
-        return 0
-    rows = replay(pairs, [RULES[name] for name in arguments.drafters], setups)
-    titles = [f"{name}: {RULES[name].title}" for name in arguments.drafters]
+    rows = replay(pairs, rules, [Setup(Settings(), one, line_ends=tokenizer.line_ends) for one in curves])
+    console, titles = outputs.make_console(120), [f"{rule.name}: {rule.title}" for rule in rules]
     machines = [f"{one.name}: {one.kind}; {one.machine}; {one.source}" for one in curves]
     print_rows(console, rows, COLUMNS, notes=[*titles, *machines, NOTE])
     section = {"rows": rows, "curves": describe(curves)}
@@ -82,12 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def collect(arguments: argparse.Namespace, encode: Encode) -> list[TokenPair]:
+def _collect(arguments: argparse.Namespace, encode: Encode) -> list[Pair]:
     """Return the pairs that the command line asks for. Raises ArgumentsError."""
     if arguments.pairs:
-        return [pair for path in arguments.pairs for pair in tokenized(read_pairs(path), encode)]
+        return [*chain(*map(read_pairs, arguments.pairs))]
     installed, seed = Path(sysconfig.get_path("purelib")), arguments.seed
-    edits = edit_cases(installed, encode, arguments.edits, seed)
+    edits = edit_cases(installed, arguments.edits, seed)
     if arguments.kind:
         return [pair for pair in edits if pair.id == arguments.kind]
     return [*edits, *prose_cases(installed, encode, 40, seed), *trap_cases(4, seed)]
@@ -99,9 +90,9 @@ def replay(pairs: Sequence[TokenPair], rules: Sequence[Rule], setups: Sequence[S
     with outputs.Work() as work:
         advance = work.stage(f"replaying {len(pairs)} answers", len(rules) * len(setups))
         for rule, setup in product(rules, setups):
-            plays: dict[str, list[tuple[TokenPair, Outcome]]] = {}
-            for pair, outcome in rule.player(setup).play_all(pairs, is_cold=not rule.is_warm):
-                plays.setdefault(pair.workload, []).append((pair, outcome))
+            plays: dict[str, list[Outcome]] = {}
+            for pair, outcome in play_all(rule.player(setup), pairs, is_cold=not rule.is_warm):
+                plays.setdefault(pair.workload, []).append(outcome)
             if len(plays) > 1:
                 plays["all"] = [*chain(*plays.values())]
             rows += [_row(rule, setup.curve, workload, found) for workload, found in plays.items()]
@@ -110,15 +101,12 @@ def replay(pairs: Sequence[TokenPair], rules: Sequence[Rule], setups: Sequence[S
     return sorted(rows, key=lambda row: workloads.index(row["workload"]))
 
 
-def _row(rule: Rule, curve: Curve, workload: str, plays: Sequence[tuple[TokenPair, Outcome]]) -> Row:
+def _row(rule: Rule, curve: Curve, workload: str, outcomes: Sequence[Outcome]) -> Row:
     together = Outcome()
-    for _, outcome in plays:
+    for outcome in outcomes:
         together.add(outcome)
-    figures = together.figures()
     return {
         "drafter": rule.name, "rule": rule.title, "curve": curve.name, "workload": workload,
-        "is_hindsight": rule.choose is in_hindsight, "memory": "warm" if rule.is_warm else "cold",
-        "pairs": len(plays), "prompt_tokens": sum(len(pair.prompt) for pair, _ in plays),
-        "slowest": min(outcome.num_tokens / outcome.cost for _, outcome in plays),
-        "coverage": figures.pop("drafted_share"), **figures,
+        "pairs": len(outcomes), "slowest": min(one.num_tokens / one.cost for one in outcomes),
+        **together.figures(),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Points, the settings that a sweep tries: replay answers at each, sum up, and measure some on the engine.
+"""Points, the settings that a sweep tries: replay answers and traffic at each; measure some on the engine.
 
 A point is plain data: draft_type and, as far as they differ from a server's, num_draft_tokens, ngram_size,
 gate and threshold. ngram_size is n of ngram-mod, and the shortest match of ngram-simple. Further fields only
@@ -7,41 +7,47 @@ describe the point.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, product
 
+import numpy as np
 import polars as pl
 
 from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
+from bench.replay.edits import AGAIN
 from bench.replay.pairs import TokenPair
-from bench.replay.policies import Outcome, Setup
+from bench.replay.policies import Outcome, Setup, play_all
+from bench.statistics import ratio
 from bench.workloads import Chat
 from config.settings import Settings
 from drafters.assembly import make_drafters
+from drafters.ngram_mod.drafter import NgramModDrafter
+from drafters.ngram_mod.tables import NgramModTables
 from engine.request import DraftChoice, DraftType
 
 DRAFT_TYPES: tuple[DraftType, ...] = ("auto", "suffix", "ngram-mod", "ngram-simple")
 POINT = ("draft_type", "num_draft_tokens", "ngram_size")
 """The fields of a point of the grid. ngram_size is None for suffix, which has none."""
 
+MEASURED = 24
+"""About so many requests of traffic are replayed at each point; the others only fill the table."""
+
 
 def grid(draft_types: Sequence[str], lengths: Sequence[int], ngram_sizes: Sequence[int]) -> list[Row]:
     """Return all points of the grid, by increasing length and size."""
     return [
-        dict(zip(POINT, (draft_type, length, size), strict=True))
-        for draft_type in draft_types
-        for length in sorted(lengths)
+        {"draft_type": draft_type, "num_draft_tokens": length, "ngram_size": size}
+        for draft_type, length in product(draft_types, sorted(lengths))
         for size in ((None,) if draft_type == "suffix" else sorted(ngram_sizes))
     ]
 
 
 def default_point(settings: Settings) -> Row:
     """Return the point of the grid that these settings are."""
-    return dict(
-        zip(POINT, (settings.draft_type, settings.num_draft_tokens, settings.ngram_mod_size), strict=True)
-    )
+    values = settings.draft_type, settings.num_draft_tokens, settings.ngram_mod_size
+    return dict(zip(POINT, values, strict=True))
 
 
 def settings_of(point: Row, base: Settings) -> Settings:
@@ -73,25 +79,6 @@ def answer_plainly(answering: Answering, chats: Sequence[Chat]) -> list[TokenPai
     return pairs
 
 
-def replay(
-    setup: Setup, points: Sequence[Row], pairs: Sequence[TokenPair], advance: Callable[[], None]
-) -> list[Row]:
-    """Return a row for each point, workload and turn, and for all turns of a workload, where turn is None.
-
-    Each point has a server of its own. Its drafters forget earlier chats; its gate keeps what it learned.
-    """
-    rows = []
-    for point in points:
-        sums: dict[tuple[str, int | None], Outcome] = {}
-        for pair, outcome in setup.server(settings_of(point, setup.settings)).play_all(pairs):
-            for turn in (None, pair.turn):
-                sums.setdefault((pair.workload, turn), Outcome()).add(outcome)
-        for (workload, turn), summed in sums.items():
-            rows.append({**point, "workload": workload, "turn": turn, **summed.figures()})
-        advance()
-    return rows
-
-
 def filled(first: Sequence[TokenPair], pairs: Sequence[TokenPair]) -> list[TokenPair]:
     """Return pairs with the first ones before each chat, which only fill the drafters' tables."""
     return [
@@ -101,9 +88,58 @@ def filled(first: Sequence[TokenPair], pairs: Sequence[TokenPair]) -> list[Token
     ]
 
 
-def over_all_turns(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that are not of single turns."""
-    return [row for row in rows if row["turn"] is None]
+def replay(
+    setup: Setup,
+    points: Sequence[Row],
+    pairs: Sequence[TokenPair],
+    advance: Callable[[], None],
+    has_turns: bool = False,
+) -> list[Row]:
+    """Return a row for each point and workload, where turn is None, and perhaps rows for single turns.
+
+    Each point has a server of its own. Its drafters forget earlier chats; its gate keeps what it learned.
+    """
+    rows = []
+    for point in points:
+        sums: dict[tuple[str, int | None], Outcome] = {}
+        for pair, outcome in play_all(setup.server(settings_of(point, setup.settings)), pairs):
+            for turn in (None, pair.turn) if has_turns else (None,):
+                sums.setdefault((pair.workload, turn), Outcome()).add(outcome)
+        for (workload, turn), summed in sums.items():
+            rows.append({**point, "workload": workload, "turn": turn, **summed.figures()})
+        advance()
+    return rows
+
+
+def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Row:
+    """Return what a table of this size holds and drafts over the second half of the traffic.
+
+    overwritten: share of written tokens that replaced another one. known: share of answer tokens that the
+    table predicts, one at a time; known_again: the same for answers whose text occurred before.
+    """
+    tables = NgramModTables(setup.vocabulary, n, entries)
+    settings = replace(setup.settings, draft_type="ngram-mod", ngram_mod_size=n)
+    player, table, outcome = setup.server(settings, [NgramModDrafter(tables)]), tables.table(""), Outcome()
+    half = len(traffic) // 2
+    measured = range(half, len(traffic), max(1, half // MEASURED))
+    known, again = list[bool](), list[bool]()
+    for number, request in enumerate(traffic):
+        if number not in measured:
+            table.learn((*request.prompt, *request.answer))
+            continue
+        table.learn(request.prompt)
+        text = (*request.prompt[-n:], *request.answer)
+        slots = table.slots(table.hashes(np.asarray(text, np.int64))).tolist()
+        found = [table.token(slot) == token for slot, token in zip(slots, text[n:], strict=True)]
+        known += found
+        again += found if request.workload == AGAIN else []
+        outcome.add(player.play(request))
+    return {
+        "requests": len(traffic), "entries": entries, "ngram_size": n, "occupancy": table.occupied / entries,
+        "overwritten": ratio(tables.counts.overwrites, tables.counts.inserts),
+        "known": ratio(sum(known), len(known)), "known_again": ratio(sum(again), len(again)),
+        **outcome.figures(),
+    }  # fmt: skip
 
 
 def overall(rows: Sequence[Row], by: Sequence[str]) -> list[Row]:

@@ -9,25 +9,27 @@ table filled earlier, by the same model or another with the same vocabulary.
 
 import argparse
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from rich.console import Console
+
 from bench import document, options, outputs
-from bench.cost_curves import Curve, built_in, describe, find_curve
+from bench.cost_curves import built_in, describe, find_curve
 from bench.decode.answering import Answering, chats_of, settings_of
 from bench.errors import BenchError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
-from bench.replay.pairs import TokenPair
+from bench.replay.edits import make_traffic
+from bench.replay.pairs import TokenPair, tokenized
 from bench.replay.policies import Setup, measured_curve
 from bench.sweep import points
-from bench.sweep.points import answer_plainly, over_all_turns, replay
-from bench.sweep.report import TABLES, print_report
-from bench.sweep.tables import fill, make_traffic, source_files
+from bench.sweep.points import answer_plainly, best_of, default_point, overall, replay
+from bench.tables import Column, pivoted, print_rows
 from bench.workloads import VERSION, Chat, own_chats
 from config.settings import BUNDLED_MODEL, Settings
 from drafters.repetition import repetition_score
@@ -38,6 +40,20 @@ DEFAULT_WORKLOADS = (
 THRESHOLDS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
 TABLE_ENTRIES = 1 << 20
 """Size of the n-gram tables in replays of single chats: more than they fill, and quick to clear."""
+
+TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "grid": ("Replayed speedup by maximum draft length: mean of the workloads (lowest)",
+             ("draft_type", "ngram_size", "num_draft_tokens")),
+    "measured": ("Speedup on the engine; FAIL: an answer differs from the plain one", ()),
+    "gate": ("Replayed speedup by gate: below the threshold, auto drafts less at first, on never",
+             ("threshold", "repetitive", "gate")),
+    "warm": ("Replayed speedup with an n-gram table that is empty, or has the answers to all chats",
+             ("pair", "workload", "draft_type", "memory")),
+    "table_sizes": ("ngram-mod alone, replayed, under traffic", ()),
+    "ngram_sizes": ("The same by n", ()),
+}  # fmt: skip
+"""Title of a part's table. With fields, it has means of points, in a row by the first ones and a column by
+the last."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flag("--ngram-sizes", counts, "N,M", (2, 4, 8, 12, 16, 24), "N-gram sizes of grid and tables."),
         flag("--table-entries", counts, "N,M", tuple(1 << power for power in range(12, 23)), "Table sizes."),
         flag("--requests", counts, "N,M", (100, 1000), "Requests of traffic, of 5,500 tokens or so."),
-        flag("--cost-curve", str, "FILE", None, "Step costs of the replay: a file with a curve, a result "
-             f"document, or a built-in curve: {', '.join(built_in())}. Default: as measured here."),
+        flag("--cost-curve", str, "CURVE", None, "Step costs of the replay: those of a result document, or "
+             f"a built-in curve: {', '.join(built_in())}. Default: as measured here."),
     )  # fmt: skip
 
 
@@ -76,22 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_names("--parts", arguments.parts, tuple(PARTS))
     options.check_drafts(arguments, points.DRAFT_TYPES)
     curve = find_curve(arguments.cost_curve) if arguments.cost_curve else None
-    with outputs.Work() as work:
-        record = _sweep(arguments, curve, work)
-    console = outputs.make_console(140)
-    print_report(console, record["sweep"], Settings())
-    flat = [{"part": part, **row} for part in TABLES for row in record["sweep"].get(part, ())]
-    outputs.finish(console, arguments, record, flat)
-    return 0
-
-
-def _sweep(arguments: argparse.Namespace, curve: Curve | None, work: outputs.Work) -> document.Document:
-    """Run the requested parts and return the result document. Raises BenchError."""
-    longest = max(*arguments.num_draft_tokens, Settings().num_draft_tokens)
     chats = own_chats(arguments.prompts, arguments.workloads) or []
     pairs: list[TokenPair] = []
-    work.stage("loading the model", 1)
-    with LocalEngine(settings_of(arguments, num_draft_tokens=longest)) as local:
+    longest = max(*arguments.num_draft_tokens, Settings().num_draft_tokens)
+    with outputs.Work() as work, LocalEngine(settings_of(arguments, num_draft_tokens=longest)) as local:
         engine = local.engine
         # The engine goes on learning its costs; all replays have those of now.
         curve = curve or measured_curve(engine.costs, f"{engine.info.name} on this machine")
@@ -107,17 +111,22 @@ def _sweep(arguments: argparse.Namespace, curve: Curve | None, work: outputs.Wor
         found: dict[str, Any] = {"workloads_version": VERSION, "cost_curves": describe([curve])}
         for part in arguments.parts:
             found |= PARTS[part](Sweep(arguments, answering, setup, chats, pairs))
-        return document.new_document(arguments, engine.info, engine.costs, sweep=found)
+        record = document.new_document(arguments, engine.info, engine.costs, sweep=found)
+    console = outputs.make_console(140)
+    _print(console, found, Settings())
+    flat = [{"part": part, **row} for part in TABLES for row in found.get(part, ())]
+    outputs.finish(console, arguments, record, flat)
+    return 0
 
 
 def _grid(sweep: Sweep) -> dict[str, list[Row]]:
     """Replay all points of the grid and the default; measure the best of each draft type on the engine."""
     given, work = sweep.arguments, sweep.answering.work
     tried = points.grid(given.draft_types, given.num_draft_tokens, given.ngram_sizes)
-    default = points.default_point(sweep.setup.settings)
+    default = default_point(sweep.setup.settings)
     tried += [] if default in tried else [default]
     advance = work.stage(f"replaying {len(tried)} settings", len(tried))
-    rows = over_all_turns(replay(sweep.setup, tried, sweep.pairs, advance))
+    rows = replay(sweep.setup, tried, sweep.pairs, advance)
     if not given.repeats:
         return {"grid": rows}
     first_of_each = {chat.workload: chat for chat in reversed(sweep.chats)}.values()
@@ -133,7 +142,7 @@ def _gate(sweep: Sweep) -> dict[str, list[Row]]:
         for at, gate in product(THRESHOLDS, ("auto", "on"))
     ]
     advance = sweep.answering.work.stage("gate thresholds", len(tried))
-    return {"gate": over_all_turns(replay(sweep.setup, tried, sweep.pairs, advance))}
+    return {"gate": replay(sweep.setup, tried, sweep.pairs, advance)}
 
 
 def _warm(sweep: Sweep) -> dict[str, list[Row]]:
@@ -155,25 +164,25 @@ def _warm(sweep: Sweep) -> dict[str, list[Row]]:
         for memory, pairs in (("cold", answers), ("warm", points.filled(first, answers))):
             about = {"pair": name, "memory": memory}
             tried = [about | {"draft_type": draft_type} for draft_type in ("ngram-mod", "auto")]
-            rows += replay(sweep.setup, tried, pairs, advance)
+            rows += replay(sweep.setup, tried, pairs, advance, has_turns=True)
     return {"warm": rows}
 
 
 def _tables(sweep: Sweep) -> dict[str, list[Row]]:
     """Send generated traffic through tables of each size, and of the default size with each n."""
     given, default, work = sweep.arguments, Settings(), sweep.answering.work
-    paths = source_files(Path(sysconfig.get_path("purelib")), given.seed)
     longest, encode = max(given.requests), sweep.answering.local.engine.tokenizer.encode_answer
     work.stage(f"making traffic of {longest:,} requests", 1)
-    traffic = list(make_traffic(paths, encode, longest, given.seed))
-    sizes = product(sorted(given.requests), sorted(given.table_entries), [default.ngram_mod_size])
-    ngrams = product([longest], [default.ngram_table_entries], sorted(given.ngram_sizes))
-    found: dict[str, list[Row]] = {}
-    for part, values in {"table_sizes": [*sizes], "ngram_sizes": [*ngrams]}.items():
-        advance, found[part] = work.stage(part.replace("_", " "), len(values)), []
-        for requests, entries, n in values:
-            point = {"requests": requests, "entries": entries, "ngram_size": n}
-            found[part].append(fill(sweep.setup, point, traffic))
+    traffic = tokenized(make_traffic(Path(sysconfig.get_path("purelib")), longest, given.seed), encode)
+    tried = {
+        "table_sizes": [*product(given.requests, sorted(given.table_entries), [default.ngram_mod_size])],
+        "ngram_sizes": [*product([longest], [default.ngram_table_entries], sorted(given.ngram_sizes))],
+    }
+    found: dict[str, list[Row]] = {part: [] for part in tried}
+    for part, sizes in tried.items():
+        advance = work.stage(part.replace("_", " "), len(sizes))
+        for requests, entries, n in sizes:
+            found[part].append(points.fill(sweep.setup, traffic[:requests], entries, n))
             advance()
     return found
 
@@ -182,3 +191,34 @@ PARTS: dict[str, Callable[[Sweep], dict[str, list[Row]]]] = {
     "grid": _grid, "tables": _tables, "gate": _gate, "warm": _warm
 }  # fmt: skip
 """By name: what runs a part and returns the rows of the document."""
+
+
+def _print(console: Console, found: Row, settings: Settings) -> None:
+    """Print all parts that were run. settings: the server's defaults, to compare the best with."""
+    gate = {"threshold": settings.gate_threshold, "gate": settings.gate}
+    defaults = {"grid": default_point(settings), "gate": gate}
+    for part, (title, by) in TABLES.items():
+        rows = [row for row in found.get(part, ()) if row.get("turn") is None]
+        names = by[:-1] or [name for row in rows[:1] for name in row if name != "acceptance_by_position"]
+        columns = [Column(name, name.replace("_", "\n"), _shown) for name in names]
+        if rows and by:
+            notes = _conclusions(rows, defaults[part]) if part in defaults else ()
+            print_rows(console, *pivoted(overall(rows, by), columns, by[-1], _mean), title, notes)
+        elif rows:
+            print_rows(console, rows, columns, title)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def _conclusions(rows: Sequence[Row], default: Row) -> Iterator[str]:
+    """Say which point has the highest mean, and what the default has."""
+    (usual,) = (one for one in overall(rows, tuple(default)) if default.items() <= one.items())
+    for name, found in (("best", best_of(rows, tuple(default))), ("default", usual)):
+        about = ", ".join(f"{field.replace('_', ' ')} {found[field]}" for field in default)
+        yield f"the {name}: {about}: {_mean(found)}"
+
+
+def _mean(row: Mapping[str, Any]) -> str:
+    return f"{row['mean']:.3f} ({row['lowest']:.2f})"

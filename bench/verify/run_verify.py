@@ -14,7 +14,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from math import comb, sqrt
+from statistics import mean, median, quantiles
 
 from rich.console import Console
 
@@ -25,22 +26,52 @@ from bench.experiment import Parity, Row
 from bench.local_engine import LocalEngine, equal_costs
 from bench.options import Flag
 from bench.tables import Column, print_rows
-from bench.verify import speed
 from bench.workloads import Chat, lengths_of, make_chats, read_prompts
 from config.settings import Settings
 from engine.request import DraftType
 from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.exact_widths import Exactness
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
+
+Chats = Sequence[Chat] | None
+"""The user's own, if there are any."""
 
 RUNS, TEMPERATURES, EXACT_ROWS = 3, (0.0, 0.8), (1, 2, 4)
-LOOKUPS: list[DraftType] = ["suffix", "ngram-simple", "ngram-mod"]
-COLUMNS = [
-    Column("draft_type", "drafts"), Column("prompt_tokens", "prompt\ntokens"),
-    Column("parity_pairs", "pairs"), Column("parity", "equal"), Column("parity_differing", "differ"),
-    Column("drafted_tokens", "drafted"), Column("accepted_tokens", "accepted"),
+COMPARED = [
+    Column("draft_type", "drafts"), Column("parity_pairs", "pairs"), Column("parity", "equal"),
+    Column("parity_differing", "differ"), Column("drafted_tokens", "drafted"),
+    Column("accepted_tokens", "accepted"),
     Column("first_divergence", "first difference",
            lambda first: f"token {first['token']}, margin {first['margin']:.2g}" if first else "-"),
 ]  # fmt: skip
+WIDTHS_TITLE = "Tokens per row and step whose logits equal those of plain decoding, byte for byte"
+
+ROUNDS = 5
+# Drafting gains from the first two; answers of the others cannot be looked up, so that it only loses.
+TIMED_WORKLOADS = ("code", "passage", "free", "trap", "remap")
+# The experiment reverses them in the first of two runs: a round is plain, drafted, drafted, plain.
+TIMED_ARMS = {"drafted": Arm("auto"), "plain": PLAIN}
+TIMES = {"first token": "first_token_s", "answer": "answer_s"}
+TIMED = [
+    Column(lambda row: row["chat"] + " *" * row["answers_differ"], "chat"),
+    Column(lambda row: f"{row['prompt_tokens']} + {row['answer_tokens']}", "tokens"), Column("time", "time"),
+    Column(lambda row: 1000 * row["plain_s"], "plain", "1"),
+    Column(lambda row: 1000 * row["drafted_s"], "drafted", "1"),
+    Column(lambda row: row["drafted_s"] / row["plain_s"], "ratio", "2"),
+    Column(lambda row: 1000 * row["bound_s"], "bound", "1"),
+    Column(lambda row: 1000 * row["noise_s"], "noise", "1"), Column("verdict", "verdict"),
+]  # fmt: skip
+NOTES = """\
+bound: the most that drafting may take, {percent:g} % and {steps:g} plain steps more than without.
+noise: 3 standard errors of the difference of two medians, judged by the spread of the plain runs.
+over: above the bound by more than the noise, and above it in each round. unclear: above the bound otherwise.
+*: answers differ; `reprise verify` shows where. Their times are scaled to the same number of tokens."""
+
+# Three standard errors of the difference of two medians of n values, in interquartile ranges over sqrt(n).
+# For normal noise: one is sqrt(pi / 2) * sqrt(2) standard deviations, each 0.741 interquartile ranges.
+NOISE = 3 * 1.31
+# Probability below which an excess of slow drafted runs is not taken for chance.
+MAX_CHANCE = 0.001
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,104 +101,187 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.rounds and not arguments.speed:
         raise ArgumentsError("--rounds needs --speed")
     chats = read_prompts(arguments.prompts) if arguments.prompts else None
-    check = _check_speed if arguments.speed else _check_tokens
-    return check(chats, arguments, outputs.make_console(120))
+    settings = Settings(
+        model=str(arguments.model) if arguments.model else None, **options.draft_model_settings(arguments),
+        num_draft_tokens=arguments.num_draft_tokens, exact=arguments.exact,
+        **options.settings(arguments, *options.MACHINES),
+    )  # fmt: skip
+    verify = _check_speed if arguments.speed else _check_tokens
+    return verify(settings, chats, arguments, outputs.make_console(120))
 
 
-def _check_speed(chats: list[Chat] | None, arguments: argparse.Namespace, console: Console) -> int:
-    with LocalEngine(_settings(arguments)) as local:
-        timed = speed.time_chats(local, chats, arguments, console)
-        if not timed:
-            raise ArgumentsError("every chat is too long for this model's context")
-        overhead = local.engine.settings.draft_overhead
-        is_within = speed.print_speed(console, timed, local.engine.info.name, overhead)
-        section = {"what": "speed", "seed": arguments.seed, "rows": timed}
-        record = document.new_document(arguments, local.engine.info, local.engine.costs, verify=section)
-    outputs.finish(console, arguments, record, timed)
-    return int(not is_within)
+def _make_chats(local: LocalEngine, arguments: argparse.Namespace, workloads: Sequence[str]) -> list[Chat]:
+    """Return a chat of each workload and prompt length."""
+    return [
+        make_chats(name, 1, arguments.seed, local.count_tokens, length)[0]
+        for name in workloads
+        for length in lengths_of(name, arguments.prompt_tokens)
+    ]
 
 
-def _check_tokens(chats: list[Chat] | None, arguments: argparse.Namespace, console: Console) -> int:
+def _check_tokens(settings: Settings, chats: Chats, arguments: argparse.Namespace, console: Console) -> int:
     widest = arguments.num_draft_tokens + 1
     widths = sorted({width for width in WIDTHS if 1 < width < widest} | {widest})
-    settings = _settings(arguments, prefix_cache_bytes=0, max_rows=1)
-    with LocalEngine(settings, equal_costs(*widths)) as local:
-        rows = _verify(local, _single_turns(local, chats, arguments), arguments, console)
-        mode = "exact" if arguments.exact else "fast"
-        title = f"Drafted against plain answers of {local.engine.info.name}, {mode} mode"
-        print_rows(console, rows, COLUMNS, title, group="draft_type")
+    with LocalEngine(replace(settings, prefix_cache_bytes=0, max_rows=1), equal_costs(*widths)) as local:
+        rows = _compare(local, chats, arguments, console)
+        title = f"Drafted against plain answers of {local.engine.info.name}"
+        print_rows(console, rows, COMPARED, title + ", exact mode" * arguments.exact)
         exact = local.engine.find_exact(list(product(EXACT_ROWS, widths)))
         _print_exact(console, local, exact)
-        section = {"what": "tokens", "seed": arguments.seed, "rows": rows, "exact": exact.describe()}
+        section = {"what": "tokens", "rows": rows, "exact": exact.describe()}
         record = document.new_document(arguments, local.engine.info, verify=section)
     outputs.finish(console, arguments, record, rows)
     return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
 
 
-def _settings(arguments: argparse.Namespace, **more: Any) -> Settings:
-    """Return the server's settings, with what the flags change. more: settings."""
-    return Settings(
-        model=str(arguments.model) if arguments.model else None, **options.draft_model_settings(arguments),
-        num_draft_tokens=arguments.num_draft_tokens, exact=arguments.exact,
-        **options.settings(arguments, *options.MACHINES), **more,
-    )  # fmt: skip
-
-
-def _single_turns(local: LocalEngine, chats: list[Chat] | None, arguments: argparse.Namespace) -> list[Chat]:
-    """Return chats of one turn: all turns of the user's, or the first ones of generated chats."""
-    if chats is not None:
-        return [replace(chat, turns=(turn,)) for chat in chats for turn in chat.turns]
+def _compare(local: LocalEngine, chats: Chats, arguments: argparse.Namespace, console: Console) -> list[Row]:
+    """Compare all turns of the user's chats, or the first of generated ones; return a row per draft type."""
+    info = local.engine.info
+    types: list[DraftType] = ["suffix", "ngram-simple", "ngram-mod"]
+    if info.head or arguments.draft_model:
+        types.append(info.head or "draft-model")
+    if info.mask_token_id is not None:
+        types.append("wedlm")
     # Different vocabularies tokenize letters with diacritics differently, so these texts are included.
     polish = ("edits_polish", "passages_polish") if arguments.draft_model else ()
-    made = [
-        make_chats(name, 1, arguments.seed, local.count_tokens, length)[0]
-        for name in ("code", "passage", *polish)
-        for length in lengths_of(name, arguments.prompt_tokens)
-    ]
-    return [replace(chat, turns=chat.turns[:1]) for chat in made]
-
-
-def _verify(
-    local: LocalEngine, chats: Sequence[Chat], arguments: argparse.Namespace, console: Console
-) -> list[Row]:
-    """Return a row per draft type and prompt length."""
-    info = local.engine.info
-    draft_model: DraftType | None = "draft-model" if arguments.draft_model else None
-    own: list[DraftType | None] = [info.head or draft_model, None if info.mask_token_id is None else "wedlm"]
-    types: list[DraftType] = [*LOOKUPS, *(one for one in own if one)]
-    cases = {}
-    for (at, chat), temperature in product(enumerate(chats), TEMPERATURES):
-        turn = replace(chat.turns[0], temperature=temperature, schema=None, max_tokens=None)
-        cases[f"{at} {temperature}"] = Case((replace(chat, turns=(turn,)),))
+    cases: dict[str, Case] = {}
+    for chat in chats or _make_chats(local, arguments, ("code", "passage", *polish)):
+        for turn, temperature in product(chat.turns if chats else chat.turns[:1], TEMPERATURES):
+            asked = replace(turn, temperature=temperature, schema=None, max_tokens=None)
+            cases[str(len(cases))] = Case((replace(chat, turns=(asked,)),))
     with outputs.Work(len(cases) * RUNS * (1 + len(types)), console) as work:
         answering = Answering(local, arguments.max_tokens, arguments.seed, work)
         runs = answering.compare({"plain": PLAIN} | {name: Arm(name) for name in types}, cases, RUNS)
+    if not runs:
+        raise ArgumentsError("every chat is too long for this model's context")
     checks = check(local, cases, runs)
     rows = []
-    for name, length in product(types, dict.fromkeys(run["prompt_tokens"] for run in runs)):
-        drafted = [run for run in runs if (run["arm"], run["prompt_tokens"]) == (name, length)]
-        parity, of_group = Parity(), {(name, run["case"]) for run in drafted}
+    for name in types:
+        drafted, parity = [run for run in runs if run["arm"] == name], Parity()
         for one in checks:
-            if (one["arm"], one["case"]) in of_group:
+            if one["arm"] == name:
                 parity.add(one["parity"])
         rows.append({
-            "draft_type": name, "prompt_tokens": length,
-            "drafted_tokens": sum(run["num_drafted"] for run in drafted),
+            "draft_type": name, "drafted_tokens": sum(run["num_drafted"] for run in drafted),
             "accepted_tokens": sum(run["num_accepted"] for run in drafted), **parity.figures(),
         })  # fmt: skip
     return rows
 
 
 def _print_exact(console: Console, local: LocalEngine, found: Exactness) -> None:
-    """Print what a batch shares, and the exact widths by number of rows and circumstance."""
+    """Print the exact widths by number of rows and circumstance, and what a batch shares."""
     rows = [
         {"rows": num_rows, "with": circumstance, "exact": exact}
         for num_rows in EXACT_ROWS
         for circumstance, exact in found.by_circumstance(num_rows).items()
     ]
-    title = "Tokens per row and step whose logits equal those of plain decoding, byte for byte"
-    print_rows(console, rows, [Column(one, one) for one in ("rows", "with", "exact")], title, group="rows")
-    lengths = ", ".join(map(str, found.lengths))
-    console.print(f"batch: {local.engine.info.batching}. Contexts tried: {lengths} tokens.")
-    for number, described in enumerate(local.engine.info.ranks):
-        console.print(f"rank {number}: {described}", highlight=False, markup=False)
+    lengths, info = ", ".join(map(str, found.lengths)), local.engine.info
+    notes = [f"batch: {info.batching}. Contexts tried: {lengths} tokens."]
+    notes += [f"rank {number}: {described}" for number, described in enumerate(info.ranks)]
+    print_rows(console, rows, [Column(one, one) for one in rows[0]], WIDTHS_TITLE, notes, group="rows")
+
+
+def _check_speed(settings: Settings, chats: Chats, arguments: argparse.Namespace, console: Console) -> int:
+    """Time every request with drafting and without, alternating in one engine with the server's settings.
+
+    Drafters forget what they saw before each run of a chat, or they would draft its own earlier answer.
+    Prompts are in the prefix cache, so that prefill does not hide what drafting costs before the first token.
+    """
+    with LocalEngine(settings) as local:
+        chats = chats or _make_chats(local, arguments, TIMED_WORKLOADS)
+        rows = _time(local, chats, arguments, console)
+        if not rows:
+            raise ArgumentsError("every chat is too long for this model's context")
+        title = f"Milliseconds of each request to {local.engine.info.name}, without drafting and with it"
+        percent = 100 * (settings.draft_overhead + PROBING_SHARE)
+        notes = NOTES.format(percent=percent, steps=ALLOWANCE_STEPS).splitlines()
+        print_rows(console, rows, TIMED, title, notes, group="chat")
+        section = {"what": "speed", "rows": rows}
+        record = document.new_document(arguments, local.engine.info, local.engine.costs, verify=section)
+    num_over, num_unclear = (sum(row["verdict"] == one for row in rows) for one in ("over", "unclear"))
+    plain, drafted = (sum(row[f"num_slow_{arm}"] for row in rows) for arm in ("plain", "drafted"))
+    num_runs = sum(len(row["plain_runs_s"]) for row in rows)
+    console.print(
+        f"{len(rows)} times of {len(rows) // 2} requests: {num_over} over the bound, {num_unclear} unclear\n"
+        f"single times above the bound and the noise: {drafted} of {num_runs} with drafting, {plain} of "
+        f"{num_runs} without, which {'may be' if is_chance(plain, drafted) else 'is no'} chance",
+        highlight=False,
+    )
+    outputs.finish(console, arguments, record, rows)
+    return int(num_over > 0 or not is_chance(plain, drafted))
+
+
+def _time(
+    local: LocalEngine, chats: Sequence[Chat], arguments: argparse.Namespace, console: Console
+) -> list[Row]:
+    """Return two rows per request that has room for an answer: of its first token, and of the answer."""
+    runs: dict[tuple[int, int], dict[str, list[Row]]] = {}
+    num_rounds = arguments.rounds or ROUNDS
+    with outputs.Work((4 * num_rounds + 2) * len(chats), console) as work:
+        answering = Answering(local, arguments.max_tokens, arguments.seed, work)
+        for number in range(num_rounds):
+            # All chats before the next round, so that no disturbance lasts for all rounds of a chat.
+            # The first run compiles kernels and fills the prefix cache.
+            cases = {str(at): Case((chat,), is_first=not number) for at, chat in enumerate(chats)}
+            for run in answering.compare(TIMED_ARMS, cases, 2):
+                by_arm = runs.setdefault((int(run["case"]), run["turn"]), {"plain": [], "drafted": []})
+                by_arm[run["arm"]].append(run)
+    rows = []
+    for (at, turn), by_arm in runs.items():
+        plain, drafted = by_arm["plain"], by_arm["drafted"]
+        length = plain[0]["num_tokens"]
+        place = {
+            "chat": f"{chats[at].workload} {turn}", "answer_tokens": length,
+            "prompt_tokens": len(local.prompt_of(chats[at].turns[turn - 1])),
+            "answers_differ": any(run["tokens"] != plain[0]["tokens"] for run in (*plain, *drafted)),
+        }  # fmt: skip
+        for run in (*plain, *drafted):
+            # Without exact mode near-ties may be decided differently; then lengths may differ too.
+            run["answer_s"] = run["decode_s"] * length / run["num_tokens"]
+        step_s = median(run["answer_s"] for run in plain) / length
+        for time, field in TIMES.items():
+            plain_s, drafted_s = ([run[field] for run in arm] for arm in (plain, drafted))
+            judged = judge(plain_s, drafted_s, step_s, local.engine.settings.draft_overhead)
+            rows.append(place | {"time": time} | judged)
+    return rows
+
+
+def judge(plain_s: Sequence[float], drafted_s: Sequence[float], step_s: float, overhead: float) -> Row:
+    """Judge repeated times of one request up to some point, with drafting and without.
+
+    plain_s, drafted_s: seconds of the runs, two of each round. step_s: seconds of a plain step.
+    overhead: the setting draft_overhead.
+
+    Returns medians, bound_s: the most that drafted_s may be, noise_s: how much the medians may differ by
+    chance, how many runs are slow: above bound_s by more than noise_s, and the verdict: "over" for what is
+    slow, and above the bound in each round; neither is chance. "unclear" is above the bound otherwise.
+    """
+
+    def bound_s(seconds: float) -> float:
+        return (1 + overhead + PROBING_SHARE) * seconds + ALLOWANCE_STEPS * step_s
+
+    # Only the plain times: what drafting does may itself vary, and that must not hide it.
+    lower, _, upper = quantiles(plain_s, n=4, method="inclusive")
+    noise_s = NOISE * (upper - lower) / sqrt(len(plain_s))
+    limit_s = bound_s(median(plain_s))
+    slow_s = limit_s + noise_s
+    is_over = median(drafted_s) > slow_s and all(
+        mean(drafted_s[at : at + 2]) > bound_s(mean(plain_s[at : at + 2])) for at in range(0, len(plain_s), 2)
+    )
+    return {
+        "plain_s": median(plain_s), "drafted_s": median(drafted_s), "bound_s": limit_s, "noise_s": noise_s,
+        "num_slow_plain": sum(one > slow_s for one in plain_s),
+        "num_slow_drafted": sum(one > slow_s for one in drafted_s),
+        "verdict": "over" if is_over else "unclear" if median(drafted_s) > limit_s else "within",
+        "plain_runs_s": plain_s, "drafted_runs_s": drafted_s,
+    }  # fmt: skip
+
+
+def is_chance(num_slow_plain: int, num_slow_drafted: int) -> bool:
+    """Whether so many more of the drafted runs than of the plain ones may be slow by chance (sign test).
+
+    A disturbance of the machine hits either with the same probability, because they alternate.
+    """
+    num = num_slow_plain + num_slow_drafted
+    num_as_bad = sum(comb(num, k) for k in range(num_slow_drafted, num + 1))
+    return bool(num_as_bad / 2**num > MAX_CHANCE)

@@ -7,26 +7,25 @@ Every turn with one right answer has it as its reference; the answers in the cha
 """
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench.workloads import agent, edits, lookups, plain, polish
-from bench.workloads.chats import Chat, Turn, Workload
-from bench.workloads.prompt_file import read_prompts
+from bench.workloads import edits, polish, questions
+from bench.workloads.chats import Chat, Turn, read_prompts
 
 __all__ = [
-    "ENGLISH", "VERSION", "WORKLOADS", "Chat", "Turn", "Workload", "lengths_of", "make_chats", "own_chats",
+    "ENGLISH", "VERSION", "WORKLOADS", "Chat", "Turn", "lengths_of", "make_chats", "own_chats",
     "read_prompts",
 ]  # fmt: skip
 
 VERSION = 2
-_ENGLISH = (*lookups.WORKLOADS, *edits.WORKLOADS, *agent.WORKLOADS, *plain.WORKLOADS)
+_ENGLISH = (*questions.LOOKUPS, *edits.WORKLOADS, *questions.OTHERS)
 
-WORKLOADS: dict[str, Workload] = {one.name: one for one in (*_ENGLISH, *polish.WORKLOADS)}
+WORKLOADS = {one.name: one for one in (*_ENGLISH, *polish.WORKLOADS)}
 """All workloads, by name."""
-
 ENGLISH = tuple(one.name for one in _ENGLISH)
 """Workloads whose words the bundled model was trained on."""
 
@@ -43,13 +42,8 @@ def make_chats(
     """Generate count chats of a workload.
 
     count_tokens: returns the length of a prompt that is this one user message, with the chat template.
-    prompt_tokens: approximate length of the first prompt, if it can be chosen; by default the shortest.
-
-    Raises KeyError for an unknown workload, ValueError if a length is given but cannot be chosen.
+    prompt_tokens: approximate length of the first prompt, where it can be chosen; None: the shortest.
     """
-    family = WORKLOADS[workload]
-    if prompt_tokens is not None and not family.prompt_tokens:
-        raise ValueError(f"the prompt length of {workload} cannot be chosen")
     length = prompt_tokens or lengths_of(workload)[0] or 0
     # A cold workload has the chats of its warm twin.
     rng = random.Random(f"{workload.removesuffix('_cold')} {seed}")
@@ -61,22 +55,17 @@ def make_chats(
             items.extend(islice(made, max(0, count - len(items))))
             return count_tokens(text_of(items[:count]))
 
-        low, high = 1, 1
-        while size(high) < length:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if size(middle) < length else (low, middle)
-        return items[: min((low, high), key=lambda count: abs(size(count) - length))]
+        limit = 1
+        while size(limit) < length:
+            limit *= 2
+        enough = bisect_left(range(limit), length, lo=1, key=size)
+        return items[: min((max(1, enough - 1), enough), key=lambda count: abs(size(count) - length))]
 
-    return [Chat(workload, tuple(family.make(rng, grow)), length or None) for _ in range(count)]
+    return [Chat(workload, tuple(WORKLOADS[workload].make(rng, grow)), length or None) for _ in range(count)]
 
 
 def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:
-    """Return the chats in a user's file; if path is None, check the names of workloads and return None.
-
-    Raises OSError and ValueError as read_prompts does, and ValueError for an unknown workload.
-    """
+    """Return the chats in a user's file, if one is given. Raises ValueError for an unknown workload."""
     if path is not None:
         return read_prompts(path)
     for name in workloads:

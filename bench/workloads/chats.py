@@ -1,21 +1,28 @@
-"""The parts of a workload: chats, and the turns of each chat, requested one after the other."""
+"""Chats and their turns, requested one after the other: of a workload, or of a user's file."""
 
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from server.errors import BadRequestError
+from server.requests.chat import ChatRequest
 from server.requests.function_tools import FunctionTool
 from server.requests.messages import Message as ReadMessage
+from server.validation.field_errors import validate
 
 if TYPE_CHECKING:
     from engine.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""
-
 Grow = Callable[[Iterator[Any], Callable[[list[Any]], str]], list[Any]]
 """grow(items, text_of) returns as many items as make the first prompt about as long as requested."""
+
+_PLAIN = ("temperature", "max_tokens")
+_READ = (*_PLAIN, "messages", "tools", "max_completion_tokens", "response_format")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +74,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A family of generated chats.
-
-    summary: a few words for help texts.
-    make: returns the turns of one chat; all randomness comes from the rng.
-    prompt_tokens: default lengths of first prompts; () if the length cannot be chosen.
-    """
+    """A family of generated chats. prompt_tokens: default lengths of first prompts; () for one of its own."""
 
     name: str
     summary: str
@@ -104,10 +106,7 @@ def conversation(exchanges: Iterable[tuple[str, str]], context: str) -> list[Tur
 def render(
     tokenizer: "Tokenizer", messages: str | Sequence[Message], tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[int, ...]:
-    """Return the token ids of a user message or a chat; of its plain text if there is no chat template.
-
-    messages, tools: as chat templates take them, see Turn.for_template().
-    """
+    """Return the token ids of a user message or a chat; of its plain text if there is no chat template."""
     messages = [user(messages)] if isinstance(messages, str) else messages
     if not tokenizer.has_chat_template:
         return tuple(tokenizer.encode("\n\n".join(one.get("content") or "" for one in messages)))
@@ -121,3 +120,70 @@ def render_turn(tokenizer: "Tokenizer", turn: Turn) -> tuple[int, ...]:
     whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
     # The text of a recorded prompt already begins with the special tokens of a prompt.
     return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)
+
+
+def read_prompts(path: Path) -> list[Chat]:
+    """Read JSON lines, each the body of a chat completion request or as `reprise serve --record` writes it.
+
+    The right answer is "output", or a last message of the assistant. A text "prompt" without messages is sent
+    without a chat template. A line whose messages begin with all messages of an earlier line is the next turn
+    of its chat. A line of Spec-Bench, with "turns" and a "category", is a chat of its first turn.
+
+    Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
+    """
+    chats: list[tuple[str, list[Turn]]] = []
+    continuable: dict[tuple[str, ...], list[Turn]] = {}
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            given = json.loads(line)
+            turn = _turn(given if isinstance(given, dict) else {})
+        except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as fault:
+            raise ValueError(f"{path}: line {number} is not JSON: {fault}") from None
+        except ValueError as fault:
+            raise ValueError(f"{path}: line {number} is not a chat: {fault}") from None
+        messages = tuple(json.dumps(message, sort_keys=True) for message in turn.messages)
+        prefixes = (messages[:count] for count in range(len(messages) - 1, 0, -1))
+        turns = next((continuable.pop(one) for one in prefixes if one in continuable), [])
+        if not turns:
+            chats.append((str(given.get("category") or path.stem), turns))
+        turns.append(turn)
+        if messages:
+            continuable[messages] = turns
+    if not chats:
+        raise ValueError(f"{path}: the file contains no chats")
+    return [Chat(name, tuple(turns)) for name, turns in chats]
+
+
+def _turn(given: dict[str, Any]) -> Turn:
+    known = {name: given[name] for name in _READ if given.get(name) is not None}
+    reference = given.get("output")
+    text: str | None = None
+    if not isinstance(reference, str | None):
+        raise ValueError("output is not text")
+    match given:
+        case {"messages": list()}:
+            pass
+        case {"turns": [str(question), *_]}:
+            # Later turns would need the model's own answers.
+            known["messages"] = [user(question)]
+        case {"prompt": str(text)} if text and "messages" not in given:
+            known = {name: known[name] for name in _PLAIN if name in known} | {"messages": [user(text)]}
+        case _:
+            raise ValueError('expected an object with a list "messages" or a text "prompt"')
+    try:
+        body = validate({"temperature": 0.0} | known, ChatRequest)
+    except BadRequestError as fault:
+        raise ValueError(fault.message) from None
+    messages, last = tuple(known["messages"]), body.messages[-1]
+    if last.role == "assistant":
+        if len(messages) == 1:
+            raise ValueError("it contains an answer but no request")
+        messages, reference = messages[:-1], last.content if reference is None else reference
+    grammar = body.requested_grammar
+    return Turn(
+        messages if text is None else (), reference, tools=tuple(known.get("tools", ())),
+        temperature=body.temperature, schema=grammar[0].text if grammar else None,
+        max_tokens=body.requested_max_tokens, text=text,
+    )  # fmt: skip

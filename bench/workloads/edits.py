@@ -11,23 +11,24 @@ from bench.workloads.words import NOUNS, VERBS, identifiers, number, thing, valu
 WHOLE = "Answer with the whole file."
 SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
 
-Range = tuple[int, int]
 Kind = Callable[[str, random.Random], tuple[str, str]]
 """A kind of change: returns a request and the changed file."""
-
 Statement = tuple[str, str]
 """One or more lines of a file, and the text to add if the file ends here."""
 
 
 def _statements(
-    rng: random.Random, num_constants: Range = (1, 4), num_statements: Range = (1, 4)
+    rng: random.Random, constants: Sequence[int], statements: Sequence[int]
 ) -> Iterator[Statement]:
-    """Yield the statements of a random file: constants, and functions of some statements, by turns."""
+    """Yield the statements of a random file: constants, and functions of some statements, by turns.
+
+    constants, statements: how many at a time, at least and at most.
+    """
     rng = random.Random(rng.random())
     unused = identifiers(rng)
     gap = ""
     while True:
-        for _ in range(rng.randint(*num_constants)):
+        for _ in range(rng.randint(*constants)):
             target = next(unused)
             literal = str(number(rng)) if rng.random() < 0.7 else f'"{value(rng)}"'
             yield f"{gap}{target} = {literal}", ""
@@ -35,7 +36,7 @@ def _statements(
         name = next(unused)
         known = [next(unused) for _ in range(rng.choice((1, 2)))]
         opening = f"\ndef {name}({', '.join(known)}):\n"
-        count = rng.randint(*num_statements)
+        count = rng.randint(*statements)
         for at in range(count):
             target = next(unused)
             text = f"{'' if at else opening}    {target} = {_expression(rng, known)}"
@@ -55,13 +56,11 @@ def _expression(rng: random.Random, known: Sequence[str]) -> str:
 
 
 def _file(statements: Iterable[Statement]) -> str:
-    """Return a file in a code fence."""
     lines, closings = zip(*statements, strict=True)
     return "\n".join(["```python", *lines]) + f"{closings[-1]}\n```"
 
 
 def _constants(file: str) -> list[tuple[str, str]]:
-    """Return the names and values of a file's constants."""
     return re.findall(r"(?m)^(\w+) = (.*)$", file)
 
 
@@ -77,8 +76,8 @@ def _value(file: str, rng: random.Random) -> tuple[str, str]:
 
 
 def _rename(file: str, rng: random.Random) -> tuple[str, str]:
-    names = [name for name, _ in _constants(file)] + re.findall(r"(?m)^def (\w+)", file)
-    names += re.findall(r"(?m)^    (\w+) = ", file)
+    names = [name for name, _ in _constants(file)]
+    names += re.findall(r"(?m)^def (\w+)", file) + re.findall(r"(?m)^    (\w+) = ", file)
     old = rng.choice(names)
     new = _other_than(*names, "python", make=lambda: next(identifiers(rng)))
     everywhere = f"Replace {old} with {new} everywhere."
@@ -138,7 +137,7 @@ def _edit_again(rng: random.Random, _: Grow) -> list[Turn]:
 
 
 def _snippet(rng: random.Random, num_statements: int) -> str:
-    return _file(islice(_statements(rng), num_statements))
+    return _file(islice(_statements(rng, (1, 4), (1, 4)), num_statements))
 
 
 def _grown(statements: Iterator[Statement], grow: Grow) -> str:
@@ -152,7 +151,7 @@ WORKLOADS = (
     Workload("edits_again_cold", "the chats of edits_again without the earlier edit",
              lambda rng, grow: _edit_again(rng, grow)[1:]),
     Workload("code", "one change in a file of the given length, answered in full",
-             lambda rng, grow: _edits(_grown(_statements(rng), grow), rng, 1), (600, 800)),
+             lambda rng, grow: _edits(_grown(_statements(rng, (1, 4), (1, 4)), grow), rng, 1), (600, 800)),
     Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
              lambda rng, _: _edits(_snippet(rng, SHORT_STATEMENTS), rng, 6)),
     Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",

@@ -1,8 +1,4 @@
-"""Chats with Polish words: text with diacritics, which different vocabularies tokenize differently.
-
-The requests stay in English; nouns, adjectives and names are replaced by Polish ones, consistently within a
-chat and in identifiers too. The bundled Polish draft model was trained on these words.
-"""
+"""Chats with Polish words, whose diacritics different vocabularies tokenize differently."""
 
 import random
 import re
@@ -11,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from bench.lexicon import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS
-from bench.workloads import edits, lookups
+from bench.workloads import edits, questions
 from bench.workloads.chats import Grow, Turn, Workload
 from bench.workloads.words import ADJECTIVES, NAMES, NOUNS
 
@@ -50,6 +46,6 @@ def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Sequence[Tur
 
 WORKLOADS = tuple(
     Workload(f"{one.name}_polish", f"{one.summary}; with Polish words", partial(_in_polish, one))
-    for one in (*edits.WORKLOADS, *lookups.WORKLOADS)
+    for one in (*edits.WORKLOADS, *questions.LOOKUPS)
     if one.name in ("edits", "quotes", "passages", "records")
 )

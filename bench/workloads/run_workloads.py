@@ -1,8 +1,7 @@
 """`reprise bench workloads`: list the generated chats of the benchmarks, or show them.
 
-List the first chat of each workload and length. The chats are the same for everyone with the same seed. With
---write, write JSON lines, one per turn with a right answer, for `--prompts FILE` of other benchmarks and for
-`reprise bench replay --pairs FILE`.
+The chats are the same for everyone with the same seed. With --write, write JSON lines, one per turn with a
+right answer, for `--prompts FILE` of other benchmarks and for `reprise bench replay --pairs FILE`.
 """
 
 import argparse
@@ -80,19 +79,19 @@ def _lines(chat: Chat, name: str, tokenizer: "Tokenizer") -> Iterator[dict[str, 
     for at, turn in enumerate(chat.turns, 1):
         if turn.reference is None:
             continue
-        body: dict[str, Any] = {"messages": turn.messages} | ({"tools": turn.tools} if turn.tools else {})
+        line = {"workload": chat.workload, "chat": name, "turn": at, "messages": turn.messages}
+        line |= {"tools": turn.tools} if turn.tools else {}
         if turn.schema:
             form = {"name": "answer", "schema": json.loads(turn.schema)}
-            body["response_format"] = {"type": "json_schema", "json_schema": form}
+            line["response_format"] = {"type": "json_schema", "json_schema": form}
         prompt = tokenizer.decode(render_turn(tokenizer, turn))
-        about = {"workload": chat.workload, "chat": name, "turn": at}
-        yield about | body | {"prompt": prompt, "output": turn.reference}
+        yield line | {"prompt": prompt, "output": turn.reference}
 
 
 def _show(console: Console, name: str, chat: Chat) -> None:
     """Print a chat: of each turn what is new in it, and its right answer."""
-    console.rule(name)
     num_shown = 0
+    console.rule(name)
     for turn in chat.turns:
         answer = {"role": "right answer", "content": turn.reference or "no single right answer"}
         for message in (*turn.messages[num_shown if len(turn.messages) > num_shown else 0 :], answer):

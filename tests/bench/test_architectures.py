@@ -2,8 +2,7 @@
 
 import pytest
 
-from bench.architectures.__main__ import try_in_child
-from bench.architectures.page import PAGE, WIDTHS, Findings, write_page
+from bench.architectures.__main__ import COLUMNS, PAGE, YES, explain, try_in_child, write_page
 from bench.architectures.tiny_models import architectures
 
 
@@ -14,32 +13,37 @@ def test_every_architecture_of_the_installed_mlx_lm_is_on_the_page():
 
 
 def test_reasons_are_numbered_once_and_said_in_a_sentence():
-    unknown = "the model keeps a NewCache, which rows cannot share"
+    everything = dict.fromkeys(COLUMNS, YES) | {"exact": ("all", None)}
     page = write_page(
         {
-            "first": Findings(exact=WIDTHS, exact_together=[2, 3]),
-            "second": Findings(batch=unknown, exact=[], prefix="some fault\nin two lines"),
-            "third": Findings(batch=unknown, drafts="KVCache: rejected tokens leave a trace"),
-            "fourth": Findings(build="it is missing"),
-            "three": Findings(by_layer=True),
+            "first": everything | {"exact_together": ("2, 3", "Many differ.")},
+            "second": {"batch": ("no", "It is new."), "drafts": YES, "prefix": ("no", "It fails.")},
+            "third": {"batch": ("not tried", "It is missing.")},
+            "fourth": everything | {"batch": ("no", "It is new."), "exact_together": ("-", None)},
         }
     )
     assert "| first | yes | yes | all | 2, 3 (1) | yes | yes |" in page
-    assert "| second | no (3) | yes | none (4) | - | no (5) | yes |" in page
-    assert "| third | no (3) | no (6) | - | - | yes | yes |" in page
-    assert "| fourth | not tried (2) | - | - | - | - | - |" in page
-    assert "| three | yes (7) |" in page
-    assert "7. Its attention layers run once for each group" in page
-    assert "5. It fails: some fault.\n" in page
+    assert "| fourth | no (2) | yes | all | - | yes | yes |" in page
+    assert "| second | no (2) | yes | - | - | no (3) | - |" in page
+    assert "| third | not tried (4) | - | - | - | - | - |\n\n## Reasons\n\n1. Many differ.\n2. It" in page
+    assert "4. It is missing.\n\n## Other names\n" in page
+    assert "3 could be tried. 1 of them share forward passes, 3 draft, 1 are" in page
+
+
+def test_a_fault_becomes_a_sentence():
+    assert explain("the model keeps a NewCache, which rows cannot share") == (
+        "It keeps a NewCache, which rows cannot share."
+    )
+    assert explain("some fault\nin two lines") == "It fails: some fault."
 
 
 @pytest.mark.parametrize("fault", ["raise SystemExit(3)", "os.abort()"])
 def test_an_architecture_that_ends_the_process_is_on_the_page_too(fault, monkeypatch):
     monkeypatch.setattr("bench.architectures.__main__._TRY", ["-c", f"import os; {fault}"])
-    assert "trying it ends the process" in str(try_in_child("llama").build)
+    assert try_in_child("llama")["batch"] == ("not tried", "It crashes the process that tries it.")
 
 
 def test_an_architecture_that_hangs_is_on_the_page_too(monkeypatch):
     monkeypatch.setattr("bench.architectures.__main__._TRY", ["-c", "import time; time.sleep(60)"])
     monkeypatch.setattr("bench.architectures.__main__.TIMEOUT_S", 0.5)
-    assert "takes more than 0.5 s" in str(try_in_child("llama").build)
+    assert try_in_child("llama")["batch"] == ("not tried", "Trying it takes more than 0.5 s.")

@@ -41,8 +41,6 @@ def test_memory_is_measured_with_mlx_running_ahead_and_not(rows):
 def test_an_unknown_name_is_named(capsys):
     assert main(["bench", "sampling", "--settings", "top_q"]) == 2
     assert "top_q is not one of greedy" in capsys.readouterr().err
-    assert main(["bench", "drafters", "--drafters", "nothing"]) == 2
-    assert "nothing is not one of ngram-simple" in capsys.readouterr().err
 
 
 def test_every_size_of_chunk_is_measured(rows):
@@ -52,7 +50,7 @@ def test_every_size_of_chunk_is_measured(rows):
 
 
 def test_the_last_chunk_may_be_shorter():
-    assert len(prefill.measure(make_model("llama"), prompt_of(40), 16)) == 3
+    assert len(prefill.time_chunks(make_model("llama"), prompt_of(40), 16)) == 3
 
 
 def test_every_drafter_is_measured_with_every_prompt(rows, monkeypatch):

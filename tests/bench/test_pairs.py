@@ -84,4 +84,4 @@ def test_text_is_encoded_and_ids_stay_and_pairs_without_tokens_go() -> None:
     pairs = [Pair("ab", (7,), "w", "c", 2, "i"), Pair("ab", ""), Pair((1,), "c")]
     found = tokenized(pairs, lambda text: [ord(char) for char in text])
     assert [(pair.prompt, pair.answer) for pair in found] == [((97, 98), (7,)), ((1,), (99,))]
-    assert (found[0].workload, found[0].chat, found[0].turn, found[0].id) == ("w", "c", 2, "i")
+    assert (found[0].workload, found[0].chat, found[0].turn) == ("w", "c", 2)

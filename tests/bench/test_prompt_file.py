@@ -75,7 +75,7 @@ def test_calls_come_to_the_template_as_objects_and_parts_as_text(tmp_path: Path)
     ("line", "message"),
     [
         ("no json", "line 2 is not JSON"),
-        ("[" * 100_000, "line 2 is nested too deep"),
+        ("[" * 100_000, "line 2 is not JSON: maximum recursion"),
         ("[]", "line 2 is not a chat: expected an object"),
         ("{}", "line 2 is not a chat: expected an object"),
         ('{"messages": "hello"}', "line 2 is not a chat: expected an object"),

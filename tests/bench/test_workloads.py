@@ -77,9 +77,7 @@ def test_prompts_are_about_as_long_as_asked(workload: str, count_tokens: Callabl
         assert count_tokens(chat.turns[0].messages[0]["content"]) == pytest.approx(length, rel=0.05)
 
 
-def test_a_length_is_refused_where_none_can_be_chosen() -> None:
-    with pytest.raises(ValueError, match="the prompt length of free cannot be chosen"):
-        make_chats("free", 1, 1, count_words, 600)
+def test_a_workload_without_lengths_takes_none() -> None:
     assert lengths_of("free", [600]) == (None,)
     assert lengths_of("json_rag", [300]) == (300,)
 

@@ -5,10 +5,12 @@ import re
 
 import pytest
 
+from bench.errors import BenchError
 from bench.figures import run_all
 from bench.figures.catalog import FIGURES, RUNS
 from bench.figures.run_all import (
     PAGES,
+    PUBLISHED,
     ROOT,
     blocks,
     command_of,
@@ -102,11 +104,57 @@ def test_a_page_shows_the_figures_that_were_recorded():
     assert filled(page, {}) == page
 
 
+@pytest.mark.parametrize(
+    ("place", "row", "heading"),
+    [
+        ("workloads[0][5]", "(`json_rag`, 600 tokens)", "speedup"),
+        ("workloads[1][5]", "(`json_rag`, 800 tokens)", "speedup"),
+        ("choices[7][4]", "/ edits / suffix / 4 /", "speedup"),
+        ("choices[8][4]", "/ edits / ngram-mod / 4 /", "speedup"),
+        ("choices[9][4]", "/ edits / ngram-simple / 4 /", "speedup"),
+        ("choices[10][4]", "/ edits / draft-model / 4 /", "speedup"),
+        ("second-edit[0][6]", "(`edits_again_cold`) / auto /", "speedup"),
+        ("second-edit[1][6]", "(`edits_again_cold`) / ngram-mod /", "speedup"),
+        ("second-edit[2][6]", "(`edits_again`) / auto /", "speedup"),
+        ("second-edit[3][6]", "(`edits_again`) / ngram-mod /", "speedup"),
+        ("draft-model[0][1]", "/ 2 /", "break-even acceptance rate"),
+        ("draft-model[1][1]", "/ 4 /", "break-even acceptance rate"),
+        ("break-even[0][2]", "/ 2 /", "break-even acceptance rate"),
+        ("break-even[1][2]", "/ 4 /", "break-even acceptance rate"),
+        ("heads-mtp[4][2]", "(`quotes`) / mtp", "tokens per forward pass"),
+        ("heads-mtp-replayed[1][2]", "(`quotes`)", "draft cost 0.1"),
+        ("heads-dflash[7][2]", "(`records`) / dflash", "tokens per forward pass"),
+        ("heads-dflash-replayed[2][3]", "(`records`)", "draft cost 0.2"),
+    ],
+)
+def test_a_cell_beside_a_published_figure_is_the_one_that_is_meant(place, row, heading):
+    assert f"{{{place}}}" in PUBLISHED.read_text()
+    name, at, column = re.fullmatch(r"(.+)\[(\d+)\]\[(\d+)\]", place).groups()
+    before = " / ".join(RECORDS[name]["cells"][int(at)][: int(column)])
+    assert row in f"/ {before} /"
+    assert FIGURES[name].columns[int(column)].heading == heading
+
+
 def test_every_cell_beside_a_published_figure_is_in_one_of_our_tables():
-    assert "?" in published({})
-    text = published(RECORDS)
-    assert "{" not in text
-    assert "?" not in text
+    assert "{" not in published(RECORDS)
+
+
+def test_a_run_keeps_what_was_made_before_a_command_failed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "docs").mkdir()
+    for page in PAGES:
+        (tmp_path / page).write_text("<!-- figures: turns -->\n<!-- end -->\n")
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+
+    def document(command):
+        if command != "turns":
+            raise BenchError("out of memory")
+        return FOUND
+
+    monkeypatch.setattr(run_all, "_document", document)
+    assert main(["bench", "all", "--only", "turns,sampling"]) == 1
+    assert "reprise bench all: out of memory" in capsys.readouterr().err
+    assert list(read_records()) == ["turns"]
+    assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()
 
 
 def test_an_interrupted_run_keeps_what_was_made_and_says_how_to_continue(tmp_path, monkeypatch, capsys):
@@ -115,13 +163,13 @@ def test_an_interrupted_run_keeps_what_was_made_and_says_how_to_continue(tmp_pat
         (tmp_path / page).write_text("<!-- figures: turns -->\n<!-- end -->\n")
     monkeypatch.setattr(run_all, "ROOT", tmp_path)
 
-    def document(command, _):
+    def document(command):
         if command != "turns":
             raise KeyboardInterrupt
         return FOUND
 
     monkeypatch.setattr(run_all, "_document", document)
-    main(["bench", "all", "--only", "turns,sampling,warm"])
+    main(["bench", "all", "--only", "turns,sampling,warm", "--documents", str(tmp_path / "kept")])
     assert "continue with --only warm,sampling" in capsys.readouterr().err
-    assert list(read_records()) == ["turns"]
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["turns.json"]
     assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()

@@ -1,15 +1,17 @@
-"""JSON records and text, to be quoted, repeated or asked about."""
+"""Questions about JSON records and text, an agent's tool calls, and requests where copying does not help."""
 
 import json
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn
-from bench.workloads.words import ADJECTIVES, FIELDS, NOUNS, names, number, value
+from bench.workloads.chats import Grow, Message, Turn, Workload, conversation, single_turn, user
+from bench.workloads.words import ADJECTIVES, FIELDS, NAMES, NOUNS, VERBS, names, number, value
 
-NUM_QUESTIONS = 3
+NUM_QUESTIONS, NUM_TOOLS = 3, 3
+NUM_SUMS, NUM_ENTRIES, NUM_WORDS = 8, 24, 48
 SENTENCES = [
     "{who} found the {thing} in the {place}.",
     "{who} bought the {thing} for {number} coins from {other}.",
@@ -22,12 +24,10 @@ SENTENCES = [
 ]
 
 Record = dict[str, Any]
-Sentence = tuple[str, str]
-"""One sentence, and the person that it is about."""
+Sentence = tuple[str, str]  # and the person that it is about
 
 
 def _records(rng: random.Random, num_fields: int) -> Iterator[Record]:
-    """Yield records with the same fields and distinct names."""
     fields = rng.sample(FIELDS[1:], num_fields)
     for name in names(rng):
         yield {"name": name} | {field: value(rng) for field in fields}
@@ -66,9 +66,7 @@ def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:
     types = {key: whole if isinstance(content, int) else text for key, content in values.items()}
     shown = {"type": "object", "properties": types}
     limited = {key: kind | ({"maxLength": 40} if kind is text else {}) for key, kind in types.items()}
-    enforced = {
-        "type": "object", "properties": limited, "required": list(values), "additionalProperties": False,
-    }  # fmt: skip
+    enforced = shown | {"properties": limited, "required": list(values), "additionalProperties": False}
     facts = ", ".join(f"{key}: {content}" for key, content in values.items())
     request = f"Make a JSON object for this schema: {json.dumps(shown)}\nThe values: {facts}."
     return single_turn(request, json.dumps(values), schema=json.dumps(enforced))
@@ -120,7 +118,74 @@ def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
     return single_turn(f"{request}\n\n{_joined(sentences)}", answer)
 
 
-WORKLOADS = (
+def _tool(rng: random.Random, verb: str, noun: str, fields: Sequence[str]) -> dict[str, Any]:
+    properties = {field: {"type": "string"} for field in fields}
+    about = rng.choice((f"Use this to {verb} a {noun}.", f"{verb.capitalize()} the {noun}."))
+    parameters = {"type": "object", "properties": properties, "required": list(fields)}
+    function = {"name": f"{verb}_{noun}", "description": about, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    pairs = list(zip(rng.sample(VERBS, NUM_TOOLS), rng.sample(NOUNS, NUM_TOOLS), strict=True))
+    taken = [rng.sample(FIELDS, 2) for _ in pairs]
+    tools = tuple(_tool(rng, *pair, fields) for pair, fields in zip(pairs, taken, strict=True))
+    messages, turns, plans = list[Message](), list[Turn](), list[str]()
+    known: dict[str, str] = {}
+
+    def ask(reference: str) -> None:
+        turns.append(Turn(tuple(messages), reference, tools=tools))
+
+    for at, (verb, noun) in enumerate(pairs):
+        name, number = f"{verb}_{noun}", f"call_{at + 1}"
+        # Arguments come from the previous tool's result if it has the field.
+        arguments = {field: known.get(field) or _word(rng) for field in taken[at]}
+        call = {"name": name, "arguments": json.dumps(arguments)}
+        facts = " and ".join(f"{field} {text}" for field, text in arguments.items())
+        messages.append(user(f"Use {name} with {facts}."))
+        # The most common format of a call; some models use others.
+        ask(f'<tool_call>\n{{"name": "{name}", "arguments": {call["arguments"]}}}\n</tool_call>')
+        known = {field: _word(rng) for field in taken[(at + 1) % NUM_TOOLS]}
+        result = known | {field: value(rng) for field in rng.sample(FIELDS, 4) if field not in known}
+        made = {"id": number, "type": "function", "function": call}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [made]})
+        messages.append({"role": "tool", "content": json.dumps(result), "tool_call_id": number})
+        plan = f"{name} returned: {', '.join(f'{key} is {content}' for key, content in result.items())}."
+        ask(plan)
+        messages.append({"role": "assistant", "content": plan})
+        plans.append(plan)
+    messages.append(user("Now list all results as the steps of a plan."))
+    ask("\n".join(f"{at}. {plan}" for at, plan in enumerate(plans, 1)))
+    return turns
+
+
+def _word(rng: random.Random) -> str:
+    while not isinstance(word := value(rng), str):
+        pass
+    return word
+
+
+def _story(rng: random.Random, _: Grow, **more: Any) -> Sequence[Turn]:
+    return single_turn(f"Write about the {rng.choice(NOUNS)}.", is_endless=True, **more)
+
+
+def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    sums = [(rng.randrange(100, 1000), rng.choice("+-"), rng.randrange(10, 100)) for _ in range(NUM_SUMS)]
+    answers = (left + right if sign == "+" else left - right for left, sign, right in sums)
+    listed = "\n".join(f"{left} {sign} {right}" for left, sign, right in sums)
+    request = "Compute each line. Answer with the results alone, one in each line."
+    return single_turn(f"{request}\n\n{listed}", "\n".join(map(str, answers)))
+
+
+def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    meaning = dict(zip(rng.sample(NOUNS, NUM_ENTRIES), rng.sample(NAMES, NUM_ENTRIES), strict=True))
+    text = [rng.choice(list(meaning)) for _ in range(NUM_WORDS)]
+    entries = "\n".join(f"{word}: {other}" for word, other in meaning.items())
+    request = f"Translate the text word by word. These are the words:\n\n{entries}"
+    return single_turn(f"{request}\n\nThe text: {' '.join(text)}", " ".join(meaning[word] for word in text))
+
+
+LOOKUPS = (
     Workload("records", "one of six records, returned as JSON", _one_record),
     Workload("json_rag", "three questions about JSON records of the given length; answers quote the record",
              _json_rag, (600, 800)),
@@ -131,4 +196,14 @@ WORKLOADS = (
     Workload("passage", "three sentences quoted, one by one, from a text of the given length", _passage,
              (600, 800)),
     Workload("summary", "four people of a text of 21 sentences, each with a quote", _summary),
+)  # fmt: skip
+OTHERS = (
+    Workload("agent",
+             "three chained tool calls with arguments from earlier results, which are then listed as a plan",
+             _agent),
+    Workload("free", "random text at temperature 1.5, nothing to copy", partial(_story, temperature=1.5)),
+    Workload("arithmetic", f"{NUM_SUMS} sums, whose results do not occur in the prompt", _arithmetic),
+    Workload("remap", f"{NUM_WORDS} words translated one by one with a list of {NUM_ENTRIES}", _remap),
+    Workload("trap", "random draws from 12 tokens: every short n-gram repeats, but predicts nothing",
+             partial(_story, num_allowed=12)),
 )  # fmt: skip

@@ -1,0 +1,74 @@
+"""Cost curves: the cost of a step by its width, relative to a plain step; measured here or published."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import document
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The cost of a step by its width, as (width, cost) at widths that rise from 1, where the cost is 1.
+
+    kind: "measured" by Reprise, or "published" by others. source: who measured the costs, and how.
+    """
+
+    name: str
+    points: tuple[tuple[int, float], ...]
+    machine: str = ""
+    kind: str = "measured"
+    source: str = ""
+
+    def cost(self, width: int) -> float:
+        """Return the cost of a step of this width, on straight lines between the points.
+
+        Beyond the last point it follows the overall slope, which is a guess. The last segment's slope would
+        not do: a staircase ends flat, and any width beyond would be free.
+        """
+        last_width, last_cost = self.points[-1]
+        if width > last_width:
+            return last_cost + (width - last_width) * max(0.0, (last_cost - 1.0) / (last_width - 1))
+        return float(np.interp(width, *zip(*self.points, strict=True)))
+
+
+M4_PRO = Curve(
+    "M4 Pro 4-bit", ((1, 1.0), (2, 0.99), (3, 1.13), (4, 1.43), (5, 1.75), (8, 2.84), (10, 4.5), (32, 4.5)),
+    "Apple M4 Pro, 4-bit weights", "published",
+    "measured by others on Metal and quoted as published; not measured here",
+)  # fmt: skip
+CPU_BF16 = Curve(
+    "CPU bf16", ((1, 1.0), (2, 1.3), (4, 1.75), (8, 2.8)),
+    "Linux, x86_64, MLX's CPU build with its reference BLAS, one core", "measured",
+    "measured with a Llama of 28 million parameters in bfloat16, up to width 8",
+)  # fmt: skip
+FLAT = Curve("flat", ((1, 1.0), (32, 1.0)))
+"""A curve of no machine, on which width is free: its speedups are tokens per forward pass."""
+
+
+def built_in() -> dict[str, Curve]:
+    """Return the curves that come with Reprise, by name."""
+    return {"apple-m4-pro-4bit": M4_PRO, "cpu-bf16": CPU_BF16}
+
+
+def find_curve(name: str) -> Curve:
+    """Return a built-in curve by its name, or that of a result document. Raises OSError, ValueError."""
+    return built_in().get(name) or _curve_of(Path(name))
+
+
+def _curve_of(path: Path) -> Curve:
+    found = document.read(path)
+    costs, machine = found.get("cost_curve"), found["machine"]["cpu"]
+    if not costs:
+        raise ValueError(f"{path} has no step costs: it was written without an engine")
+    points = tuple((one["width"], one["seconds"] / costs[0]["seconds"]) for one in costs)
+    name = f"{found['model']['name']} on {machine}"
+    return Curve(name, points, machine, source=f"{found['command']}, {found['date']}")
+
+
+def describe(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Describe the curves for a result document."""
+    return [asdict(curve) for curve in curves]
