@@ -32,7 +32,8 @@ class Curve:
         last_width, last_cost = self.points[-1]
         if width > last_width:
             return last_cost + (width - last_width) * max(0.0, (last_cost - 1.0) / (last_width - 1))
-        return float(np.interp(width, *zip(*self.points, strict=True)))
+        widths, costs = zip(*self.points, strict=True)
+        return float(np.interp(width, list(widths), list(costs)))
 
 
 M4_PRO = Curve(
