@@ -65,9 +65,11 @@ class Work:
         """Show what is running now."""
         task, text = self._task, escape(label)
         if self._progress.disable and text != task.description:
-            left_s = (task.elapsed or 0.0) * (self.weight / task.completed - 1) if task.completed else None
-            left = "" if left_s is None else f" (about {max(0.0, left_s):.0f} s left)"
-            self._progress.console.print(f"{label}{left}", highlight=False, markup=False)
+            share = task.completed / self.weight if self.weight else 0.0
+            left_s = (task.elapsed or 0.0) * (1 / share - 1) if share else None
+            left = "" if left_s is None else f", about {max(0.0, left_s):.0f} s left"
+            line = f"{label} ({100 * share:.0f} % done{left})"
+            self._progress.console.print(line, highlight=False, markup=False)
         self._progress.update(task.id, description=text, total=self.weight)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
