@@ -139,37 +139,35 @@ def test_every_cell_beside_a_published_figure_is_in_one_of_our_tables():
     assert "{" not in published(RECORDS)
 
 
-def test_a_run_keeps_what_was_made_before_a_command_failed(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def run_until(tmp_path, monkeypatch):
+    """Return a function that runs `bench all` on pages in tmp_path, whose table "turns" alone succeeds."""
     (tmp_path / "docs").mkdir()
     for page in PAGES:
         (tmp_path / page).write_text("<!-- figures: turns -->\n<!-- end -->\n")
     monkeypatch.setattr(run_all, "ROOT", tmp_path)
 
-    def document(command):
-        if command != "turns":
-            raise BenchError("out of memory")
-        return FOUND
+    def run(fault, *given):
+        def document(command):
+            if command != "turns":
+                raise fault
+            return FOUND
 
-    monkeypatch.setattr(run_all, "_document", document)
-    assert main(["bench", "all", "--only", "turns,sampling"]) == 1
+        monkeypatch.setattr(run_all, "_document", document)
+        return main(["bench", "all", *given])
+
+    return run
+
+
+def test_a_run_keeps_what_was_made_before_a_command_failed(run_until, tmp_path, capsys):
+    assert run_until(BenchError("out of memory"), "--only", "turns,sampling") == 1
     assert "reprise bench all: out of memory" in capsys.readouterr().err
     assert list(read_records()) == ["turns"]
     assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()
 
 
-def test_an_interrupted_run_keeps_what_was_made_and_says_how_to_continue(tmp_path, monkeypatch, capsys):
-    (tmp_path / "docs").mkdir()
-    for page in PAGES:
-        (tmp_path / page).write_text("<!-- figures: turns -->\n<!-- end -->\n")
-    monkeypatch.setattr(run_all, "ROOT", tmp_path)
-
-    def document(command):
-        if command != "turns":
-            raise KeyboardInterrupt
-        return FOUND
-
-    monkeypatch.setattr(run_all, "_document", document)
-    main(["bench", "all", "--only", "turns,sampling,warm", "--documents", str(tmp_path / "kept")])
+def test_an_interrupted_run_keeps_what_was_made_and_says_how_to_continue(run_until, tmp_path, capsys):
+    run_until(KeyboardInterrupt, "--only", "turns,sampling,warm", "--documents", str(tmp_path / "kept"))
     assert "continue with --only warm,sampling" in capsys.readouterr().err
     assert [file.name for file in (tmp_path / "kept").iterdir()] == ["turns.json"]
     assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()
