@@ -42,11 +42,14 @@ class Parity:
                 self.num_differing += 1
                 self.first = self.first or {"token": at, "margin": margin(tuple(one[:at]))}
 
-    def add(self, other: "Parity") -> None:
-        """Add the counts of other to these."""
-        self.num_pairs += other.num_pairs
-        self.num_differing += other.num_differing
-        self.first = self.first or other.first
+    @classmethod
+    def total(cls, parts: Iterable["Parity"]) -> "Parity":
+        """Return the sums of several results, with the first difference of all."""
+        parts = [*parts]
+        pairs, differing = (
+            sum(getattr(one, name) for one in parts) for name in ("num_pairs", "num_differing")
+        )
+        return cls(pairs, differing, next((one.first for one in parts if one.first), None))
 
     def figures(self) -> dict[str, Any]:
         """Return the fields for a row of a result document."""

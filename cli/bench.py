@@ -15,7 +15,7 @@ COMMANDS = {
     "decode": "bench.decode.run_decode",
     "turns": "bench.serving.turns",
     "economics": "bench.economics.run_economics",
-    "translation": "bench.translation.run_translation",
+    "translation": "bench.decode.run_translation",
     "peers": "bench.serving.run_peers",
     "sweep": "bench.sweep.run_sweep",
     "replay": "bench.replay.run_replay",

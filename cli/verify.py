@@ -10,7 +10,7 @@ HELP = "Check that drafting changes no answer on this machine, and with --speed 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `reprise verify` to the parser."""
     # Imported here so that other commands do not load the engine.
-    from bench.verify import run_verify
+    from bench.decode import run_verify
 
     run_verify.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Verify on this machine, or on those of --hosts; return the exit status."""
     if arguments.hosts is not None and not is_launched():
         return launch(arguments.hosts)
-    from bench.verify import run_verify
+    from bench.decode import run_verify
 
     status = run_verify.run(arguments)
     if is_launched():

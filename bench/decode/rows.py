@@ -50,9 +50,6 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
     by_source, by_position = add_nested(drafted)
     num_drafted, num_accepted = (sum(pair[at] for pair in by_source.values()) for at in (0, 1))
     num_tokens = _sum(drafted, "num_tokens")
-    parity = Parity()
-    for check in checks:
-        parity.add(check["parity"])
     widths = [width for check in checks if (width := check.get("best_width"))]
     best_width = mean(widths) if 0 < len(widths) == len(checks) else None
     return {
@@ -67,7 +64,8 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
         "tokens_per_forward": ratio(num_tokens, _sum(drafted, "num_forwards")),
         "drafted_share": ratio(num_accepted, num_tokens), "by_source": by_source,
         "translation": add_counts(run["translation"] for run in drafted),
-        "drafter_us_per_token": ratio(1e6 * _sum(drafted, "drafter_s"), num_tokens), **parity.figures(),
+        "drafter_us_per_token": ratio(1e6 * _sum(drafted, "drafter_s"), num_tokens),
+        **Parity.total(check["parity"] for check in checks).figures(),
         "best_width_speedup": best_width, "of_best_width": ratio(speedup, best_width),
         "energy_j_per_token": _joules(drafted), "plain_energy_j_per_token": _joules(plain),
     }  # fmt: skip

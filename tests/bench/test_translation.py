@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.translation.run_translation import pairs_of
+from bench.decode.run_translation import pairs_of
 from cli.main import main
 
 

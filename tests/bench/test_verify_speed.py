@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.decode.answering import Answering, Arm, Case
+from bench.decode.run_verify import is_chance, judge
 from bench.experiment import Row
-from bench.verify.run_verify import is_chance, judge
 from cli.main import main
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 

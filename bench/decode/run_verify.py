@@ -13,20 +13,20 @@ measured noise, or that single runs did so too often for chance.
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from math import comb, sqrt
 from statistics import mean, median, quantiles
 
 from rich.console import Console
 
 from bench import document, options, outputs
-from bench.decode.answering import PLAIN, Answering, Arm, Case, check
+from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, check
 from bench.errors import ArgumentsError
-from bench.experiment import Parity, Row
+from bench.experiment import Parity, Row, grouped
 from bench.local_engine import LocalEngine, equal_costs
 from bench.options import Flag
 from bench.tables import Column, print_rows
-from bench.workloads import Chat, lengths_of, make_chats, read_prompts
+from bench.workloads import Chat, read_prompts
 from config.settings import Settings
 from engine.request import DraftType
 from engine.speculative.costs.calibration import WIDTHS
@@ -110,15 +110,6 @@ def _run(arguments: argparse.Namespace) -> int:
     return verify(settings, chats, arguments, outputs.make_console(120))
 
 
-def _make_chats(local: LocalEngine, arguments: argparse.Namespace, workloads: Sequence[str]) -> list[Chat]:
-    """Return a chat of each workload and prompt length."""
-    return [
-        make_chats(name, 1, arguments.seed, local.count_tokens, length)[0]
-        for name in workloads
-        for length in lengths_of(name, arguments.prompt_tokens)
-    ]
-
-
 def _check_tokens(settings: Settings, chats: Chats, arguments: argparse.Namespace, console: Console) -> int:
     widest = arguments.num_draft_tokens + 1
     widths = sorted({width for width in WIDTHS if 1 < width < widest} | {widest})
@@ -144,8 +135,9 @@ def _compare(local: LocalEngine, chats: Chats, arguments: argparse.Namespace, co
         types.append("wedlm")
     # Different vocabularies tokenize letters with diacritics differently, so these texts are included.
     polish = ("edits_polish", "passages_polish") if arguments.draft_model else ()
+    arguments.workloads = ("code", "passage", *polish)
     cases: dict[str, Case] = {}
-    for chat in chats or _make_chats(local, arguments, ("code", "passage", *polish)):
+    for chat in chats or chain(*chats_of(arguments, local, 1)):
         for turn, temperature in product(chat.turns if chats else chat.turns[:1], TEMPERATURES):
             asked = replace(turn, temperature=temperature, schema=None, max_tokens=None)
             cases[str(len(cases))] = Case((replace(chat, turns=(asked,)),))
@@ -154,18 +146,13 @@ def _compare(local: LocalEngine, chats: Chats, arguments: argparse.Namespace, co
         runs = answering.compare({"plain": PLAIN} | {name: Arm(name) for name in types}, cases, RUNS)
     if not runs:
         raise ArgumentsError("every chat is too long for this model's context")
-    checks = check(local, cases, runs)
-    rows = []
-    for name in types:
-        drafted, parity = [run for run in runs if run["arm"] == name], Parity()
-        for one in checks:
-            if one["arm"] == name:
-                parity.add(one["parity"])
-        rows.append({
-            "draft_type": name, "drafted_tokens": sum(run["num_drafted"] for run in drafted),
-            "accepted_tokens": sum(run["num_accepted"] for run in drafted), **parity.figures(),
-        })  # fmt: skip
-    return rows
+    checks = grouped(check(local, cases, runs), "arm")
+    return [
+        {"draft_type": name, "drafted_tokens": sum(run["num_drafted"] for run in drafted),
+         "accepted_tokens": sum(run["num_accepted"] for run in drafted),
+         **Parity.total(one["parity"] for one in checks[name,]).figures()}
+        for (name,), drafted in grouped(runs, "arm").items() if name != "plain"
+    ]  # fmt: skip
 
 
 def _print_exact(console: Console, local: LocalEngine, found: Exactness) -> None:
@@ -188,7 +175,8 @@ def _check_speed(settings: Settings, chats: Chats, arguments: argparse.Namespace
     Prompts are in the prefix cache, so that prefill does not hide what drafting costs before the first token.
     """
     with LocalEngine(settings) as local:
-        chats = chats or _make_chats(local, arguments, TIMED_WORKLOADS)
+        arguments.workloads = TIMED_WORKLOADS
+        chats = chats or [*chain(*chats_of(arguments, local, 1))]
         rows = _time(local, chats, arguments, console)
         if not rows:
             raise ArgumentsError("every chat is too long for this model's context")
@@ -215,7 +203,7 @@ def _time(
     local: LocalEngine, chats: Sequence[Chat], arguments: argparse.Namespace, console: Console
 ) -> list[Row]:
     """Return two rows per request that has room for an answer: of its first token, and of the answer."""
-    runs: dict[tuple[int, int], dict[str, list[Row]]] = {}
+    runs: list[Row] = []
     num_rounds = arguments.rounds or ROUNDS
     with outputs.Work((4 * num_rounds + 2) * len(chats), console) as work:
         answering = Answering(local, arguments.max_tokens, arguments.seed, work)
@@ -223,19 +211,17 @@ def _time(
             # All chats before the next round, so that no disturbance lasts for all rounds of a chat.
             # The first run compiles kernels and fills the prefix cache.
             cases = {str(at): Case((chat,), is_first=not number) for at, chat in enumerate(chats)}
-            for run in answering.compare(TIMED_ARMS, cases, 2):
-                by_arm = runs.setdefault((int(run["case"]), run["turn"]), {"plain": [], "drafted": []})
-                by_arm[run["arm"]].append(run)
+            runs += answering.compare(TIMED_ARMS, cases, 2)
     rows = []
-    for (at, turn), by_arm in runs.items():
-        plain, drafted = by_arm["plain"], by_arm["drafted"]
-        length = plain[0]["num_tokens"]
+    for (case, turn), of_turn in grouped(runs, "case", "turn").items():
+        plain, drafted = ([run for run in of_turn if run["arm"] == arm] for arm in ("plain", "drafted"))
+        length, chat = plain[0]["num_tokens"], chats[int(case)]
         place = {
-            "chat": f"{chats[at].workload} {turn}", "answer_tokens": length,
-            "prompt_tokens": len(local.prompt_of(chats[at].turns[turn - 1])),
-            "answers_differ": any(run["tokens"] != plain[0]["tokens"] for run in (*plain, *drafted)),
+            "chat": f"{chat.workload} {turn}", "answer_tokens": length,
+            "prompt_tokens": len(local.prompt_of(chat.turns[turn - 1])),
+            "answers_differ": any(run["tokens"] != plain[0]["tokens"] for run in of_turn),
         }  # fmt: skip
-        for run in (*plain, *drafted):
+        for run in of_turn:
             # Without exact mode near-ties may be decided differently; then lengths may differ too.
             run["answer_s"] = run["decode_s"] * length / run["num_tokens"]
         step_s = median(run["answer_s"] for run in plain) / length

@@ -1,1 +1,0 @@
-"""`reprise bench translation`: measure drafts of models with other vocabularies, by translation strategy."""
