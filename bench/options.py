@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -89,49 +89,72 @@ OUTPUTS: dict[str, Any] = {"json": None, "csv": None, "html": None}
 
 
 class Flag(NamedTuple):
-    """A flag of one command. parse: None makes a flag without a value."""
+    """An argument of a command. name: without dashes for one that is known by its place.
+
+    parse: None makes a flag without a value. default: `...` if the flag is required; it is named in the help,
+    unless the help does it. is_repeated: it may be given several times.
+    """
 
     name: str
     parse: Any
     placeholder: str | None
     default: Any
     help: str
+    is_repeated: bool = False
 
 
-def declare(parser: argparse.ArgumentParser, *flags: Flag) -> None:
-    """Add a command's own flags to the parser. A default is named in the help, unless the help does it."""
-    for name, parse, placeholder, default, text in flags:
+def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag]) -> None:
+    """Add a command's arguments to the parser."""
+    for name, parse, placeholder, default, text, is_repeated in flags:
         if parse is None:
             parser.add_argument(name, action="store_true", help=text)
             continue
-        if default is not None and "Default:" not in text:
+        more: dict[str, Any] = {"type": parse, "metavar": placeholder}
+        if not name.startswith("-"):
+            more["nargs"] = "+" if is_repeated else None
+        else:
+            more |= {"required": True} if default is ... else {"default": default}
+            more |= {"action": "append"} if is_repeated else {}
+        if default not in (None, ..., (), []) and "Default:" not in text:
             shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
             text = f"{text} Default: {shown}."
-        parser.add_argument(name, type=parse, metavar=placeholder, default=default, help=text)
+        parser.add_argument(*name.split(), help=text, **more)
 
 
-def add(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Add shared flags to the parser, by their names with underscores and their defaults."""
+def shared(**defaults: Any) -> Iterator[Flag]:
+    """Yield shared flags, by their names with underscores and their defaults."""
     for name, default in defaults.items():
         flag = name.replace("_", "-")
         parse, placeholder, text = SHARED[flag]
-        declare(parser, Flag(f"--{flag}", parse, placeholder, default, text))
+        yield Flag(f"--{flag}", parse, placeholder, default, text)
         if name == "draft_model":
-            add_settings(parser, "draft_translation")
+            yield from of_settings("draft_translation")
 
 
-def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add flags of `reprise serve` to the parser, by the names of the settings.
+def of_settings(*names: str) -> Iterator[Flag]:
+    """Yield flags of `reprise serve`, by the names of the settings.
 
     Parsing raises SettingsError for a value that is not valid.
     """
     for known in map(SETTINGS.__getitem__, names):
         placeholder = "|".join(known.choices) or known.name.upper()
-        declare(parser, Flag(known.flag, known.parse, placeholder, known.default, known.help))
+        yield Flag(known.flag, known.parse, placeholder, known.default, known.help)
+
+
+def declare(parser: argparse.ArgumentParser, *flags: Flag) -> None:
+    add_flags(parser, flags)
+
+
+def add(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    add_flags(parser, shared(**defaults))
+
+
+def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    add_flags(parser, of_settings(*names))
 
 
 def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the values of flags by add_settings(), as keyword arguments of Settings."""
+    """Return the values of flags by of_settings(), as keyword arguments of Settings."""
     return {name: getattr(arguments, name) for name in names}
 
 
@@ -142,7 +165,7 @@ def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def flags(arguments: argparse.Namespace, *names: str) -> list[str]:
-    """Return flags of `reprise serve` that say the same as those by add_settings()."""
+    """Return flags of `reprise serve` that say the same as those by of_settings()."""
     given = settings(arguments, *names).items()
     return [f"{SETTINGS[name].flag}={value}" for name, value in given if value != SETTINGS[name].default]
 

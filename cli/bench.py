@@ -27,7 +27,7 @@ COMMANDS = {
     "wedlm": "bench.decode.run_wedlm",
     "workloads": "bench.workloads.run_workloads",
 }
-"""The module of each benchmark: it has add_arguments() and run(), and its docstring is the help text."""
+"""The module of each benchmark: it has FLAGS, run(), perhaps an EPILOG, and its docstring is the help."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         try:
             # Imported here so that other commands do not load the workloads.
             command = import_module(module)
+            from bench.options import add_flags
             from bench.outputs import run_command
         except ModuleNotFoundError as fault:
             raise UsageError(
@@ -46,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         summary = first.partition("`: ")[2]
         own = benchmarks.add_parser(
             name, help=summary[0].upper() + summary[1:], description=text, allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=getattr(command, "EPILOG", None), formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        command.add_arguments(own)
+        if hasattr(command, "FLAGS"):
+            add_flags(own, command.FLAGS)
+        else:
+            command.add_arguments(own)
         own.set_defaults(run=partial(run_command, f"reprise bench {name}", command.run))

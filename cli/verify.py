@@ -10,9 +10,11 @@ HELP = "Check that drafting changes no answer on this machine, and with --speed 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `reprise verify` to the parser."""
     # Imported here so that other commands do not load the engine.
+    from bench import options
     from bench.decode import run_verify
 
-    run_verify.add_arguments(parser)
+    parser.description = str(run_verify.__doc__).split("\n\n", 1)[1]
+    options.add_flags(parser, run_verify.FLAGS)
     parser.set_defaults(run=run)
 
 

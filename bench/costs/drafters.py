@@ -76,9 +76,7 @@ TEXTS: dict[str, Callable[[int], Text]] = {
 }  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench drafters` to the parser."""
-    options.add(parser, json=None, csv=None)
+FLAGS = (*options.shared(json=None, csv=None),)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -26,14 +26,11 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench prefill` to the parser."""
-    options.add(parser, model=BUNDLED_MODEL, rounds=2, json=None, csv=None)
-    options.declare(
-        parser,
-        options.Flag("--prompt-tokens", options.count, "N", 16_000, "Length of the prompt."),
-        options.Flag("--chunks", options.levels, "N,M", CHUNKS, "Sizes, in tokens."),
-    )
+FLAGS = (
+    *options.shared(model=BUNDLED_MODEL, rounds=2, json=None, csv=None),
+    options.Flag("--prompt-tokens", options.count, "N", 16_000, "Length of the prompt."),
+    options.Flag("--chunks", options.levels, "N,M", CHUNKS, "Sizes, in tokens."),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -45,17 +45,14 @@ SETTINGS = {
 """By name; what else three of them ask for is in make_step()."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench sampling` to the parser."""
-    options.declare(
-        parser,
-        Flag("--settings", options.names, "A,B", tuple(SETTINGS), "Settings. Default: all."),
-        Flag("--vocabularies", options.levels, "N,M", (4_096, 32_000, 151_936), "Numbers of tokens."),
-        Flag("--rows", options.levels, "N,M", (1, 8, 32), "Numbers of rows."),
-        Flag("--memory", None, None, None,
-             "Measure MiB per step besides the logits: where MLX may run ahead of the device, and not."),
-    )  # fmt: skip
-    options.add(parser, json=None, csv=None)
+FLAGS = (
+    Flag("--settings", options.names, "A,B", tuple(SETTINGS), "Settings. Default: all."),
+    Flag("--vocabularies", options.levels, "N,M", (4_096, 32_000, 151_936), "Numbers of tokens."),
+    Flag("--rows", options.levels, "N,M", (1, 8, 32), "Numbers of rows."),
+    Flag("--memory", None, None, None,
+         "Measure MiB per step besides the logits: where MLX may run ahead of the device, and not."),
+    *options.shared(json=None, csv=None),
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -40,20 +40,17 @@ from engine.speculative.costs.step_costs import StepCosts
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench decode` to the parser."""
-    options.add(
-        parser, model=None, draft_model=None, workloads=None, prompts=None, draft_types=("auto",),
+FLAGS = (
+    *options.shared(
+        model=None, draft_model=None, workloads=None, prompts=None, draft_types=("auto",),
         num_draft_tokens=(31,), prompt_tokens=None, max_tokens=256, cases=None, repeats=3, seed=1,
         resume=None, **options.OUTPUTS,
-    )  # fmt: skip
-    options.declare(
-        parser,
-        options.Flag("--streams", options.count, "N", 1, "Chats decoded at the same time."),
-        options.Flag("--verify-all", None, None, None,
-                     "Verify every draft, as if a step cost the same at every width: what drafts bring in "
-                     "tokens, whether or not they pay."),
-    )  # fmt: skip
+    ),
+    options.Flag("--streams", options.count, "N", 1, "Chats decoded at the same time."),
+    options.Flag("--verify-all", None, None, None,
+                 "Verify every draft, as if a step cost the same at every width: what drafts bring in tokens, "
+                 "whether or not they pay."),
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

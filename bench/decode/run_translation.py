@@ -19,6 +19,7 @@ from bench.decode.rows import print_divergences
 from bench.decode.run_decode import measure
 from bench.economics.trials import forced_costs
 from bench.experiment import Row
+from bench.options import Flag
 from bench.tables import Column
 from config.settings import BUNDLED_MODEL, Settings
 from engine.speculative.translation.translation import Strategy
@@ -47,20 +48,17 @@ NOTES = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench translation` to the parser."""
-    options.add(
-        parser, model=None, workloads=("edits_polish", "passages_polish", "records_polish", "edits"),
-        prompts=None, num_draft_tokens=(2, 4, 6), cases=2, repeats=1, max_tokens=64, seed=1,
-        **options.OUTPUTS,
-    )  # fmt: skip
-    parser.add_argument(
-        "--draft-model", type=options.model_folder, action="append", metavar="DIR",
-        help="May be repeated. Default: the bundled draft models.",
-    )  # fmt: skip
-    options.add_settings(parser, "translation_prefix_tokens")
-    text = f"Any of {', '.join(STRATEGIES)}. Default: all but none, or, with the same vocabulary, none."
-    options.declare(parser, options.Flag("--strategies", options.names, "A,B", (), text))
+FLAGS = (
+    *options.shared(
+        model=None, workloads=("edits_polish", "passages_polish", "records_polish", "edits"), prompts=None,
+        num_draft_tokens=(2, 4, 6), cases=2, repeats=1, max_tokens=64, seed=1, **options.OUTPUTS,
+    ),
+    Flag("--draft-model", options.model_folder, "DIR", None,
+         "May be repeated. Default: the bundled draft models.", is_repeated=True),
+    *options.of_settings("translation_prefix_tokens"),
+    Flag("--strategies", options.names, "A,B", (),
+         f"Any of {', '.join(STRATEGIES)}. Default: all but none, or, with the same vocabulary, none."),
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -74,22 +74,18 @@ NOISE = 3 * 1.31
 MAX_CHANCE = 0.001
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise verify` to the parser."""
-    parser.description = str(__doc__).split("\n\n", 1)[1]
-    options.add(
-        parser, model=None, draft_model=None, prompts=None, prompt_tokens=(200, 600), max_tokens=128, seed=1,
+FLAGS = (
+    *options.shared(
+        model=None, draft_model=None, prompts=None, prompt_tokens=(200, 600), max_tokens=128, seed=1,
         json=None,
-    )  # fmt: skip
-    options.add_settings(parser, *options.MACHINES)
-    options.declare(
-        parser,
-        Flag("--speed", None, None, None, "Time each request, and compare with the bound on drafting."),
-        Flag("--num-draft-tokens", options.count, "N", 31, "Maximum draft length."),
-        Flag("--exact", None, None, None, "Draft only at widths that a trial at start found to be exact."),
-        Flag("--rounds", options.count, "N", None,
-             "With --speed: rounds of four answers, plain, drafted, drafted, plain. Default: 5."),
-    )  # fmt: skip
+    ),
+    *options.of_settings(*options.MACHINES),
+    Flag("--speed", None, None, None, "Time each request, and compare with the bound on drafting."),
+    Flag("--num-draft-tokens", options.count, "N", 31, "Maximum draft length."),
+    Flag("--exact", None, None, None, "Draft only at widths that a trial at start found to be exact."),
+    Flag("--rounds", options.count, "N", None,
+         "With --speed: rounds of four answers, plain, drafted, drafted, plain. Default: 5."),
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

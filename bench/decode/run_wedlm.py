@@ -42,18 +42,15 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench wedlm` to the parser."""
-    options.add(
-        parser, model=BUNDLED_MODEL / "wedlm", workloads=("edits", "records", "quotes", "passages", "free"),
+FLAGS = (
+    *options.shared(
+        model=BUNDLED_MODEL / "wedlm", workloads=("edits", "records", "quotes", "passages", "free"),
         max_tokens=256, cases=4, repeats=1, seed=1, json=None, csv=None,
-    )  # fmt: skip
-    options.declare(
-        parser,
-        Flag("--windows", options.levels, "N,M", (4, 8, 16), "Window sizes of streaming."),
-        Flag("--thresholds", options.numbers, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of streaming."),
-        Flag("--penalties", options.numbers, "X,Y", (0.01, 0.02), "Position penalties of streaming."),
-    )
+    ),
+    Flag("--windows", options.levels, "N,M", (4, 8, 16), "Window sizes of streaming."),
+    Flag("--thresholds", options.numbers, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of streaming."),
+    Flag("--penalties", options.numbers, "X,Y", (0.01, 0.02), "Position penalties of streaming."),
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -30,20 +30,15 @@ _START = ("-c", "import sys; from cli.main import main; sys.exit(main())", "benc
 _BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench all` to the parser."""
-    minutes = sum(one.seconds for one in RUNS) / 60
-    parser.epilog = (
-        f"On two cores this takes about {minutes:.0f} minutes; do nothing else on the machine.\n"
-        f"The figures: {', '.join(FIGURES)}."
-    )
-    options.declare(
-        parser,
-        options.Flag("--only", options.names, "A,B", None, "Only these figures."),
-        options.Flag("--documents", Path, "FOLDER", None, "Keep documents here, for `bench report`."),
-        options.Flag("--quick", None, None, None, "Short runs that show that every command works; prints "
-                     "tables, changes no page."),
-    )  # fmt: skip
+EPILOG = f"""\
+On two cores this takes about {sum(one.seconds for one in RUNS) / 60:.0f} minutes; do nothing else on the machine.
+The figures: {", ".join(FIGURES)}."""
+FLAGS = (
+    options.Flag("--only", options.names, "A,B", None, "Only these figures."),
+    options.Flag("--documents", Path, "FOLDER", None, "Keep documents here, for `bench report`."),
+    options.Flag("--quick", None, None, None, "Short runs that show that every command works; prints tables, "
+                 "changes no page."),
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
