@@ -21,7 +21,7 @@ import numpy as np
 from bench import options
 from bench.costs import measure_all
 from bench.options import Flag
-from bench.tables import Column, Row
+from bench.tables import Column
 from engine.request import Sampling
 from engine.sampling.logprobs import measure as measure_likelihoods
 from engine.sampling.sampler import Draw, RowSampling, Sampler
@@ -83,15 +83,6 @@ def columns(nums_rows: Sequence[int]) -> list[Column]:
 def _cell(value: Any) -> str:
     """Return microseconds, or two figures of memory, as text."""
     return " / ".join(f"{one:.1f}" for one in value) if isinstance(value, list) else f"{value:,.0f}"
-
-
-def by_size(rows: Sequence[Row], num_rows: int = 8) -> list[Row]:
-    """Return a row per settings: the largest vocabulary's figures, and those of the others for some rows."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["vocab_size"]):
-        own = found.setdefault(row["settings"], {})
-        own |= {**row, f"vocab_{row['vocab_size']}": row.get(f"rows_{num_rows}")}
-    return list(found.values())
 
 
 def make_step(name: str, num_rows: int, vocab_size: int) -> Callable[[], None]:

@@ -79,6 +79,10 @@ def _ratio(row: Row) -> str:
     return f"{format_value(found.get('of_medians'), '2')} ({interval(found, 'lowest', 'highest')})"
 
 
+def _by_rows(row: Row) -> str:
+    return " / ".join(format_value(row[f"rows_{number}"], "0") for number in (1, 8, 32))
+
+
 def _replayed(draft_cost: float, row: Row) -> str:
     """Return the speedup on the published machine with the draft length that is best there.
 
@@ -129,8 +133,7 @@ _WARM = [
 ]  # fmt: skip
 _SAMPLING = [
     Column("settings", "settings"),
-    *(Column(f"rows_{rows}", f"151,936 tokens, {rows} row{'s' * (rows > 1)}", "0") for rows in (1, 8, 32)),
-    *(Column(f"vocab_{size}", f"{size:,} tokens, 8 rows", "0") for size in (32_000, 4_096)),
+    *(Column(f"{size}", f"{size:,} tokens: 1 / 8 / 32 rows") for size in (4_096, 32_000, 151_936)),
 ]
 _MODELS = [
     Column("model", "architecture"), Column("concurrency", "streams"), Column("tokens/s", "tokens/s"),
@@ -196,7 +199,7 @@ RUNS = [
         {"wedlm": Figure("wedlm.rows", run_wedlm.COLUMNS, _where("is_streaming", False)),
          "wedlm-streaming": Figure("wedlm.rows", run_wedlm.COLUMNS, _where("is_streaming", True))}),
     Run(40, "sampling",
-        {"sampling": Figure("sampling.rows", _SAMPLING, lambda rows: sampling.by_size([*rows]))}),
+        {"sampling": Figure("sampling.rows", _SAMPLING, _pivot("vocab_size", _by_rows, "settings"))}),
     Run(50, "sampling --memory --vocabularies 151936 --rows 8,64,256",
         {"sampling-memory": Figure("sampling.rows", sampling.columns((8, 64, 256)))}),
 ]  # fmt: skip
