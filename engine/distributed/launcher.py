@@ -1,15 +1,19 @@
-"""`python -m engine.distributed.launcher`: mlx.launch, which does not take a core while what it started runs.
+"""`python -m engine.distributed.launcher`: mlx.launch, which ends with the command that has started it.
 
-It waits until it can read what the processes say or write to them, and it can always write.
+It also takes no core while what it started runs: it waits until it can read what the processes say or write
+to them, and it can always write.
 """
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from select import select
+from select import POLLHUP, poll, select
 from unittest.mock import patch
 
 from mlx._distributed_utils import launch
 
+CTRL_C = b"\x03"
 MAX_WAIT_S = 0.1
 """How late what is typed reaches the processes at most."""
 
@@ -17,9 +21,30 @@ MAX_WAIT_S = 0.1
 def select_readable(
     readers: Sequence[int], writers: Sequence[int], others: Sequence[int], timeout_s: float
 ) -> tuple[list[int], list[int], list[int]]:
-    """Stand in for select.select(): wait until something can be read, whatever can be written."""
+    """Stand in for select.select(): wait until something can be read, whatever can be written.
+
+    Where standard input has ended, stop_processes() is called: the command that wrote to it is gone.
+    """
+    if (stdin := sys.stdin.fileno()) in readers and has_ended(stdin):
+        stop_processes()
     readable, _, other = select(readers, [], others, min(timeout_s, MAX_WAIT_S))
     return readable, select([], writers, [], 0)[1], other
+
+
+def has_ended(pipe: int) -> bool:
+    """Return whether nobody can write to a pipe any more."""
+    poller = poll()
+    poller.register(pipe, 0)
+    return any(event & POLLHUP for _, event in poller.poll(0))
+
+
+def stop_processes() -> None:
+    """Stop the processes here and on other machines as cli.launch does, which can no longer do it."""
+    # A standard input that does not end takes the place of the one that has ended.
+    reader, writer = os.pipe()
+    os.write(writer, CTRL_C)
+    os.dup2(reader, sys.stdin.fileno())
+    os.killpg(0, signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -295,6 +295,17 @@ def test_the_real_launcher_ends_with_the_true_status(is_killed: bool, tmp_path: 
 
 
 @pytest.mark.slow
+def test_nothing_is_left_over_of_a_command_that_was_killed(tmp_path: Path) -> None:
+    model = write_random_model("qwen2", tmp_path / "model")
+    with ranks(tmp_path, model, 1, "--hosts", "127.0.0.1,127.0.0.1", program=REPRISE) as started:
+        started.wait_until_ready()
+        children = psutil.Process(started.processes[0].pid).children(recursive=True)
+        started.processes[0].kill()
+        _, alive = psutil.wait_procs(children, ENDS_WITHIN_S)
+        assert not alive
+
+
+@pytest.mark.slow
 def test_a_host_file_for_jaccl_is_passed_on_and_what_fails_is_said(tmp_path: Path) -> None:
     model = write_random_model("qwen2", tmp_path / "model")
     devices = [[None, "rdma_none"], ["rdma_none", None]]
