@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,6 +17,23 @@ def make_console(width: int) -> Console:
     """Return a console as wide as the terminal, or of this width in columns if there is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=width)
+
+
+def report(
+    arguments: argparse.Namespace,
+    record: document.Document,
+    rows: Sequence[tables.Row],
+    columns: Sequence[tables.Column],
+    title: str = "",
+    notes: Iterable[str] = (),
+    *,
+    width: int = 120,
+    group: str = "workload",
+) -> None:
+    """Print the table and the machine, and write the files that the user asked for. Raises OSError."""
+    console = make_console(width)
+    tables.print_rows(console, rows, columns, title, notes, group)
+    finish(console, arguments, record, rows)
 
 
 def finish(

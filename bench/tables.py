@@ -82,7 +82,8 @@ def print_rows(
         table.add_row(*(Text(text, _STYLES.get(text, "")) for text in texts), end_section=is_last)
     console.print(table)
     for note in notes:
-        console.print(note, style="dim", highlight=False, markup=False)
+        style = "red" if note.startswith("FAIL") else "dim"
+        console.print(note, style=style, highlight=False, markup=False)
 
 
 def pivoted(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bench import document, outputs
-from bench.tables import Column, Row, print_rows
+from bench.tables import Column, Row
 from engine.request import ModelInfo
 
 
@@ -30,7 +30,5 @@ def measure_all(
             work.begin(", ".join(map(str, case.values())))
             rows.append(case | measure(**case))
             work.advance()
-    console = outputs.make_console(100)
-    print_rows(console, rows, columns, notes=notes)
-    outputs.finish(console, arguments, record, rows)
+    outputs.report(arguments, record, rows, columns, notes=notes, width=100)
     return 0

@@ -1,10 +1,8 @@
 """Compute the rows of the decode table from runs, and describe its columns."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import mean
 from typing import Any
-
-from rich.console import Console
 
 from bench.decode.answering import add_counts, add_nested
 from bench.experiment import Parity, Row, grouped
@@ -117,13 +115,12 @@ NOTES = (
 )
 
 
-def print_divergences(console: Console, rows: Sequence[Row]) -> None:
-    """Print a sentence for each row with a divergence."""
+def divergences(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a sentence for each row with a divergence."""
     names = ("draft_model", "strategy", "workload", "prompt_tokens", "turn", "draft_type", "num_draft_tokens")
     for row in rows:
         if first := row["first_divergence"]:
             what = ", ".join(str(row[name]) for name in names if row.get(name))
             pairs = f"{row['parity_differing']} of {row['parity_pairs']} pairs of runs differ"
             lead = f"the best token leads the second best by {first['margin']:.2g}"
-            text = f"FAIL: {what}: {pairs}; the first at token {first['token']}, where {lead}"
-            console.print(text, style="red", highlight=False, markup=False)
+            yield f"FAIL: {what}: {pairs}; the first at token {first['token']}, where {lead}"

@@ -16,7 +16,7 @@ run shows what a chat gains from its own text: later turns from earlier ones.
 import argparse
 from itertools import product
 
-from bench import document, options, outputs, tables
+from bench import document, options, outputs
 from bench.decode.answering import (
     PLAIN,
     Answering,
@@ -28,7 +28,7 @@ from bench.decode.answering import (
     samples_of,
     settings_of,
 )  # fmt: skip
-from bench.decode.rows import COLUMNS, NOTES, print_divergences, rows_of
+from bench.decode.rows import COLUMNS, NOTES, divergences, rows_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
 from bench.experiment import Row
@@ -66,11 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     costs = equal_costs(settings.num_draft_tokens + 1) if arguments.verify_all else None
     record, found = measure(arguments, settings, costs, arms)
     record["decode"] = found
-    console, rows = outputs.make_console(120), found["rows"]
+    rows, notes = found["rows"], [*NOTES, *found["skipped"], *divergences(found["rows"])]
     title = f"Decoding {record['model']['name']} with drafts, compared with plain decoding"
-    tables.print_rows(console, rows, COLUMNS, title, (*NOTES, *found["skipped"]))
-    print_divergences(console, rows)
-    outputs.finish(console, arguments, record, rows)
+    outputs.report(arguments, record, rows, COLUMNS, title, notes)
     return int(any(row["parity"] == "FAIL" for row in rows))
 
 

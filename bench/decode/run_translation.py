@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
-from bench import options, outputs, tables
+from bench import options, outputs
 from bench.decode.answering import PLAIN, Arm, settings_of
-from bench.decode.rows import print_divergences
+from bench.decode.rows import divergences
 from bench.decode.run_decode import measure
 from bench.economics.trials import forced_costs
 from bench.experiment import Row
@@ -86,10 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         about = {"draft_model": folder.resolve().name, "strategy": strategy, "is_adaptive": is_adaptive}
         whole = [row for row in found["rows"] if row["turn"] is None]
         rows += [about | row | dict.fromkeys(COUNTS, 0) | row["translation"] for row in whole]
-    console = outputs.make_console(120)
-    tables.print_rows(console, rows, COLUMNS, f"Drafts for {record['model']['name']}", NOTES)
-    print_divergences(console, rows)
-    outputs.finish(console, arguments, record, rows)
+    title = f"Drafts for {record['model']['name']}"
+    outputs.report(arguments, record, rows, COLUMNS, title, [*NOTES, *divergences(rows)])
     return int(any(row["parity"] == "FAIL" for row in rows))
 
 

@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from bench import document, options, outputs, tables
+from bench import document, options, outputs
 from bench.cost_curves import Curve, built_in
 from bench.decode.answering import PLAIN, Answering, Arm, Cases, chats_of, make_cases, settings_of
 from bench.errors import ArgumentsError
@@ -71,10 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
             rows += _rows_of(runs, cases, local.engine.tokenizer, name, curve)
             record = document.new_document(arguments, local.engine.info)
     record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": curve.name}
-    console = outputs.make_console(120)
     title = f"{record['model']['name']}: the model's own drafts, and streaming"
-    tables.print_rows(console, rows, COLUMNS, title, group="chats")
-    outputs.finish(console, arguments, record, rows)
+    outputs.report(arguments, record, rows, COLUMNS, title, group="chats")
     return int(any(row["same"] < 1 and not row["is_streaming"] for row in rows))
 
 

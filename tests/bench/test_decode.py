@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bench.decode.answering import row_of as turn_row_of
 from bench.decode.answering import token_texts
-from bench.decode.rows import COLUMNS, print_divergences, rows_of
+from bench.decode.rows import COLUMNS, divergences, rows_of
 from bench.experiment import Parity, Row
 from bench.local_engine import LocalEngine
 from bench.tables import print_rows, write_csv
@@ -128,9 +128,8 @@ def test_one_pair_that_differs_fails_the_row_and_is_reported() -> None:
     (row,) = rows_of(made, checks)
     assert row["parity"] == "FAIL"
     assert row["first_divergence"] == {"token": 2, "margin": 0.125}
-    console = Console(width=200, file=io.StringIO(), record=True)
-    print_divergences(console, [row])
-    assert "1 of 10 pairs of runs differ; the first at token 2" in console.export_text()
+    (said,) = divergences([row])
+    assert "1 of 10 pairs of runs differ; the first at token 2" in said
 
 
 def test_the_counts_of_all_streams_are_added_up() -> None:
