@@ -1,7 +1,7 @@
 """An experiment: arms x cases x rounds, alternating, with a warm-up, and resumed where it was interrupted.
 
 Every run returns rows: plain dictionaries that JSON has. The experiment adds the arm, the case and the
-round, 0 for a warm-up. All statistics are computed from such rows. Parity compares token ids of its arms.
+round, 0 for a warm-up. All statistics are computed from such rows. parity() compares their token ids.
 """
 
 import json
@@ -21,42 +21,29 @@ Arm = Callable[[CaseT], list[Row]]
 """Runs a case once and returns its rows."""
 
 
-@dataclass(slots=True)
-class Parity:
-    """The result of comparing pairs. first: where the first of them differs, and the top-2 margin."""
+def parity(
+    plain: Iterable[Tokens], drafted: Iterable[Tokens], margin: Callable[[tuple[int, ...]], float]
+) -> Row:
+    """Compare each plain answer with each drafted answer to the same prompt; return fields of a row.
 
-    num_pairs: int = 0
-    num_differing: int = 0
-    first: dict[str, Any] | None = None
+    margin: returns by how much the best token leads the second best after these tokens of an answer.
+    """
+    pairs = [(one, first_difference(one, other)) for one, other in product(plain, drafted)]
+    differing = [(one, at) for one, at in pairs if at is not None]
+    firsts = ({"token": at, "margin": margin(tuple(one[:at]))} for one, at in differing)
+    return {
+        "parity": "FAIL" if differing else "PASS", "parity_pairs": len(pairs),
+        "parity_differing": len(differing), "first_divergence": next(firsts, None),
+    }  # fmt: skip
 
-    def compare(
-        self, plain: Sequence[Tokens], drafted: Sequence[Tokens], margin: Callable[[tuple[int, ...]], float]
-    ) -> None:
-        """Compare each plain answer with each drafted answer to the same prompt.
 
-        margin: returns by how much the best token leads the second best after these tokens of an answer.
-        """
-        for one, other in product(plain, drafted):
-            self.num_pairs += 1
-            if (at := first_difference(one, other)) is not None:
-                self.num_differing += 1
-                self.first = self.first or {"token": at, "margin": margin(tuple(one[:at]))}
-
-    @classmethod
-    def total(cls, parts: Iterable["Parity"]) -> "Parity":
-        """Return the sums of several results, with the first difference of all."""
-        parts = [*parts]
-        pairs, differing = (
-            sum(getattr(one, name) for one in parts) for name in ("num_pairs", "num_differing")
-        )
-        return cls(pairs, differing, next((one.first for one in parts if one.first), None))
-
-    def figures(self) -> dict[str, Any]:
-        """Return the fields for a row of a result document."""
-        return {
-            "parity": "FAIL" if self.num_differing else "PASS", "parity_pairs": self.num_pairs,
-            "parity_differing": self.num_differing, "first_divergence": self.first,
-        }  # fmt: skip
+def total_parity(rows: Sequence[Row]) -> Row:
+    """Return the fields by parity() over several rows."""
+    pairs, differing = (sum(row[f"parity_{name}"] for row in rows) for name in ("pairs", "differing"))
+    return {
+        "parity": "FAIL" if differing else "PASS", "parity_pairs": pairs, "parity_differing": differing,
+        "first_divergence": next((row["first_divergence"] for row in rows if row["first_divergence"]), None),
+    }  # fmt: skip
 
 
 def first_difference(one: Tokens, other: Tokens) -> int | None:

@@ -10,7 +10,7 @@ from itertools import product, zip_longest
 from typing import Any
 
 from bench.energy import EnergyMeter
-from bench.experiment import Experiment, Parity, Row, grouped, measured
+from bench.experiment import Experiment, Row, grouped, measured, parity, total_parity
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.replay.policies import speedups
@@ -230,7 +230,7 @@ def make_cases(chats: Sequence[Sequence[Chat]], streams: int = 1) -> dict[str, C
 
 
 def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
-    """Return a row for each drafted answer: case, turn, arm, parity, and perhaps its best_width.
+    """Return a row for each drafted answer: case, turn, arm, fields by parity(), and perhaps its best_width.
 
     best_width: the speedup if all steps had the best single width, by measured costs; of single turns
     without a schema, drafted from the text of the chat alone.
@@ -243,13 +243,12 @@ def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
         chats, plain = cases[name].chats, answers[name, turn, "plain"]
         turns = [chat.turns[turn - 1] for chat in chats if turn <= len(chat.turns)]
         prompts = [local.prompt_of(one) for one in turns]
-        parity = Parity()
-        for stream, prompt in enumerate(prompts):
-            parity.compare(
-                [run["tokens"][stream] for run in plain], [run["tokens"][stream] for run in drafted],
-                lambda before, prompt=prompt: local.engine.margin((*prompt, *before)),  # type: ignore[misc]
-            )  # fmt: skip
-        found = {"case": name, "turn": turn, "arm": arm, "parity": parity}
+        of_streams = [
+            parity(*([run["tokens"][stream] for run in runs_of] for runs_of in (plain, drafted)),
+                   lambda before, prompt=prompt: local.engine.margin((*prompt, *before)))  # type: ignore[misc]
+            for stream, prompt in enumerate(prompts)
+        ]  # fmt: skip
+        found = {"case": name, "turn": turn, "arm": arm, **total_parity(of_streams)}
         is_alone = len(chats) == len(chats[0].turns) == 1 and not turns[0].schema
         costs, length, kind = local.engine.costs, drafted[0]["num_draft_tokens"], drafted[0]["draft_type"]
         # Costs that are not this machine's say nothing about what its best width would gain.

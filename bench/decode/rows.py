@@ -5,7 +5,7 @@ from statistics import mean
 from typing import Any
 
 from bench.decode.answering import add_counts, add_nested
-from bench.experiment import Parity, Row, grouped
+from bench.experiment import Row, grouped, total_parity
 from bench.statistics import ratio
 from bench.tables import Column
 
@@ -63,7 +63,7 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
         "drafted_share": ratio(num_accepted, num_tokens), "by_source": by_source,
         "translation": add_counts(run["translation"] for run in drafted),
         "drafter_us_per_token": ratio(1e6 * _sum(drafted, "drafter_s"), num_tokens),
-        **Parity.total(check["parity"] for check in checks).figures(),
+        **total_parity(checks),
         "best_width_speedup": best_width, "of_best_width": ratio(speedup, best_width),
         "energy_j_per_token": _joules(drafted), "plain_energy_j_per_token": _joules(plain),
     }  # fmt: skip

@@ -22,7 +22,7 @@ from rich.console import Console
 from bench import document, options, outputs
 from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, check
 from bench.errors import ArgumentsError
-from bench.experiment import Parity, Row, grouped
+from bench.experiment import Row, grouped, total_parity
 from bench.local_engine import LocalEngine, equal_costs
 from bench.options import Flag
 from bench.tables import Column, print_rows
@@ -146,7 +146,7 @@ def _compare(local: LocalEngine, chats: Chats, arguments: argparse.Namespace, co
     return [
         {"draft_type": name, "drafted_tokens": sum(run["num_drafted"] for run in drafted),
          "accepted_tokens": sum(run["num_accepted"] for run in drafted),
-         **Parity.total(one["parity"] for one in checks[name,]).figures()}
+         **total_parity(checks[name,])}
         for (name,), drafted in grouped(runs, "arm").items() if name != "plain"
     ]  # fmt: skip
 

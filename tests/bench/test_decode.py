@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.decode.answering import row_of as turn_row_of
 from bench.decode.answering import token_texts
 from bench.decode.rows import COLUMNS, divergences, rows_of
-from bench.experiment import Parity, Row
+from bench.experiment import Row, parity
 from bench.local_engine import LocalEngine
 from bench.tables import print_rows, write_csv
 from cli.main import main
@@ -44,7 +44,7 @@ def one_run(
     } | more  # fmt: skip
 
 
-PARITY = {"parity": Parity(9, 0), "best_width": 2.5}
+PARITY = {"parity_pairs": 9, "parity_differing": 0, "first_divergence": None, "best_width": 2.5}
 
 
 def runs(
@@ -120,10 +120,9 @@ def test_what_was_not_measured_is_null_and_not_a_number() -> None:
 
 
 def test_one_pair_that_differs_fails_the_row_and_is_reported() -> None:
-    differing = Parity()
-    differing.compare([(1, 2, 3)], [(1, 2, 4)], lambda _: 0.125)
+    differing = parity([(1, 2, 3)], [(1, 2, 4)], lambda _: 0.125)
     made = runs() + runs(case="edits 600 1")
-    of_cases = {"edits 600 0": PARITY, "edits 600 1": {"parity": differing}}
+    of_cases = {"edits 600 0": PARITY, "edits 600 1": differing}
     checks = [{"case": case, "turn": 1, "arm": "auto 31"} | one for case, one in of_cases.items()]
     (row,) = rows_of(made, checks)
     assert row["parity"] == "FAIL"
