@@ -244,8 +244,10 @@ def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
         turns = [chat.turns[turn - 1] for chat in chats if turn <= len(chat.turns)]
         prompts = [local.prompt_of(one) for one in turns]
         of_streams = [
-            parity(*([run["tokens"][stream] for run in runs_of] for runs_of in (plain, drafted)),
-                   lambda before, prompt=prompt: local.engine.margin((*prompt, *before)))  # type: ignore[misc]
+            parity(
+                [run["tokens"][stream] for run in plain], [run["tokens"][stream] for run in drafted],
+                lambda before, prompt=prompt: local.engine.margin((*prompt, *before)),  # type: ignore[misc]
+            )
             for stream, prompt in enumerate(prompts)
         ]  # fmt: skip
         found = {"case": name, "turn": turn, "arm": arm, **total_parity(of_streams)}
