@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from bench.experiment import Experiment, Row
+from bench.experiment import Experiment, Row, grouped
 from bench.outputs import Work
 from bench.statistics import percentiles, rate
 
@@ -99,10 +99,9 @@ def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]
 
 def throughput(rows: Sequence[Row]) -> float | None:
     """Return all tokens divided by the time of all batches, which follow each other."""
-    wall_s: dict[str, float] = {}
-    for row in rows:
-        wall_s[row["case"]] = max(wall_s.get(row["case"], 0.0), row["started_s"] + row["duration_s"])
-    return rate(sum(row["tokens"] for row in rows), sum(wall_s.values()))
+    batches = grouped(rows, "case").values()
+    wall_s = sum(max(row["started_s"] + row["duration_s"] for row in batch) for batch in batches)
+    return rate(sum(row["tokens"] for row in rows), wall_s)
 
 
 def decode_speed(rows: Sequence[Row]) -> float | None:
@@ -142,47 +141,53 @@ QUANTITIES: dict[str, Callable[[Sequence[Row]], float | None]] = {
 
 def figures_of(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
     """Return the figures of each peer, the first peer first, for each group of rows with the same fields."""
-    # The order of all peers: another one may begin with the questions of a group.
-    first, *others = dict.fromkeys(row["arm"] for row in rows)
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in fields), []).append(row)
-    found = []
-    for alike in groups.values():
-        present = {row["arm"] for row in alike}
-        found.append([_figures(alike, name, first) for name in (first, *others) if name in present])
-    return found
+    # Another peer may begin with the questions of a group.
+    order = [*dict.fromkeys(row["arm"] for row in rows)]
+    groups = grouped(sorted(rows, key=lambda row: order.index(row["arm"])), *fields).values()
+    by_peer = [[*grouped(group, "arm").values()] for group in groups]
+    return [[_figures(answers, peers[0]) for answers in peers] for peers in by_peer]
 
 
-def _figures(rows: Sequence[Row], name: str, first: str) -> Row:
-    """Return the figures of a peer.
+def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
+    """Return the figures of a peer. first: the answers of the first one to the same questions.
 
     rounds: each quantity by measured round, None where it has none. tokens_per_s: the speeds that there are.
     Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
     """
-    asked = [row for row in rows if row["arm"] == name]
-    measured = [row for row in asked if row["round"] and row["is_measured"]]
+    measured = [row for row in answers if row["round"] and row["is_measured"]]
     # What is left of a round with a failure may be easier.
-    broken = {row["round"] for row in asked if row["error"]}
-    by_round = [
-        [row for row in measured if row["round"] == number and number not in broken]
-        for number in sorted({row["round"] for row in rows} - {0})
-    ]
+    broken = {row["round"] for row in answers if row["error"]}
+    by_round = [[] if at in broken else one for (at,), one in grouped(measured, "round").items()]
     rounds = {quantity: [take(one) for one in by_round] for quantity, take in QUANTITIES.items()}
     speeds, decode_speeds = ([one for one in rounds[of] if one] for of in ("tokens/s", "decode tokens/s"))
-    num_equal, num_texts = (0, 0) if name == first else _equal_texts(rows, name, first)
+    errors = [row["error"] for row in answers if row["error"]]
+    ours, theirs = {} if answers is first else _texts(answers), _texts(first)
     return {
-        "model": rows[0].get("model"), "side": name, "concurrency": rows[0]["concurrency"],
-        "workload": rows[0]["workload"],
+        "model": answers[0].get("model"), "side": answers[0]["arm"],
+        "concurrency": answers[0]["concurrency"], "workload": answers[0]["workload"],
         "num_requests": len(measured), "num_tokens": sum(row["tokens"] for row in measured),
         "tokens_per_s": speeds or [0.0],
         "decode_tokens_per_s": median(decode_speeds) if decode_speeds else None,
         "first_token_s": first_tokens_s(measured), "inter_token_s": inter_tokens_s(measured),
-        "num_failed": len(asked) - len(_good(asked)), "num_refused": sum(row["is_refused"] for row in asked),
-        "num_ended_early": sum(row["is_early"] for row in asked), "num_equal": num_equal,
-        "num_texts": num_texts, "rounds": rounds,
-        "error": next((row["error"] for row in asked if row["error"]), None),
+        "num_failed": len(errors), "num_refused": sum(row["is_refused"] for row in answers),
+        "num_ended_early": sum(row["is_early"] for row in answers),
+        "num_equal": len(ours.items() & theirs.items()), "num_texts": len(ours.keys() & theirs.keys()),
+        "rounds": rounds, "error": errors[0] if errors else None,
     }  # fmt: skip
+
+
+def _texts(answers: Sequence[Row]) -> dict[tuple[str, int], str]:
+    """Return the measured texts. Servers format tool calls differently, so those are left out."""
+    return {
+        # A text that was cut within a character ends in replacement characters.
+        (row["case"], row["request"]): row["text"].rstrip("\ufffd").strip()
+        for row in _good(answers)
+        if row["round"] and row["is_measured"] and not row["has_tools"]
+    }
+
+
+def _good(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["error"] is None]
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
@@ -196,21 +201,3 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         if row["is_early"]:
             seen[f"{row['arm']}: ended early, after {row['tokens']} tokens"] += 1
     return [f"! {remark} ({count} request{'s' * (count > 1)})" for remark, count in seen.items()]
-
-
-def _good(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["error"] is None]
-
-
-def _equal_texts(rows: Sequence[Row], name: str, first: str) -> tuple[int, int]:
-    """Return how many measured texts of a peer equal those of the first one, and how many both have.
-
-    Servers format tool calls differently, so those are left out.
-    """
-    texts: dict[str, dict[tuple[str, int], str]] = {name: {}, first: {}}
-    for row in _good(rows):
-        if row["arm"] in texts and row["round"] and row["is_measured"] and not row["has_tools"]:
-            # A text that was cut within a character ends in replacement characters.
-            texts[row["arm"]][row["case"], row["request"]] = row["text"].rstrip("\ufffd").strip()
-    ours, theirs = texts[name], texts[first]
-    return len(ours.items() & theirs.items()), len(ours.keys() & theirs.keys())
