@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm import load, stream_generate
 
-from bench.serving.processes import exit_on_sigterm
+from bench.serving.servers import exit_on_sigterm
 from bench.serving.traffic import Answer, Ask, Question, by_read
 from engine.text.tokenizer import Tokenizer
 

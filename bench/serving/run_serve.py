@@ -8,21 +8,27 @@ prompt is sent twice. Exit status 1 if any request failed.
 import argparse
 import random
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
 from bench import document, options, outputs, tables
 from bench.architectures.tiny_models import write_random_model
-from bench.errors import ArgumentsError
+from bench.errors import ArgumentsError, BenchError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.serving import servers, traffic
 from bench.serving.bare_loop import start_loop
+from bench.serving.traffic import Question
 from bench.statistics import compare
 from bench.tables import Column
+from bench.workloads.chats import render, user
+from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 from engine.model.loading import load_tokenizer
+from engine.text.tokenizer import Tokenizer
 
 _WIDTH = 100
 BARE = "bare loop"
@@ -126,7 +132,7 @@ def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[Path]:
 def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outputs.Work) -> list[Row]:
     """Ask all servers of one model. Every round has new prompts, the same ones for all servers."""
     tokenizer = load_tokenizer(model)
-    maker = servers.PromptMaker(tokenizer, arguments.prompt_tokens, seed)
+    prompts = random_questions(tokenizer, arguments.prompt_tokens, seed)
     own = options.flags(arguments, "draft_type", *options.MACHINES)
     rows: list[Row] = []
     with ExitStack() as children:
@@ -135,12 +141,29 @@ def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outpu
         if arguments.bare:
             loops[BARE] = start_loop(children, tokenizer, arguments.max_tokens, str(model), False)
         for level in arguments.concurrency:
-            batches = [
-                (number, [maker.make() for _ in range(max(4, 2 * level))])
-                for number in range(arguments.rounds + 1)
-            ]
+            size = max(4, 2 * level)
+            batches = [(number, [*islice(prompts, size)]) for number in range(arguments.rounds + 1)]
             rows += traffic.ask_all(peers | loops if level == 1 else peers, batches, level, work)
     return rows
+
+
+def random_questions(tokenizer: Tokenizer, num_tokens: int, seed: int) -> Iterator[Question]:
+    """Yield questions of random words, the same ones for the same seed.
+
+    num_tokens: of the whole prompt with the chat template; where words have several, it may be a few less.
+    Each begins with a number of its own, so that a prefix cache can reuse nothing but the chat template.
+    Raises BenchError if the chat template leaves no room for words.
+    """
+    rng = random.Random(seed)
+    for number in rng.sample(range(100_000, 1_000_000), 100_000):
+        # No word is shorter than a token.
+        words = [str(number), *rng.choices([*NOUNS, *ADJECTIVES, *VERBS], k=num_tokens)[1:]]
+        counts = range(1, num_tokens + 1)
+        fitting = bisect_right(counts, num_tokens, key=lambda n: len(render(tokenizer, " ".join(words[:n]))))
+        if not fitting:
+            raise BenchError(f"--prompt-tokens {num_tokens} is too short for the chat template")
+        text = " ".join(words[:fitting])
+        yield Question((user(text),), render(tokenizer, text))
 
 
 def _compared(first: Row, *others: Row) -> list[Row]:

@@ -13,13 +13,15 @@ from statistics import median
 from typing import Any
 
 from bench import document, options
+from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine, equal_costs
 from bench.outputs import Work, finish, make_console
-from bench.serving.servers import PromptMaker
+from bench.serving.run_serve import random_questions
 from bench.tables import Column, print_rows
+from bench.workloads.chats import Turn, user
 from config.settings import BUNDLED_MODEL, Settings
-from engine.request import Finished, GenerationRequest, ModelInfo, Sampling
+from engine.request import DraftChoice, Finished, ModelInfo
 
 COLUMNS = [
     Column("number", "turn"), Column("num_prompt_tokens", "prompt"), Column("num_cached_tokens", "cached"),
@@ -72,18 +74,19 @@ def _chat(
     settings = Settings(model=str(arguments.model), draft_type="none", **cache)
     ends = list(ends)
     with LocalEngine(settings, equal_costs()) as local:
-        engine = local.engine
-        messages = [*PromptMaker(engine.tokenizer, arguments.prompt_tokens, seed=1).make().messages]
-        # The end tokens are forbidden, so that all answers have the same length.
-        bias = tuple((token, -100.0) for token in sorted(engine.tokenizer.eos_ids))
-        sampling = Sampling(seed=1, temperature=0.0, logit_bias=bias)
+        tokenizer = local.engine.tokenizer
+        messages = next(random_questions(tokenizer, arguments.prompt_tokens, seed=1)).messages
         for turn in range(arguments.turns):
             if turn == len(ends):
-                prompt = local.prompt(messages)
-                ends += local.answer([GenerationRequest(f"{turn}", prompt, arguments.max_tokens, sampling)])
-            messages.append({"role": "assistant", "content": engine.tokenizer.decode(ends[turn].tokens)})
-            messages.append({"role": "user", "content": f"And what is number {turn + 1}?"})
-        return ends, engine.info
+                # An endless turn, so that all answers have the same length.
+                turns = [Turn(messages, None, is_endless=True)]
+                requests = local.requests(turns, DraftChoice(), arguments.max_tokens, seed=1)
+                if not requests:
+                    raise ArgumentsError(f"turn {turn + 1} does not fit into the context of the model")
+                ends += local.answer(requests)
+            answer = {"role": "assistant", "content": tokenizer.decode(ends[turn].tokens)}
+            messages = (*messages, answer, user(f"And what is number {turn + 1}?"))
+        return ends, local.engine.info
 
 
 def _row(number: int | str, warm: Sequence[Finished], cold: Sequence[Finished]) -> Row:

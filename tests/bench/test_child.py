@@ -10,7 +10,7 @@ import pytest
 
 from bench.errors import BenchError
 from bench.serving.bare_loop import start_loop
-from bench.serving.processes import is_ready, run_server
+from bench.serving.servers import is_ready, run_server
 from bench.serving.traffic import Question
 from engine.model.loading import load_tokenizer
 
