@@ -11,7 +11,9 @@ import mlx.core as mx
 from mlx_lm import load, stream_generate
 
 from bench.serving.servers import exit_on_sigterm
-from bench.serving.traffic import Answer, Ask, Question, by_read
+from bench.serving.traffic import Answer, Ask, by_read
+from bench.workloads import Turn
+from bench.workloads.chats import render_turn
 from engine.text.tokenizer import Tokenizer
 
 _loaded: dict[str, Any] = {}
@@ -27,28 +29,27 @@ def start_loop(children: ExitStack, tokenizer: Tokenizer, max_tokens: int, *mode
     process = children.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
     process.submit(load_model, *model).result()
 
-    def ask(questions: Sequence[Question], streams: int = 1) -> list[Answer]:  # noqa: ARG001
+    def ask(turns: Sequence[Turn], streams: int = 1) -> list[Answer]:  # noqa: ARG001
+        prompts = [render_turn(tokenizer, turn) for turn in turns]
         began = perf_counter()
         answers = []
-        for question in questions:
+        for prompt in prompts:
             started_s = perf_counter() - began
-            ids, times = process.submit(generate, question.ids, max_tokens).result()
+            ids, times = process.submit(generate, prompt, max_tokens).result()
             text = tokenizer.decode(ids[:-1] if ids[-1] in tokenizer.eos_ids else ids)
             arrivals = by_read(times, [1.0] * len(ids))
-            answers.append(Answer(started_s, times[-1], len(ids), arrivals, text, len(question.ids)))
+            answers.append(Answer(started_s, times[-1], len(ids), arrivals, text, len(prompt)))
         return answers
 
     return ask
 
 
-def load_model(
-    model: str, may_end: bool = True, draft_model: str | None = None, num_draft_tokens: int = 2
-) -> None:
+def load_model(model: str, may_end: bool = True, draft_model: str | None = None) -> None:
     """Load a model, and a draft model for speculative generation. may_end: whether end tokens end answers."""
     _loaded.clear()
     _loaded["model"], _loaded["tokenizer"] = load(model)[:2]
     if draft_model:
-        _loaded["draft_model"], _loaded["num_draft_tokens"] = load(draft_model)[0], num_draft_tokens
+        _loaded["draft_model"] = load(draft_model)[0]
     if not may_end:
         # Cheaper than a logits processor, which takes a concatenation and a scatter in every step.
         _loaded["tokenizer"].eos_token_ids = set()

@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 
-from bench.serving.traffic import Answer, Question, by_read
+from bench.serving.traffic import Answer, by_read
 from bench.statistics import share_tokens
+from bench.workloads import Turn
 
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content")
 
@@ -33,25 +34,25 @@ class Server:
     idle_limit_s: float = 120.0
     headers: dict[str, str] = field(default_factory=dict)
 
-    def ask(self, questions: Sequence[Question], streams: int = 1) -> list[Answer]:
+    def ask(self, turns: Sequence[Turn], streams: int = 1) -> list[Answer]:
         """Stream greedy chat completions, at most `streams` at the same time, each on a new connection."""
         # Pieces are stored as they come, so they must not be compressed.
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.headers}
         limits = httpx.Limits(max_keepalive_connections=0)
         client = httpx.Client(base_url=self.url, headers=headers, timeout=self.idle_limit_s, limits=limits)
-        bodies = [json.dumps(self._body(question)).encode() for question in questions]
+        bodies = [json.dumps(self._body(turn)).encode() for turn in turns]
         with client, ThreadPoolExecutor(streams) as threads:
             found = list(threads.map(lambda body: receive(client, body), bodies))
         began = min(one.started for one in found)
         return [self._answer(one, began) for one in found]
 
-    def _body(self, question: Question) -> dict[str, Any]:
+    def _body(self, turn: Turn) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self.model, "messages": question.messages, "max_tokens": self.max_tokens,
+            "model": self.model, "messages": turn.messages, "max_tokens": self.max_tokens,
             "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        if question.tools:
-            body["tools"] = question.tools
+        if turn.tools:
+            body["tools"] = turn.tools
         if self.forbidden_ids:
             body["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
         return body

@@ -22,10 +22,10 @@ from bench.experiment import Row
 from bench.options import Flag
 from bench.serving import servers, traffic
 from bench.serving.bare_loop import start_loop
-from bench.serving.traffic import Question
+from bench.serving.traffic import Batch
 from bench.statistics import compare
 from bench.tables import Column
-from bench.workloads.chats import render, user
+from bench.workloads.chats import Turn, render, user
 from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 from engine.model.loading import load_tokenizer
 from engine.text.tokenizer import Tokenizer
@@ -103,10 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
     groups = traffic.figures_of(rows, "model", "concurrency")
     levels = [row for group in groups for row in group]
     comparisons = [row for group in groups for row in _compared(*group)]
-    shown = [{name: row[name] for name in row if name != "text"} for row in rows]
     record["serve"] = {
         "settings": {"model": arguments.model.resolve().name, "seed": seed}, "levels": levels,
-        "comparisons": comparisons, "notes": traffic.remarks(rows), "rows": shown,
+        "comparisons": comparisons, "notes": traffic.remarks(rows), "rows": rows,
     }  # fmt: skip
     console = outputs.make_console(_WIDTH)
     tables.print_rows(
@@ -114,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     notes = [*NOTES, *record["serve"]["notes"]]
     tables.print_rows(console, comparisons, [MODEL, *RATIOS], notes=notes, group="concurrency")
-    outputs.finish(console, arguments, record, shown)
+    outputs.finish(console, arguments, record, rows)
     return int(any(row["error"] for row in rows))
 
 
@@ -132,7 +131,7 @@ def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[Path]:
 def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outputs.Work) -> list[Row]:
     """Ask all servers of one model. Every round has new prompts, the same ones for all servers."""
     tokenizer = load_tokenizer(model)
-    prompts = random_questions(tokenizer, arguments.prompt_tokens, seed)
+    prompts = random_turns(tokenizer, arguments.prompt_tokens, seed)
     own = options.flags(arguments, "draft_type", *options.MACHINES)
     rows: list[Row] = []
     with ExitStack() as children:
@@ -142,13 +141,13 @@ def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outpu
             loops[BARE] = start_loop(children, tokenizer, arguments.max_tokens, str(model), False)
         for level in arguments.concurrency:
             size = max(4, 2 * level)
-            batches = [(number, [*islice(prompts, size)]) for number in range(arguments.rounds + 1)]
+            batches = [Batch(at, "", [*islice(prompts, size)]) for at in range(arguments.rounds + 1)]
             rows += traffic.ask_all(peers | loops if level == 1 else peers, batches, level, work)
     return rows
 
 
-def random_questions(tokenizer: Tokenizer, num_tokens: int, seed: int) -> Iterator[Question]:
-    """Yield questions of random words, the same ones for the same seed.
+def random_turns(tokenizer: Tokenizer, num_tokens: int, seed: int) -> Iterator[Turn]:
+    """Yield prompts of random words, the same ones for the same seed.
 
     num_tokens: of the whole prompt with the chat template; where words have several, it may be a few less.
     Each begins with a number of its own, so that a prefix cache can reuse nothing but the chat template.
@@ -162,8 +161,7 @@ def random_questions(tokenizer: Tokenizer, num_tokens: int, seed: int) -> Iterat
         fitting = bisect_right(counts, num_tokens, key=lambda n: len(render(tokenizer, " ".join(words[:n]))))
         if not fitting:
             raise BenchError(f"--prompt-tokens {num_tokens} is too short for the chat template")
-        text = " ".join(words[:fitting])
-        yield Question((user(text),), render(tokenizer, text))
+        yield Turn((user(" ".join(words[:fitting])),), None, is_endless=True)
 
 
 def _compared(first: Row, *others: Row) -> list[Row]:

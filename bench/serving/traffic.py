@@ -1,4 +1,4 @@
-"""The same questions to several peers, batch by batch, and figures of their answers."""
+"""The same chats to several peers, batch by batch, and figures of their answers."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.experiment import Experiment, Row, grouped
 from bench.outputs import Work
 from bench.statistics import percentiles, rate
+from bench.workloads import Turn
 
 NOTES = (
     "tokens/s: all tokens of a round divided by its time, prefill included; none if a request failed.",
@@ -19,15 +20,12 @@ NOTES = (
 """How figures are to be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One request. ids: its token ids, for peers that take no messages."""
+class Batch(NamedTuple):
+    """Turns that are asked together. round: 0 for the warm-up."""
 
-    messages: tuple[dict[str, Any], ...]
-    ids: tuple[int, ...]
-    workload: str = ""
-    tools: tuple[dict[str, Any], ...] = ()
-    is_measured: bool = True
+    round: int
+    workload: str
+    turns: Sequence[Turn]
 
 
 @dataclass(slots=True)
@@ -51,33 +49,28 @@ class Answer:
     error: str | None = None
 
 
-Ask = Callable[[Sequence[Question], int], list[Answer]]
-"""Answers questions, at most so many at the same time, and returns the answers in the same order."""
+Ask = Callable[[Sequence[Turn], int], list[Answer]]
+"""Answers turns, at most so many at the same time, and returns the answers in the same order."""
 
 
 def ask_all(
-    peers: Mapping[str, Ask],
-    batches: Sequence[tuple[int, Sequence[Question]]],
-    streams: int,
-    work: Work,
-    **resume: Any,
+    peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, work: Work, **resume: Any
 ) -> list[Row]:
     """Ask all peers each batch before the next one, a different one first each time; return the answers.
 
-    batches: of questions asked together, each with its round; 0 is the warm-up. resume: as for Experiment.
+    resume: as for Experiment.
     """
-    work.weight += len(peers) * sum(len(questions) for _, questions in batches)
+    work.weight += len(peers) * sum(len(batch.turns) for batch in batches)
 
-    def ask(name: str, batch: tuple[int, Sequence[Question]]) -> list[Row]:
-        number, questions = batch
-        stage = f"round {number}" if number else "warm-up"
+    def ask(name: str, batch: Batch) -> list[Row]:
+        stage = f"round {batch.round}" if batch.round else "warm-up"
         work.begin(f"{streams} stream{'s' * (streams > 1)}, {stage}: {name}")
-        answers = peers[name](questions, streams)
+        answers = peers[name](batch.turns, streams)
         work.advance(len(answers))
         return [
-            {"request": at, "round": number, "concurrency": streams, "workload": question.workload,
-             "has_tools": bool(question.tools), "is_measured": question.is_measured, **asdict(answer)}
-            for at, (question, answer) in enumerate(zip(questions, answers, strict=True))
+            {"request": at, "round": batch.round, "concurrency": streams, "workload": batch.workload,
+             "has_tools": bool(turn.tools), "is_measured": turn.is_measured, **asdict(answer)}
+            for at, (turn, answer) in enumerate(zip(batch.turns, answers, strict=True))
         ]  # fmt: skip
 
     arms = {name: partial(ask, name) for name in peers}
@@ -113,7 +106,7 @@ def decode_speed(rows: Sequence[Row]) -> float | None:
 
 def first_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
     """Return percentiles of the time to the first text."""
-    return percentiles([(row["arrivals"][0][0], 1.0) for row in _good(rows) if row["arrivals"]])
+    return percentiles([(row["arrivals"][0][0], 1.0) for row in rows if row["arrivals"]])
 
 
 def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
@@ -121,12 +114,8 @@ def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
 
     The gap before a read is divided equally among its tokens, and each of them counts once.
     """
-    return percentiles([
-        ((at - before) / tokens, tokens)
-        for row in _good(rows)
-        for (before, _), (at, tokens) in pairwise(row["arrivals"])
-        if tokens > 0
-    ])  # fmt: skip
+    gaps = [(at - before, tokens) for row in rows for (before, _), (at, tokens) in pairwise(row["arrivals"])]
+    return percentiles([(gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0])
 
 
 QUANTITIES: dict[str, Callable[[Sequence[Row]], float | None]] = {
@@ -143,9 +132,13 @@ def figures_of(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
     """Return the figures of each peer, the first peer first, for each group of rows with the same fields."""
     # Another peer may begin with the questions of a group.
     order = [*dict.fromkeys(row["arm"] for row in rows)]
-    groups = grouped(sorted(rows, key=lambda row: order.index(row["arm"])), *fields).values()
-    by_peer = [[*grouped(group, "arm").values()] for group in groups]
-    return [[_figures(answers, peers[0]) for answers in peers] for peers in by_peer]
+    groups = grouped(sorted(rows, key=lambda row: order.index(row["arm"])), *fields)
+    found = []
+    for values, group in groups.items():
+        first, *others = grouped(group, "arm").values()
+        shared = dict(zip(fields, values, strict=True))
+        found.append([shared | _figures(answers, first) for answers in (first, *others)])
+    return found
 
 
 def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
@@ -154,25 +147,24 @@ def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
     rounds: each quantity by measured round, None where it has none. tokens_per_s: the speeds that there are.
     Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
     """
-    measured = [row for row in answers if row["round"] and row["is_measured"]]
+    failed = [row for row in answers if row["error"]]
     # What is left of a round with a failure may be easier.
-    broken = {row["round"] for row in answers if row["error"]}
+    broken = {row["round"] for row in failed}
+    measured = [row for row in answers if row["round"] and row["is_measured"]]
     by_round = [[] if at in broken else one for (at,), one in grouped(measured, "round").items()]
     rounds = {quantity: [take(one) for one in by_round] for quantity, take in QUANTITIES.items()}
     speeds, decode_speeds = ([one for one in rounds[of] if one] for of in ("tokens/s", "decode tokens/s"))
-    errors = [row["error"] for row in answers if row["error"]]
+    good = [row for row in measured if not row["error"]]
     ours, theirs = {} if answers is first else _texts(answers), _texts(first)
     return {
-        "model": answers[0].get("model"), "side": answers[0]["arm"],
-        "concurrency": answers[0]["concurrency"], "workload": answers[0]["workload"],
-        "num_requests": len(measured), "num_tokens": sum(row["tokens"] for row in measured),
-        "tokens_per_s": speeds or [0.0],
+        "side": answers[0]["arm"], "num_requests": len(measured),
+        "num_tokens": sum(row["tokens"] for row in measured), "tokens_per_s": speeds or [0.0],
         "decode_tokens_per_s": median(decode_speeds) if decode_speeds else None,
-        "first_token_s": first_tokens_s(measured), "inter_token_s": inter_tokens_s(measured),
-        "num_failed": len(errors), "num_refused": sum(row["is_refused"] for row in answers),
+        "first_token_s": first_tokens_s(good), "inter_token_s": inter_tokens_s(good),
+        "num_failed": len(failed), "num_refused": sum(row["is_refused"] for row in answers),
         "num_ended_early": sum(row["is_early"] for row in answers),
         "num_equal": len(ours.items() & theirs.items()), "num_texts": len(ours.keys() & theirs.keys()),
-        "rounds": rounds, "error": errors[0] if errors else None,
+        "rounds": rounds, "error": failed[0]["error"] if failed else None,
     }  # fmt: skip
 
 
@@ -181,13 +173,9 @@ def _texts(answers: Sequence[Row]) -> dict[tuple[str, int], str]:
     return {
         # A text that was cut within a character ends in replacement characters.
         (row["case"], row["request"]): row["text"].rstrip("\ufffd").strip()
-        for row in _good(answers)
-        if row["round"] and row["is_measured"] and not row["has_tools"]
+        for row in answers
+        if row["round"] and row["is_measured"] and not row["error"] and not row["has_tools"]
     }
-
-
-def _good(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["error"] is None]
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:

@@ -9,6 +9,7 @@ Then the last turn is repeated in a newly started engine, which has only the cac
 import argparse
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -17,9 +18,9 @@ from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine, equal_costs
 from bench.outputs import Work, finish, make_console
-from bench.serving.run_serve import random_questions
+from bench.serving.run_serve import random_turns
 from bench.tables import Column, print_rows
-from bench.workloads.chats import Turn, user
+from bench.workloads.chats import user
 from config.settings import BUNDLED_MODEL, Settings
 from engine.request import DraftChoice, Finished, ModelInfo
 
@@ -75,17 +76,16 @@ def _chat(
     ends = list(ends)
     with LocalEngine(settings, equal_costs()) as local:
         tokenizer = local.engine.tokenizer
-        messages = next(random_questions(tokenizer, arguments.prompt_tokens, seed=1)).messages
+        question = next(random_turns(tokenizer, arguments.prompt_tokens, seed=1))
         for turn in range(arguments.turns):
             if turn == len(ends):
-                # An endless turn, so that all answers have the same length.
-                turns = [Turn(messages, None, is_endless=True)]
-                requests = local.requests(turns, DraftChoice(), arguments.max_tokens, seed=1)
+                requests = local.requests([question], DraftChoice(), arguments.max_tokens, seed=1)
                 if not requests:
                     raise ArgumentsError(f"turn {turn + 1} does not fit into the context of the model")
                 ends += local.answer(requests)
             answer = {"role": "assistant", "content": tokenizer.decode(ends[turn].tokens)}
-            messages = (*messages, answer, user(f"And what is number {turn + 1}?"))
+            messages = (*question.messages, answer, user(f"And what is number {turn + 1}?"))
+            question = replace(question, messages=messages)
         return ends, local.engine.info
 
 
