@@ -57,12 +57,9 @@ def load_model(model: str, may_end: bool = True, draft_model: str | None = None)
 
 def generate(prompt: Sequence[int], max_tokens: int) -> tuple[list[int], list[float]]:
     """Run the loop once; return the token ids, and the seconds from the call to each of them."""
-    ids: list[int] = []
-    times: list[float] = []
     start = perf_counter()
-    for response in stream_generate(prompt=list(prompt), max_tokens=max_tokens, **_loaded):
-        times.append(perf_counter() - start)
-        ids.append(response.token)
+    responses = stream_generate(prompt=list(prompt), max_tokens=max_tokens, **_loaded)
+    found = [(response.token, perf_counter() - start) for response in responses]
     # The loop leaves a step in flight; it must not count towards the next round.
     mx.synchronize()
-    return ids, times
+    return [token for token, _ in found], [at for _, at in found]

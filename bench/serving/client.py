@@ -31,7 +31,7 @@ class Server:
     model: str
     max_tokens: int
     forbidden_ids: Sequence[int] = ()
-    idle_limit_s: float = 120.0
+    idle_limit_s: float = 600.0
     headers: dict[str, str] = field(default_factory=dict)
 
     def ask(self, turns: Sequence[Turn], streams: int = 1) -> list[Answer]:
@@ -109,9 +109,7 @@ class Stream:
         line = b""
         for at, data in self.pieces:
             *lines, line = (line + data).split(b"\n")
-            for one in lines:
-                if one.startswith(b"data:"):
-                    yield at, one.removeprefix(b"data:").strip()
+            yield from ((at, one[5:].strip()) for one in lines if one.startswith(b"data:"))
 
     def _add(self, chunk: dict[str, Any], at: float) -> None:
         if chunk.get("error"):

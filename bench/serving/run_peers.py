@@ -2,8 +2,9 @@
 
 Stream the same chats, greedily, from OpenAI-compatible servers and from mlx_lm's generate (with --draft-model
 also from its speculative generate): one at a time, or --streams at once. Each batch goes to all of them
-before the next one, a different one first each time. Every round has new chats, so no prefix cache contains
-them; the chats of --prompts are the same in each round. Without --server, Reprise itself is started. Errors
+before the next one, a different one first each time. mlx_lm's loops get token ids without HTTP, and have no
+cache between requests. Every round has new chats, so no prefix cache contains them; the chats of --prompts
+are the same in each round. Ratios are to the first peer. Without --server, Reprise itself is started. Errors
 are printed below the table. Exit status 1 if anything failed.
 """
 
@@ -31,14 +32,6 @@ from engine.text.tokenizer import Tokenizer
 
 LOOP, SPECULATIVE = "mlx_lm generate", "mlx_lm speculative"
 MIXED = "mixed"
-
-NOTES = (
-    *traffic.NOTES,
-    "ratio: to the first line of the workload; in parentheses the lowest and highest round.",
-    "decode ratio: the same per stream, from the first text on.",
-    "equal texts: answers equal to those of the first line; chats with tools are not compared.",
-    "mlx_lm's loops get token ids without HTTP, and have no cache between requests.",
-)
 
 
 def _pair(name: str, digits: str) -> Callable[[tables.Row], str]:
@@ -88,15 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(arguments.model)
     batches = batches_of(_rounds(arguments, tokenizer), arguments.streams, arguments.mixed)
     record = document.new_document(arguments)
-    with ExitStack() as children, outputs.Work() as work:
+    resume = {"resume": arguments.resume, "key": record["command"]}
+    with ExitStack() as children:
         peers = _peers(arguments, children, tokenizer)
-        rows = traffic.ask_all(
-            peers, batches, arguments.streams, work, resume=arguments.resume, key=record["command"]
-        )
+        rows = traffic.ask_all(peers, batches, arguments.streams, **resume)
     found = compared(rows)
     record["peers"] = {"workloads_version": VERSION, "rows": found}
     console = outputs.make_console(150)
-    notes = [*NOTES, *traffic.remarks(rows)]
+    notes = [*traffic.NOTES, *traffic.remarks(rows)]
     tables.print_rows(console, found, COLUMNS, "The same greedy chats on each peer", notes)
     outputs.finish(console, arguments, record, found)
     return int(any(row["error"] for row in found))

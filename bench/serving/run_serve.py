@@ -2,7 +2,8 @@
 
 Send chats of equal length to a server, many at once, and report latency and throughput. Answers cannot end
 early (logit_bias forbids the end tokens), so all have the requested length. Prompts are random words, and no
-prompt is sent twice. Exit status 1 if any request failed.
+prompt is sent twice; their seed is a new one, which is printed, because a running server may have those of an
+earlier --seed in its prefix cache. Exit status 1 if any request failed.
 """
 
 import argparse
@@ -32,11 +33,6 @@ from engine.text.tokenizer import Tokenizer
 
 _WIDTH = 100
 BARE = "bare loop"
-NOTES = (
-    *traffic.NOTES,
-    "failed, refused (status 429), early: of all requests, warm-up included.",
-    "ratio: of the medians over rounds. per round: lowest and highest ratio of a round.",
-)
 
 
 def _times(name: str, digits: int) -> Callable[[tables.Row], str]:
@@ -74,16 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
              "Also run mlx_lm.stream_generate on the prompts of one stream, and compare."),
         Flag("--concurrency", options.levels, "N,...", (1, 2, 4, 8), "Concurrent streams."),
         Flag("--prompt-tokens", options.count, "N", 256, "Tokens of each prompt, with the chat template."),
-        Flag("--seed", int, "N", None,
-             "Seed of the prompts. Default: a new one, which is printed. With a repeated seed, a running "
-             "server may have the prompts in its prefix cache."),
         Flag("--random-models", options.names, "A,B", (),
              "Serve random models of these architectures instead, of 4 to 6 million parameters."),
         Flag("--repetitive", None, None, None,
              "Make the random models such that each answer soon repeats itself, as drafts need."),
     )  # fmt: skip
     options.add_settings(parser, "draft_type", *options.MACHINES)
-    options.add(parser, max_tokens=128, rounds=3, **options.OUTPUTS)
+    options.add(parser, max_tokens=128, rounds=3, seed=None, **options.OUTPUTS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,10 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     record = document.new_document(arguments)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, outputs.Work() as work:
+    with tempfile.TemporaryDirectory() as folder:
         for model in _models(arguments, Path(folder)):
             name = model.name if arguments.random_models else None
-            rows += [{"model": name, **row} for row in _measured(arguments, model, seed, work)]
+            rows += [{"model": name, **row} for row in _measured(arguments, model, seed)]
     groups = traffic.figures_of(rows, "model", "concurrency")
     levels = [row for group in groups for row in group]
     comparisons = [row for group in groups for row in _compared(*group)]
@@ -111,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     tables.print_rows(
         console, levels, [MODEL, *LEVELS, TEXTS], f"Prompts of seed {seed}", group="concurrency"
     )
-    notes = [*NOTES, *record["serve"]["notes"]]
+    notes = [*traffic.NOTES, *record["serve"]["notes"]]
     tables.print_rows(console, comparisons, [MODEL, *RATIOS], notes=notes, group="concurrency")
     outputs.finish(console, arguments, record, rows)
     return int(any(row["error"] for row in rows))
@@ -128,7 +121,7 @@ def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[Path]:
             raise ArgumentsError(f"--random-models: mlx-lm has no architecture {name}") from None
 
 
-def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outputs.Work) -> list[Row]:
+def _measured(arguments: argparse.Namespace, model: Path, seed: int) -> list[Row]:
     """Ask all servers of one model. Every round has new prompts, the same ones for all servers."""
     tokenizer = load_tokenizer(model)
     prompts = random_turns(tokenizer, arguments.prompt_tokens, seed)
@@ -142,7 +135,7 @@ def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outpu
         for level in arguments.concurrency:
             size = max(4, 2 * level)
             batches = [Batch(at, "", [*islice(prompts, size)]) for at in range(arguments.rounds + 1)]
-            rows += traffic.ask_all(peers | loops if level == 1 else peers, batches, level, work)
+            rows += traffic.ask_all(peers | loops if level == 1 else peers, batches, level)
     return rows
 
 

@@ -15,7 +15,11 @@ from bench.workloads import Turn
 
 NOTES = (
     "tokens/s: all tokens of a round divided by its time, prefill included; none if a request failed.",
-    "first token: from connecting to the first text. inter-token: the gap before a read, by its tokens.",
+    "decode: the speed per stream, from the first text on. first token: from connecting to the first text.",
+    "inter-token: the gap before a read, divided by its tokens. p50, p95, p99: of all measured rounds.",
+    "ratio: of the medians over rounds, with the lowest and highest of a round.",
+    "equal texts: answers equal to those of the first peer; chats with tools are not compared.",
+    "failed, refused (status 429), early: of all requests, warm-up included.",
 )
 """How figures are to be read."""
 
@@ -53,14 +57,12 @@ Ask = Callable[[Sequence[Turn], int], list[Answer]]
 """Answers turns, at most so many at the same time, and returns the answers in the same order."""
 
 
-def ask_all(
-    peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, work: Work, **resume: Any
-) -> list[Row]:
+def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **resume: Any) -> list[Row]:
     """Ask all peers each batch before the next one, a different one first each time; return the answers.
 
     resume: as for Experiment.
     """
-    work.weight += len(peers) * sum(len(batch.turns) for batch in batches)
+    work = Work(len(peers) * sum(len(batch.turns) for batch in batches))
 
     def ask(name: str, batch: Batch) -> list[Row]:
         stage = f"round {batch.round}" if batch.round else "warm-up"
@@ -75,7 +77,8 @@ def ask_all(
 
     arms = {name: partial(ask, name) for name in peers}
     cases = {f"batch {at} of {streams} streams": batch for at, batch in enumerate(batches)}
-    return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
+    with work:
+        return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
 
 
 def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:

@@ -43,23 +43,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    ends: dict[str, list[list[Finished]]] = {"warm": [], "cold": []}
-    with tempfile.TemporaryDirectory() as folder, Work(2 * arguments.repeats + 1) as work:
-        work.begin("chatting")
+    warm: list[list[Finished]] = []
+    cold: list[list[Finished]] = []
+    with tempfile.TemporaryDirectory() as folder, Work(2 * arguments.repeats) as work:
+        on_disk, no_cache = {"prefix_cache_dir": folder}, {"prefix_cache_bytes": 0}
         for repeat in range(arguments.repeats):
             # Only the first chat writes files: a later one would find its first turn in them.
-            warm: dict[str, Any] = {} if repeat else {"prefix_cache_dir": folder}
-            for kind, cache in (("warm", warm), ("cold", {"prefix_cache_bytes": 0})):
-                chat, info = _chat(arguments, cache)
-                ends[kind].append(chat)
+            for chats, cache in (warm, {} if repeat else on_disk), (cold, no_cache):
+                work.begin("chatting")
+                chats.append(_chat(arguments, cache)[0])
                 work.advance()
-        restarted = _chat(arguments, {"prefix_cache_dir": folder}, ends["warm"][0][:-1])[0][-1]
-        work.advance()
-    warm_turns, cold_turns = ([*zip(*chats, strict=True)] for chats in ends.values())
-    rows = [_row(at, *turns) for at, turns in enumerate(zip(warm_turns, cold_turns, strict=True), 1)]
-    rows.append(_row(f"{arguments.turns}, restarted server", [restarted], cold_turns[-1]))
-    tokens = {tuple(end.tokens for end in chat) for chats in ends.values() for chat in chats}
-    is_equal = len(tokens) == 1 and restarted.tokens == ends["warm"][0][-1].tokens
+        restarted, info = _chat(arguments, on_disk, warm[0][:-1])
+    turns = zip(zip(*warm, strict=True), zip(*cold, strict=True), strict=True)
+    rows = [_row(number, *ends) for number, ends in enumerate(turns, 1)]
+    rows.append(_row(f"{arguments.turns}, restarted server", restarted[-1:], [chat[-1] for chat in cold]))
+    is_equal = len({tuple(end.tokens for end in chat) for chat in (*warm, *cold, restarted)}) == 1
     record = document.new_document(arguments, info, turns={"rows": rows, "equal": is_equal})
     console = make_console(100)
     print_rows(console, rows, COLUMNS, f"Time to first token, medians of {arguments.repeats} chats", group="")

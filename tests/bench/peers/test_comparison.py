@@ -2,7 +2,6 @@
 
 import pytest
 
-from bench.outputs import Work
 from bench.serving import traffic
 from bench.serving.run_peers import MIXED, batches_of, compared
 from bench.serving.traffic import Answer
@@ -34,7 +33,7 @@ def chats(number, workload="edits", **more):
 
 def ask_all(peers, rounds, streams=1, is_mixed=False):
     peers_by_name = {peer.name: peer.ask for peer in peers}
-    return traffic.ask_all(peers_by_name, batches_of(rounds, streams, is_mixed), streams, Work())
+    return traffic.ask_all(peers_by_name, batches_of(rounds, streams, is_mixed), streams)
 
 
 def rows_of(peers, rounds):
