@@ -37,12 +37,11 @@ class Server:
     def ask(self, turns: Sequence[Turn], streams: int = 1) -> list[Answer]:
         """Stream greedy chat completions, at most `streams` at the same time, each on a new connection."""
         # Pieces are stored as they come, so they must not be compressed.
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.headers}
+        headers = {"Accept-Encoding": "identity", **self.headers}
         limits = httpx.Limits(max_keepalive_connections=0)
         client = httpx.Client(base_url=self.url, headers=headers, timeout=self.idle_limit_s, limits=limits)
-        bodies = [json.dumps(self._body(turn)).encode() for turn in turns]
         with client, ThreadPoolExecutor(streams) as threads:
-            found = list(threads.map(lambda body: receive(client, body), bodies))
+            found = list(threads.map(lambda turn: receive(client, self._body(turn)), turns))
         began = min(one.started for one in found)
         return [self._answer(one, began) for one in found]
 
@@ -124,11 +123,11 @@ class Stream:
                 self.chunks.append((at, text))
 
 
-def receive(client: httpx.Client, body: bytes) -> Stream:
+def receive(client: httpx.Client, body: dict[str, Any]) -> Stream:
     """Send a request, and store what comes."""
     found = Stream(perf_counter())
     try:
-        with client.stream("POST", "/v1/chat/completions", content=body) as response:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
             found.status = response.status_code
             for data in response.iter_raw():
                 found.pieces.append((perf_counter(), data))

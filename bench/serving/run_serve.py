@@ -90,8 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     record = document.new_document(arguments)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for model in _models(arguments, Path(folder)):
-            name = model.name if arguments.random_models else None
+        for name, model in _models(arguments, Path(folder)):
             rows += [{"model": name, **row} for row in _measured(arguments, model, seed)]
     groups = traffic.figures_of(rows, "model", "concurrency")
     levels = [row for group in groups for row in group]
@@ -110,13 +109,13 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(row["error"] for row in rows))
 
 
-def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[Path]:
-    """Yield the folders of the models to serve, one after the other. folder: for random models."""
+def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str | None, Path]]:
+    """Yield the models to serve, random ones with their names. folder: for those."""
     if not arguments.random_models:
-        yield arguments.model
+        yield None, arguments.model
     for name in arguments.random_models:
         try:
-            yield write_random_model(name, folder / name, arguments.repetitive)
+            yield name, write_random_model(name, folder / name, arguments.repetitive)
         except ImportError:
             raise ArgumentsError(f"--random-models: mlx-lm has no architecture {name}") from None
 

@@ -30,9 +30,6 @@ COMMANDS = {
 }
 """The servers that can be started; a command lacks its model and its address."""
 
-_MLX_LM_MODEL = "default_model"
-"""What mlx_lm.server calls its model; its list of models fails where none was ever downloaded."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that name servers and their model."""
@@ -78,7 +75,8 @@ def connect(
         if url is None:
             command = [*COMMANDS[name], model or str(folder), *(own if name == OWN else ())]
             url = children.enter_context(run_server(name, command))
-            model = _MLX_LM_MODEL if name == MLX_LM else None
+            # mlx_lm.server's list of models fails where none was ever downloaded.
+            model = "default_model" if name == MLX_LM else None
         headers = {"Authorization": f"Bearer {keys[name]}"} if name in keys else {}
         model = model or _first_model(url, headers)
         servers[name] = Server(url, model, arguments.max_tokens, forbidden_ids, headers=headers).ask
@@ -141,12 +139,10 @@ def _first_model(url: str, headers: dict[str, str]) -> str:
 
 
 def _server(text: str) -> tuple[str, str | None, str | None]:
-    """Return name, URL (None: it is started here), and the model to ask for, or the file to serve."""
+    """Return name, URL (None: it is started here), and the model to ask for, or to serve."""
     name, _, rest = text.partition("=")
-    if text in (MLX_LM, OWN):
-        return text, None, None
-    if name == LLAMA and rest.endswith(".gguf"):
-        return name, None, str(options.input_file(rest))
+    if name in COMMANDS and "://" not in rest:
+        return name, None, rest or None
     address, _, model = rest.partition("=")
     if not name or not address:
         raise argparse.ArgumentTypeError(f"{text} is not NAME=URL, such as other=http://127.0.0.1:8080")
