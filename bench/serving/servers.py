@@ -142,7 +142,7 @@ def _server(text: str) -> tuple[str, str | None, str | None]:
     """Return name, URL (None: it is started here), and the model to ask for, or to serve."""
     name, _, rest = text.partition("=")
     if name in COMMANDS and "://" not in rest:
-        return name, None, rest or None
+        return name, None, str(Path(rest).expanduser()) if rest else None
     address, _, model = rest.partition("=")
     if not name or not address:
         raise argparse.ArgumentTypeError(f"{text} is not NAME=URL, such as other=http://127.0.0.1:8080")

@@ -15,8 +15,8 @@ from bench.workloads import Turn
 
 NOTES = (
     "tokens/s: all tokens of a round divided by its time, prefill included; none if a request failed.",
-    "decode: the speed per stream, from the first text on. first token: from connecting to the first text.",
-    "inter-token: the gap before a read, divided by its tokens. p50, p95, p99: of all measured rounds.",
+    "decode: per stream, from the first text on. first token: from connecting to the first text.",
+    "inter-token: the gap before a read, divided by its tokens.",
     "ratio: of the medians over rounds, with the lowest and highest of a round.",
     "equal texts: answers equal to those of the first peer; chats with tools are not compared.",
     "failed, refused (status 429), early: of all requests, warm-up included.",
