@@ -10,8 +10,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm import load, stream_generate
 
-from bench.serving.processes import exit_on_sigterm
-from bench.serving.traffic import Answer, Ask, Question, by_read
+from bench.serving.servers import exit_on_sigterm
+from bench.serving.traffic import Answer, Ask, by_read
+from bench.workloads import Turn
+from bench.workloads.chats import render_turn
 from engine.text.tokenizer import Tokenizer
 
 _loaded: dict[str, Any] = {}
@@ -27,28 +29,27 @@ def start_loop(children: ExitStack, tokenizer: Tokenizer, max_tokens: int, *mode
     process = children.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
     process.submit(load_model, *model).result()
 
-    def ask(questions: Sequence[Question], streams: int = 1) -> list[Answer]:  # noqa: ARG001
+    def ask(turns: Sequence[Turn], streams: int = 1) -> list[Answer]:  # noqa: ARG001
+        prompts = [render_turn(tokenizer, turn) for turn in turns]
         began = perf_counter()
         answers = []
-        for question in questions:
+        for prompt in prompts:
             started_s = perf_counter() - began
-            ids, times = process.submit(generate, question.ids, max_tokens).result()
+            ids, times = process.submit(generate, prompt, max_tokens).result()
             text = tokenizer.decode(ids[:-1] if ids[-1] in tokenizer.eos_ids else ids)
             arrivals = by_read(times, [1.0] * len(ids))
-            answers.append(Answer(started_s, times[-1], len(ids), arrivals, text, len(question.ids)))
+            answers.append(Answer(started_s, times[-1], len(ids), arrivals, text, len(prompt)))
         return answers
 
     return ask
 
 
-def load_model(
-    model: str, may_end: bool = True, draft_model: str | None = None, num_draft_tokens: int = 2
-) -> None:
+def load_model(model: str, may_end: bool = True, draft_model: str | None = None) -> None:
     """Load a model, and a draft model for speculative generation. may_end: whether end tokens end answers."""
     _loaded.clear()
     _loaded["model"], _loaded["tokenizer"] = load(model)[:2]
     if draft_model:
-        _loaded["draft_model"], _loaded["num_draft_tokens"] = load(draft_model)[0], num_draft_tokens
+        _loaded["draft_model"] = load(draft_model)[0]
     if not may_end:
         # Cheaper than a logits processor, which takes a concatenation and a scatter in every step.
         _loaded["tokenizer"].eos_token_ids = set()
@@ -56,12 +57,9 @@ def load_model(
 
 def generate(prompt: Sequence[int], max_tokens: int) -> tuple[list[int], list[float]]:
     """Run the loop once; return the token ids, and the seconds from the call to each of them."""
-    ids: list[int] = []
-    times: list[float] = []
     start = perf_counter()
-    for response in stream_generate(prompt=list(prompt), max_tokens=max_tokens, **_loaded):
-        times.append(perf_counter() - start)
-        ids.append(response.token)
+    responses = stream_generate(prompt=list(prompt), max_tokens=max_tokens, **_loaded)
+    found = [(response.token, perf_counter() - start) for response in responses]
     # The loop leaves a step in flight; it must not count towards the next round.
     mx.synchronize()
-    return ids, times
+    return [token for token, _ in found], [at for _, at in found]

@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 
-from bench.serving.traffic import Answer, Question, by_read
+from bench.serving.traffic import Answer, by_read
 from bench.statistics import share_tokens
+from bench.workloads import Turn
 
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content")
 
@@ -30,28 +31,27 @@ class Server:
     model: str
     max_tokens: int
     forbidden_ids: Sequence[int] = ()
-    idle_limit_s: float = 120.0
+    idle_limit_s: float = 600.0
     headers: dict[str, str] = field(default_factory=dict)
 
-    def ask(self, questions: Sequence[Question], streams: int = 1) -> list[Answer]:
+    def ask(self, turns: Sequence[Turn], streams: int = 1) -> list[Answer]:
         """Stream greedy chat completions, at most `streams` at the same time, each on a new connection."""
         # Pieces are stored as they come, so they must not be compressed.
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.headers}
+        headers = {"Accept-Encoding": "identity", **self.headers}
         limits = httpx.Limits(max_keepalive_connections=0)
         client = httpx.Client(base_url=self.url, headers=headers, timeout=self.idle_limit_s, limits=limits)
-        bodies = [json.dumps(self._body(question)).encode() for question in questions]
         with client, ThreadPoolExecutor(streams) as threads:
-            found = list(threads.map(lambda body: receive(client, body), bodies))
+            found = list(threads.map(lambda turn: receive(client, self._body(turn)), turns))
         began = min(one.started for one in found)
         return [self._answer(one, began) for one in found]
 
-    def _body(self, question: Question) -> dict[str, Any]:
+    def _body(self, turn: Turn) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self.model, "messages": question.messages, "max_tokens": self.max_tokens,
+            "model": self.model, "messages": turn.messages, "max_tokens": self.max_tokens,
             "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        if question.tools:
-            body["tools"] = question.tools
+        if turn.tools:
+            body["tools"] = turn.tools
         if self.forbidden_ids:
             body["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
         return body
@@ -108,9 +108,7 @@ class Stream:
         line = b""
         for at, data in self.pieces:
             *lines, line = (line + data).split(b"\n")
-            for one in lines:
-                if one.startswith(b"data:"):
-                    yield at, one.removeprefix(b"data:").strip()
+            yield from ((at, one[5:].strip()) for one in lines if one.startswith(b"data:"))
 
     def _add(self, chunk: dict[str, Any], at: float) -> None:
         if chunk.get("error"):
@@ -125,11 +123,11 @@ class Stream:
                 self.chunks.append((at, text))
 
 
-def receive(client: httpx.Client, body: bytes) -> Stream:
+def receive(client: httpx.Client, body: dict[str, Any]) -> Stream:
     """Send a request, and store what comes."""
     found = Stream(perf_counter())
     try:
-        with client.stream("POST", "/v1/chat/completions", content=body) as response:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
             found.status = response.status_code
             for data in response.iter_raw():
                 found.pieces.append((perf_counter(), data))

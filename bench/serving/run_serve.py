@@ -2,35 +2,37 @@
 
 Send chats of equal length to a server, many at once, and report latency and throughput. Answers cannot end
 early (logit_bias forbids the end tokens), so all have the requested length. Prompts are random words, and no
-prompt is sent twice. Exit status 1 if any request failed.
+prompt is sent twice; their seed is a new one, which is printed, because a running server may have those of an
+earlier --seed in its prefix cache. Exit status 1 if any request failed.
 """
 
 import argparse
 import random
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
 from bench import document, options, outputs, tables
 from bench.architectures.tiny_models import write_random_model
-from bench.errors import ArgumentsError
+from bench.errors import ArgumentsError, BenchError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.serving import servers, traffic
 from bench.serving.bare_loop import start_loop
+from bench.serving.traffic import Batch
 from bench.statistics import compare
 from bench.tables import Column
+from bench.workloads.chats import Turn, render, user
+from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 from engine.model.loading import load_tokenizer
+from engine.text.tokenizer import Tokenizer
 
 _WIDTH = 100
 BARE = "bare loop"
-NOTES = (
-    *traffic.NOTES,
-    "failed, refused (status 429), early: of all requests, warm-up included.",
-    "ratio: of the medians over rounds. per round: lowest and highest ratio of a round.",
-)
 
 
 def _times(name: str, digits: int) -> Callable[[tables.Row], str]:
@@ -68,16 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
              "Also run mlx_lm.stream_generate on the prompts of one stream, and compare."),
         Flag("--concurrency", options.levels, "N,...", (1, 2, 4, 8), "Concurrent streams."),
         Flag("--prompt-tokens", options.count, "N", 256, "Tokens of each prompt, with the chat template."),
-        Flag("--seed", int, "N", None,
-             "Seed of the prompts. Default: a new one, which is printed. With a repeated seed, a running "
-             "server may have the prompts in its prefix cache."),
         Flag("--random-models", options.names, "A,B", (),
              "Serve random models of these architectures instead, of 4 to 6 million parameters."),
         Flag("--repetitive", None, None, None,
              "Make the random models such that each answer soon repeats itself, as drafts need."),
     )  # fmt: skip
     options.add_settings(parser, "draft_type", *options.MACHINES)
-    options.add(parser, max_tokens=128, rounds=3, **options.OUTPUTS)
+    options.add(parser, max_tokens=128, rounds=3, seed=None, **options.OUTPUTS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,43 +89,41 @@ def run(arguments: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     record = document.new_document(arguments)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, outputs.Work() as work:
-        for model in _models(arguments, Path(folder)):
-            name = model.name if arguments.random_models else None
-            rows += [{"model": name, **row} for row in _measured(arguments, model, seed, work)]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model in _models(arguments, Path(folder)):
+            rows += [{"model": name, **row} for row in _measured(arguments, model, seed)]
     groups = traffic.figures_of(rows, "model", "concurrency")
     levels = [row for group in groups for row in group]
     comparisons = [row for group in groups for row in _compared(*group)]
-    shown = [{name: row[name] for name in row if name != "text"} for row in rows]
     record["serve"] = {
         "settings": {"model": arguments.model.resolve().name, "seed": seed}, "levels": levels,
-        "comparisons": comparisons, "notes": traffic.remarks(rows), "rows": shown,
+        "comparisons": comparisons, "notes": traffic.remarks(rows), "rows": rows,
     }  # fmt: skip
     console = outputs.make_console(_WIDTH)
     tables.print_rows(
         console, levels, [MODEL, *LEVELS, TEXTS], f"Prompts of seed {seed}", group="concurrency"
     )
-    notes = [*NOTES, *record["serve"]["notes"]]
+    notes = [*traffic.NOTES, *record["serve"]["notes"]]
     tables.print_rows(console, comparisons, [MODEL, *RATIOS], notes=notes, group="concurrency")
-    outputs.finish(console, arguments, record, shown)
+    outputs.finish(console, arguments, record, rows)
     return int(any(row["error"] for row in rows))
 
 
-def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[Path]:
-    """Yield the folders of the models to serve, one after the other. folder: for random models."""
+def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str | None, Path]]:
+    """Yield the models to serve, random ones with their names. folder: for those."""
     if not arguments.random_models:
-        yield arguments.model
+        yield None, arguments.model
     for name in arguments.random_models:
         try:
-            yield write_random_model(name, folder / name, arguments.repetitive)
+            yield name, write_random_model(name, folder / name, arguments.repetitive)
         except ImportError:
             raise ArgumentsError(f"--random-models: mlx-lm has no architecture {name}") from None
 
 
-def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outputs.Work) -> list[Row]:
+def _measured(arguments: argparse.Namespace, model: Path, seed: int) -> list[Row]:
     """Ask all servers of one model. Every round has new prompts, the same ones for all servers."""
     tokenizer = load_tokenizer(model)
-    maker = servers.PromptMaker(tokenizer, arguments.prompt_tokens, seed)
+    prompts = random_turns(tokenizer, arguments.prompt_tokens, seed)
     own = options.flags(arguments, "draft_type", *options.MACHINES)
     rows: list[Row] = []
     with ExitStack() as children:
@@ -135,12 +132,28 @@ def _measured(arguments: argparse.Namespace, model: Path, seed: int, work: outpu
         if arguments.bare:
             loops[BARE] = start_loop(children, tokenizer, arguments.max_tokens, str(model), False)
         for level in arguments.concurrency:
-            batches = [
-                (number, [maker.make() for _ in range(max(4, 2 * level))])
-                for number in range(arguments.rounds + 1)
-            ]
-            rows += traffic.ask_all(peers | loops if level == 1 else peers, batches, level, work)
+            size = max(4, 2 * level)
+            batches = [Batch(at, "", [*islice(prompts, size)]) for at in range(arguments.rounds + 1)]
+            rows += traffic.ask_all(peers | loops if level == 1 else peers, batches, level)
     return rows
+
+
+def random_turns(tokenizer: Tokenizer, num_tokens: int, seed: int) -> Iterator[Turn]:
+    """Yield prompts of random words, the same ones for the same seed.
+
+    num_tokens: of the whole prompt with the chat template; where words have several, it may be a few less.
+    Each begins with a number of its own, so that a prefix cache can reuse nothing but the chat template.
+    Raises BenchError if the chat template leaves no room for words.
+    """
+    rng = random.Random(seed)
+    for number in rng.sample(range(100_000, 1_000_000), 100_000):
+        # No word is shorter than a token.
+        words = [str(number), *rng.choices([*NOUNS, *ADJECTIVES, *VERBS], k=num_tokens)[1:]]
+        counts = range(1, num_tokens + 1)
+        fitting = bisect_right(counts, num_tokens, key=lambda n: len(render(tokenizer, " ".join(words[:n]))))
+        if not fitting:
+            raise BenchError(f"--prompt-tokens {num_tokens} is too short for the chat template")
+        yield Turn((user(" ".join(words[:fitting])),), None, is_endless=True)
 
 
 def _compared(first: Row, *others: Row) -> list[Row]:

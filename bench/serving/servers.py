@@ -1,30 +1,34 @@
-"""The servers of a comparison, running ones and those that are started for it, and prompts for them."""
+"""The servers of a comparison: running ones, and those that are started for it."""
 
 import argparse
-import random
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 
 from bench import options
 from bench.errors import ArgumentsError, BenchError
-from bench.options import Flag
 from bench.serving.client import Server
-from bench.serving.processes import COMMANDS, LLAMA, MLX_LM, OWN, run_server
-from bench.serving.traffic import Ask, Question
-from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
+from bench.serving.traffic import Ask
 from config.settings import BUNDLED_MODEL
-from engine.text.tokenizer import Tokenizer
 
-_MLX_LM_MODEL = "default_model"
-"""What mlx_lm.server calls its model; its list of models fails where none was ever downloaded."""
-
-Address = tuple[str, str | None, str | None]
-"""Name, URL (None: it is started here), and the model to ask for, or the file to serve."""
+OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
+_REPRISE = "import sys; from cli.main import main; sys.exit(main())"
+# Keys that the environment sets are switched off.
+_SERVE = ("serve", "--recalibrate", "--api-key", "", "--api-key-file", "none")
+COMMANDS = {
+    OWN: (sys.executable, "-c", _REPRISE, *_SERVE, "--model"),
+    MLX_LM: (sys.executable, "-m", "mlx_lm", "server", "--model"),
+    LLAMA: (LLAMA, "--parallel", "8", "-m"),
+}
+"""The servers that can be started; a command lacks its model and its address."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,19 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--server-key", metavar="NAME=KEY", type=_key, action="append", default=[],
         help="API key of a --server; may be repeated.",
     )  # fmt: skip
-    options.declare(
-        parser,
-        Flag("--model", options.model_folder, "DIR", BUNDLED_MODEL,
-             "The model that the servers serve, also those started here. Default: the bundled model."),
-        Flag("--timeout", options.count, "S", 120, "A request fails after this many seconds without data."),
-    )  # fmt: skip
+    options.add(parser, model=BUNDLED_MODEL)
 
 
 def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
     """Raise ArgumentsError for names that are not unique or unknown."""
-    names = [one[0] for one in arguments.server]
-    for name, count in Counter([*names, *taken]).items():
-        if count > 1:
+    names = [*taken, *(name for name, _, _ in arguments.server)]
+    for name in names:
+        if names.count(name) > 1:
             raise ArgumentsError(f"--server: the name {name} is already taken")
     for name, _ in arguments.server_key:
         if name not in names:
@@ -76,12 +75,55 @@ def connect(
         if url is None:
             command = [*COMMANDS[name], model or str(folder), *(own if name == OWN else ())]
             url = children.enter_context(run_server(name, command))
-            model = _MLX_LM_MODEL if name == MLX_LM else None
+            # mlx_lm.server's list of models fails where none was ever downloaded.
+            model = "default_model" if name == MLX_LM else None
         headers = {"Authorization": f"Bearer {keys[name]}"} if name in keys else {}
         model = model or _first_model(url, headers)
-        server = Server(url, model, arguments.max_tokens, forbidden_ids, arguments.timeout, headers)
-        servers[name] = server.ask
+        servers[name] = Server(url, model, arguments.max_tokens, forbidden_ids, headers=headers).ask
     return servers
+
+
+@contextmanager
+def run_server(name: str, command: Sequence[str]) -> Iterator[str]:
+    """Run a server while the context is open, and yield its URL once it answers. command: without an address.
+
+    Raises BenchError with the last line that it printed if it exits instead.
+    """
+    exit_on_sigterm()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url, command = f"http://127.0.0.1:{port}", [*command, "--host", "127.0.0.1", "--port", str(port)]
+    # A file, because a pipe would block the server when it is full.
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        try:
+            server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        except FileNotFoundError:
+            raise BenchError(f"{name} is not installed, or not on PATH") from None
+        try:
+            while not is_ready(url):
+                if server.poll() is not None:
+                    log.seek(0)
+                    *_, last = "no output", *filter(None, map(str.strip, log))
+                    raise BenchError(f"{name} exited with status {server.returncode}: {last}")
+                time.sleep(0.1)
+            yield url
+        finally:
+            # Not SIGINT: a background job of a shell ignores it, and so does every process that it starts.
+            server.terminate()
+            server.wait()
+
+
+def exit_on_sigterm() -> None:
+    """Turn SIGTERM into SystemExit, so that child processes are stopped when the benchmark is terminated."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
+def is_ready(url: str) -> bool:
+    """Return whether a server says that it is healthy."""
+    try:
+        return httpx.get(f"{url}/health", timeout=5.0).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
 
 
 def _first_model(url: str, headers: dict[str, str]) -> str:
@@ -96,13 +138,11 @@ def _first_model(url: str, headers: dict[str, str]) -> str:
         ) from None
 
 
-def _server(text: str) -> Address:
-    """Parse NAME=URL, NAME=URL=MODEL, or a server that is started here."""
+def _server(text: str) -> tuple[str, str | None, str | None]:
+    """Return name, URL (None: it is started here), and the model to ask for, or to serve."""
     name, _, rest = text.partition("=")
-    if text in (MLX_LM, OWN):
-        return text, None, None
-    if name == LLAMA and rest.endswith(".gguf"):
-        return name, None, str(options.input_file(rest))
+    if name in COMMANDS and "://" not in rest:
+        return name, None, str(Path(rest).expanduser()) if rest else None
     address, _, model = rest.partition("=")
     if not name or not address:
         raise argparse.ArgumentTypeError(f"{text} is not NAME=URL, such as other=http://127.0.0.1:8080")
@@ -112,34 +152,3 @@ def _server(text: str) -> Address:
 def _key(text: str) -> tuple[str, str]:
     name, _, key = text.partition("=")
     return name, options.api_key(key)
-
-
-class PromptMaker:
-    """Makes questions of random words, the same ones for the same seed.
-
-    num_tokens: of the whole prompt with the chat template; where words have several, it may be a few less.
-    Each begins with a number of its own, so that a prefix cache can reuse nothing but the chat template.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, num_tokens: int, seed: int) -> None:
-        self._tokenizer, self._num_tokens = tokenizer, num_tokens
-        self._random = random.Random(seed)
-        self._numbers = iter(self._random.sample(range(100_000, 1_000_000), 100_000))
-
-    def make(self) -> Question:
-        """Return a prompt that begins unlike all earlier ones.
-
-        Raises BenchError if the chat template leaves no room for it.
-        """
-        # No word is shorter than a token.
-        words = self._random.choices([*NOUNS, *ADJECTIVES, *VERBS], k=self._num_tokens)
-        words[0] = str(next(self._numbers))
-        counts = range(1, len(words) + 1)
-        fitting = bisect_right(counts, self._num_tokens, key=lambda n: len(self._prompt(words[:n]).ids))
-        if not fitting:
-            raise BenchError(f"--prompt-tokens {self._num_tokens} is too short for the chat template")
-        return self._prompt(words[:fitting])
-
-    def _prompt(self, words: Sequence[str]) -> Question:
-        message = {"role": "user", "content": " ".join(words)}
-        return Question((message,), tuple(self._tokenizer.render_chat([message])))

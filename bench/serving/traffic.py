@@ -1,4 +1,4 @@
-"""The same questions to several peers, batch by batch, and figures of their answers."""
+"""The same chats to several peers, batch by batch, and figures of their answers."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -6,28 +6,30 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench.experiment import Experiment, Row
+from bench.experiment import Experiment, Row, grouped
 from bench.outputs import Work
 from bench.statistics import percentiles, rate
+from bench.workloads import Turn
 
 NOTES = (
     "tokens/s: all tokens of a round divided by its time, prefill included; none if a request failed.",
-    "first token: from connecting to the first text. inter-token: the gap before a read, by its tokens.",
+    "decode: per stream, from the first text on. first token: from connecting to the first text.",
+    "inter-token: the gap before a read, divided by its tokens.",
+    "ratio: of the medians over rounds, with the lowest and highest of a round.",
+    "equal texts: answers equal to those of the first peer; chats with tools are not compared.",
+    "failed, refused (status 429), early: of all requests, warm-up included.",
 )
 """How figures are to be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One request. ids: its token ids, for peers that take no messages."""
+class Batch(NamedTuple):
+    """Turns that are asked together. round: 0 for the warm-up."""
 
-    messages: tuple[dict[str, Any], ...]
-    ids: tuple[int, ...]
-    workload: str = ""
-    tools: tuple[dict[str, Any], ...] = ()
-    is_measured: bool = True
+    round: int
+    workload: str
+    turns: Sequence[Turn]
 
 
 @dataclass(slots=True)
@@ -51,38 +53,32 @@ class Answer:
     error: str | None = None
 
 
-Ask = Callable[[Sequence[Question], int], list[Answer]]
-"""Answers questions, at most so many at the same time, and returns the answers in the same order."""
+Ask = Callable[[Sequence[Turn], int], list[Answer]]
+"""Answers turns, at most so many at the same time, and returns the answers in the same order."""
 
 
-def ask_all(
-    peers: Mapping[str, Ask],
-    batches: Sequence[tuple[int, Sequence[Question]]],
-    streams: int,
-    work: Work,
-    **resume: Any,
-) -> list[Row]:
+def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **resume: Any) -> list[Row]:
     """Ask all peers each batch before the next one, a different one first each time; return the answers.
 
-    batches: of questions asked together, each with its round; 0 is the warm-up. resume: as for Experiment.
+    resume: as for Experiment.
     """
-    work.weight += len(peers) * sum(len(questions) for _, questions in batches)
+    work = Work(len(peers) * sum(len(batch.turns) for batch in batches))
 
-    def ask(name: str, batch: tuple[int, Sequence[Question]]) -> list[Row]:
-        number, questions = batch
-        stage = f"round {number}" if number else "warm-up"
+    def ask(name: str, batch: Batch) -> list[Row]:
+        stage = f"round {batch.round}" if batch.round else "warm-up"
         work.begin(f"{streams} stream{'s' * (streams > 1)}, {stage}: {name}")
-        answers = peers[name](questions, streams)
+        answers = peers[name](batch.turns, streams)
         work.advance(len(answers))
         return [
-            {"request": at, "round": number, "concurrency": streams, "workload": question.workload,
-             "has_tools": bool(question.tools), "is_measured": question.is_measured, **asdict(answer)}
-            for at, (question, answer) in enumerate(zip(questions, answers, strict=True))
+            {"request": at, "round": batch.round, "concurrency": streams, "workload": batch.workload,
+             "has_tools": bool(turn.tools), "is_measured": turn.is_measured, **asdict(answer)}
+            for at, (turn, answer) in enumerate(zip(batch.turns, answers, strict=True))
         ]  # fmt: skip
 
     arms = {name: partial(ask, name) for name in peers}
     cases = {f"batch {at} of {streams} streams": batch for at, batch in enumerate(batches)}
-    return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
+    with work:
+        return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
 
 
 def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:
@@ -99,10 +95,9 @@ def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]
 
 def throughput(rows: Sequence[Row]) -> float | None:
     """Return all tokens divided by the time of all batches, which follow each other."""
-    wall_s: dict[str, float] = {}
-    for row in rows:
-        wall_s[row["case"]] = max(wall_s.get(row["case"], 0.0), row["started_s"] + row["duration_s"])
-    return rate(sum(row["tokens"] for row in rows), sum(wall_s.values()))
+    batches = grouped(rows, "case").values()
+    wall_s = sum(max(row["started_s"] + row["duration_s"] for row in batch) for batch in batches)
+    return rate(sum(row["tokens"] for row in rows), wall_s)
 
 
 def decode_speed(rows: Sequence[Row]) -> float | None:
@@ -114,7 +109,7 @@ def decode_speed(rows: Sequence[Row]) -> float | None:
 
 def first_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
     """Return percentiles of the time to the first text."""
-    return percentiles([(row["arrivals"][0][0], 1.0) for row in _good(rows) if row["arrivals"]])
+    return percentiles([(row["arrivals"][0][0], 1.0) for row in rows if row["arrivals"]])
 
 
 def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
@@ -122,12 +117,8 @@ def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
 
     The gap before a read is divided equally among its tokens, and each of them counts once.
     """
-    return percentiles([
-        ((at - before) / tokens, tokens)
-        for row in _good(rows)
-        for (before, _), (at, tokens) in pairwise(row["arrivals"])
-        if tokens > 0
-    ])  # fmt: skip
+    gaps = [(at - before, tokens) for row in rows for (before, _), (at, tokens) in pairwise(row["arrivals"])]
+    return percentiles([(gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0])
 
 
 QUANTITIES: dict[str, Callable[[Sequence[Row]], float | None]] = {
@@ -142,47 +133,52 @@ QUANTITIES: dict[str, Callable[[Sequence[Row]], float | None]] = {
 
 def figures_of(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
     """Return the figures of each peer, the first peer first, for each group of rows with the same fields."""
-    # The order of all peers: another one may begin with the questions of a group.
-    first, *others = dict.fromkeys(row["arm"] for row in rows)
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in fields), []).append(row)
+    # Another peer may begin with the questions of a group.
+    order = [*dict.fromkeys(row["arm"] for row in rows)]
+    groups = grouped(sorted(rows, key=lambda row: order.index(row["arm"])), *fields)
     found = []
-    for alike in groups.values():
-        present = {row["arm"] for row in alike}
-        found.append([_figures(alike, name, first) for name in (first, *others) if name in present])
+    for values, group in groups.items():
+        first, *others = grouped(group, "arm").values()
+        shared = dict(zip(fields, values, strict=True))
+        found.append([shared | _figures(answers, first) for answers in (first, *others)])
     return found
 
 
-def _figures(rows: Sequence[Row], name: str, first: str) -> Row:
-    """Return the figures of a peer.
+def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
+    """Return the figures of a peer. first: the answers of the first one to the same questions.
 
     rounds: each quantity by measured round, None where it has none. tokens_per_s: the speeds that there are.
     Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
     """
-    asked = [row for row in rows if row["arm"] == name]
-    measured = [row for row in asked if row["round"] and row["is_measured"]]
+    failed = [row for row in answers if row["error"]]
     # What is left of a round with a failure may be easier.
-    broken = {row["round"] for row in asked if row["error"]}
-    by_round = [
-        [row for row in measured if row["round"] == number and number not in broken]
-        for number in sorted({row["round"] for row in rows} - {0})
-    ]
+    broken = {row["round"] for row in failed}
+    measured = [row for row in answers if row["round"] and row["is_measured"]]
+    by_round = [[] if at in broken else one for (at,), one in grouped(measured, "round").items()]
     rounds = {quantity: [take(one) for one in by_round] for quantity, take in QUANTITIES.items()}
     speeds, decode_speeds = ([one for one in rounds[of] if one] for of in ("tokens/s", "decode tokens/s"))
-    num_equal, num_texts = (0, 0) if name == first else _equal_texts(rows, name, first)
+    good = [row for row in measured if not row["error"]]
+    ours, theirs = {} if answers is first else _texts(answers), _texts(first)
     return {
-        "model": rows[0].get("model"), "side": name, "concurrency": rows[0]["concurrency"],
-        "workload": rows[0]["workload"],
-        "num_requests": len(measured), "num_tokens": sum(row["tokens"] for row in measured),
-        "tokens_per_s": speeds or [0.0],
+        "side": answers[0]["arm"], "num_requests": len(measured),
+        "num_tokens": sum(row["tokens"] for row in measured), "tokens_per_s": speeds or [0.0],
         "decode_tokens_per_s": median(decode_speeds) if decode_speeds else None,
-        "first_token_s": first_tokens_s(measured), "inter_token_s": inter_tokens_s(measured),
-        "num_failed": len(asked) - len(_good(asked)), "num_refused": sum(row["is_refused"] for row in asked),
-        "num_ended_early": sum(row["is_early"] for row in asked), "num_equal": num_equal,
-        "num_texts": num_texts, "rounds": rounds,
-        "error": next((row["error"] for row in asked if row["error"]), None),
+        "first_token_s": first_tokens_s(good), "inter_token_s": inter_tokens_s(good),
+        "num_failed": len(failed), "num_refused": sum(row["is_refused"] for row in answers),
+        "num_ended_early": sum(row["is_early"] for row in answers),
+        "num_equal": len(ours.items() & theirs.items()), "num_texts": len(ours.keys() & theirs.keys()),
+        "rounds": rounds, "error": failed[0]["error"] if failed else None,
     }  # fmt: skip
+
+
+def _texts(answers: Sequence[Row]) -> dict[tuple[str, int], str]:
+    """Return the measured texts. Servers format tool calls differently, so those are left out."""
+    return {
+        # A text that was cut within a character ends in replacement characters.
+        (row["case"], row["request"]): row["text"].rstrip("\ufffd").strip()
+        for row in answers
+        if row["round"] and row["is_measured"] and not row["error"] and not row["has_tools"]
+    }
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
@@ -196,21 +192,3 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         if row["is_early"]:
             seen[f"{row['arm']}: ended early, after {row['tokens']} tokens"] += 1
     return [f"! {remark} ({count} request{'s' * (count > 1)})" for remark, count in seen.items()]
-
-
-def _good(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["error"] is None]
-
-
-def _equal_texts(rows: Sequence[Row], name: str, first: str) -> tuple[int, int]:
-    """Return how many measured texts of a peer equal those of the first one, and how many both have.
-
-    Servers format tool calls differently, so those are left out.
-    """
-    texts: dict[str, dict[tuple[str, int], str]] = {name: {}, first: {}}
-    for row in _good(rows):
-        if row["arm"] in texts and row["round"] and row["is_measured"] and not row["has_tools"]:
-            # A text that was cut within a character ends in replacement characters.
-            texts[row["arm"]][row["case"], row["request"]] = row["text"].rstrip("\ufffd").strip()
-    ours, theirs = texts[name], texts[first]
-    return len(ours.items() & theirs.items()), len(ours.keys() & theirs.keys())

@@ -9,17 +9,20 @@ Then the last turn is repeated in a newly started engine, which has only the cac
 import argparse
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from bench import document, options
+from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine, equal_costs
 from bench.outputs import Work, finish, make_console
-from bench.serving.servers import PromptMaker
+from bench.serving.run_serve import random_turns
 from bench.tables import Column, print_rows
+from bench.workloads.chats import user
 from config.settings import BUNDLED_MODEL, Settings
-from engine.request import Finished, GenerationRequest, ModelInfo, Sampling
+from engine.request import DraftChoice, Finished, ModelInfo
 
 COLUMNS = [
     Column("number", "turn"), Column("num_prompt_tokens", "prompt"), Column("num_cached_tokens", "cached"),
@@ -40,23 +43,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    ends: dict[str, list[list[Finished]]] = {"warm": [], "cold": []}
-    with tempfile.TemporaryDirectory() as folder, Work(2 * arguments.repeats + 1) as work:
-        work.begin("chatting")
+    warm: list[list[Finished]] = []
+    cold: list[list[Finished]] = []
+    with tempfile.TemporaryDirectory() as folder, Work(2 * arguments.repeats) as work:
+        on_disk, no_cache = {"prefix_cache_dir": folder}, {"prefix_cache_bytes": 0}
         for repeat in range(arguments.repeats):
             # Only the first chat writes files: a later one would find its first turn in them.
-            warm: dict[str, Any] = {} if repeat else {"prefix_cache_dir": folder}
-            for kind, cache in (("warm", warm), ("cold", {"prefix_cache_bytes": 0})):
-                chat, info = _chat(arguments, cache)
-                ends[kind].append(chat)
+            for chats, cache in (warm, {} if repeat else on_disk), (cold, no_cache):
+                work.begin("chatting")
+                chats.append(_chat(arguments, cache)[0])
                 work.advance()
-        restarted = _chat(arguments, {"prefix_cache_dir": folder}, ends["warm"][0][:-1])[0][-1]
-        work.advance()
-    warm_turns, cold_turns = ([*zip(*chats, strict=True)] for chats in ends.values())
-    rows = [_row(at, *turns) for at, turns in enumerate(zip(warm_turns, cold_turns, strict=True), 1)]
-    rows.append(_row(f"{arguments.turns}, restarted server", [restarted], cold_turns[-1]))
-    tokens = {tuple(end.tokens for end in chat) for chats in ends.values() for chat in chats}
-    is_equal = len(tokens) == 1 and restarted.tokens == ends["warm"][0][-1].tokens
+        restarted, info = _chat(arguments, on_disk, warm[0][:-1])
+    turns = zip(zip(*warm, strict=True), zip(*cold, strict=True), strict=True)
+    rows = [_row(number, *ends) for number, ends in enumerate(turns, 1)]
+    rows.append(_row(f"{arguments.turns}, restarted server", restarted[-1:], [chat[-1] for chat in cold]))
+    is_equal = len({tuple(end.tokens for end in chat) for chat in (*warm, *cold, restarted)}) == 1
     record = document.new_document(arguments, info, turns={"rows": rows, "equal": is_equal})
     console = make_console(100)
     print_rows(console, rows, COLUMNS, f"Time to first token, medians of {arguments.repeats} chats", group="")
@@ -72,18 +73,18 @@ def _chat(
     settings = Settings(model=str(arguments.model), draft_type="none", **cache)
     ends = list(ends)
     with LocalEngine(settings, equal_costs()) as local:
-        engine = local.engine
-        messages = [*PromptMaker(engine.tokenizer, arguments.prompt_tokens, seed=1).make().messages]
-        # The end tokens are forbidden, so that all answers have the same length.
-        bias = tuple((token, -100.0) for token in sorted(engine.tokenizer.eos_ids))
-        sampling = Sampling(seed=1, temperature=0.0, logit_bias=bias)
+        tokenizer = local.engine.tokenizer
+        question = next(random_turns(tokenizer, arguments.prompt_tokens, seed=1))
         for turn in range(arguments.turns):
             if turn == len(ends):
-                prompt = local.prompt(messages)
-                ends += local.answer([GenerationRequest(f"{turn}", prompt, arguments.max_tokens, sampling)])
-            messages.append({"role": "assistant", "content": engine.tokenizer.decode(ends[turn].tokens)})
-            messages.append({"role": "user", "content": f"And what is number {turn + 1}?"})
-        return ends, engine.info
+                requests = local.requests([question], DraftChoice(), arguments.max_tokens, seed=1)
+                if not requests:
+                    raise ArgumentsError(f"turn {turn + 1} does not fit into the context of the model")
+                ends += local.answer(requests)
+            answer = {"role": "assistant", "content": tokenizer.decode(ends[turn].tokens)}
+            messages = (*question.messages, answer, user(f"And what is number {turn + 1}?"))
+            question = replace(question, messages=messages)
+        return ends, local.engine.info
 
 
 def _row(number: int | str, warm: Sequence[Finished], cold: Sequence[Finished]) -> Row:

@@ -27,7 +27,7 @@ def test_the_loop_says_what_the_model_says_and_passes_its_end_token(model_folder
     folder = str(shutil.copytree(model_folder, tmp_path / "ending"))
     config = json.loads((model_folder / "config.json").read_text()) | {"eos_token_id": expected[0]}
     (tmp_path / "ending" / "config.json").write_text(json.dumps(config))
-    drafting = (folder, 2) if is_drafting else ()
+    drafting = (folder,) if is_drafting else ()
     load_model(folder, True, *drafting)
     assert len(generate(PROMPT, 12)[0]) == 1
     load_model(folder, False, *drafting)

@@ -10,8 +10,8 @@ import pytest
 
 from bench.errors import BenchError
 from bench.serving.bare_loop import start_loop
-from bench.serving.processes import is_ready, run_server
-from bench.serving.traffic import Question
+from bench.serving.servers import is_ready, run_server
+from bench.workloads import Turn
 from engine.model.loading import load_tokenizer
 
 STUB = """
@@ -24,7 +24,7 @@ def answer(self):
 server.RequestHandlerClass.do_GET = answer
 server.serve_forever()
 """
-QUESTION = Question((), (5, 9, 31))
+TURN = Turn(({"role": "user", "content": "one"},), None)
 
 
 @pytest.fixture(autouse=True)
@@ -68,14 +68,14 @@ def test_a_loop_whose_process_dies_is_an_error(model_folder, tokenizer):
         for child in active_children():
             child.kill()
         with pytest.raises(BrokenProcessPool):
-            ask([QUESTION])
+            ask([TURN])
 
 
 def test_the_bare_loop_gives_every_answer_its_full_length(model_folder):
     tokenizer = load_tokenizer(model_folder)
     with ExitStack() as children:
         ask = start_loop(children, tokenizer, 40, str(model_folder), False)
-        answers = ask([QUESTION] * 2)
+        answers = ask([TURN] * 2)
     for answer in answers:
         assert answer.tokens == sum(tokens for _, tokens in answer.arrivals) == 40
         assert answer.error is None

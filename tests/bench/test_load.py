@@ -5,13 +5,13 @@ import socket
 import pytest
 
 from bench.serving.client import Server
-from bench.serving.traffic import Question
+from bench.workloads import Turn
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def questions(count, **more):
-    return [Question(({"role": "user", "content": str(n)},), (n,), **more) for n in range(count)]
+def turns(count, **more):
+    return [Turn(({"role": "user", "content": str(n)},), None, **more) for n in range(count)]
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def ask(server):
 
     def asked(count=1, streams=1, idle_limit_s=60.0, **more):
         peer = Server(server.url, "tiny", 4, (1, 7), idle_limit_s)
-        return peer.ask(questions(count, **more), streams)
+        return peer.ask(turns(count, **more), streams)
 
     return asked
 
@@ -98,7 +98,7 @@ def test_failures_of_every_kind_are_kept_beside_what_succeeded(server, ask, full
 def test_a_server_that_is_not_there_fails_each_request():
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    seen = Server(f"http://127.0.0.1:{port}", "tiny", 4).ask(questions(2), 2)
+    seen = Server(f"http://127.0.0.1:{port}", "tiny", 4).ask(turns(2), 2)
     assert all("cannot connect" in (answer.error or "") for answer in seen)
 
 

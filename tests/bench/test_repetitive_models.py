@@ -1,12 +1,15 @@
 """Models that are made repetitive run in circles, which differ in where they begin."""
 
+from itertools import islice
+
 import mlx.core as mx
 import pytest
 from mlx_lm import load
 from mlx_lm.generate import generate_step
 
 from bench.architectures.tiny_models import make_repetitive, write_random_model
-from bench.serving.servers import PromptMaker
+from bench.serving.run_serve import random_turns
+from bench.workloads.chats import render_turn
 from engine.model.loading import load_tokenizer
 
 FAMILIES = [
@@ -20,7 +23,6 @@ LATEST_ENTRY, LONGEST_CYCLE = 31, 29
 def answers_of(folder, num_prompts):
     """Return the greedy answers to prompts of 64 tokens; none can end early."""
     tokenizer, (model, _) = load_tokenizer(folder), load(str(folder))
-    maker = PromptMaker(tokenizer, 64, 5)
 
     def forbid_ends(_, logits):
         logits[:, list(tokenizer.eos_ids)] = -mx.inf
@@ -28,9 +30,10 @@ def answers_of(folder, num_prompts):
 
     return [
         [token for token, _ in generate_step(
-            mx.array(maker.make().ids), model, max_tokens=MAX_TOKENS, logits_processors=[forbid_ends]
+            mx.array(render_turn(tokenizer, turn)), model, max_tokens=MAX_TOKENS,
+            logits_processors=[forbid_ends],
         )]
-        for _ in range(num_prompts)
+        for turn in islice(random_turns(tokenizer, 64, 5), num_prompts)
     ]  # fmt: skip
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from bench.outputs import Work
 from bench.serving import traffic
 from bench.serving.run_peers import MIXED, batches_of, compared
-from bench.serving.traffic import Answer, Question
+from bench.serving.traffic import Answer
+from bench.workloads import Chat, Turn
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
@@ -19,18 +19,21 @@ class Scripted:
         self.usual = Answer(text=text, tokens=tokens, duration_s=duration_s, arrivals=arrivals)
         self.asked: list = []
 
-    def ask(self, questions, streams):
-        self.asked.append((questions, streams))
-        return [self.others.get(len(self.asked) - 1, self.usual) for _ in questions]
+    def ask(self, turns, streams):
+        self.asked.append((turns, streams))
+        return [self.others.get(len(self.asked) - 1, self.usual) for _ in turns]
 
 
-def questions(number, workload="edits", **more):
-    return [Question(({"role": "user", "content": str(n)},), (n,), workload, **more) for n in range(number)]
+def chats(number, workload="edits", **more):
+    return [
+        Chat(workload, (Turn(({"role": "user", "content": f"{workload} {n}"},), None, **more),))
+        for n in range(number)
+    ]
 
 
 def ask_all(peers, rounds, streams=1, is_mixed=False):
     peers_by_name = {peer.name: peer.ask for peer in peers}
-    return traffic.ask_all(peers_by_name, batches_of(rounds, streams, is_mixed), streams, Work())
+    return traffic.ask_all(peers_by_name, batches_of(rounds, streams, is_mixed), streams)
 
 
 def rows_of(peers, rounds):
@@ -39,7 +42,7 @@ def rows_of(peers, rounds):
 
 def test_every_peer_gets_every_question_and_each_begins_in_turn():
     peers = [Scripted("a"), Scripted("b"), Scripted("c")]
-    rows = ask_all(peers, [questions(3)])
+    rows = ask_all(peers, [chats(3)])
     assert [row["arm"] for row in rows] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
     assert peers[0].asked == peers[1].asked == peers[2].asked
     assert len({row["case"] for row in rows}) == 3
@@ -47,14 +50,20 @@ def test_every_peer_gets_every_question_and_each_begins_in_turn():
 
 def test_several_streams_get_their_questions_together_and_mixed_ones_are_of_all_workloads():
     peer = Scripted("s")
-    ask_all([peer], [questions(4) + questions(4, "quotes")], streams=3)
-    batches = [[one.workload for one in asked] for asked, _ in peer.asked]
-    assert batches == [["edits"] * 3, ["edits"], ["quotes"] * 3, ["quotes"]]
+    ask_all([peer], [chats(4) + chats(4, "quotes")], streams=3)
+    batches = [[one.messages[0]["content"] for one in asked] for asked, _ in peer.asked]
+    assert batches == [
+        ["edits 0", "edits 1", "edits 2"],
+        ["edits 3"],
+        ["quotes 0", "quotes 1", "quotes 2"],
+        ["quotes 3"],
+    ]
     assert {streams for _, streams in peer.asked} == {3}
     mixed = Scripted("s")
-    rows = ask_all([mixed], [[], questions(2) + questions(2, "quotes")], streams=4, is_mixed=True)
+    rows = ask_all([mixed], [[], chats(2) + chats(2, "quotes")], streams=4, is_mixed=True)
     ((batch, _),) = mixed.asked
-    assert sorted(one.ids for one in batch) == [(0,), (0,), (1,), (1,)]
+    texts = sorted(one.messages[0]["content"] for one in batch)
+    assert texts == ["edits 0", "edits 1", "quotes 0", "quotes 1"]
     (row,) = compared(rows)
     assert (row["workload"], row["streams"], row["tokens_per_s"]) == (MIXED, 4, 8.0)
 
@@ -65,7 +74,7 @@ QUICK = Answer(text="yes", tokens=4, duration_s=0.5, arrivals=[[0.1, 1.0], [0.5,
 def test_ratios_are_to_the_first_peer_of_the_same_rounds():
     slow = Scripted("plain", duration_s=2.0)
     fast = Scripted("fast", duration_s=1.0, others={3: QUICK})
-    rows = rows_of([slow, fast], [questions(1)] * 4)
+    rows = rows_of([slow, fast], [chats(1)] * 4)
     assert rows["plain"]["tokens_per_s"] == 2.0
     assert rows["fast"]["tokens_per_s"] == 4.0
     assert rows["fast"]["tokens_per_s_high"] == 8.0
@@ -78,7 +87,7 @@ def test_ratios_are_to_the_first_peer_of_the_same_rounds():
 
 def test_the_first_peer_stays_the_first_where_another_one_was_asked_first():
     peers = [Scripted("plain"), Scripted("fast", duration_s=1.0)]
-    rows = compared(ask_all(peers, [questions(1) + questions(1, "quotes")] * 2))
+    rows = compared(ask_all(peers, [chats(1) + chats(1, "quotes")] * 2))
     assert [(row["workload"], row["name"], row["speedup"]) for row in rows] == [
         ("edits", "plain", 1.0), ("edits", "fast", 2.0), ("quotes", "plain", 1.0), ("quotes", "fast", 2.0)
     ]  # fmt: skip
@@ -86,28 +95,28 @@ def test_the_first_peer_stays_the_first_where_another_one_was_asked_first():
 
 def test_the_warm_up_has_no_figures_but_its_failure_counts():
     peer = Scripted("s", others={0: Answer(error="cold")})
-    row = rows_of([peer], [questions(1)] * 2)["s"]
+    row = rows_of([peer], [chats(1)] * 2)["s"]
     assert (row["requests"], row["failed"], row["error"], row["tokens_per_s"]) == (1, 1, "cold", 2.0)
 
 
 def test_texts_are_compared_with_the_plain_ones_but_not_calls_of_tools():
     plain, same, other = Scripted("plain"), Scripted("same", text="yes\ufffd"), Scripted("other", text="no")
-    rows = rows_of([plain, same, other], [questions(2)] * 2)
+    rows = rows_of([plain, same, other], [chats(2)] * 2)
     assert rows["plain"]["parity"] is None
     assert (rows["same"]["parity"], rows["same"]["equal"]) == ("PASS", 2)
     assert (rows["other"]["parity"], rows["other"]["equal"], rows["other"]["judged"]) == ("FAIL", 0, 2)
-    with_tools = rows_of([Scripted("plain"), Scripted("other", text="no")], [questions(1, tools=(TOOL,))] * 2)
+    with_tools = rows_of([Scripted("plain"), Scripted("other", text="no")], [chats(1, tools=(TOOL,))] * 2)
     assert with_tools["other"]["parity"] is None
 
 
 def test_a_turn_that_is_not_measured_is_asked_but_not_counted():
-    row = rows_of([Scripted("s")], [questions(2, is_measured=False)] * 2)["s"]
+    row = rows_of([Scripted("s")], [chats(2, is_measured=False)] * 2)["s"]
     assert (row["requests"], row["tokens_per_s"]) == (0, 0.0)
 
 
 def test_a_peer_that_always_fails_has_no_figures_and_others_do():
     gone = Scripted("gone", others=dict.fromkeys(range(9), Answer(error="nothing listens")))
-    rows = rows_of([Scripted("plain"), gone], [questions(3)] * 3)
+    rows = rows_of([Scripted("plain"), gone], [chats(3)] * 3)
     assert (rows["gone"]["failed"], rows["gone"]["requests"]) == (9, 6)
     assert rows["gone"]["error"] == "nothing listens"
     assert rows["gone"]["speedup"] is rows["gone"]["ttft_ms"] is None
@@ -116,7 +125,7 @@ def test_a_peer_that_always_fails_has_no_figures_and_others_do():
 
 def test_a_round_with_a_failed_request_has_no_speed():
     half = Scripted("half", others={1: Answer(error="late")})
-    row = rows_of([Scripted("plain"), half], [questions(1)] * 3)["half"]
+    row = rows_of([Scripted("plain"), half], [chats(1)] * 3)["half"]
     assert (row["requests"], row["failed"]) == (2, 1)
     assert row["speedup"] == 1.0
 
