@@ -10,7 +10,8 @@ from typing import Any
 from bench.cost_curves import M4_PRO
 from bench.costs import sampling
 from bench.decode import run_wedlm
-from bench.serving import run_peers, run_serve
+from bench.serving.servers import OWN
+from bench.serving.traffic import COLUMNS, ratio
 from bench.tables import Column, Row, format_value, interval, pivoted
 from bench.workloads import WORKLOADS
 
@@ -73,12 +74,6 @@ def _lengths(name: str, form: str, is_adaptive: bool = False) -> Callable[[Row],
     return lambda row: ", ".join(format_value(one[name], form) for one in _cells(row, is_adaptive))
 
 
-def _ratio(row: Row) -> str:
-    """Return the ratio of the medians, and those of the rounds."""
-    found = row["ratio"] or {}
-    return f"{format_value(found.get('of_medians'), '2')} ({interval(found, 'lowest', 'highest')})"
-
-
 def _by_rows(row: Row) -> str:
     return " / ".join(format_value(row[f"rows_{number}"], "0") for number in (1, 8, 32))
 
@@ -136,8 +131,9 @@ _SAMPLING = [
     *(Column(f"{size}", f"{size:,} tokens: 1 / 8 / 32 rows") for size in (4_096, 32_000, 151_936)),
 ]
 _MODELS = [
-    Column("model", "architecture"), Column("concurrency", "streams"), Column("tokens/s", "tokens/s"),
-    Column("first token p50", "first token, median"), Column("inter-token p50", "between tokens, median"),
+    Column("model", "architecture"), Column("streams", "streams"),
+    Column(ratio("speedup"), "tokens/s"), Column(ratio("ttft_ratio"), "first token, median"),
+    Column(ratio("inter_token_ratio"), "between tokens, median"),
 ]  # fmt: skip
 
 _SPEED = Figure("decode.rows", [_CHATS, *_SPEEDS])
@@ -147,12 +143,12 @@ _REPLAYED = Figure(
     [_CHATS, *(Column(partial(_replayed, cost), f"draft cost {cost}") for cost in (0.05, 0.1, 0.2, 0.4))],
     _where("draft_type", "mtp", "dflash"),
 )
-_PEERS = Figure("peers.rows", run_peers.COLUMNS)
-_CACHES = Figure("serve.comparisons", _MODELS, _pivot("quantity", _ratio, "model", "concurrency"))
+_PEERS = Figure("peers.rows", COLUMNS)
+_CACHES = Figure("serve.levels", _MODELS, _where("name", OWN))
 
 _VERIFIED = "--num-draft-tokens 7 --verify-all --cases 2 --repeats 2"
 _HEADS = f"{_VERIFIED} --workloads edits,quotes,records,arithmetic,remap,free"
-_SERVERS = "--server reprise --server mlx_lm.server --concurrency 1,8"
+_SERVERS = "--server mlx_lm.server --server reprise --concurrency 1,8"
 _RANDOM = "serve --random-models gemma3_text,gpt_oss,qwen3_next,lfm2"
 _STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-lm --rounds 3"
 
@@ -172,8 +168,7 @@ RUNS = [
     Run(90, f"decode --draft-model demo_model/draft --draft-types suffix,draft-model,auto {_HEADS}",
         {"heads-draft-model": _BY_DRAFTS}),
     Run(120, f"serve {_SERVERS} --bare --prompt-tokens 128 --max-tokens 128",
-        {"serving": Figure("serve.levels", [*run_serve.LEVELS[:4], *run_serve.LEVELS[8:]]),
-         "serving-ratios": Figure("serve.comparisons", run_serve.RATIOS)}),
+        {"serving": Figure("serve.levels", COLUMNS)}),
     Run(200, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type none",
         {"caches": _CACHES}, "--random-models lfm2"),
     Run(400, f"{_RANDOM} --repetitive {_SERVERS} --prompt-tokens 64 --max-tokens 256 --rounds 2 "
@@ -181,7 +176,7 @@ RUNS = [
     Run(200, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type auto",
         {"caches-looking": _CACHES}, "--random-models lfm2"),
     Run(70, "serve --concurrency 64 --rounds 1 --prompt-tokens 64 --max-tokens 32",
-        {"clients": Figure("serve.levels", run_serve.LEVELS)}),
+        {"clients": Figure("serve.levels", [one for one in COLUMNS if "ratio" not in one.heading])}),
     Run(280, "economics --draft-model demo_model/draft --chats 3 --num-draft-tokens 2,4,8",
         {"break-even": Figure("economics.fits", _FITS),
          "draft-model": Figure("economics.draft_model", [_FITS[0], *_FITS[2:]]),

@@ -18,7 +18,7 @@ from typing import Any
 from bench import document, options, outputs
 from bench.errors import BenchError
 from bench.figures.catalog import FIGURES, QUICK, RUNS, Figure, Run
-from bench.tables import Column, markdown
+from bench.tables import Column, format_value, markdown
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/results.md")
@@ -31,7 +31,7 @@ _BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 EPILOG = f"""\
-On two cores this takes about {sum(one.seconds for one in RUNS) / 60:.0f} minutes; do nothing else on the machine.
+On two cores this takes about {sum(one.seconds for one in RUNS) // 60} minutes; do nothing else on the machine.
 The figures: {", ".join(FIGURES)}."""
 FLAGS = (
     options.Flag("--only", options.names, "A,B", None, "Only these figures."),
@@ -120,7 +120,11 @@ def record_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
 
 def table_of(figure: Figure, record: Mapping[str, Any]) -> str:
     """Return the table of a figure as Markdown, and the line that says where it is from."""
-    columns = [Column(str(at), one.heading) for at, one in enumerate(figure.columns)]
+    columns = [
+        Column(str(at), one.heading)
+        for at, one in enumerate(figure.columns)
+        if any(line[at] != format_value(one.trivial, "text") for line in record["cells"])
+    ]
     rows = [{str(at): cell for at, cell in enumerate(line)} for line in record["cells"]]
     machine = record["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, mlx {machine['mlx']}"

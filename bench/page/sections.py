@@ -132,19 +132,25 @@ def peers(document: Document) -> Parts:
 
 def serve(document: Document) -> Parts:
     """Yield the parts about servers under load."""
-    rows = [
-        {
-            "chats": "1 stream" if row["concurrency"] == 1 else f"{row['concurrency']} streams",
-            "peer": row["side"], "requests": row["num_requests"], "failed": row["num_failed"],
-            "tokens_per_s": median(row["tokens_per_s"]), "tokens_per_s_low": min(row["tokens_per_s"]),
-            "tokens_per_s_high": max(row["tokens_per_s"]), "decode_tps": row["decode_tokens_per_s"],
-            **{f"ttft_{name}_ms": 1000 * value for name, value in (row["first_token_s"] or {}).items()},
-            "ttft_ms": row["first_token_s"] and 1000 * row["first_token_s"]["p50"],
-            "inter_token_ms": row["inter_token_s"] and 1000 * row["inter_token_s"]["p50"],
+    rows = [row | _level(row) if "side" in row else row for row in rows_of(document, "serve", "levels")]
+    for row in rows:
+        row |= {
+            "peer": row["name"],
+            "chats": "1 stream" if row["streams"] == 1 else f"{row['streams']} streams",
         }
-        for row in rows_of(document, "serve", "levels")
-    ]  # fmt: skip
     yield from _compared(rows, "Prompts are random words, and all answers have the same length.")
+
+
+def _level(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a row of an earlier document by today's names."""
+    ttft, inter_token = row["first_token_s"] or {}, row["inter_token_s"] or {}
+    return {
+        "name": row["side"], "streams": row["concurrency"], "requests": row["num_requests"],
+        "failed": row["num_failed"], "tokens_per_s": median(row["tokens_per_s"]),
+        "tokens_per_s_low": min(row["tokens_per_s"]), "tokens_per_s_high": max(row["tokens_per_s"]),
+        "decode_tps": row["decode_tokens_per_s"], "ttft_ms": ttft and 1000 * ttft["p50"],
+        "inter_token_ms": inter_token and 1000 * inter_token["p50"],
+    }  # fmt: skip
 
 
 def _compared(rows: Rows, note: str) -> Parts:

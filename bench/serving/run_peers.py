@@ -11,20 +11,16 @@ are printed below the table. Exit status 1 if anything failed.
 import argparse
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from statistics import median
 
-from bench import document, options, outputs, tables
+from bench import document, options, outputs
 from bench.errors import ArgumentsError
-from bench.experiment import Row
 from bench.options import Flag
 from bench.serving import servers, traffic
 from bench.serving.bare_loop import start_loop
 from bench.serving.traffic import Ask, Batch
-from bench.statistics import compare
-from bench.tables import Column, format_value, interval
 from bench.workloads import VERSION, Chat, Turn, lengths_of, make_chats, own_chats
 from bench.workloads.chats import render
 from engine.model.loading import load_tokenizer
@@ -34,45 +30,22 @@ LOOP, SPECULATIVE = "mlx_lm generate", "mlx_lm speculative"
 MIXED = "mixed"
 
 
-def _pair(name: str, digits: str) -> Callable[[tables.Row], str]:
-    return lambda row: " / ".join(format_value(row[f"{name}{at}_ms"], digits) for at in ("", "_p95"))
-
-
-def _ratio(row: tables.Row) -> str | None:
-    ends = interval(row, "speedup_low", "speedup_high")
-    return None if row["speedup"] is None else f"{row['speedup']:.2f} ({ends})"
-
-
-COLUMNS = [
-    Column("workload", "workload", is_key=True), Column("streams", "streams", trivial=1),
-    Column("name", "peer", is_key=True), Column("requests", "requests"), Column("failed", "failed"),
-    Column("tokens", "tokens"), Column("tokens_per_s", "tokens/s", "1"), Column(_ratio, "ratio"),
-    Column("decode_speedup", "decode ratio", "2"),
-    Column(_pair("ttft", "0"), "first token,\nms p50 / p95"),
-    Column(_pair("inter_token", "1"), "inter-token,\nms p50 / p95"),
-    Column(lambda row: None if row["equal"] is None else f"{row['equal']} of {row['judged']}", "equal texts"),
-]  # fmt: skip
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench peers` to the parser."""
-    options.add(
-        parser, workloads=("edits", "passage", "summary"), prompts=None, prompt_tokens=None, rounds=3,
-        max_tokens=128, seed=1, resume=None, **options.OUTPUTS,
-    )  # fmt: skip
-    servers.add_arguments(parser)
-    options.declare(
-        parser,
-        Flag("--draft-model", options.model_folder, "DIR", None,
+FLAGS = (
+    *options.shared(
+        workloads=("edits", "passage", "summary"), prompts=None, prompt_tokens=None, rounds=3, max_tokens=128,
+        seed=1, resume=None, **options.OUTPUTS,
+    ),
+    *servers.FLAGS,
+    Flag("--draft-model", options.model_folder, "DIR", None,
          "Draft model for mlx_lm's speculative generate, and for a Reprise started here."),
-        Flag("--no-mlx-lm", None, None, None,
+    Flag("--no-mlx-lm", None, None, None,
          "Leave mlx_lm's loops out; the first server is then what others are compared with."),
-        Flag("--chats", options.count, "N", None,
+    Flag("--chats", options.count, "N", None,
          "Chats of each workload in each round. Default: 3, or as many as streams."),
-        Flag("--streams", options.count, "N", 1,
+    Flag("--streams", options.count, "N", 1,
          "Requests at the same time; with several, mlx_lm's loops are left out."),
-        Flag("--mixed", None, None, None, "Ask questions of all workloads together, as one workload."),
-    )  # fmt: skip
+    Flag("--mixed", None, None, None, "Ask questions of all workloads together, as one workload."),
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,12 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as children:
         peers = _peers(arguments, children, tokenizer)
         rows = traffic.ask_all(peers, batches, arguments.streams, **resume)
-    found = compared(rows)
+    found = traffic.figures_of(rows, "workload", "streams")
     record["peers"] = {"workloads_version": VERSION, "rows": found}
-    console = outputs.make_console(150)
-    notes = [*traffic.NOTES, *traffic.remarks(rows)]
-    tables.print_rows(console, found, COLUMNS, "The same greedy chats on each peer", notes)
-    outputs.finish(console, arguments, record, found)
+    notes, title = [*traffic.NOTES, *traffic.remarks(rows)], "The same greedy chats on each peer"
+    outputs.report(arguments, record, found, traffic.COLUMNS, title, notes, width=150)
     return int(any(row["error"] for row in found))
 
 
@@ -145,33 +116,3 @@ def _peers(arguments: argparse.Namespace, children: ExitStack, tokenizer: Tokeni
             loops[SPECULATIVE] = start(*drafting)
     own = ["--draft-model", *drafting] if drafting else []
     return loops | servers.connect(arguments, arguments.model, children, own)
-
-
-def compared(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the "peers" section of a document; ratios and texts are to the first peer's."""
-    groups = traffic.figures_of(rows, "workload", "concurrency")
-    return [_row(one, peers[0]) for peers in groups for one in peers]
-
-
-def _row(peer: Row, first: Row) -> Row:
-    speeds, judged = peer["tokens_per_s"], peer["num_texts"]
-    speedup, decode_speedup = (
-        compare(peer["rounds"][of], first["rounds"][of]) or {} for of in ("tokens/s", "decode tokens/s")
-    )
-    return {
-        "name": peer["side"], "workload": peer["workload"], "streams": peer["concurrency"],
-        "requests": peer["num_requests"], "failed": peer["num_failed"], "tokens": peer["num_tokens"],
-        "tokens_per_s": median(speeds), "tokens_per_s_low": min(speeds), "tokens_per_s_high": max(speeds),
-        "decode_tps": peer["decode_tokens_per_s"],
-        **_milliseconds(peer["first_token_s"], "ttft"), **_milliseconds(peer["inter_token_s"], "inter_token"),
-        "speedup": speedup.get("of_medians"), "speedup_low": speedup.get("lowest"),
-        "speedup_high": speedup.get("highest"), "decode_speedup": decode_speedup.get("of_medians"),
-        "equal": peer["num_equal"] if judged else None, "judged": judged,
-        "parity": ("PASS" if peer["num_equal"] == judged else "FAIL") if judged else None,
-        "error": peer["error"],
-    }  # fmt: skip
-
-
-def _milliseconds(found: Mapping[str, float] | None, name: str) -> Row:
-    p50, p95 = (1000 * found[share] if found else None for share in ("p50", "p95"))
-    return {f"{name}_ms": p50, f"{name}_p95_ms": p95}

@@ -10,11 +10,10 @@ import argparse
 import random
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from statistics import median
 
 from bench import document, options, outputs, tables
 from bench.architectures.tiny_models import write_random_model
@@ -24,59 +23,28 @@ from bench.options import Flag
 from bench.serving import servers, traffic
 from bench.serving.bare_loop import start_loop
 from bench.serving.traffic import Batch
-from bench.statistics import compare
-from bench.tables import Column
 from bench.workloads.chats import Turn, render, user
 from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 from engine.model.loading import load_tokenizer
 from engine.text.tokenizer import Tokenizer
 
-_WIDTH = 100
+_WIDTH = 150
 BARE = "bare loop"
 
 
-def _times(name: str, digits: int) -> Callable[[tables.Row], str]:
-    return lambda row: " / ".join(f"{1000 * one:.{digits}f}" for one in (row[name] or {}).values()) or "none"
-
-
-MODEL = Column("model", "model", is_key=True)
-LEVELS = [
-    Column("concurrency", "streams", is_key=True), Column("side", "server", is_key=True),
-    Column("num_requests", "requests"),
-    Column(lambda row: median(row["tokens_per_s"]), "tokens/s", "1"),
-    Column(lambda row: f"{min(row['tokens_per_s']):.1f} to {max(row['tokens_per_s']):.1f}",
-           "lowest to\nhighest"),
-    Column("num_failed", "failed"), Column("num_refused", "refused"), Column("num_ended_early", "early"),
-    Column(_times("first_token_s", 0), "first token, ms\np50 / p95 / p99"),
-    Column(_times("inter_token_s", 2), "inter-token, ms\np50 / p95 / p99"),
-]  # fmt: skip
-TEXTS = Column(
-    lambda row: f"{row['num_equal']} of {row['num_texts']}" if row["num_texts"] else None, "equal texts"
-)
-RATIOS = [
-    Column("concurrency", "streams"), Column("quantity", "quantity"), Column("against", "against"),
-    Column(lambda row: row["ratio"] and row["ratio"]["of_medians"], "ratio", "3"),
-    Column(lambda row: tables.interval(row["ratio"] or {}, "lowest", "highest", 3), "per round"),
-    Column(lambda row: "above 1" if row["higher_is_better"] else "below 1", "better"),
-]  # fmt: skip
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench serve` to the parser."""
-    servers.add_arguments(parser)
-    options.declare(
-        parser,
-        Flag("--bare", None, None, None,
-             "Also run mlx_lm.stream_generate on the prompts of one stream, and compare."),
-        Flag("--concurrency", options.levels, "N,...", (1, 2, 4, 8), "Concurrent streams."),
-        Flag("--prompt-tokens", options.count, "N", 256, "Tokens of each prompt, with the chat template."),
-        Flag("--random-models", options.names, "A,B", (),
-             "Serve random models of these architectures instead, of 4 to 6 million parameters."),
-        Flag("--repetitive", None, None, None,
-             "Make the random models such that each answer soon repeats itself, as drafts need."),
-    )  # fmt: skip
-    options.add_settings(parser, "draft_type", *options.MACHINES)
-    options.add(parser, max_tokens=128, rounds=3, seed=None, **options.OUTPUTS)
+FLAGS = (
+    *servers.FLAGS,
+    Flag("--bare", None, None, None,
+         "Also run mlx_lm.stream_generate on the prompts of one stream, and compare."),
+    Flag("--concurrency", options.levels, "N,...", (1, 2, 4, 8), "Concurrent streams."),
+    Flag("--prompt-tokens", options.count, "N", 256, "Tokens of each prompt, with the chat template."),
+    Flag("--random-models", options.names, "A,B", (),
+         "Serve random models of these architectures instead, of 4 to 6 million parameters."),
+    Flag("--repetitive", None, None, None,
+         "Make the random models such that each answer soon repeats itself, as drafts need."),
+    *options.of_settings("draft_type", *options.MACHINES),
+    *options.shared(max_tokens=128, rounds=3, seed=None, **options.OUTPUTS),
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -92,19 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, model in _models(arguments, Path(folder)):
             rows += [{"model": name, **row} for row in _measured(arguments, model, seed)]
-    groups = traffic.figures_of(rows, "model", "concurrency")
-    levels = [row for group in groups for row in group]
-    comparisons = [row for group in groups for row in _compared(*group)]
     record["serve"] = {
-        "settings": {"model": arguments.model.resolve().name, "seed": seed}, "levels": levels,
-        "comparisons": comparisons, "notes": traffic.remarks(rows), "rows": rows,
+        "settings": {"model": arguments.model.resolve().name, "seed": seed},
+        "levels": traffic.figures_of(rows, "model", "streams"), "notes": traffic.remarks(rows), "rows": rows,
     }  # fmt: skip
-    console = outputs.make_console(_WIDTH)
-    tables.print_rows(
-        console, levels, [MODEL, *LEVELS, TEXTS], f"Prompts of seed {seed}", group="concurrency"
-    )
-    notes = [*traffic.NOTES, *record["serve"]["notes"]]
-    tables.print_rows(console, comparisons, [MODEL, *RATIOS], notes=notes, group="concurrency")
+    console, found = outputs.make_console(_WIDTH), record["serve"]
+    notes = [*traffic.NOTES, *found["notes"]]
+    tables.print_rows(console, found["levels"], traffic.COLUMNS, f"Prompts of seed {seed}", notes, "streams")
     outputs.finish(console, arguments, record, rows)
     return int(any(row["error"] for row in rows))
 
@@ -154,13 +116,3 @@ def random_turns(tokenizer: Tokenizer, num_tokens: int, seed: int) -> Iterator[T
         if not fitting:
             raise BenchError(f"--prompt-tokens {num_tokens} is too short for the chat template")
         yield Turn((user(" ".join(words[:fitting])),), None, is_endless=True)
-
-
-def _compared(first: Row, *others: Row) -> list[Row]:
-    """Compare the first server with the others in every quantity."""
-    return [
-        {"model": first["model"], "concurrency": first["concurrency"], "side": first["side"],
-         "against": other["side"], "quantity": quantity, "higher_is_better": "tokens/s" in quantity,
-         "ratio": compare(ours, other["rounds"][quantity])}
-        for other in others for quantity, ours in first["rounds"].items()
-    ]  # fmt: skip

@@ -15,6 +15,7 @@ import httpx
 
 from bench import options
 from bench.errors import ArgumentsError, BenchError
+from bench.options import Flag
 from bench.serving.client import Server
 from bench.serving.traffic import Ask
 from config.settings import BUNDLED_MODEL
@@ -29,21 +30,6 @@ COMMANDS = {
     LLAMA: (LLAMA, "--parallel", "8", "-m"),
 }
 """The servers that can be started; a command lacks its model and its address."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that name servers and their model."""
-    parser.add_argument(
-        "--server", metavar="NAME=URL[=MODEL]", type=_server, action="append", default=[],
-        help=f"A running server; MODEL defaults to the first that it lists. {OWN}, {MLX_LM} and "
-        f"{LLAMA}=FILE.gguf are started here. May be repeated; the first is what others are compared with. "
-        f"Default: {OWN}.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--server-key", metavar="NAME=KEY", type=_key, action="append", default=[],
-        help="API key of a --server; may be repeated.",
-    )  # fmt: skip
-    options.add(parser, model=BUNDLED_MODEL)
 
 
 def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
@@ -152,3 +138,14 @@ def _server(text: str) -> tuple[str, str | None, str | None]:
 def _key(text: str) -> tuple[str, str]:
     name, _, key = text.partition("=")
     return name, options.api_key(key)
+
+
+_HELP = f"""\
+A running server; MODEL defaults to the first that it lists. {OWN}, {MLX_LM} and {LLAMA}=FILE.gguf are started
+here. May be repeated; the first is what others are compared with. Default: {OWN}."""
+FLAGS = (
+    Flag("--server", _server, "NAME=URL[=MODEL]", [], _HELP, is_repeated=True),
+    Flag("--server-key", _key, "NAME=KEY", [], "API key of a --server; may be repeated.", is_repeated=True),
+    *options.shared(model=BUNDLED_MODEL),
+)
+"""The flags that name servers and their model."""

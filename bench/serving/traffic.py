@@ -1,7 +1,7 @@
 """The same chats to several peers, batch by batch, and figures of their answers."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -10,18 +10,45 @@ from typing import Any, NamedTuple
 
 from bench.experiment import Experiment, Row, grouped
 from bench.outputs import Work
-from bench.statistics import percentiles, rate
+from bench.statistics import compare, percentiles, rate
+from bench.tables import Column, format_value, interval
 from bench.workloads import Turn
 
 NOTES = (
     "tokens/s: all tokens of a round divided by its time, prefill included; none if a request failed.",
     "decode: per stream, from the first text on. first token: from connecting to the first text.",
     "inter-token: the gap before a read, divided by its tokens.",
-    "ratio: of the medians over rounds, with the lowest and highest of a round.",
+    "ratio: to the first peer, of the medians over rounds, with the lowest and highest of a round.",
     "equal texts: answers equal to those of the first peer; chats with tools are not compared.",
     "failed, refused (status 429), early: of all requests, warm-up included.",
 )
 """How figures are to be read."""
+
+
+def ratio(name: str) -> Callable[[Row], str | None]:
+    """Return the cells of a ratio: of the medians, and the extremes of the rounds."""
+    return lambda row: row[name] and f"{row[name]:.2f} ({interval(row, f'{name}_low', f'{name}_high')})"
+
+
+def _percentiles(name: str, digits: str) -> Callable[[Row], str]:
+    names = [f"{name}{share}_ms" for share in ("", "_p95", "_p99")]
+    return lambda row: " / ".join(format_value(row[one], digits) for one in names)
+
+
+COLUMNS = [
+    Column("model", "model", is_key=True), Column("workload", "workload", is_key=True),
+    Column("streams", "streams", is_key=True), Column("name", "peer", is_key=True),
+    Column("requests", "requests"), Column("failed", "failed", trivial=0),
+    Column("refused", "refused", trivial=0), Column("early", "early", trivial=0),
+    Column("tokens", "tokens"), Column("tokens_per_s", "tokens/s", "1"), Column(ratio("speedup"), "ratio"),
+    Column("decode_speedup", "decode\nratio", "2"),
+    Column(_percentiles("ttft", "0"), "first token,\nms p50 / p95 / p99"),
+    Column("ttft_ratio", "first token\nratio", "2"),
+    Column(_percentiles("inter_token", "1"), "inter-token,\nms p50 / p95 / p99"),
+    Column("inter_token_ratio", "inter-token\nratio", "2"),
+    Column(lambda row: None if row["equal"] is None else f"{row['equal']} of {row['judged']}", "equal texts"),
+]  # fmt: skip
+"""The columns of a table of figures_of()."""
 
 
 class Batch(NamedTuple):
@@ -70,7 +97,7 @@ def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **
         answers = peers[name](batch.turns, streams)
         work.advance(len(answers))
         return [
-            {"request": at, "round": batch.round, "concurrency": streams, "workload": batch.workload,
+            {"request": at, "round": batch.round, "streams": streams, "workload": batch.workload,
              "has_tools": bool(turn.tools), "is_measured": turn.is_measured, **asdict(answer)}
             for at, (turn, answer) in enumerate(zip(batch.turns, answers, strict=True))
         ]  # fmt: skip
@@ -121,17 +148,17 @@ def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
     return percentiles([(gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0])
 
 
-QUANTITIES: dict[str, Callable[[Sequence[Row]], float | None]] = {
-    "tokens/s": throughput,
-    "decode tokens/s": decode_speed,
-    "first token p50": lambda rows: (first_tokens_s(rows) or {}).get("p50"),
-    "inter-token p50": lambda rows: (inter_tokens_s(rows) or {}).get("p50"),
-    "inter-token p99": lambda rows: (inter_tokens_s(rows) or {}).get("p99"),
+RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
+    "speedup": throughput,
+    "decode_speedup": decode_speed,
+    "ttft_ratio": lambda rows: (first_tokens_s(rows) or {}).get("p50"),
+    "inter_token_ratio": lambda rows: (inter_tokens_s(rows) or {}).get("p50"),
+    "inter_token_p99_ratio": lambda rows: (inter_tokens_s(rows) or {}).get("p99"),
 }
-"""What peers are compared by, round by round; each is a figure of the answers of one round."""
+"""What peers are compared by, round by round; each is of the answers of one round."""
 
 
-def figures_of(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
+def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
     """Return the figures of each peer, the first peer first, for each group of rows with the same fields."""
     # Another peer may begin with the questions of a group.
     order = [*dict.fromkeys(row["arm"] for row in rows)]
@@ -139,36 +166,54 @@ def figures_of(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
     found = []
     for values, group in groups.items():
         first, *others = grouped(group, "arm").values()
-        shared = dict(zip(fields, values, strict=True))
-        found.append([shared | _figures(answers, first) for answers in (first, *others)])
+        about = dict(zip(fields, values, strict=True))
+        found += [about | _figures(answers, first) for answers in (first, *others)]
     return found
 
 
 def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
     """Return the figures of a peer. first: the answers of the first one to the same questions.
 
-    rounds: each quantity by measured round, None where it has none. tokens_per_s: the speeds that there are.
     Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
     """
-    failed = [row for row in answers if row["error"]]
-    # What is left of a round with a failure may be easier.
-    broken = {row["round"] for row in failed}
-    measured = [row for row in answers if row["round"] and row["is_measured"]]
-    by_round = [[] if at in broken else one for (at,), one in grouped(measured, "round").items()]
-    rounds = {quantity: [take(one) for one in by_round] for quantity, take in QUANTITIES.items()}
-    speeds, decode_speeds = ([one for one in rounds[of] if one] for of in ("tokens/s", "decode tokens/s"))
+    measured, errors = _measured(answers), [row["error"] for row in answers if row["error"]]
+    speeds, decode_speeds = (
+        [one for one in _rounds(answers, of) if one] for of in (throughput, decode_speed)
+    )
     good = [row for row in measured if not row["error"]]
     ours, theirs = {} if answers is first else _texts(answers), _texts(first)
-    return {
-        "side": answers[0]["arm"], "num_requests": len(measured),
-        "num_tokens": sum(row["tokens"] for row in measured), "tokens_per_s": speeds or [0.0],
-        "decode_tokens_per_s": median(decode_speeds) if decode_speeds else None,
-        "first_token_s": first_tokens_s(good), "inter_token_s": inter_tokens_s(good),
-        "num_failed": len(failed), "num_refused": sum(row["is_refused"] for row in answers),
-        "num_ended_early": sum(row["is_early"] for row in answers),
-        "num_equal": len(ours.items() & theirs.items()), "num_texts": len(ours.keys() & theirs.keys()),
-        "rounds": rounds, "error": failed[0]["error"] if failed else None,
+    equal, judged = len(ours.items() & theirs.items()), len(ours.keys() & theirs.keys())
+    figures: Row = {
+        "name": answers[0]["arm"], "requests": len(measured), "failed": len(errors),
+        "refused": sum(row["is_refused"] for row in answers),
+        "early": sum(row["is_early"] for row in answers), "tokens": sum(row["tokens"] for row in measured),
+        "tokens_per_s": median(speeds or [0.0]), "tokens_per_s_low": min(speeds, default=0.0),
+        "tokens_per_s_high": max(speeds, default=0.0),
+        "decode_tps": median(decode_speeds) if decode_speeds else None,
+        "equal": equal if judged else None, "judged": judged,
+        "parity": ("PASS" if equal == judged else "FAIL") if judged else None,
+        "error": errors[0] if errors else None,
     }  # fmt: skip
+    for name, times in (("ttft", first_tokens_s(good)), ("inter_token", inter_tokens_s(good))):
+        for suffix, share in (("", "p50"), ("_p95", "p95"), ("_p99", "p99")):
+            figures[f"{name}{suffix}_ms"] = times and 1000 * times[share]
+    for name, take in RATIOS.items():
+        found = compare(_rounds(answers, take), _rounds(first, take)) or {}
+        ends = {f"{name}_low": found.get("lowest"), f"{name}_high": found.get("highest")}
+        figures |= {name: found.get("of_medians"), **ends}
+    return figures
+
+
+def _measured(answers: Iterable[Row]) -> list[Row]:
+    return [row for row in answers if row["round"] and row["is_measured"]]
+
+
+def _rounds(answers: Sequence[Row], take: Callable[[Sequence[Row]], float | None]) -> list[float | None]:
+    """Return a figure of each measured round."""
+    # What is left of a round with a failure may be easier.
+    broken = {row["round"] for row in answers if row["error"]}
+    rounds = grouped(_measured(answers), "round")
+    return [None if at in broken else take(of_round) for (at,), of_round in rounds.items()]
 
 
 def _texts(answers: Sequence[Row]) -> dict[tuple[str, int], str]:
@@ -176,8 +221,8 @@ def _texts(answers: Sequence[Row]) -> dict[tuple[str, int], str]:
     return {
         # A text that was cut within a character ends in replacement characters.
         (row["case"], row["request"]): row["text"].rstrip("\ufffd").strip()
-        for row in answers
-        if row["round"] and row["is_measured"] and not row["error"] and not row["has_tools"]
+        for row in _measured(answers)
+        if not row["error"] and not row["has_tools"]
     }
 
 

@@ -17,9 +17,9 @@ from bench import document, options
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine, equal_costs
-from bench.outputs import Work, finish, make_console
+from bench.outputs import Work, report
 from bench.serving.run_serve import random_turns
-from bench.tables import Column, print_rows
+from bench.tables import Column
 from bench.workloads.chats import user
 from config.settings import BUNDLED_MODEL, Settings
 from engine.request import DraftChoice, Finished, ModelInfo
@@ -31,14 +31,11 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench turns` to the parser."""
-    options.add(parser, model=BUNDLED_MODEL, max_tokens=48, repeats=3, json=None, csv=None)
-    options.declare(
-        parser,
-        options.Flag("--prompt-tokens", options.count, "N", 2000, "Tokens of the first prompt."),
-        options.Flag("--turns", options.count, "N", 5, "Turns of the chat."),
-    )
+FLAGS = (
+    *options.shared(model=BUNDLED_MODEL, max_tokens=48, repeats=3, json=None, csv=None),
+    options.Flag("--prompt-tokens", options.count, "N", 2000, "Tokens of the first prompt."),
+    options.Flag("--turns", options.count, "N", 5, "Turns of the chat."),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,10 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows.append(_row(f"{arguments.turns}, restarted server", restarted[-1:], [chat[-1] for chat in cold]))
     is_equal = len({tuple(end.tokens for end in chat) for chat in (*warm, *cold, restarted)}) == 1
     record = document.new_document(arguments, info, turns={"rows": rows, "equal": is_equal})
-    console = make_console(100)
-    print_rows(console, rows, COLUMNS, f"Time to first token, medians of {arguments.repeats} chats", group="")
-    console.print("all tokens equal" if is_equal else "TOKENS DIFFER")
-    finish(console, arguments, record, rows)
+    title = f"Time to first token, medians of {arguments.repeats} chats"
+    note = "all tokens equal" if is_equal else "FAIL: tokens differ"
+    report(arguments, record, rows, COLUMNS, title, [note], width=100, group="")
     return 0 if is_equal else 1
 
 

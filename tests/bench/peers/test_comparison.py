@@ -3,8 +3,8 @@
 import pytest
 
 from bench.serving import traffic
-from bench.serving.run_peers import MIXED, batches_of, compared
-from bench.serving.traffic import Answer
+from bench.serving.run_peers import MIXED, batches_of
+from bench.serving.traffic import Answer, figures_of
 from bench.workloads import Chat, Turn
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -34,6 +34,10 @@ def chats(number, workload="edits", **more):
 def ask_all(peers, rounds, streams=1, is_mixed=False):
     peers_by_name = {peer.name: peer.ask for peer in peers}
     return traffic.ask_all(peers_by_name, batches_of(rounds, streams, is_mixed), streams)
+
+
+def compared(rows):
+    return figures_of(rows, "workload", "streams")
 
 
 def rows_of(peers, rounds):
