@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
+from bench import tables
 from bench.experiment import Experiment, Row, grouped
 from bench.outputs import Work
 from bench.statistics import compare, percentiles, rate
@@ -25,12 +26,12 @@ NOTES = (
 """How figures are to be read."""
 
 
-def ratio(name: str) -> Callable[[Row], str | None]:
+def ratio(name: str) -> Callable[[tables.Row], str | None]:
     """Return the cells of a ratio: of the medians, and the extremes of the rounds."""
     return lambda row: row[name] and f"{row[name]:.2f} ({interval(row, f'{name}_low', f'{name}_high')})"
 
 
-def _percentiles(name: str, digits: str) -> Callable[[Row], str]:
+def _percentiles(name: str, digits: str) -> Callable[[tables.Row], str]:
     names = [f"{name}{share}_ms" for share in ("", "_p95", "_p99")]
     return lambda row: " / ".join(format_value(row[one], digits) for one in names)
 
