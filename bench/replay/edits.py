@@ -12,24 +12,28 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from bench.replay.pairs import Encode, TokenPair
+from bench.workloads.words import NOUNS
 
 SMALLEST_FILE, LARGEST_FILE = 2_500, 9_000  # characters
 NEW, AGAIN, EDIT, EDIT_AGAIN = "new", "again", "edit", "edit again"
 SHARES = {NEW: 0.2, AGAIN: 0.3, EDIT: 0.25, EDIT_AGAIN: 0.25}
 """Kinds of requests in traffic. Edits show the file; new texts and repeated ones do not show it."""
 
-_WORDS = (
-    "fetch", "store", "current", "final", "outer", "merge", "record", "known", "stable", "remote", "scale",
-)  # fmt: skip
-
 
 def edit_cases(root: Path, count: int, seed: int, encode: Encode, kind: str | None = None) -> list[TokenPair]:
     """Generate edits of the Python files below a folder. kind: leave out those of other kinds."""
     rng = random.Random(seed)
     files = (text for text in _texts(root, rng) if text.count("def ") >= 4)
-    edits = ((made, text, *edit(text, made, rng)) for made, text in zip(cycle(KINDS), files, strict=False))
-    changed = islice((one for one in edits if one[1] != one[2]), count)
-    return [_edit_pair(*texts, "edits", encode) for made, *texts in changed if kind in (None, made)]
+    edits = (
+        (made, text, after)
+        for made, text in zip(cycle(KINDS), files, strict=False)
+        if (after := edit(text, made, rng))[0] != text
+    )
+    return [
+        _edit_pair(text, after, "edits", encode)
+        for made, text, after in islice(edits, count)
+        if kind in (None, made)
+    ]
 
 
 def prose_cases(root: Path, count: int, seed: int, encode: Encode) -> list[TokenPair]:
@@ -62,9 +66,9 @@ def make_traffic(root: Path, count: int, seed: int, encode: Encode) -> Iterator[
         kind = rng.choices(list(SHARES), list(SHARES.values()))[0] if used else NEW
         text = used[-round(len(used) ** rng.random())] if kind in (AGAIN, EDIT_AGAIN) else next(files)
         if kind in (EDIT, EDIT_AGAIN):
-            edited, instruction = edit(text, rng.choice(KINDS), rng)
-            used.append(edited)
-            yield _edit_pair(text, edited, instruction, kind, encode)
+            after = edit(text, rng.choice(KINDS), rng)
+            used.append(after[0])
+            yield _edit_pair(text, after, kind, encode)
         else:
             used.append(text)
             prompt = "Write it again.\n" if kind == AGAIN else "Write a file.\n"
@@ -87,7 +91,8 @@ def _texts(root: Path, rng: random.Random, is_prose: bool = False) -> Iterator[s
             yield text[:LARGEST_FILE].rpartition("\n")[0] + "\n"
 
 
-def _edit_pair(text: str, edited: str, instruction: str, workload: str, encode: Encode) -> TokenPair:
+def _edit_pair(text: str, after: tuple[str, str], workload: str, encode: Encode) -> TokenPair:
+    edited, instruction = after
     prompt = f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n"
     return TokenPair(tuple(encode(prompt)), tuple(encode(f"```python\n{edited}```\n")), workload)
 
@@ -118,24 +123,24 @@ def _rename(text: str, rng: random.Random) -> tuple[str, str]:
         return text, ""
     old = rng.choice(often)
     parts = old.split("_")
-    parts[rng.randrange(len(parts))] = "_".join(rng.sample(_WORDS, rng.randint(1, 2)))
+    parts[rng.randrange(len(parts))] = "_".join(rng.sample(NOUNS, rng.randint(1, 2)))
     new = "_".join(parts)
     return re.sub(rf"\b{old}\b", new, text), f"Rename {old} to {new}."
 
 
 def _value(match: re.Match[str], rng: random.Random) -> str:
     quote = match[0][0]
-    return str(rng.randint(2, 900)) if quote.isdigit() else f"{quote}{rng.choice(_WORDS)}{quote}"
+    return str(rng.randint(2, 900)) if quote.isdigit() else f"{quote}{rng.choice(NOUNS)}{quote}"
 
 
 def _documented(match: re.Match[str], rng: random.Random) -> str:
     head, name, indent = match.group(0, 2, 3)
-    words = " ".join(rng.sample(_WORDS, rng.randint(3, 7)))
+    words = " ".join(rng.sample(NOUNS, rng.randint(3, 7)))
     return f'{head}{indent}"""{name.strip("_").title()} the {words}."""\n'
 
 
 def _fixed(match: re.Match[str], rng: random.Random) -> str:
-    (indent, line), (word, other) = match.groups(), rng.sample(_WORDS, 2)
+    (indent, line), (word, other) = match.groups(), rng.sample(NOUNS, 2)
     return indent + rng.choice((
         f"{line} or {word}\n", f"{line}\n{indent}{word} = {other}({word})\n",
         f"if {word} is not None:\n{indent}    {line}\n", f"{word}.{other}()\n",

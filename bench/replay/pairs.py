@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -95,22 +96,22 @@ def _changes(commit: str, given: argparse.Namespace) -> Iterator[dict[str, str]]
         mode, _, *objects, _ = facts.split()
         # Links and submodules have other modes.
         if message.strip() and mode.startswith(":100") and path.endswith(tuple(given.suffix) or ""):
-            before, after = (_git(given.repository, "cat-file", "blob", name) for name in objects)
-            if before != after and _is_text(before, given.max_bytes) and _is_text(after, given.max_bytes):
+            before, after = (_text(given.repository, name, given.max_bytes) for name in objects)
+            if before and after and before != after:
                 asked = f"{message.strip()}\n\nAnswer with the whole file {path}."
                 yield {
-                    "prompt": f"{asked}\n\n```\n{before.decode()}```\n",
-                    "output": f"```\n{after.decode()}```\n",
+                    "prompt": f"{asked}\n\n```\n{before}```\n", "output": f"```\n{after}```\n",
                     "workload": "commits", "id": f"{commit[:12]}:{path}",
                 }  # fmt: skip
 
 
-def _is_text(content: bytes, max_bytes: int) -> bool:
-    """Return whether a file is text and neither too small nor too large."""
-    try:
-        return MIN_BYTES <= len(content) <= max_bytes and "\0" not in content.decode()
-    except UnicodeDecodeError:
-        return False
+def _text(repository: str, blob: str, max_bytes: int) -> str:
+    """Return a version of a file; empty if it is not text, or too small or too large."""
+    content = _git(repository, "cat-file", "blob", blob)
+    with suppress(UnicodeDecodeError):
+        if MIN_BYTES <= len(content) <= max_bytes and b"\0" not in content:
+            return content.decode()
+    return ""
 
 
 def _git(repository: str, *words: str) -> bytes:

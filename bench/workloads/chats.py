@@ -21,8 +21,7 @@ Message = dict[str, Any]
 Grow = Callable[[Iterator[Any], Callable[[list[Any]], str]], list[Any]]
 """grow(items, text_of) returns as many items as make the first prompt about as long as requested."""
 
-_PLAIN = ("temperature", "max_tokens")
-_READ = (*_PLAIN, "messages", "tools", "max_completion_tokens", "response_format")
+_READ = ("messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "response_format")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +171,7 @@ def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
         raise ValueError("output is not text")
     match given:
         case {"prompt": str(prompt)} if prompt and (for_replay or "messages" not in given):
-            known = {name: known[name] for name in _PLAIN if name in known} | {"messages": [user(prompt)]}
-            text = prompt
+            text, known["messages"] = prompt, [user(prompt)]
         case {"messages": list()}:
             pass
         case {"turns": [str(question), *_]}:

@@ -48,9 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     tokenizer = load_tokenizer(arguments.model or BUNDLED_MODEL)
     console, rows, lines = outputs.make_console(155), [], list[str]()
+    count = arguments.chats if arguments.write else 1
     for workload in names:
         for length in lengths_of(workload, arguments.prompt_tokens):
-            count, name = arguments.chats if arguments.write else 1, f"{workload} {length or ''}".strip()
+            name = f"{workload} {length or ''}".strip()
             chats = make_chats(
                 workload, count, arguments.seed, lambda text: len(render(tokenizer, text)), length
             )
@@ -91,13 +92,11 @@ def _lines(chat: Chat, name: str) -> Iterator[str]:
 
 
 def _show(console: Console, name: str, chat: Chat) -> None:
-    """Print a chat: of each turn what is new in it, and its right answer."""
-    num_shown = 0
+    """Print a chat: the messages of its last turn, and the right answer."""
     console.rule(name)
-    for turn in chat.turns:
-        answer = {"role": "right answer", "content": turn.reference or "no single right answer"}
-        for message in (*turn.messages[num_shown if len(turn.messages) > num_shown else 0 :], answer):
-            console.print(f"[bold]{message['role']}[/bold]")
-            text = message["content"] or json.dumps(message.get("tool_calls"))
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-        num_shown = len(turn.messages) + 1
+    last = chat.turns[-1]
+    answer = {"role": "right answer", "content": last.reference or "no single right answer"}
+    for message in (*last.messages, answer):
+        console.print(f"[bold]{message['role']}[/bold]")
+        text = message["content"] or json.dumps(message.get("tool_calls"))
+        console.print(text, markup=False, highlight=False, soft_wrap=True)

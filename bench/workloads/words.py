@@ -5,6 +5,7 @@ The bundled model was trained on these words. Names have no meaning, so a model 
 
 import keyword
 import random
+import re
 from collections.abc import Callable, Iterator
 
 from bench import lexicon
@@ -12,6 +13,12 @@ from bench import lexicon
 NOUNS, ADJECTIVES, VERBS = lexicon.NOUNS[:180], lexicon.ADJECTIVES[:60], lexicon.VERBS[:80]
 FIELDS, NAMES = lexicon.FIELDS, lexicon.NAMES[:240]
 IDENTIFIER_WORDS = sorted({*NOUNS, *ADJECTIVES, *VERBS} - set(keyword.kwlist))
+_POLISH = [
+    ({word.lower() for word in english}, [word.lower() for word in polish])
+    for english, polish in (
+        (NOUNS, lexicon.POLISH_NOUNS), (ADJECTIVES, lexicon.POLISH_ADJECTIVES), (NAMES, lexicon.POLISH_NAMES)
+    )
+]  # fmt: skip
 _NUM_SINGLE = 160
 """Number of names used alone; the others are used in pairs, so that no name is part of another."""
 
@@ -45,6 +52,26 @@ def value(rng: random.Random) -> str | int:
     if kind < 0.6:
         return rng.choice(NOUNS) if kind < 0.45 else thing(rng)
     return number(rng)
+
+
+def polonizer(rng: random.Random) -> Callable[[str], str]:
+    """Return a function that replaces nouns, adjectives and names by Polish ones, until they run out.
+
+    Their diacritics are what different vocabularies tokenize differently. Each word stands for one other.
+    """
+    supplies = [(english, iter(rng.sample(polish, len(polish)))) for english, polish in _POLISH]
+    known: dict[str, str] = {}
+
+    def polish_of(match: re.Match[str]) -> str:
+        word, lower = match[0], match[0].lower()
+        if lower not in known:
+            known[lower] = next((next(rest, lower) for english, rest in supplies if lower in english), lower)
+        # Words that are not ours keep their capitals, so they are returned unchanged.
+        if (other := known[lower]) == lower:
+            return word
+        return other.capitalize() if word[0].isupper() else other
+
+    return lambda text: re.sub(r"[A-Za-z]+", polish_of, text)
 
 
 def _distinct(make: Callable[[], str]) -> Iterator[str]:

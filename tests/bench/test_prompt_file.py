@@ -128,7 +128,7 @@ def test_a_replay_has_the_prompt_that_the_model_read(tmp_path: Path) -> None:
     recorded = {"messages": [{}], "tools": [TOOL], "prompt": "user: hello", "output": "hi"}
     unread = {"messages": [HELLO], "output": "hi"}
     first, second = read_prompts(written(tmp_path, recorded, unread), for_replay=True)
-    assert first.turns == (Turn((), "hi", text="user: hello"),)
+    assert first.turns == (Turn((), "hi", tools=(TOOL,), text="user: hello"),)
     assert second.turns == (Turn((HELLO,), "hi"),)
 
 
