@@ -286,7 +286,7 @@ class Rule:
         return FixedPlayer(drafters[0], self.choose, self.limit, setup.curve)
 
 
-_COLD = (
+_USUAL = (
     Rule("auto", "suffix, then ngram-mod; gate (reprise serve by default)", "auto"),
     Rule("suffix", "longest match, cursor, changes; gate (reprise serve)", "suffix"),
     Rule("ngram-simple", "longest match of 16..2, newest; gate (reprise serve)", "ngram-simple"),
@@ -295,7 +295,6 @@ _COLD = (
          drafter=lambda: FixedLookup(16, 2), choose=two_widths),
     Rule("newest-2", "newest match of 2, 10 tokens", drafter=lambda: FixedLookup(2, 2), limit=10),
     Rule("newest-3", "newest match of 3, 10 tokens", drafter=lambda: FixedLookup(3, 3), limit=10),
-    Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),
     Rule("earliest-2", "earliest match of 2, else 1; 10 tokens (transformers, prompt_lookup_num_tokens=10)",
          drafter=lambda: FixedLookup(2, 1, newest=False), limit=10),
     Rule("longest-5", "longest match of 5..2, earliest place, 5 tokens (vLLM, prompt_lookup_min=2, _max=5)",
@@ -305,6 +304,9 @@ _COLD = (
     Rule("hindsight", "suffix, with the best width in hindsight", drafter=SuffixDrafter, choose=in_hindsight),
     Rule("hindsight-longest", "longest match of 16..2, with the best width in hindsight",
          drafter=lambda: FixedLookup(16, 2), choose=in_hindsight),
+)  # fmt: skip
+_OTHERS = (
+    Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),
     Rule("suffix-matches", "suffix without its cursor; gate", "suffix",
          lambda: SuffixDrafter(0, use_cursor=False)),
     Rule("suffix-cursor", "suffix without changes; gate", "suffix",
@@ -313,13 +315,10 @@ _COLD = (
 )  # fmt: skip
 _WARM = (
     replace(rule, name=f"{rule.name}-warm", title=f"{rule.title}; keeps what it learned", is_warm=True)
-    for rule in _COLD
+    for rule in _USUAL
     if rule.name in ("auto", "suffix", "ngram-mod", "hindsight")
 )
 
-RULES = {rule.name: rule for rule in (*_COLD, *_WARM)}
-COMPARED = (
-    "auto", "auto-warm", "suffix", "ngram-simple", "ngram-mod", "two-widths", "newest-2", "newest-3",
-    "earliest-2", "longest-5", "ngram-12", "hindsight", "hindsight-longest",
-)  # fmt: skip
+RULES = {rule.name: rule for rule in (*_USUAL, *_OTHERS, *_WARM)}
+COMPARED = (*(rule.name for rule in _USUAL), "auto-warm")
 """The rules that are replayed by default."""
