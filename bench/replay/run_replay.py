@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "rules:\n" + "\n".join(f"  {name:{width}}  {rule.title}" for name, rule in RULES.items())
     options.add(parser, seed=1, **options.OUTPUTS)
     add = parser.add_argument
-    add("--pairs", action="append", type=Path, default=[], metavar="FILE", help="Pairs; may be repeated.")
+    add("--pairs", action="append", type=Path, default=[], metavar="FILE",
+        help='JSON lines with a "prompt" or "messages", and the "output"; may be repeated.')  # fmt: skip
     add("--cost-curve", action="append", metavar="CURVE",
         help="Step costs: those of a result document, or a built-in curve; may be repeated. "
         f"Default: {', '.join(built_in())}.")  # fmt: skip
