@@ -28,15 +28,11 @@ VERSION = 2
 _ENGLISH = (*questions.LOOKUPS, *edits.WORKLOADS, *questions.OTHERS)
 
 
-def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> list[Turn]:
+def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Iterator[Turn]:
     turns, polish = family.make(rng, grow), polonizer(rng)
-    return [
-        replace(
-            turn, messages=tuple(one | {"content": polish(one["content"])} for one in turn.messages),
-            reference=polish(turn.reference or ""),
-        )
-        for turn in turns
-    ]  # fmt: skip
+    for turn in turns:
+        messages = tuple(one | {"content": polish(one["content"])} for one in turn.messages)
+        yield replace(turn, messages=messages, reference=polish(turn.reference or ""))
 
 
 _POLISH = (

@@ -77,18 +77,13 @@ class Workload:
 
     name: str
     summary: str
-    make: Callable[[random.Random, Grow], Sequence[Turn]]
+    make: Callable[[random.Random, Grow], Iterable[Turn]]
     prompt_tokens: tuple[int, ...] = ()
 
 
 def user(text: str) -> Message:
     """Make a user message."""
     return {"role": "user", "content": text}
-
-
-def single_turn(text: str, reference: str | None = None, **more: Any) -> list[Turn]:
-    """Make a chat of one user message."""
-    return [Turn((user(text),), reference, **more)]
 
 
 def conversation(exchanges: Iterable[tuple[str, str]], context: str) -> list[Turn]:

@@ -13,12 +13,6 @@ from bench import lexicon
 NOUNS, ADJECTIVES, VERBS = lexicon.NOUNS[:180], lexicon.ADJECTIVES[:60], lexicon.VERBS[:80]
 FIELDS, NAMES = lexicon.FIELDS, lexicon.NAMES[:240]
 IDENTIFIER_WORDS = sorted({*NOUNS, *ADJECTIVES, *VERBS} - set(keyword.kwlist))
-_POLISH = [
-    ({word.lower() for word in english}, [word.lower() for word in polish])
-    for english, polish in (
-        (NOUNS, lexicon.POLISH_NOUNS), (ADJECTIVES, lexicon.POLISH_ADJECTIVES), (NAMES, lexicon.POLISH_NAMES)
-    )
-]  # fmt: skip
 _NUM_SINGLE = 160
 """Number of names used alone; the others are used in pairs, so that no name is part of another."""
 
@@ -59,14 +53,18 @@ def polonizer(rng: random.Random) -> Callable[[str], str]:
 
     Their diacritics are what different vocabularies tokenize differently. Each word stands for one other.
     """
-    supplies = [(english, iter(rng.sample(polish, len(polish)))) for english, polish in _POLISH]
+    supply_of: dict[str, Iterator[str]] = {}
+    for english, polish in (
+        (NOUNS, lexicon.POLISH_NOUNS), (ADJECTIVES, lexicon.POLISH_ADJECTIVES), (NAMES, lexicon.POLISH_NAMES)
+    ):  # fmt: skip
+        supply = iter(rng.sample(polish, len(polish)))
+        supply_of |= {word.lower(): supply for word in english}
     known: dict[str, str] = {}
 
     def polish_of(match: re.Match[str]) -> str:
         word, lower = match[0], match[0].lower()
         if lower not in known:
-            known[lower] = next((next(rest, lower) for english, rest in supplies if lower in english), lower)
-        # Words that are not ours keep their capitals, so they are returned unchanged.
+            known[lower] = next(supply_of.get(lower, iter(())), lower).lower()
         if (other := known[lower]) == lower:
             return word
         return other.capitalize() if word[0].isupper() else other
