@@ -127,7 +127,6 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
     for_replay: every line must have an answer. Where a line has a prompt and messages, as servers record
     them, the prompt is used, because the model read it; otherwise the messages are.
 
-
     Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
     """
     chats: list[tuple[str, list[Turn]]] = []
@@ -147,7 +146,7 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
         messages = tuple(json.dumps(message, sort_keys=True) for message in turn.messages)
         chat = given.get("chat")
         key = messages if chat is None else (f"chat {chat}",)
-        earlier = [key[:count] for count in range(len(key) - (chat is None), 0, -1)]
+        earlier = [messages[:count] for count in range(len(messages) - 1, 0, -1)] if chat is None else [key]
         turns = next((continuable.pop(one) for one in earlier if one in continuable), [])
         if not turns:
             chats.append((str(given.get("workload") or given.get("category") or path.stem), turns))

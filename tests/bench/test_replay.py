@@ -236,6 +236,7 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
         (["--cost-curve", "/nowhere.json"], "No such file or directory: '/nowhere.json'"),
         (["--tokenizer", "/nowhere"], "/nowhere is not a model folder"),
         (["--pairs", "/dev/null"], "/dev/null: the file contains no chats"),
+        (["--kind", "several", "--edits", "1"], "there is no pair to replay"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
