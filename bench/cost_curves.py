@@ -33,7 +33,7 @@ class Curve:
         if width > last_width:
             return last_cost + (width - last_width) * max(0.0, (last_cost - 1.0) / (last_width - 1))
         widths, costs = zip(*self.points, strict=True)
-        return float(np.interp(width, list(widths), list(costs)))
+        return float(np.interp(width, widths, costs))
 
 
 M4_PRO = Curve(
@@ -57,17 +57,15 @@ def built_in() -> dict[str, Curve]:
 
 def find_curve(name: str) -> Curve:
     """Return a built-in curve by its name, or that of a result document. Raises OSError, ValueError."""
-    return built_in().get(name) or _curve_of(Path(name))
-
-
-def _curve_of(path: Path) -> Curve:
-    found = document.read(path)
+    if name in built_in():
+        return built_in()[name]
+    found = document.read(Path(name))
     costs, machine = found.get("cost_curve"), found["machine"]["cpu"]
     if not costs:
-        raise ValueError(f"{path} has no step costs: it was written without an engine")
+        raise ValueError(f"{name} has no step costs: it was written without an engine")
     points = tuple((one["width"], one["seconds"] / costs[0]["seconds"]) for one in costs)
-    name = f"{found['model']['name']} on {machine}"
-    return Curve(name, points, machine, source=f"{found['command']}, {found['date']}")
+    source = f"{found['command']}, {found['date']}"
+    return Curve(f"{found['model']['name']} on {machine}", points, machine, source=source)
 
 
 def describe(curves: Sequence[Curve]) -> list[dict[str, Any]]:

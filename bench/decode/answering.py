@@ -13,7 +13,7 @@ from bench.energy import EnergyMeter
 from bench.experiment import Experiment, Row, grouped, measured, parity, total_parity
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
-from bench.replay.policies import speedups
+from bench.replay.policies import best_single_width
 from bench.workloads import Chat, lengths_of, make_chats
 from config.settings import Settings
 from engine.request import DraftChoice, DraftType, Finished, Streaming
@@ -256,6 +256,6 @@ def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
         # Costs that are not this machine's say nothing about what its best width would gain.
         if is_alone and length and costs.is_learned and kind in LOOKED_UP:
             tokens = drafted[0]["tokens"][0]
-            found["best_width"] = speedups(costs, kind, prompts[0], tokens, length + 1)[0]
+            found["best_width"] = best_single_width(costs, kind, prompts[0], tokens, length + 1)
         checks.append(found)
     return checks

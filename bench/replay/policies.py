@@ -198,22 +198,16 @@ def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:
     return Curve(name, points, source="measured when the model was loaded")
 
 
-def speedups(
+def best_single_width(
     costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int
-) -> tuple[float, float]:
-    """Return the speedups of an answer if all steps used the best single width, and if each used its best.
-
-    widest: the widest step, at least 2.
-    """
-    curve, pair = measured_curve(costs), TokenPair(tuple(prompt), tuple(answer))
-
-    def speedup(choose: Choose, width: int) -> float:
+) -> float:
+    """Return the speedup of an answer if all steps used the best single width. widest: at least 2."""
+    curve, pair, found = measured_curve(costs), TokenPair(tuple(prompt), tuple(answer)), [1.0]
+    for width in {width for width in costs.widths if 1 < width < widest} | {widest}:
         drafter = make_drafters(Settings(), "hindsight")[LOOKUPS[draft_type][0]]
-        outcome = FixedPlayer(drafter, choose, width - 1, curve).play(pair)
-        return outcome.num_tokens / outcome.cost
-
-    widths = {width for width in costs.widths if 1 < width < widest} | {widest}
-    return max(1.0, *(speedup(everything, width) for width in widths)), speedup(in_hindsight, widest)
+        outcome = FixedPlayer(drafter, everything, width - 1, curve).play(pair)
+        found.append(outcome.num_tokens / outcome.cost)
+    return max(found)
 
 
 class FixedLookup:
@@ -292,18 +286,15 @@ class Rule:
         return FixedPlayer(drafters[0], self.choose, self.limit, setup.curve)
 
 
-_COLD = (
+_USUAL = (
     Rule("auto", "suffix, then ngram-mod; gate (reprise serve by default)", "auto"),
     Rule("suffix", "longest match, cursor, changes; gate (reprise serve)", "suffix"),
     Rule("ngram-simple", "longest match of 16..2, newest; gate (reprise serve)", "ngram-simple"),
     Rule("ngram-mod", "shared table, n = 16; gate (reprise serve)", "ngram-mod"),
     Rule("two-widths", "longest match of 16..2; 31 tokens if 12 or more matched, else 2",
          drafter=lambda: FixedLookup(16, 2), choose=two_widths),
-    Rule("newest-2", "newest match of 2, 10 tokens (several servers)",
-         drafter=lambda: FixedLookup(2, 2), limit=10),
-    Rule("newest-3", "newest match of 3, 10 tokens (several servers)",
-         drafter=lambda: FixedLookup(3, 3), limit=10),
-    Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),
+    Rule("newest-2", "newest match of 2, 10 tokens", drafter=lambda: FixedLookup(2, 2), limit=10),
+    Rule("newest-3", "newest match of 3, 10 tokens", drafter=lambda: FixedLookup(3, 3), limit=10),
     Rule("earliest-2", "earliest match of 2, else 1; 10 tokens (transformers, prompt_lookup_num_tokens=10)",
          drafter=lambda: FixedLookup(2, 1, newest=False), limit=10),
     Rule("longest-5", "longest match of 5..2, earliest place, 5 tokens (vLLM, prompt_lookup_min=2, _max=5)",
@@ -313,22 +304,21 @@ _COLD = (
     Rule("hindsight", "suffix, with the best width in hindsight", drafter=SuffixDrafter, choose=in_hindsight),
     Rule("hindsight-longest", "longest match of 16..2, with the best width in hindsight",
          drafter=lambda: FixedLookup(16, 2), choose=in_hindsight),
+)  # fmt: skip
+_OTHERS = (
+    Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),
     Rule("suffix-matches", "suffix without its cursor; gate", "suffix",
          lambda: SuffixDrafter(0, use_cursor=False)),
-    Rule("suffix-cursor", "suffix with its cursor, without changes; gate", "suffix",
+    Rule("suffix-cursor", "suffix without changes; gate", "suffix",
          lambda: SuffixDrafter(0, learn_changes=False)),
-    Rule("suffix-changes", "suffix with cursor and changes, no history; gate", "suffix",
-         lambda: SuffixDrafter(0)),
+    Rule("suffix-changes", "suffix without history; gate", "suffix", lambda: SuffixDrafter(0)),
 )  # fmt: skip
 _WARM = (
     replace(rule, name=f"{rule.name}-warm", title=f"{rule.title}; keeps what it learned", is_warm=True)
-    for rule in _COLD
+    for rule in _USUAL
     if rule.name in ("auto", "suffix", "ngram-mod", "hindsight")
 )
 
-RULES = {rule.name: rule for rule in (*_COLD, *_WARM)}
-COMPARED = (
-    "auto", "auto-warm", "suffix", "ngram-simple", "ngram-mod", "two-widths", "newest-2", "newest-3",
-    "earliest-2", "longest-5", "ngram-12", "hindsight", "hindsight-longest",
-)  # fmt: skip
+RULES = {rule.name: rule for rule in (*_USUAL, *_OTHERS, *_WARM)}
+COMPARED = (*(rule.name for rule in _USUAL), "auto-warm")
 """The rules that are replayed by default."""

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Sequence
 from itertools import chain, product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench import document, options, outputs
 from bench.cost_curves import Curve, built_in, describe, find_curve
@@ -18,10 +19,14 @@ from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
-from bench.replay.pairs import Encode, Pair, TokenPair, read_pairs, tokenized
+from bench.replay.pairs import TokenPair, token_pairs
 from bench.replay.policies import COMPARED, RULES, Outcome, Rule, Setup, play_all
 from bench.tables import Column, print_rows
+from bench.workloads import read_prompts
 from config.settings import BUNDLED_MODEL, Settings
+
+if TYPE_CHECKING:
+    from engine.text.tokenizer import Tokenizer
 
 COLUMNS = [
     Column("workload", "workload"), Column("pairs", "pairs", "0"), Column("drafter", "drafter"),
@@ -40,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "rules:\n" + "\n".join(f"  {name:{width}}  {rule.title}" for name, rule in RULES.items())
     options.add(parser, seed=1, **options.OUTPUTS)
     add = parser.add_argument
-    add("--pairs", action="append", type=Path, default=[], metavar="FILE", help="Pairs; may be repeated.")
+    add("--pairs", action="append", type=Path, default=[], metavar="FILE",
+        help='JSON lines with a "prompt" or "messages", and the "output"; may be repeated.')  # fmt: skip
     add("--cost-curve", action="append", metavar="CURVE",
         help="Step costs: those of a result document, or a built-in curve; may be repeated. "
         f"Default: {', '.join(built_in())}.")  # fmt: skip
@@ -61,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.model.loading import load_tokenizer
 
     tokenizer, rules = load_tokenizer(arguments.tokenizer), [RULES[name] for name in arguments.drafters]
-    pairs = tokenized(_collect(arguments, tokenizer.encode_answer), tokenizer.encode_answer)
+    pairs = _collect(arguments, tokenizer)
     if not pairs:
         raise ArgumentsError("there is no pair to replay")
     rows = replay(pairs, rules, [Setup(Settings(), one, line_ends=tokenizer.line_ends) for one in curves])
@@ -73,15 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _collect(arguments: argparse.Namespace, encode: Encode) -> list[Pair]:
-    """Return the pairs that the command line asks for. Raises ArgumentsError."""
+def _collect(arguments: argparse.Namespace, tokenizer: "Tokenizer") -> list[TokenPair]:
+    """Return the pairs that the command line asks for. Raises OSError, ValueError."""
     if arguments.pairs:
-        return [*chain(*map(read_pairs, arguments.pairs))]
-    installed, seed = Path(sysconfig.get_path("purelib")), arguments.seed
-    edits = edit_cases(installed, arguments.edits, seed)
-    if arguments.kind:
-        return [pair for pair in edits if pair.id == arguments.kind]
-    return [*edits, *prose_cases(installed, encode, 40, seed), *trap_cases(4, seed)]
+        files = [read_prompts(path, for_replay=True) for path in arguments.pairs]
+        return token_pairs(tokenizer, chain(*files))
+    root, seed, encode = Path(sysconfig.get_path("purelib")), arguments.seed, tokenizer.encode_answer
+    edits = edit_cases(root, arguments.edits, seed, encode, arguments.kind)
+    return edits if arguments.kind else [*edits, *prose_cases(root, 40, seed, encode), *trap_cases(4, seed)]
 
 
 def replay(pairs: Sequence[TokenPair], rules: Sequence[Rule], setups: Sequence[Setup]) -> list[Row]:

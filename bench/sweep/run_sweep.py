@@ -25,7 +25,7 @@ from bench.errors import BenchError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.replay.edits import make_traffic
-from bench.replay.pairs import TokenPair, tokenized
+from bench.replay.pairs import TokenPair
 from bench.replay.policies import Setup, measured_curve
 from bench.sweep import points
 from bench.sweep.points import answer_plainly, best_of, default_point, overall, replay
@@ -173,7 +173,7 @@ def _tables(sweep: Sweep) -> dict[str, list[Row]]:
     given, default, work = sweep.arguments, Settings(), sweep.answering.work
     longest, encode = max(given.requests), sweep.answering.local.engine.tokenizer.encode_answer
     work.stage(f"making traffic of {longest:,} requests", 1)
-    traffic = tokenized(make_traffic(Path(sysconfig.get_path("purelib")), longest, given.seed), encode)
+    traffic = [*make_traffic(Path(sysconfig.get_path("purelib")), longest, given.seed, encode)]
     tried = {
         "table_sizes": [*product(given.requests, sorted(given.table_entries), [default.ngram_mod_size])],
         "ngram_sizes": [*product([longest], [default.ngram_table_entries], sorted(given.ngram_sizes))],

@@ -9,12 +9,15 @@ Every turn with one right answer has it as its reference; the answers in the cha
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench.workloads import edits, polish, questions
-from bench.workloads.chats import Chat, Turn, read_prompts
+from bench.workloads import edits, questions
+from bench.workloads.chats import Chat, Grow, Turn, Workload, read_prompts
+from bench.workloads.words import polonizer
 
 __all__ = [
     "ENGLISH", "VERSION", "WORKLOADS", "Chat", "Turn", "lengths_of", "make_chats", "own_chats",
@@ -24,7 +27,21 @@ __all__ = [
 VERSION = 2
 _ENGLISH = (*questions.LOOKUPS, *edits.WORKLOADS, *questions.OTHERS)
 
-WORKLOADS = {one.name: one for one in (*_ENGLISH, *polish.WORKLOADS)}
+
+def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Iterator[Turn]:
+    turns, polish = family.make(rng, grow), polonizer(rng)
+    for turn in turns:
+        messages = tuple(one | {"content": polish(one["content"])} for one in turn.messages)
+        yield replace(turn, messages=messages, reference=polish(turn.reference or ""))
+
+
+_POLISH = (
+    Workload(f"{one.name}_polish", f"{one.summary}; with Polish words", partial(_in_polish, one))
+    for one in (*edits.WORKLOADS, *questions.LOOKUPS)
+    if one.name in ("edits", "quotes", "passages", "records")
+)
+
+WORKLOADS = {one.name: one for one in (*_ENGLISH, *_POLISH)}
 """All workloads, by name."""
 ENGLISH = tuple(one.name for one in _ENGLISH)
 """Workloads whose words the bundled model was trained on."""

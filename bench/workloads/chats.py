@@ -21,8 +21,7 @@ Message = dict[str, Any]
 Grow = Callable[[Iterator[Any], Callable[[list[Any]], str]], list[Any]]
 """grow(items, text_of) returns as many items as make the first prompt about as long as requested."""
 
-_PLAIN = ("temperature", "max_tokens")
-_READ = (*_PLAIN, "messages", "tools", "max_completion_tokens", "response_format")
+_READ = ("messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "response_format")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +77,13 @@ class Workload:
 
     name: str
     summary: str
-    make: Callable[[random.Random, Grow], Sequence[Turn]]
+    make: Callable[[random.Random, Grow], Iterable[Turn]]
     prompt_tokens: tuple[int, ...] = ()
 
 
 def user(text: str) -> Message:
     """Make a user message."""
     return {"role": "user", "content": text}
-
-
-def single_turn(text: str, reference: str | None = None, **more: Any) -> list[Turn]:
-    """Make a chat of one user message."""
-    return [Turn((user(text),), reference, **more)]
 
 
 def conversation(exchanges: Iterable[tuple[str, str]], context: str) -> list[Turn]:
@@ -122,12 +116,16 @@ def render_turn(tokenizer: "Tokenizer", turn: Turn) -> tuple[int, ...]:
     return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)
 
 
-def read_prompts(path: Path) -> list[Chat]:
-    """Read JSON lines, each the body of a chat completion request or as `reprise serve --record` writes it.
+def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
+    """Read JSON lines, each the body of a chat completion request, perhaps with its right answer as "output".
 
-    The right answer is "output", or a last message of the assistant. A text "prompt" without messages is sent
-    without a chat template. A line whose messages begin with all messages of an earlier line is the next turn
-    of its chat. A line of Spec-Bench, with "turns" and a "category", is a chat of its first turn.
+    A last message of the assistant is a right answer too. A text "prompt" is used without a chat template.
+    Lines of the same "chat" are its turns; without this field, a line whose messages begin with all messages
+    of an earlier line is the next turn of its chat. A line of Spec-Bench, with "turns" and a "category", is a
+    chat of its first turn. "workload" says what kind of chat it is; otherwise the file's name does.
+
+    for_replay: every line must have an answer. Where a line has a prompt and messages, as servers record
+    them, the prompt is used, because the model read it; otherwise the messages are.
 
     Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
     """
@@ -138,38 +136,41 @@ def read_prompts(path: Path) -> list[Chat]:
             continue
         try:
             given = json.loads(line)
-            turn = _turn(given if isinstance(given, dict) else {})
+            # Half a surrogate pair is valid JSON, but no text that has tokens: raises UnicodeEncodeError.
+            json.dumps(given, ensure_ascii=False).encode()
+            turn = _turn(given if isinstance(given, dict) else {}, for_replay)
         except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as fault:
             raise ValueError(f"{path}: line {number} is not JSON: {fault}") from None
         except ValueError as fault:
             raise ValueError(f"{path}: line {number} is not a chat: {fault}") from None
         messages = tuple(json.dumps(message, sort_keys=True) for message in turn.messages)
-        prefixes = (messages[:count] for count in range(len(messages) - 1, 0, -1))
-        turns = next((continuable.pop(one) for one in prefixes if one in continuable), [])
+        chat = given.get("chat")
+        key = messages if chat is None else (f"chat {chat}",)
+        earlier = [messages[:count] for count in range(len(messages) - 1, 0, -1)] if chat is None else [key]
+        turns = next((continuable.pop(one) for one in earlier if one in continuable), [])
         if not turns:
-            chats.append((str(given.get("category") or path.stem), turns))
+            chats.append((str(given.get("workload") or given.get("category") or path.stem), turns))
         turns.append(turn)
-        if messages:
-            continuable[messages] = turns
+        continuable[key] = turns
     if not chats:
         raise ValueError(f"{path}: the file contains no chats")
     return [Chat(name, tuple(turns)) for name, turns in chats]
 
 
-def _turn(given: dict[str, Any]) -> Turn:
+def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
     known = {name: given[name] for name in _READ if given.get(name) is not None}
     reference = given.get("output")
     text: str | None = None
     if not isinstance(reference, str | None):
         raise ValueError("output is not text")
     match given:
+        case {"prompt": str(prompt)} if prompt and (for_replay or "messages" not in given):
+            text, known["messages"] = prompt, [user(prompt)]
         case {"messages": list()}:
             pass
         case {"turns": [str(question), *_]}:
             # Later turns would need the model's own answers.
             known["messages"] = [user(question)]
-        case {"prompt": str(text)} if text and "messages" not in given:
-            known = {name: known[name] for name in _PLAIN if name in known} | {"messages": [user(text)]}
         case _:
             raise ValueError('expected an object with a list "messages" or a text "prompt"')
     try:
@@ -181,6 +182,8 @@ def _turn(given: dict[str, Any]) -> Turn:
         if len(messages) == 1:
             raise ValueError("it contains an answer but no request")
         messages, reference = messages[:-1], last.content if reference is None else reference
+    if for_replay and reference is None:
+        raise ValueError("it has no answer")
     grammar = body.requested_grammar
     return Turn(
         messages if text is None else (), reference, tools=tuple(known.get("tools", ())),

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from bench.workloads.chats import Grow, Message, Turn, Workload, conversation, single_turn, user
+from bench.workloads.chats import Grow, Message, Turn, Workload, conversation, user
 from bench.workloads.words import ADJECTIVES, FIELDS, NAMES, NOUNS, VERBS, names, number, value
 
 NUM_QUESTIONS, NUM_TOOLS = 3, 3
@@ -39,8 +39,8 @@ def _as_lines(records: Sequence[Record]) -> str:
 
 def _one_record(rng: random.Random, _: Grow) -> Sequence[Turn]:
     record = rng.choice(records := list(islice(_records(rng, 4), 6)))
-    request = f"Return the record of {record['name']} as JSON.\n\n{_as_lines(records)}"
-    return single_turn(request, json.dumps(record))
+    asked = f"Return the record of {record['name']} as JSON.", json.dumps(record)
+    return conversation([asked], _as_lines(records))
 
 
 def _json_rag(rng: random.Random, grow: Grow) -> Sequence[Turn]:
@@ -69,7 +69,7 @@ def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:
     enforced = shown | {"properties": limited, "required": list(values), "additionalProperties": False}
     facts = ", ".join(f"{key}: {content}" for key, content in values.items())
     request = f"Make a JSON object for this schema: {json.dumps(shown)}\nThe values: {facts}."
-    return single_turn(request, json.dumps(values), schema=json.dumps(enforced))
+    return [Turn((user(request),), json.dumps(values), schema=json.dumps(enforced))]
 
 
 def _sentences(rng: random.Random) -> Iterator[Sentence]:
@@ -103,7 +103,7 @@ def _quotes(sentences: Sequence[Sentence], rng: random.Random, num_turns: int) -
 
 def _repeat(rng: random.Random, _: Grow) -> Sequence[Turn]:
     text = _joined(list(islice(_sentences(rng), 6)))
-    return single_turn(f"Repeat the text.\n\n{text}", text)
+    return conversation([("Repeat the text.", text)], text)
 
 
 def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -115,7 +115,7 @@ def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
         "begins with the name and quotes the sentence."
     )
     answer = "\n".join(f'- {person}: "{text}"' for text, person in quoted)
-    return single_turn(f"{request}\n\n{_joined(sentences)}", answer)
+    return conversation([(request, answer)], _joined(sentences))
 
 
 def _tool(rng: random.Random, verb: str, noun: str, fields: Sequence[str]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _word(rng: random.Random) -> str:
 
 
 def _story(rng: random.Random, _: Grow, **more: Any) -> Sequence[Turn]:
-    return single_turn(f"Write about the {rng.choice(NOUNS)}.", is_endless=True, **more)
+    return [Turn((user(f"Write about the {rng.choice(NOUNS)}."),), None, is_endless=True, **more)]
 
 
 def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -174,7 +174,7 @@ def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
     answers = (left + right if sign == "+" else left - right for left, sign, right in sums)
     listed = "\n".join(f"{left} {sign} {right}" for left, sign, right in sums)
     request = "Compute each line. Answer with the results alone, one in each line."
-    return single_turn(f"{request}\n\n{listed}", "\n".join(map(str, answers)))
+    return conversation([(request, "\n".join(map(str, answers)))], listed)
 
 
 def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -182,7 +182,8 @@ def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
     text = [rng.choice(list(meaning)) for _ in range(NUM_WORDS)]
     entries = "\n".join(f"{word}: {other}" for word, other in meaning.items())
     request = f"Translate the text word by word. These are the words:\n\n{entries}"
-    return single_turn(f"{request}\n\nThe text: {' '.join(text)}", " ".join(meaning[word] for word in text))
+    asked = request, " ".join(meaning[word] for word in text)
+    return conversation([asked], f"The text: {' '.join(text)}")
 
 
 LOOKUPS = (

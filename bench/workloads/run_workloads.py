@@ -8,7 +8,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print, and return the exit status."""
+    """Print or write the chats, and return the exit status."""
     names = arguments.workloads or tuple(WORKLOADS)
     options.check_names("--workloads", names, tuple(WORKLOADS))
     # Imported here, because it loads mlx-lm, which takes a while.
@@ -48,54 +48,55 @@ def run(arguments: argparse.Namespace) -> int:
 
     tokenizer = load_tokenizer(arguments.model or BUNDLED_MODEL)
     console, rows, lines = outputs.make_console(155), [], list[str]()
+    count = arguments.chats if arguments.write else 1
     for workload in names:
         for length in lengths_of(workload, arguments.prompt_tokens):
-            chat, *more = make_chats(
-                workload, arguments.chats, arguments.seed, lambda text: len(render(tokenizer, text)), length
-            )
             name = f"{workload} {length or ''}".strip()
-            for number, one in enumerate((chat, *more), 1):
-                lines += [json.dumps(line) for line in _lines(one, f"{name} {number}", tokenizer)]
+            chats = make_chats(
+                workload, count, arguments.seed, lambda text: len(render(tokenizer, text)), length
+            )
             if arguments.show:
-                _show(console, name, chat)
-            answers = [turn.reference for turn in chat.turns if turn.is_measured and turn.reference]
-            rows.append({
-                "name": name, "summary": WORKLOADS[workload].summary, "turns": len(chat.turns),
-                "first": len(render_turn(tokenizer, chat.turns[0])),
-                "last": len(render_turn(tokenizer, chat.turns[-1])),
-                "answer": mean(len(tokenizer.encode_answer(one)) for one in answers) if answers else None,
-            })  # fmt: skip
+                _show(console, name, chats[0])
+            elif not arguments.write:
+                rows.append(_row(tokenizer, name, chats[0]))
+            lines += [line for at, chat in enumerate(chats, 1) for line in _lines(chat, f"{name} {at}")]
     if arguments.write:
-        arguments.write.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        arguments.write.write_text("".join(lines), encoding="utf-8")
         console.print(f"wrote {len(lines)} turns to {arguments.write}", markup=False, soft_wrap=True)
-    elif not arguments.show:
+    elif rows:
         note = f"lengths in tokens; of right answers the mean; version {VERSION}, seed {arguments.seed}"
         tables.print_rows(console, rows, COLUMNS, notes=[note], group="none")
     return 0
 
 
-def _lines(chat: Chat, name: str, tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
-    """Yield a request and its right answer for each turn that has one."""
+def _row(tokenizer: "Tokenizer", name: str, chat: Chat) -> tables.Row:
+    answers = [turn.reference for turn in chat.turns if turn.is_measured and turn.reference]
+    return {
+        "name": name, "summary": WORKLOADS[chat.workload].summary, "turns": len(chat.turns),
+        "first": len(render_turn(tokenizer, chat.turns[0])),
+        "last": len(render_turn(tokenizer, chat.turns[-1])),
+        "answer": mean(len(tokenizer.encode_answer(one)) for one in answers) if answers else None,
+    }  # fmt: skip
+
+
+def _lines(chat: Chat, name: str) -> Iterator[str]:
+    """Yield a line of JSON for each turn that has a right answer."""
     for at, turn in enumerate(chat.turns, 1):
-        if turn.reference is None:
-            continue
         line = {"workload": chat.workload, "chat": name, "turn": at, "messages": turn.messages}
         line |= {"tools": turn.tools} if turn.tools else {}
         if turn.schema:
             form = {"name": "answer", "schema": json.loads(turn.schema)}
             line["response_format"] = {"type": "json_schema", "json_schema": form}
-        prompt = tokenizer.decode(render_turn(tokenizer, turn))
-        yield line | {"prompt": prompt, "output": turn.reference}
+        if turn.reference is not None:
+            yield json.dumps(line | {"output": turn.reference}) + "\n"
 
 
 def _show(console: Console, name: str, chat: Chat) -> None:
-    """Print a chat: of each turn what is new in it, and its right answer."""
-    num_shown = 0
+    """Print a chat: the messages of its last turn, and the right answer."""
     console.rule(name)
-    for turn in chat.turns:
-        answer = {"role": "right answer", "content": turn.reference or "no single right answer"}
-        for message in (*turn.messages[num_shown if len(turn.messages) > num_shown else 0 :], answer):
-            console.print(f"[bold]{message['role']}[/bold]")
-            text = message["content"] or json.dumps(message.get("tool_calls"))
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-        num_shown = len(turn.messages) + 1
+    last = chat.turns[-1]
+    answer = {"role": "right answer", "content": last.reference or "no single right answer"}
+    for message in (*last.messages, answer):
+        console.print(f"[bold]{message['role']}[/bold]")
+        text = message["content"] or json.dumps(message.get("tool_calls"))
+        console.print(text, markup=False, highlight=False, soft_wrap=True)

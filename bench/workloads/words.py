@@ -5,6 +5,7 @@ The bundled model was trained on these words. Names have no meaning, so a model 
 
 import keyword
 import random
+import re
 from collections.abc import Callable, Iterator
 
 from bench import lexicon
@@ -45,6 +46,30 @@ def value(rng: random.Random) -> str | int:
     if kind < 0.6:
         return rng.choice(NOUNS) if kind < 0.45 else thing(rng)
     return number(rng)
+
+
+def polonizer(rng: random.Random) -> Callable[[str], str]:
+    """Return a function that replaces nouns, adjectives and names by Polish ones, until they run out.
+
+    Their diacritics are what different vocabularies tokenize differently. Each word stands for one other.
+    """
+    supply_of: dict[str, Iterator[str]] = {}
+    for english, polish in (
+        (NOUNS, lexicon.POLISH_NOUNS), (ADJECTIVES, lexicon.POLISH_ADJECTIVES), (NAMES, lexicon.POLISH_NAMES)
+    ):  # fmt: skip
+        supply = iter(rng.sample(polish, len(polish)))
+        supply_of |= {word.lower(): supply for word in english}
+    known: dict[str, str] = {}
+
+    def polish_of(match: re.Match[str]) -> str:
+        word, lower = match[0], match[0].lower()
+        if lower not in known:
+            known[lower] = next(supply_of.get(lower, iter(())), lower).lower()
+        if (other := known[lower]) == lower:
+            return word
+        return other.capitalize() if word[0].isupper() else other
+
+    return lambda text: re.sub(r"[A-Za-z]+", polish_of, text)
 
 
 def _distinct(make: Callable[[], str]) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """Pairs from a generated history: which are taken, in which order, and that no hook or filter runs."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from bench.replay.pairs import Pair, read_pairs
+from bench.workloads import Turn, read_prompts
 from cli.main import main
 
 WHO = {
@@ -39,10 +40,16 @@ class History:
         self.git("add", "-A")
         self.git("commit", "-q", "-m", message)
 
-    def pairs(self, *flags: str) -> list[Pair]:
+    def pairs(self, *flags: str) -> list[dict[str, str]]:
         file = self.folder.parent / "pairs.jsonl"
         assert main(["bench", "commits", str(self.folder), "-o", str(file), *flags]) == 0
-        return read_pairs(file)
+        pairs = [json.loads(line) for line in file.read_text().splitlines()]
+        chats = read_prompts(file, for_replay=True)
+        assert {chat.workload for chat in chats} == {"commits"}
+        assert [chat.turns for chat in chats] == [
+            (Turn((), pair["output"], text=pair["prompt"]),) for pair in pairs
+        ]
+        return pairs
 
 
 @pytest.fixture
@@ -54,8 +61,8 @@ def history(tmp_path: Path) -> History:
     return made
 
 
-def changed(pairs: list[Pair]) -> list[str]:
-    return [pair.id.partition(":")[2] for pair in pairs]
+def changed(pairs: list[dict[str, str]]) -> list[str]:
+    return [pair["id"].partition(":")[2] for pair in pairs]
 
 
 def test_a_pair_is_message_and_file_before_and_file_after(
@@ -63,12 +70,12 @@ def test_a_pair_is_message_and_file_before_and_file_after(
 ) -> None:
     history.commit("Count on.\n\nWith a reason.", a_py=text("one") + "two\n")
     (pair,) = history.pairs()
-    assert pair.prompt == (
+    assert pair["prompt"] == (
         f"Count on.\n\nWith a reason.\n\nAnswer with the whole file a.py.\n\n```\n{text('one')}```\n"
     )
-    assert pair.output == f"```\n{text('one')}two\n```\n"
-    assert pair.workload == "commits"
-    assert pair.id.endswith(":a.py")
+    assert pair["output"] == f"```\n{text('one')}two\n```\n"
+    assert pair["workload"] == "commits"
+    assert pair["id"].endswith(":a.py")
     assert "wrote 1 pairs to" in capsys.readouterr().out
 
 
@@ -101,8 +108,8 @@ def test_the_newest_come_in_the_order_of_their_commits_and_merges_are_left_out(h
     pairs = history.pairs()
     assert sorted(changed(pairs)) == ["a.py", "a.py", "b.md", "sub/c.py"]
     assert changed(pairs).index("a.py") < changed(pairs).index("sub/c.py")
-    assert pairs[-1].output == f"```\n{text('three')}```\n"
-    assert all("merge" not in str(pair.prompt) for pair in pairs)
+    assert pairs[-1]["output"] == f"```\n{text('three')}```\n"
+    assert all("merge" not in pair["prompt"] for pair in pairs)
     assert history.pairs("--count", "1") == pairs[-1:]
     one_each = changed(history.pairs("--per-commit", "1"))
     assert "a.py" in one_each
@@ -113,7 +120,7 @@ def test_the_newest_commit_can_be_chosen(history: History, capsys: pytest.Captur
     history.commit("two", a_py=text("two"))
     history.commit("three", a_py=text("three"))
     (older,) = history.pairs("--revision", "HEAD~1")
-    assert older.output == f"```\n{text('two')}```\n"
+    assert older["output"] == f"```\n{text('two')}```\n"
     for wrong in ("nowhere", "--output=/tmp/x", "HEAD:a.py"):
         asked = [str(history.folder), "-o", str(history.folder / "pairs"), f"--revision={wrong}"]
         assert main(["bench", "commits", *asked]) == 2

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from bench.replay.pairs import token_pairs
 from bench.workloads import Turn, read_prompts
+from config.settings import BUNDLED_MODEL
+from engine.model.loading import load_tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
@@ -86,6 +89,8 @@ def test_calls_come_to_the_template_as_objects_and_parts_as_text(tmp_path: Path)
         ('{"messages": [{"role": "user", "content": "a"}], "temperature": "warm"}', "'temperature' must be"),
         ('{"messages": [{"role": "user", "content": "a"}], "output": 3}', "output is not text"),
         ('{"prompt": [1, 2]}', "line 2 is not a chat"),
+        ('{"prompt": "\\ud800"}', "line 2 is not a chat"),
+        ('{"prompt": "a", "output": "\\ud800"}', "line 2 is not a chat"),
         ('{"prompt": "a", "max_tokens": 0}', "'max_tokens' must be"),
         ('{"prompt": ""}', 'or a text "prompt"'),
         ('{"prompt": "a", "temperature": true}', "'temperature' must be"),
@@ -107,3 +112,36 @@ def test_other_bytes_and_empty_files_are_errors(tmp_path: Path) -> None:
     file.write_bytes(b"\n")
     with pytest.raises(ValueError, match="the file contains no chats"):
         read_prompts(file)
+
+
+def test_lines_that_name_their_chat_and_workload_are_its_turns(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": prompt, "output": "b", "workload": "copies", "chat": chat}
+        for prompt, chat in (("a", 0), ("b", "1"), ("c", 0), ("d", None), ("e", None))
+    ]
+    chats = read_prompts(written(tmp_path, *lines))
+    assert {chat.workload for chat in chats} == {"copies"}
+    assert [[turn.text for turn in chat.turns] for chat in chats] == [["a", "c"], ["b"], ["d"], ["e"]]
+
+
+def test_a_replay_has_the_prompt_that_the_model_read(tmp_path: Path) -> None:
+    recorded = {"messages": [{}], "tools": [TOOL], "prompt": "user: hello", "output": "hi"}
+    unread = {"messages": [HELLO], "output": "hi"}
+    first, second = read_prompts(written(tmp_path, recorded, unread), for_replay=True)
+    assert first.turns == (Turn((), "hi", tools=(TOOL,), text="user: hello"),)
+    assert second.turns == (Turn((HELLO,), "hi"),)
+
+
+def test_a_replay_needs_answers(tmp_path: Path) -> None:
+    file = written(tmp_path, {"prompt": "a", "output": ""}, {"prompt": "a"})
+    with pytest.raises(ValueError, match="line 2 is not a chat: it has no answer"):
+        read_prompts(file, for_replay=True)
+
+
+def test_turns_become_token_ids_and_those_without_an_answer_go(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(BUNDLED_MODEL)
+    lines = [{"prompt": "the lantern", "output": output, "chat": "c"} for output in ("a bridge", "", "a map")]
+    pairs = token_pairs(tokenizer, read_prompts(written(tmp_path, *lines), for_replay=True))
+    assert [tokenizer.decode(pair.prompt) for pair in pairs] == 2 * ["the lantern"]
+    assert [tokenizer.decode(pair.answer) for pair in pairs] == ["a bridge", "a map"]
+    assert [(pair.workload, pair.chat, pair.turn) for pair in pairs] == [("mine", "1", 1), ("mine", "1", 3)]

@@ -14,7 +14,7 @@ import pytest
 from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
 from bench.experiment import Row
 from bench.replay.edits import KINDS, edit, edit_cases, trap_cases
-from bench.replay.pairs import Pair, TokenPair, tokenized, write_pairs
+from bench.replay.pairs import TokenPair
 from bench.replay.policies import (
     COMPARED,
     RULES,
@@ -47,7 +47,7 @@ def encode(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def edits() -> list[TokenPair]:
-    cases = tokenized(edit_cases(ROOT / "drafters", 2, seed=3), encode)
+    cases = edit_cases(ROOT / "drafters", 2, 3, encode)
     return [replace(case, prompt=case.prompt[:900], answer=case.answer[:800]) for case in cases]
 
 
@@ -126,7 +126,7 @@ def test_the_gate_gets_nearly_what_hindsight_gets(edits: list[TokenPair]) -> Non
 
 @pytest.mark.parametrize("curve", [M4_PRO, CPU_BF16], ids=lambda curve: curve.name)
 def test_no_trap_makes_an_answer_slower_than_the_ledger_allows(curve: Curve) -> None:
-    for outcome in outcomes_of("auto", tokenized(trap_cases(4, seed=2), encode), curve):
+    for outcome in outcomes_of("auto", trap_cases(4, seed=2), curve):
         assert outcome.num_tokens / outcome.cost >= 0.97
 
 
@@ -199,8 +199,11 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
 ) -> None:
     file, curve = tmp_path / "pairs.jsonl", tmp_path / "curve.json"
     text = "The quick brown fox jumps over the lazy dog, and the dog does not mind it.\n"
-    pairs = [Pair(f"Repeat the text.\n{text}", text, "copies"), Pair("Say nothing.", "")]
-    write_pairs(file, pairs)
+    pairs = [
+        {"prompt": f"Repeat the text.\n{text}", "output": text, "workload": "copies"},
+        {"prompt": "Say nothing.", "output": ""},
+    ]
+    file.write_text("\n".join(map(json.dumps, pairs)))
     about = {"command": "reprise bench decode", "date": "today", "machine": {"cpu": "Chip"}, "decode": {}}
     costs = [{"width": width, "seconds": 2.0} for width in (1, 32)]
     curve.write_text(json.dumps(about | {"model": {"name": "Model"}, "cost_curve": costs}))
@@ -232,7 +235,8 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
         (["--pairs", "/nowhere.jsonl"], "No such file or directory: '/nowhere.jsonl'"),
         (["--cost-curve", "/nowhere.json"], "No such file or directory: '/nowhere.json'"),
         (["--tokenizer", "/nowhere"], "/nowhere is not a model folder"),
-        (["--pairs", "/dev/null"], "there is no pair to replay"),
+        (["--pairs", "/dev/null"], "/dev/null: the file contains no chats"),
+        (["--kind", "several", "--edits", "1"], "there is no pair to replay"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

@@ -10,7 +10,7 @@ import pytest
 from bench.cost_curves import FLAT, M4_PRO
 from bench.page import page
 from bench.replay.edits import AGAIN, NEW, SHARES, make_traffic
-from bench.replay.pairs import TokenPair, tokenized
+from bench.replay.pairs import TokenPair
 from bench.replay.policies import Setup
 from bench.sweep.points import (
     DRAFT_TYPES,
@@ -37,7 +37,7 @@ def encode(text: str) -> list[int]:
 
 
 def make(count: int) -> list[TokenPair]:
-    return tokenized(make_traffic(ROOT, count, seed=1), encode)
+    return [*make_traffic(ROOT, count, 1, encode)]
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,15 @@
 """`reprise bench workloads` lists the generated chats, shows them, and writes them to files."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bench.replay.pairs import read_pairs
+from bench.replay.pairs import token_pairs
 from bench.workloads import read_prompts
 from cli.main import main
+from config.settings import BUNDLED_MODEL
+from engine.model.loading import load_tokenizer
 
 
 def test_the_table_tells_how_long_chats_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,10 +32,13 @@ def test_what_is_written_is_read_as_prompts_and_as_pairs(
     assert [len(chat.turns) for chat in chats] == [7, 7, 1, 1, 3, 3]
     assert chats[0].turns[0].tools
     assert chats[2].turns[0].schema
-    pairs = read_pairs(file)
-    assert [pair.output for pair in pairs] == [turn.reference for chat in chats for turn in chat.turns]
-    assert [(pair.chat, pair.turn) for pair in pairs[:2]] == [("agent 1", 1), ("agent 1", 2)]
-    assert str(pairs[0].prompt).endswith("<|im_start|>assistant\n")
+    assert [chat.workload for chat in chats[1:]] == ["agent", *2 * ["extraction"], *2 * ["json_rag"]]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["chat"], line["turn"]) for line in lines[:2]] == [("agent 1", 1), ("agent 1", 2)]
+    tokenizer = load_tokenizer(BUNDLED_MODEL)
+    pairs = token_pairs(tokenizer, read_prompts(file, for_replay=True))
+    assert [tokenizer.decode(pair.answer) for pair in pairs] == [line["output"] for line in lines]
+    assert tokenizer.decode(pairs[0].prompt).endswith("<|im_start|>assistant\n")
 
 
 def test_a_chat_is_shown_with_its_right_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.replay.pairs import read_pairs
 from bench.workloads import read_prompts
 from config.setting import SettingsError
 from config.settings import Settings
@@ -114,9 +113,10 @@ async def test_recorded_lines_can_be_read_as_prompts_and_as_pairs(
     assert [turn.reference for turn in chat.turns] == ["hi", "hi"]
     assert list(chat.turns[1].messages) == HELLO["messages"] + further
     assert (plain.turns[0].text, plain.turns[0].reference) == ("once", "hi")
-    pairs = read_pairs(tmp_path / "recorded.jsonl")
-    assert [pair.output for pair in pairs] == ["hi"] * 3
-    assert pairs[0].prompt == "user: hello\n"
+    replayed = read_prompts(tmp_path / "recorded.jsonl", for_replay=True)
+    turns = [turn for chat in replayed for turn in chat.turns]
+    assert [turn.reference for turn in turns] == ["hi"] * 3
+    assert turns[0].text == "user: hello\n"
 
 
 async def test_the_end_of_sequence_token_is_not_part_of_the_output(
