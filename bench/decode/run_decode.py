@@ -48,8 +48,8 @@ FLAGS = (
     ),
     options.Flag("--streams", options.count, "N", 1, "Chats decoded at the same time."),
     options.Flag("--verify-all", None, None, None,
-                 "Verify every draft, as if a step cost the same at every width: what drafts bring in tokens, "
-                 "whether or not they pay."),
+                 "Verify every draft, as if a step cost the same at every width: what drafts bring in "
+                 "tokens, whether or not they pay."),
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ _BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 EPILOG = f"""\
-On two cores this takes about {sum(one.seconds for one in RUNS) // 60} minutes; do nothing else on the machine.
+On two cores this takes about {sum(one.seconds for one in RUNS) // 60} minutes; leave the machine alone.
 The figures: {", ".join(FIGURES)}."""
 FLAGS = (
     options.Flag("--only", options.names, "A,B", None, "Only these figures."),

@@ -56,19 +56,15 @@ def token_pairs(tokenizer: "Tokenizer", chats: Iterable[Chat]) -> list[TokenPair
     ]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench commits` to the parser."""
-    parser.add_argument("repository", metavar="REPO", help="A local git repository.")
-    parser.add_argument("-o", "--output", type=options.output_file, required=True, metavar="FILE")
-    parser.add_argument("--suffix", action="append", default=[],
-                        help="Only paths with this suffix; may be repeated.")  # fmt: skip
-    options.declare(
-        parser,
-        Flag("--count", options.count, "N", 200, "Maximum pairs."),
-        Flag("--per-commit", options.count, "N", 4, "Maximum files of one commit."),
-        Flag("--max-bytes", options.count, "N", 32_000, "Maximum size of a file."),
-        Flag("--revision", str, "REV", "HEAD", "Newest commit to use."),
-    )
+FLAGS = (
+    Flag("repository", str, "REPO", None, "A local git repository."),
+    Flag("-o --output", options.output_file, "FILE", ..., "File to write."),
+    Flag("--suffix", str, "SUFFIX", [], "Only paths with this suffix; may be repeated.", is_repeated=True),
+    Flag("--count", options.count, "N", 200, "Maximum pairs."),
+    Flag("--per-commit", options.count, "N", 4, "Maximum files of one commit."),
+    Flag("--max-bytes", options.count, "N", 32_000, "Maximum size of a file."),
+    Flag("--revision", str, "REV", "HEAD", "Newest commit to use."),
+)
 
 
 def run(given: argparse.Namespace) -> int:

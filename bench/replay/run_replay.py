@@ -39,29 +39,26 @@ accepted: share of drafted tokens. copied: share of the answer that came from dr
 Costs of drafts that are longer than a curve are a guess."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `reprise bench replay` to the parser."""
-    width = max(map(len, RULES))
-    parser.epilog = "rules:\n" + "\n".join(f"  {name:{width}}  {rule.title}" for name, rule in RULES.items())
-    options.add(parser, seed=1, **options.OUTPUTS)
-    add = parser.add_argument
-    add("--pairs", action="append", type=Path, default=[], metavar="FILE",
-        help='JSON lines with a "prompt" or "messages", and the "output"; may be repeated.')  # fmt: skip
-    add("--cost-curve", action="append", metavar="CURVE",
-        help="Step costs: those of a result document, or a built-in curve; may be repeated. "
-        f"Default: {', '.join(built_in())}.")  # fmt: skip
-    add("--kind", choices=KINDS, help="Replay only generated edits of this kind.")
-    options.declare(
-        parser,
-        Flag("--tokenizer", options.model_folder, "DIR", BUNDLED_MODEL, "Default: the bundled model's."),
-        Flag("--drafters", options.names, "RULES", COMPARED, "Rules to replay."),
-        Flag("--edits", options.count, "N", 60, "Generated edits."),
-    )
+_WIDTH = max(map(len, RULES))
+EPILOG = "rules:\n" + "\n".join(f"  {name:{_WIDTH}}  {rule.title}" for name, rule in RULES.items())
+FLAGS = (
+    *options.shared(seed=1, **options.OUTPUTS),
+    Flag("--pairs", Path, "FILE", [],
+         'JSON lines with a "prompt" or "messages", and the "output"; may be repeated.', is_repeated=True),
+    Flag("--cost-curve", str, "CURVE", [],
+         "Step costs: those of a result document, or a built-in curve; may be repeated. "
+         f"Default: {', '.join(built_in())}.", is_repeated=True),
+    Flag("--kind", str, "KIND", None, f"Replay only generated edits of this kind: {', '.join(KINDS)}."),
+    Flag("--tokenizer", options.model_folder, "DIR", BUNDLED_MODEL, "Default: the bundled model's."),
+    Flag("--drafters", options.names, "RULES", COMPARED, "Rules to replay."),
+    Flag("--edits", options.count, "N", 60, "Generated edits."),
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay, print, and return the exit status."""
     options.check_names("--drafters", arguments.drafters, tuple(RULES))
+    options.check_names("--kind", [arguments.kind] if arguments.kind else [], KINDS)
     curves = [find_curve(name) for name in arguments.cost_curve or built_in()]
     # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
     from engine.model.loading import load_tokenizer

@@ -28,15 +28,12 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench workloads` to the parser."""
-    options.add(parser, workloads=None, model=None, prompt_tokens=None, seed=1)
-    options.declare(
-        parser,
-        Flag("--show", None, None, None, "Print the chats instead of the table."),
-        Flag("--write", options.output_file, "FILE", None, "Write chats to FILE."),
-        Flag("--chats", options.count, "N", 4, "Chats of each workload and length to write."),
-    )
+FLAGS = (
+    *options.shared(workloads=None, model=None, prompt_tokens=None, seed=1),
+    Flag("--show", None, None, None, "Print the chats instead of the table."),
+    Flag("--write", options.output_file, "FILE", None, "Write chats to FILE."),
+    Flag("--chats", options.count, "N", 4, "Chats of each workload and length to write."),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
