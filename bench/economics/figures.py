@@ -180,26 +180,22 @@ def advise(choices: Sequence[Row], over_auto: Mapping[str, Row], slope: Row | No
 
     over_auto: see held_out(). slope: of break-evens by draft length.
     """
-    autos = {one["workload"]: one for one in choices if one["is_gated"]}
-    fixed = sorted((one for one in choices if not one["is_gated"]), key=lambda one: one["speedup"])
-    best = {one["workload"]: one for one in fixed}
-    better = [
-        name
+    ranked = sorted(choices, key=lambda one: one["speedup"])
+    best = {one["workload"]: one for one in ranked if not one["is_gated"]}
+    autos = {one["workload"]: one for one in ranked if one["is_gated"]}
+    unsure = [name for name, one in best.items() if one["share_drafted"] and (one["high"] or 2.0) > WORTH]
+    said = [
+        f"For chats like {name}, use --draft-type {best[name]['draft_type']} --num-draft-tokens "
+        f"{best[name]['num_draft_tokens']}: {_times(gain)} as fast as auto on held-out chats."
         for name, gain in over_auto.items()
         if best[name]["pays"] and gain["speedup"] > WORTH and (gain["low"] or 0.0) > 1.0
     ]
-    said = [
-        f"For chats like {name}, use --draft-type {best[name]['draft_type']} --num-draft-tokens "
-        f"{best[name]['num_draft_tokens']}: {_times(over_auto[name])} as fast as auto on held-out chats."
-        for name in better
-    ]
-    unsure = [name for name, one in best.items() if one["share_drafted"] and (one["high"] or 2.0) > WORTH]
-    if better:
-        said += ["For other or mixed chats, use --draft-type auto."] if len(better) < len(best) else []
+    if said:
+        said += ["For other or mixed chats, use --draft-type auto."] if len(said) < len(best) else []
     elif any(one["pays"] and one["speedup"] > WORTH for one in choices):
         said.append(
             "Use --draft-type auto, the default, which stops drafting where it does not pay: no fixed type "
-            f"and length is reliably more than {WORTH - 1:.0%} faster on any of these workloads."
+            f"and length is reliably more than {100 * (WORTH - 1):.0f} % faster on any of these workloads."
         )
     elif unsure:
         said.append(
