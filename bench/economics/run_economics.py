@@ -1,11 +1,10 @@
 """`reprise bench economics`: measure when drafting pays, and advise which draft type and length to use.
 
-Measure when drafting pays. A drafter that knows the answer makes errors at chosen rates, so that every
-acceptance rate occurs at every draft length; from these runs tokens/s = a + b * acceptance and the break-even
-acceptance are fitted. The real drafters run on chats with every draft verified; --draft-type auto runs as on
-a server, which leaves out drafts that do not pay. Every run is compared with plain runs of the same chat
-before and after it. The report ends with advice. Times are of decoding only; drafters see only the chat
-itself.
+A drafter that knows the answer makes errors at chosen rates, so that every acceptance rate occurs at every
+draft length; from these runs tokens/s = a + b * acceptance and the break-even acceptance are fitted. The real
+drafters run on chats with every draft verified; --draft-type auto runs as on a server, which leaves out
+drafts that do not pay. Every run is compared with plain runs of the same chat before and after it. Times are
+of decoding only; drafters see only the chat itself.
 """
 
 import argparse
@@ -66,10 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
     failed = sum(row["parity"] == "FAIL" for row in trials)
     differ = f"{failed} of {len(trials)} drafted answers differ from the plain ones; run reprise verify."
     equal = f"All {len(trials)} drafted answers equal the plain ones, token by token."
-    no_energy = f"Energy: not measured ({meter.reason or 'no answer was measured'})."
-    lines = [differ if failed else equal, INTERVALS, *([] if metered else [no_energy])]
+    lines = [differ if failed else equal, INTERVALS]
+    lines += [] if metered else [f"Energy: not measured ({meter.reason or 'no answer was measured'})."]
     lines += [f"- {sentence}" for sentence in found["advice"]]
-    console.print("\n".join(lines), highlight=False, markup=False)
+    console.print(*lines, sep="\n", highlight=False, markup=False)
     outputs.finish(console, arguments, record, found["points"])
     return 0
 

@@ -38,15 +38,14 @@ def forced_costs(max_drafted: int) -> StepCosts:
 class ControlledDrafter:
     """Knows the answer from the request's prediction, and drafts each token correctly with a given chance.
 
-    chance: may be set between requests. vocab_size: wrong tokens are below it.
+    chance: may be set between requests.
     Which tokens are right depends on the answer alone. Sequences without a prediction get no drafts.
     """
 
     name = CONTROLLED
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self) -> None:
         self.chance = 1.0
-        self.vocab_size = vocab_size
         self._drafts: dict[int, list[int]] = {}
 
     def aim(self, share: float, num_drafted: int) -> None:
@@ -61,9 +60,9 @@ class ControlledDrafter:
     def open(self, start: SequenceStart) -> None:
         """Decide for each token of the answer whether it will be drafted correctly."""
         rng = random.Random(repr(tuple(start.prediction)))
-        wrong = (rng.random() >= self.chance for _ in start.prediction)
-        tokens = zip(start.prediction, wrong, strict=True)
-        self._drafts[start.seq] = [(token + is_wrong) % self.vocab_size for token, is_wrong in tokens]
+        # Instead of a right token, the one before it in the vocabulary; instead of the first, the second.
+        drafts = [abs(token - (rng.random() >= self.chance)) for token in start.prediction]
+        self._drafts[start.seq] = drafts
 
     def propose(self, query: DraftQuery) -> Draft:
         """Draft the next tokens of the answer, some of them changed to wrong ones."""
@@ -137,9 +136,8 @@ def controlled_trials(
     answering: Answering, cases: Mapping[str, Case], lengths: Sequence[int], stage: str
 ) -> list[Row]:
     """Return trials of each LEVEL at each draft length, of the first measured turn of each case."""
-    oracle = ControlledDrafter(answering.local.engine.info.vocab_size)
     # Only this drafter receives a request's prediction.
-    answering.local.drafters["prediction"] = oracle
+    answering.local.drafters["prediction"] = oracle = ControlledDrafter()
 
     def arm(share: float, length: int) -> Arm:
         # Drafts come from the oracle alone: type draft-model uses no lookups.

@@ -9,12 +9,14 @@ table filled earlier, by the same model or another with the same vocabulary.
 
 import argparse
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+from rich.console import Console
 
 from bench import document, options, outputs
 from bench.cost_curves import built_in, describe, find_curve
@@ -26,7 +28,7 @@ from bench.replay.edits import make_traffic
 from bench.replay.pairs import TokenPair, tokenized
 from bench.replay.policies import Setup, measured_curve
 from bench.sweep import points
-from bench.sweep.points import answer_plainly, best_of, default_point, overall, replay
+from bench.sweep.points import answer_plainly, default_point, overall, replay
 from bench.tables import Column, pivoted, print_rows
 from bench.workloads import VERSION, Chat, own_chats
 from config.settings import BUNDLED_MODEL, Settings
@@ -110,6 +112,14 @@ def run(arguments: argparse.Namespace) -> int:
             found |= PARTS[part](Sweep(arguments, answering, setup, chats, pairs))
         record = document.new_document(arguments, engine.info, engine.costs, sweep=found)
     console = outputs.make_console(140)
+    _print(console, found)
+    flat = [{"part": part, **row} for part in TABLES for row in found.get(part, ())]
+    outputs.finish(console, arguments, record, flat)
+    return 0
+
+
+def _print(console: Console, found: Row) -> None:
+    """Print the tables of all parts that were run."""
     for part, (title, by) in TABLES.items():
         rows = [row for row in found.get(part, ()) if row.get("turn") is None]
         names = by[:-1] or [name for row in rows[:1] for name in row if name != "acceptance_by_position"]
@@ -119,9 +129,6 @@ def run(arguments: argparse.Namespace) -> int:
             print_rows(console, *pivoted(overall(rows, by), columns, by[-1], _mean), title, notes)
         elif rows:
             print_rows(console, rows, columns, title)
-    flat = [{"part": part, **row} for part in TABLES for row in found.get(part, ())]
-    outputs.finish(console, arguments, record, flat)
-    return 0
 
 
 def _conclusions(rows: Sequence[Row], by: Sequence[str]) -> Iterator[str]:
@@ -129,7 +136,7 @@ def _conclusions(rows: Sequence[Row], by: Sequence[str]) -> Iterator[str]:
     fields = [name for name in points.SETTINGS if name in by]
     every, default = overall(rows, fields), default_point(Settings(), fields)
     (usual,) = (one for one in every if default.items() <= one.items())
-    for name, found in (("best", best_of(every)), ("default", usual)):
+    for name, found in (("best", points.best_of(every)), ("default", usual)):
         about = ", ".join(f"{field.replace('_', ' ')} {found[field]}" for field in fields)
         yield f"the {name}: {about}: {_mean(found)}"
 
@@ -138,7 +145,7 @@ def _shown(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
-def _mean(row: Row) -> str:
+def _mean(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.3f} ({row['lowest']:.2f})"
 
 

@@ -13,7 +13,7 @@ from drafters.base import DraftQuery, SequenceStart
 @pytest.mark.parametrize("length", [1, 4, 16])
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.7, 1.0])
 def test_a_chance_gives_the_intended_acceptance(share, length):
-    drafter = ControlledDrafter(5000)
+    drafter = ControlledDrafter()
     drafter.aim(share, length)
     # Tokens after a wrong one count as rejected.
     accepted = sum(drafter.chance**place for place in range(1, length + 1))
@@ -22,7 +22,7 @@ def test_a_chance_gives_the_intended_acceptance(share, length):
 
 def test_tokens_are_drafted_correctly_at_the_chosen_rate():
     answer = tuple(range(1000, 3000))
-    drafter = ControlledDrafter(5000)
+    drafter = ControlledDrafter()
     drafter.chance = 0.7
     drafter.open(SequenceStart(0, (1,), answer))
     draft = drafter.propose(DraftQuery(0, 2000)).tokens
