@@ -15,10 +15,7 @@ from bench.statistics import Estimate, Mask, break_even, fit_line, geometric_mea
 from bench.tables import interval
 
 Trials = pl.DataFrame
-INTERVALS = (
-    "95 % intervals: jackknife over chats, Student's t. They cover other chats of these kinds on this "
-    "machine, and nothing else."
-)
+INTERVALS = "95 % intervals: jackknife over chats, Student's t; of other such chats on this machine only."
 CHOICE = ("workload", "draft_type", "num_draft_tokens", "is_gated")
 WORTH = 1.03
 """One choice is advised over another only if it is faster by this factor."""
@@ -57,8 +54,7 @@ def fit(trials: Trials) -> tuple[list[Row], Row | None]:
     """Return lines speedup = a + b * acceptance, and the line r + beta * length through their break-evens.
 
     There is a line for each draft length of the controlled trials; the last one needs two break-evens.
-    step_cost: of a step with this many drafted tokens, in plain steps. It commits 1 + length * acceptance
-    tokens, and the fit is most reliable in its middle.
+    step_cost: in plain steps. A step commits 1 + length * acceptance tokens; the fit is best in its middle.
     """
     frame = trials.filter(_IS_CONTROLLED, pl.col("drafted") > 0)
     of, x, y = (frame[name].to_numpy() for name in ("num_draft_tokens", "acceptance", "speedup"))
@@ -214,11 +210,15 @@ def advise(choices: Sequence[Row], over_auto: Mapping[str, Row], slope: Row | No
         points = {name: value and 100 * value for name, value in slope.items()}
         said.append(
             "Each additional draft token changes the acceptance needed to break even by "
-            f"{points['beta']:+.1f} percentage points ({interval(points, digits=1)}): "
+            f"{points['beta']:+.1f} percentage points{_ends(points, 1)}: "
             f"alpha = {slope['r']:.3f} {slope['beta']:+.4f} k."
         )
     return said
 
 
 def _times(one: Row) -> str:
-    return f"{one['speedup']:.2f} times ({interval(one)})"
+    return f"{one['speedup']:.2f} times{_ends(one)}"
+
+
+def _ends(one: Row, digits: int = 2) -> str:
+    return "" if one["low"] is None else f" ({interval(one, digits=digits)})"

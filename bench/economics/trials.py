@@ -38,7 +38,6 @@ def forced_costs(max_drafted: int) -> StepCosts:
 class ControlledDrafter:
     """Knows the answer from the request's prediction, and drafts each token correctly with a given chance.
 
-    chance: may be set between requests.
     Which tokens are right depends on the answer alone. Sequences without a prediction get no drafts.
     """
 

@@ -1,8 +1,7 @@
 """Points, the settings that a sweep tries: replay answers and traffic at each; measure some on the engine.
 
-A point is plain data: draft_type and, as far as they differ from a server's, num_draft_tokens, ngram_size,
-gate and threshold. ngram_size is n of ngram-mod, and the shortest match of ngram-simple. Further fields only
-describe the point.
+A point is plain data: the fields of SETTINGS that differ from a server's, draft_type always among them, and
+fields that only describe it. ngram_size is n of ngram-mod, and the shortest match of ngram-simple.
 """
 
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ SETTINGS = {
 }  # fmt: skip
 """Settings by the fields of points that choose them."""
 POINT = ("draft_type", "num_draft_tokens", "ngram_size")
-"""The fields of a point of the grid. ngram_size is None for suffix, which has none."""
+"""The fields of a point of the grid; ngram_size is None for suffix, which has none."""
 MEASURED = 24
 """About so many requests of traffic are replayed at each point; the others only fill the table."""
 
@@ -56,9 +55,7 @@ def default_point(settings: Settings, fields: Sequence[str] = POINT) -> Row:
 
 def settings_of(point: Row, base: Settings) -> Settings:
     """Return the settings of a server at a point."""
-    chosen = {
-        SETTINGS[name]: value for name, value in point.items() if name in SETTINGS and value is not None
-    }
+    chosen = {setting: point[name] for name, setting in SETTINGS.items() if point.get(name) is not None}
     if (size := point.get("ngram_size")) and point["draft_type"] == "ngram-simple":
         chosen |= {"ngram_size_min": size, "ngram_size_max": max(base.ngram_size_max, size)}
     return replace(base, **chosen)

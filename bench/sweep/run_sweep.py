@@ -52,8 +52,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "table_sizes": ("ngram-mod alone, replayed, under traffic", ()),
     "ngram_sizes": ("The same by n", ()),
 }  # fmt: skip
-"""Title of a part's table. With fields, it has means of points, in a row by the first ones and a column by
-the last."""
+"""Title of a part's table. With fields, it has means: rows by the first fields, columns by the last."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
