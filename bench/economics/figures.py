@@ -15,7 +15,7 @@ from bench.statistics import Estimate, Mask, break_even, fit_line, geometric_mea
 from bench.tables import interval
 
 Trials = pl.DataFrame
-INTERVALS = "95 % intervals: jackknife over chats, Student's t; of other such chats on this machine only."
+INTERVALS = "95 % intervals (jackknife over chats, Student's t) hold for such chats on this machine only."
 CHOICE = ("workload", "draft_type", "num_draft_tokens", "is_gated")
 WORTH = 1.03
 """One choice is advised over another only if it is faster by this factor."""

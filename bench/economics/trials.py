@@ -105,7 +105,8 @@ def make_trials(
 
 
 def _sum(name: str, *runs: Sequence[Row]) -> Any:
-    return sum(row[name] for run in runs for row in run)
+    values = [row[name] for run in runs for row in run]
+    return None if None in values else sum(values)
 
 
 def _trial(run: Sequence[Row], *plain: Sequence[Row]) -> Row:
@@ -118,7 +119,6 @@ def _trial(run: Sequence[Row], *plain: Sequence[Row]) -> Row:
     tokens, forwards, drafted, accepted, drafter_s = (_sum(name, run) for name in names)
     decode_tps, plain_tps = (_sum("num_tokens", *some) / _sum("decode_s", *some) for some in ([run], plain))
     answer, *others = ([row["tokens"] for row in one] for one in (run, *plain))
-    is_metered = all(row["energy_j"] is not None for one in (run, *plain) for row in one)
     return {
         **{name: run[0][name] for name in ("workload", "draft_type", "num_draft_tokens")}, "is_gated": False,
         "tokens": tokens, "decode_tps": decode_tps, "plain_tps": plain_tps,
@@ -126,8 +126,7 @@ def _trial(run: Sequence[Row], *plain: Sequence[Row]) -> Row:
         "drafted": drafted, "accepted": accepted, "forwards": forwards, "drafter_s": drafter_s,
         "parity": "PASS" if all(one == answer for one in others) else "FAIL",
         "drafts": [count for count, _ in add_nested(run)[1]],
-        "joules": _sum("energy_j", run) if is_metered else None,
-        "plain_joules": _sum("energy_j", *plain) / len(plain) if is_metered else None,
+        "joules": _sum("energy_j", run), "plain_joules": ratio(_sum("energy_j", *plain), len(plain)),
     }  # fmt: skip
 
 
