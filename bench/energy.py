@@ -9,11 +9,10 @@ import re
 import sys
 import time
 from collections.abc import Generator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from tempfile import NamedTemporaryFile
-from typing import Self
 
 Counter = Generator[float, None, None]
 POWERCAP = Path("/sys/class/powercap")
@@ -55,8 +54,7 @@ def read_powermetrics(command: tuple[str, ...] = COMMAND) -> Counter:
             unread = ""
             while process.poll() is None:
                 unread += file.read()
-                for sample in _SAMPLE.finditer(unread):
-                    total += float(sample[1]) * float(sample[2]) * 1e-6
+                total += 1e-6 * sum(float(ms) * float(mw) for ms, mw in _SAMPLE.findall(unread))
                 unread = _SAMPLE.sub("", unread)
                 if total:
                     yield total
@@ -70,7 +68,7 @@ def read_powermetrics(command: tuple[str, ...] = COMMAND) -> Counter:
                 process.wait()
 
 
-class EnergyMeter:
+class EnergyMeter(AbstractContextManager["EnergyMeter"]):
     """Reads the energy counter of this machine.
 
     source: what is counted, in words; None if nothing is. reason: why nothing is counted.
@@ -91,9 +89,6 @@ class EnergyMeter:
             needs_root = isinstance(fault, PermissionError) and os.geteuid() != 0
             self.source, self.reason = None, f"{fault}{' (needs root)' * needs_root}"
             return None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._counter.close()

@@ -141,18 +141,6 @@ def of_settings(*names: str) -> Iterator[Flag]:
         yield Flag(known.flag, known.parse, placeholder, known.default, known.help)
 
 
-def declare(parser: argparse.ArgumentParser, *flags: Flag) -> None:
-    add_flags(parser, flags)
-
-
-def add(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    add_flags(parser, shared(**defaults))
-
-
-def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
-    add_flags(parser, of_settings(*names))
-
-
 def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the values of flags by of_settings(), as keyword arguments of Settings."""
     return {name: getattr(arguments, name) for name in names}

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-CONFIDENCE = 0.95
-
 
 def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
     """Return the smallest value such that at least this share of the weight lies at or below it.
@@ -75,9 +73,9 @@ def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
     return float(y.mean() - b * x.mean()), b
 
 
-def break_even(a: float, b: float, plain: float = 1.0) -> float:
-    """Return the x at which a + b x equals plain; nan if the line does not rise."""
-    return (plain - a) / b if b > 1e-9 else float("nan")
+def break_even(a: float, b: float) -> float:
+    """Return the x at which a + b x is 1; nan if the line does not rise."""
+    return (1.0 - a) / b if b > 1e-9 else np.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +92,14 @@ def jackknife(groups: Iterable[int], estimate: Callable[[Mask], Sequence[float]]
 
     groups: (n,) the chat of each run. estimate: computes the values from the runs where its mask is true.
     """
-    of = np.array(list(groups))
-    names = np.unique(of)
-    whole = [float(value) for value in estimate(np.ones(len(of), dtype=bool))]
-    if (count := len(names)) < 3:
+    of = np.array([*groups])
+    names, whole = np.unique(of), [float(value) for value in estimate(np.full(len(of), True))]
+    if (freedom := len(names) - 1) < 2:
         return [Estimate(value) for value in whole]
     without = np.array([estimate(of != name) for name in names], dtype=float)
-    reach = student(count - 1) * np.sqrt(count - 1) * without.std(axis=0)
-    return [
-        Estimate(value, value - float(far), value + float(far)) if np.isfinite(far) else Estimate(value)
-        for value, far in zip(whole, reach, strict=True)
-    ]
+    reach = student(freedom) * np.sqrt(freedom) * without.std(axis=0)
+    ends = zip(whole, reach.tolist(), strict=True)
+    return [Estimate(at, at - far, at + far) if np.isfinite(far) else Estimate(at) for at, far in ends]
 
 
 def mean_of(values: Iterable[float]) -> Estimate:
@@ -122,10 +117,10 @@ def geometric_mean_of(values: Iterable[float]) -> Estimate:
 
 @cache
 def student(freedom: int) -> float:
-    """Return Student's t for the two-sided interval, in standard errors. freedom: degrees of freedom.
+    """Return Student's t for the two-sided 95 % interval, in standard errors. freedom: degrees of freedom.
 
     With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which is summed up.
     """
     angles = np.linspace(0.0, np.pi / 2, 200_001)
     inside = np.cumsum(np.cos(angles) ** (freedom - 1))
-    return float(np.sqrt(freedom) * np.tan(np.interp(CONFIDENCE, inside / inside[-1], angles)))
+    return float(np.sqrt(freedom) * np.tan(np.interp(0.95, inside / inside[-1], angles)))

@@ -49,8 +49,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name, help=summary[0].upper() + summary[1:], description=text, allow_abbrev=False,
             epilog=getattr(command, "EPILOG", None), formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        if hasattr(command, "FLAGS"):
-            add_flags(own, command.FLAGS)
-        else:
-            command.add_arguments(own)
+        add_flags(own, command.FLAGS)
         own.set_defaults(run=partial(run_command, f"reprise bench {name}", command.run))

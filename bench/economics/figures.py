@@ -1,56 +1,48 @@
-"""Compute the economics section of a result document: when drafting pays, according to the trials.
+"""Compute the economics section of a result document: when drafting pays, and which drafts to use.
 
 A trial is a row as bench.economics.trials makes it; several are a data frame.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from bench.economics.advice import advise
 from bench.economics.trials import CONTROLLED
 from bench.experiment import Row
 from bench.statistics import Estimate, Mask, break_even, fit_line, geometric_mean_of, jackknife, mean_of
+from bench.tables import interval
 
 Trials = pl.DataFrame
-INTERVALS = (
-    "95 % intervals: jackknife over chats, Student's t. They cover other chats of these kinds on this "
-    "machine, and nothing else."
-)
+INTERVALS = "95 % intervals (jackknife over chats, Student's t) hold for such chats on this machine only."
 CHOICE = ("workload", "draft_type", "num_draft_tokens", "is_gated")
+WORTH = 1.03
+"""One choice is advised over another only if it is faster by this factor."""
 _IS_CONTROLLED = pl.col("draft_type") == CONTROLLED
 
 
-def frame_of(trials: Sequence[Row]) -> Trials:
-    """Return trials as a data frame."""
-    types = dict.fromkeys(("joules", "plain_joules", "acceptance"), pl.Float64)
-    return pl.DataFrame(trials, infer_schema_length=None, schema_overrides=types)
-
-
 def section(
-    trials: Trials, curve: Mapping[int, float], energy_of: str | None, no_energy: str | None
+    rows: Sequence[Row], curve: Mapping[int, float], energy_of: str | None, no_energy: str | None
 ) -> dict[str, Any]:
-    """Return the "economics" section of a result document.
+    """Return the "economics" section of a result document. rows: the trials.
 
-    curve: seconds of a step by number of drafted tokens, including 0; may be empty.
+    curve: seconds of a step by number of drafted tokens, including 0.
     energy_of, no_energy: what an EnergyMeter counted, or why it did not.
     """
+    trials = pl.DataFrame(rows, infer_schema_length=None)
     # A harmonic mean, because speeds are rates.
     plain_tps = len(trials) / (1 / trials["plain_tps"]).sum()
-    fits, slope = fit(trials)
-    predicted = predictions(trials, curve)
-    found: dict[str, Any] = {
+    (fits, slope), compared, predicted = fit(trials), choices(trials), predictions(trials, curve)
+    return {
         "plain_tps": plain_tps, "intervals": INTERVALS,
         "fits": [one | {"a": one["a"] * plain_tps, "b": one["b"] * plain_tps} for one in fits],
         "beta": slope, "draft_model": model_needs(trials), "buckets": buckets(trials),
-        "choices": choices(trials), "predicted": predicted, "errors": errors(predicted),
+        "choices": compared, "predicted": predicted.to_dicts(), "errors": errors(predicted),
         "energy": energy(trials, energy_of, no_energy),
-        "points": trials.drop("widths", "joules", "plain_joules").to_dicts(),
+        "points": trials.drop("drafts", "joules", "plain_joules").to_dicts(),
+        "advice": advise(compared, held_out(trials), slope),
     }  # fmt: skip
-    return found | {"advice": advise(found["choices"], held_out(trials), slope)}
 
 
 def estimated(one: Estimate, name: str = "speedup") -> Row:
@@ -62,28 +54,26 @@ def fit(trials: Trials) -> tuple[list[Row], Row | None]:
     """Return lines speedup = a + b * acceptance, and the line r + beta * length through their break-evens.
 
     There is a line for each draft length of the controlled trials; the last one needs two break-evens.
-    step_cost: of a step with this many drafted tokens, in plain steps. It commits 1 + length * acceptance
-    tokens, and the fit is most reliable in its middle.
+    step_cost: in plain steps. A step commits 1 + length * acceptance tokens; the fit is best in its middle.
     """
-    frame = trials.filter(_IS_CONTROLLED).with_columns(pl.col("acceptance").fill_null(0.0))
+    frame = trials.filter(_IS_CONTROLLED, pl.col("drafted") > 0)
     of, x, y = (frame[name].to_numpy() for name in ("num_draft_tokens", "acceptance", "speedup"))
     lengths = np.unique(of)
 
-    def estimate(mask: Mask) -> list[float]:
-        lines = [fit_line(x[mask & (of == length)], y[mask & (of == length)]) for length in lengths]
-        evens = np.array([break_even(*line) for line in lines])
-        known = np.isfinite(evens)
-        slope = fit_line(lengths[known], evens[known]) if known.sum() > 1 else (float("nan"),) * 2
-        return [*slope, *evens, *chain(*lines)]
+    def lines(mask: Mask) -> list[tuple[float, float]]:
+        return [fit_line(x[mask & (of == length)], y[mask & (of == length)]) for length in lengths]
 
-    if frame.is_empty():
-        return [], None
-    r, beta, *estimates = jackknife(frame["chat"], estimate)
-    evens, lines = estimates[: len(lengths)], [one.value for one in estimates[len(lengths) :]]
+    def estimate(mask: Mask) -> list[float]:
+        evens = np.array([break_even(*line) for line in lines(mask)])
+        known = np.isfinite(evens)
+        slope = fit_line(lengths[known], evens[known]) if known.sum() > 1 else (np.nan, np.nan)
+        return [*slope, *evens]
+
+    r, beta, *evens = jackknife(frame["chat"], estimate)
     fits = [
         {"num_draft_tokens": length, "a": a, "b": b, **estimated(even, "break_even"),
          "n": int((of == length).sum()), "step_cost": (1 + length / 2) / (a + b / 2)}
-        for length, even, a, b in zip(lengths.tolist(), evens, lines[::2], lines[1::2], strict=True)
+        for length, (a, b), even in zip(lengths.tolist(), lines(np.full(len(of), True)), evens, strict=True)
     ]  # fmt: skip
     return fits, {"r": r.value, **estimated(beta, "beta")} if np.isfinite(r.value) else None
 
@@ -92,7 +82,7 @@ def buckets(trials: Trials) -> list[Row]:
     """Return speedups of forced trials by acceptance and draft length, without those that had no draft."""
     start, speedup = (pl.col("acceptance") * 5).floor().clip(0, 4).cast(pl.Int64) * 20, pl.col("speedup")
     return (
-        trials.filter(~pl.col("is_gated") & (pl.col("drafted") > 0))
+        trials.filter(~pl.col("is_gated"), pl.col("drafted") > 0)
         .group_by("num_draft_tokens", start.alias("start"))
         .agg(n=pl.len(), speedup=speedup.log().mean().exp(), lowest=speedup.min(), highest=speedup.max())
         .sort("start", "num_draft_tokens")
@@ -101,25 +91,28 @@ def buckets(trials: Trials) -> list[Row]:
     )
 
 
-def predictions(trials: Trials, curve: Mapping[int, float]) -> list[Row]:
+def predictions(trials: Trials, curve: Mapping[int, float]) -> pl.DataFrame:
     """Return the speedups that step costs measured beforehand predict, and the measured ones.
 
     A trial has as many steps of each width as it had; its drafter's time is added.
     """
-    rows = []
-    for trial in trials.filter(pl.col("drafted") > 0).iter_rows(named=True) if curve else ():
-        costs = np.interp(range(len(trial["widths"])), sorted(curve), [curve[one] for one in sorted(curve)])
-        steps = float(costs @ trial["widths"]) / curve[0] + trial["drafter_s"] * trial["plain_tps"]
-        predicted = {"by": "cost curve", "predicted": trial["tokens"] / steps, "measured": trial["speedup"]}
-        rows.append({name: trial[name] for name in (*CHOICE, "chat")} | predicted)
-    return rows
+    lengths, seconds = zip(*sorted(curve.items()), strict=True)
+    drafted = trials.filter(pl.col("drafted") > 0)
+    # What a step costs more for each further token that was drafted.
+    more = [
+        float(np.diff(np.interp(range(len(counts) + 1), lengths, seconds)) @ counts)
+        for counts in drafted["drafts"].to_list()
+    ]
+    steps = pl.col("forwards") + pl.Series(more, dtype=pl.Float64) / curve[0]
+    predicted = pl.col("tokens") / (steps + pl.col("drafter_s") * pl.col("plain_tps"))
+    by = pl.lit("cost curve")
+    return drafted.select(*CHOICE, "chat", by=by, predicted=predicted, measured="speedup")
 
 
-def errors(predicted: Sequence[Row]) -> list[Row]:
+def errors(predicted: pl.DataFrame) -> list[Row]:
     """Return the errors of predictions: median of |predicted / measured - 1|, and mean with its sign."""
     off = pl.col("predicted") / pl.col("measured") - 1
-    frame = pl.DataFrame(predicted or {"by": [], "draft_type": [], "predicted": [], "measured": []})
-    groups = frame.group_by("by", "draft_type", maintain_order=True)
+    groups = predicted.group_by("by", "draft_type", maintain_order=True)
     return groups.agg(n=pl.len(), median_error=off.abs().median(), mean_error=off.mean()).to_dicts()
 
 
@@ -142,38 +135,27 @@ def model_needs(trials: Trials) -> list[Row]:
     Its time is part of its steps: if a step takes as long as c plain ones, it pays from (c - 1) / length.
     """
     length, cost = pl.col("num_draft_tokens"), pl.col("tokens") / pl.col("speedup") / pl.col("forwards")
-    needs = (
-        trials.filter((pl.col("draft_type") == "draft-model") & ~pl.col("is_gated"))
-        .group_by(length, "chat")
-        .agg(need=((cost - 1) / length).mean())
-        .group_by(length)
-        .agg("need")
-        .sort(length)
-    )
+    of_model = trials.filter(pl.col("draft_type") == "draft-model").select(length, need=(cost - 1) / length)
+    needs = of_model.group_by(length).agg("need").sort(length)
     return [{"num_draft_tokens": k, **estimated(mean_of(of), "break_even")} for k, of in needs.iter_rows()]
 
 
-def held_out(trials: Trials) -> dict[str, Estimate]:
+def held_out(trials: Trials) -> dict[str, Row]:
     """Estimate by cross-validation how fast each workload's best draft type and length is, over auto.
 
     The best of many choices looks better than it is on the chats that it was chosen by. So for each chat the
-    choice is the one that is best on the other chats; not drafting is a choice too. Without auto, it is the
-    speedup over plain decoding. Workloads with fewer than three chats are left out.
+    choice is the one that is best on the other chats; not drafting is a choice too. It takes three chats.
     """
     found = {}
-    kind = pl.format("{} {}", "draft_type", "num_draft_tokens")
-    logs = trials.filter(~_IS_CONTROLLED).select(
-        "workload", "chat", "is_gated", pl.col("speedup").log(), kind=kind
-    )
-    for (workload,), group in logs.sort("chat").group_by(["workload"], maintain_order=True):
-        auto = group.filter("is_gated")["speedup"].to_numpy()
-        fixed = group.filter(~pl.col("is_gated")).pivot("kind", index="chat", values="speedup").drop("chat")
-        if len(fixed) < 3 or len(auto) not in (0, len(fixed)):
-            continue
-        each = np.column_stack([np.zeros(len(fixed)), fixed.to_numpy()])
-        chosen = (each.sum(axis=0) - each).argmax(axis=1)
-        gains = each[np.arange(len(each)), chosen] - (auto if len(auto) else 0.0)
-        found[str(workload)] = geometric_mean_of(np.exp(gains))
+    choice = pl.when("is_gated").then(pl.lit("auto")).otherwise(pl.format("{} {}", *CHOICE[1:3]))
+    logs = trials.filter(~_IS_CONTROLLED).with_columns(pl.col("speedup").log(), choice=choice)
+    for (workload,), group in logs.group_by(["workload"], maintain_order=True):
+        table = group.pivot("choice", index="chat", values="speedup").drop("chat").drop_nulls()
+        if len(table) >= 3 and "auto" in table.columns:
+            each = table.with_columns(auto=0.0).to_numpy()
+            chosen = (each.sum(axis=0) - each).argmax(axis=1)
+            gains = each[np.arange(len(each)), chosen] - table["auto"].to_numpy()
+            found[str(workload)] = estimated(geometric_mean_of(np.exp(gains)))
     return found
 
 
@@ -187,3 +169,56 @@ def energy(trials: Trials, source: str | None, reason: str | None) -> dict[str, 
         energy_j_per_token=drafted / tokens, plain_j_per_token=plain / tokens, ratio=drafted / plain
     )
     return {"measured": source, "reason": None, "rows": rows.to_dicts()}
+
+
+def advise(choices: Sequence[Row], over_auto: Mapping[str, Row], slope: Row | None) -> list[str]:
+    """Say which draft type and length to use, over all workloads and then for each.
+
+    over_auto: see held_out(). slope: of break-evens by draft length.
+    """
+    ranked = sorted(choices, key=lambda one: one["speedup"])
+    best = {one["workload"]: one for one in ranked if not one["is_gated"]}
+    autos = {one["workload"]: one for one in ranked if one["is_gated"]}
+    unsure = [name for name, one in best.items() if one["share_drafted"] and (one["high"] or 2.0) > WORTH]
+    said = [
+        f"For chats like {name}, use --draft-type {best[name]['draft_type']} --num-draft-tokens "
+        f"{best[name]['num_draft_tokens']}: {_times(gain)} as fast as auto on held-out chats."
+        for name, gain in over_auto.items()
+        if best[name]["pays"] and gain["speedup"] > WORTH and (gain["low"] or 0.0) > 1.0
+    ]
+    if said:
+        said += ["For other or mixed chats, use --draft-type auto."] if len(said) < len(best) else []
+    elif any(one["pays"] and one["speedup"] > WORTH for one in choices):
+        said.append(
+            "Use --draft-type auto, the default, which stops drafting where it does not pay: no fixed type "
+            f"and length is reliably more than {100 * (WORTH - 1):.0f} % faster on any of these workloads."
+        )
+    elif unsure:
+        said.append(
+            f"These runs vary too much to say whether drafting pays on {', '.join(unsure)}. Repeat them on "
+            "an idle machine, with more --chats or --max-tokens."
+        )
+    else:
+        slow = [1 - auto["speedup"] for auto in autos.values() if (auto["high"] or 1.0) < 1.0]
+        slower = f"auto is slower, by up to {max(slow):.0%}" if slow else "auto is not slower"
+        said.append(f"Drafting pays on none of these workloads: use --draft-type none; {slower}.")
+    for name, one in best.items():
+        which = f"{one['draft_type']} with drafts of {one['num_draft_tokens']}"
+        auto = f"; auto: {_times(autos[name])}" if name in autos else ""
+        said.append(f"{name}: {which} is the best fixed choice, {_times(one)} as fast as plain{auto}.")
+    if slope:
+        points = {name: value and 100 * value for name, value in slope.items()}
+        said.append(
+            "Each additional draft token changes the acceptance needed to break even by "
+            f"{points['beta']:+.1f} percentage points{_ends(points, 1)}: "
+            f"alpha = {slope['r']:.3f} {slope['beta']:+.4f} k."
+        )
+    return said
+
+
+def _times(one: Row) -> str:
+    return f"{one['speedup']:.2f} times{_ends(one)}"
+
+
+def _ends(one: Row, digits: int = 2) -> str:
+    return "" if one["low"] is None else f" ({interval(one, digits=digits)})"

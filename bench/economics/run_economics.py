@@ -1,28 +1,21 @@
 """`reprise bench economics`: measure when drafting pays, and advise which draft type and length to use.
 
-Measure when drafting pays. A drafter that knows the answer makes errors at chosen rates, so that every
-acceptance rate occurs at every draft length; from these runs tokens/s = a + b * acceptance and the break-even
-acceptance are fitted. The real drafters run on chats with every draft verified; --draft-type auto runs as on
-a server, which leaves out drafts that do not pay. Every run is compared with plain runs of the same chat
-before and after it. The report ends with advice. Times are of decoding only; drafters see only the chat
-itself.
+A drafter that knows the answer makes errors at chosen rates, so that every acceptance rate occurs at every
+draft length; from these runs tokens/s = a + b * acceptance and the break-even acceptance are fitted. The real
+drafters run on chats with every draft verified; --draft-type auto runs as on a server, which leaves out
+drafts that do not pay. Every run is compared with plain runs of the same chat before and after it. Times are
+of decoding only; drafters see only the chat itself.
 """
 
 import argparse
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from bench import document, options, outputs
 from bench.decode.answering import Answering, Arm, Case, chats_of, settings_of
-from bench.economics.figures import INTERVALS, frame_of, section
-from bench.economics.trials import (
-    CONTROLLED,
-    ControlledDrafter,
-    chance_for,
-    forced_costs,
-    make_trials,
-    with_predictions,
-)
+from bench.economics.figures import INTERVALS, section
+from bench.economics.trials import LEVELS, controlled_trials, forced_costs, make_trials
 from bench.energy import EnergyMeter
 from bench.errors import BenchError
 from bench.experiment import Row
@@ -33,8 +26,6 @@ from engine.request import DraftType
 
 TYPES: tuple[DraftType, ...] = ("suffix", "ngram-mod", "ngram-simple")
 MODEL: DraftType = "draft-model"
-LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""The acceptance rates that are aimed at; the analysis uses the measured ones."""
 TABLES = {
     "fits": "Tokens/s = a + b * acceptance, for drafts that are free to make",
     "draft_model": "Break-even of the draft model, its own time included",
@@ -45,15 +36,15 @@ TABLES = {
 """The title of each table, by the part of the section that has its rows."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench economics` to the parser."""
-    options.add(
-        parser, model=None, draft_model=None, workloads=("edits", "passage", "free"), prompts=None,
+FLAGS = (
+    *options.shared(
+        model=None, draft_model=None, workloads=("edits", "passage", "free"), prompts=None,
         prompt_tokens=None, num_draft_tokens=(1, 2, 4, 8, 16), draft_types=TYPES, max_tokens=96, seed=1,
         **options.OUTPUTS,
-    )  # fmt: skip
-    text = "Chats of each workload, and as many for controlled acceptance; intervals need at least 3."
-    options.declare(parser, options.Flag("--chats", options.count, "N", 6, text))
+    ),
+    options.Flag("--chats", options.count, "N", 6, "Chats of each workload, and as many for controlled "
+                 "acceptance; intervals need at least 3."),
+)  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,20 +56,19 @@ def run(arguments: argparse.Namespace) -> int:
         trials, record = _measure(arguments, work, meter)
     if not trials:
         raise BenchError("every answer was too short to measure")
-    curve = {int(one["width"]) - 1: one["seconds"] for one in record["cost_curve"]}
-    found = record["economics"] = section(frame_of(trials), curve, meter.source, meter.reason)
-    console = outputs.make_console(120)
+    curve = {one["width"] - 1: one["seconds"] for one in record["cost_curve"]}
+    found = record["economics"] = section(trials, curve, meter.source, meter.reason)
+    console, metered = outputs.make_console(120), found["energy"]["rows"]
     for name, title in TABLES.items():
-        if rows := found["energy"]["rows"] if name == "energy" else found[name]:
+        if rows := metered if name == "energy" else found[name]:
             print_rows(console, rows, [Column(one, one.replace("_", " "), _shown) for one in rows[0]], title)
-    failed = sum(row["parity"] == "FAIL" for row in found["points"])
+    failed = sum(row["parity"] == "FAIL" for row in trials)
     differ = f"{failed} of {len(trials)} drafted answers differ from the plain ones; run reprise verify."
     equal = f"All {len(trials)} drafted answers equal the plain ones, token by token."
-    console.print(differ if failed else equal, INTERVALS, sep="\n", highlight=False)
-    if not found["energy"]["rows"]:
-        console.print(f"Energy: not measured ({meter.reason or 'no answer was measured'}).", highlight=False)
-    for sentence in found["advice"]:
-        console.print(f"- {sentence}", highlight=False, markup=False)
+    lines = [differ if failed else equal, INTERVALS]
+    lines += [] if metered else [f"Energy: not measured ({meter.reason or 'no answer was measured'})."]
+    lines += [f"- {sentence}" for sentence in found["advice"]]
+    console.print(*lines, sep="\n", highlight=False, markup=False)
     outputs.finish(console, arguments, record, found["points"])
     return 0
 
@@ -96,6 +86,7 @@ def _measure(
     verify every draft.
     """
     own, lengths = own_chats(arguments.prompts, arguments.workloads), sorted(arguments.num_draft_tokens)
+    real = [[Arm(name, length) for name in arguments.draft_types] for length in lengths]
     # Step costs that another process measured earlier do not predict this run.
     fixed = {**options.draft_model_settings(arguments), "max_rows": 1, "calibration_file": None}
     with LocalEngine(settings_of(arguments, **fixed)) as local:
@@ -111,27 +102,9 @@ def _measure(
         trials = make_trials(answering, cases, [[auto]], "auto, as on a server: ", is_gated=True)
     settings = settings_of(arguments, **fixed, num_draft_tokens=max(lengths))
     with LocalEngine(settings, forced_costs(max(lengths))) as local:
-        answering = Answering(local, arguments.max_tokens, arguments.seed, work, meter)
-        # Only this drafter receives a request's prediction.
-        local.drafters["prediction"] = oracle = ControlledDrafter(local.engine.info.vocab_size)
-        controlled = [[_controlled(oracle, level, k) for level in LEVELS] for k in lengths]
-        work.begin("every draft verified: warming up")
-        known = dict(with_predictions(answering, {name: cases[name] for name in mixed}))
-        for group in controlled if known else ():
-            # The first step of a new shape may have to build kernels.
-            answering.run(next(iter(known.values())), group[-1])
-        stage = "every draft verified, controlled acceptance: "
-        trials += make_trials(answering, known, controlled, stage, draft_type=CONTROLLED)
-        real = [[Arm(name, k) for name in arguments.draft_types] for k in lengths]
-        trials += make_trials(answering, cases, real, "every draft verified, real drafters: ")
+        answering, stage = replace(answering, local=local), "every draft verified"
+        work.begin(f"{stage}: warming up")
+        few = {name: cases[name] for name in mixed}
+        trials += controlled_trials(answering, few, lengths, f"{stage}, controlled acceptance: ")
+        trials += make_trials(answering, cases, real, f"{stage}, real drafters: ")
     return trials, record
-
-
-def _controlled(oracle: ControlledDrafter, level: float, length: int) -> Arm:
-    """Return an arm whose drafts come from the oracle alone: type draft-model uses no lookups."""
-
-    def prepare(local: LocalEngine) -> None:
-        local.engine.table_reset()
-        oracle.chance = chance_for(level, length)
-
-    return Arm(MODEL, length, prepare=prepare)

@@ -32,12 +32,10 @@ SECTIONS = {
 """By title: what yields the parts of a section from a document; costs are those of several documents."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench report` to the parser."""
-    parser.add_argument("documents", nargs="+", type=Path, metavar="FILE.json", help="Documents to draw.")
-    parser.add_argument(
-        "--html", required=True, type=options.output_file, metavar="FILE", help="Page to write."
-    )
+FLAGS = (
+    options.Flag("documents", Path, "FILE.json", None, "Documents to draw.", is_repeated=True),
+    options.Flag("--html", options.output_file, "FILE", ..., "Page to write."),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,11 +1,10 @@
 """Points, the settings that a sweep tries: replay answers and traffic at each; measure some on the engine.
 
-A point is plain data: draft_type and, as far as they differ from a server's, num_draft_tokens, ngram_size,
-gate and threshold. ngram_size is n of ngram-mod, and the shortest match of ngram-simple. Further fields only
-describe the point.
+A point is plain data: the fields of SETTINGS that differ from a server's, draft_type always among them, and
+fields that only describe it. ngram_size is n of ngram-mod, and the shortest match of ngram-simple.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby, product
 
@@ -14,8 +13,9 @@ import polars as pl
 
 from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
-from bench.experiment import Row
+from bench.experiment import Row, grouped
 from bench.local_engine import LocalEngine
+from bench.outputs import Work
 from bench.replay.edits import AGAIN
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Outcome, Setup, play_all
@@ -25,12 +25,16 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
-from engine.request import DraftChoice, DraftType
+from engine.request import DraftType
 
 DRAFT_TYPES: tuple[DraftType, ...] = ("auto", "suffix", "ngram-mod", "ngram-simple")
+SETTINGS = {
+    "draft_type": "draft_type", "num_draft_tokens": "num_draft_tokens", "ngram_size": "ngram_mod_size",
+    "gate": "gate", "threshold": "gate_threshold",
+}  # fmt: skip
+"""Settings by the fields of points that choose them."""
 POINT = ("draft_type", "num_draft_tokens", "ngram_size")
-"""The fields of a point of the grid. ngram_size is None for suffix, which has none."""
-
+"""The fields of a point of the grid; ngram_size is None for suffix, which has none."""
 MEASURED = 24
 """About so many requests of traffic are replayed at each point; the others only fill the table."""
 
@@ -44,38 +48,29 @@ def grid(draft_types: Sequence[str], lengths: Sequence[int], ngram_sizes: Sequen
     ]
 
 
-def default_point(settings: Settings) -> Row:
-    """Return the point of the grid that these settings are."""
-    values = settings.draft_type, settings.num_draft_tokens, settings.ngram_mod_size
-    return dict(zip(POINT, values, strict=True))
+def default_point(settings: Settings, fields: Sequence[str] = POINT) -> Row:
+    """Return the point with these fields that the settings are."""
+    return {name: getattr(settings, SETTINGS[name]) for name in fields}
 
 
 def settings_of(point: Row, base: Settings) -> Settings:
     """Return the settings of a server at a point."""
-    names = ("draft_type", "num_draft_tokens", "gate")
-    chosen, size = {name: point[name] for name in names if name in point}, point.get("ngram_size")
-    if "threshold" in point:
-        chosen["gate_threshold"] = point["threshold"]
-    if size and point["draft_type"] == "ngram-simple":
+    chosen = {setting: point[name] for name, setting in SETTINGS.items() if point.get(name) is not None}
+    if (size := point.get("ngram_size")) and point["draft_type"] == "ngram-simple":
         chosen |= {"ngram_size_min": size, "ngram_size_max": max(base.ngram_size_max, size)}
-    elif size:
-        chosen["ngram_mod_size"] = size
     return replace(base, **chosen)
 
 
-def answer_plainly(answering: Answering, chats: Sequence[Chat]) -> list[TokenPair]:
-    """Return the model's plain answer to each turn, up to the first that does not fit into the context."""
-    pairs, plainly = [], (DraftChoice("none"), answering.max_tokens, answering.seed)
+def answer_plainly(answering: Answering, chats: Sequence[Chat], stage: str) -> list[TokenPair]:
+    """Return the model's plain answer to each turn that fits into the context."""
+    pairs, advance = [], answering.work.stage(stage, len(chats))
     for number, chat in enumerate(chats):
-        about = chat.workload, f"{chat.workload} {number}"
-        for place, turn in enumerate(chat.turns, 1):
-            requests = answering.local.requests([turn], *plainly)
-            if not requests:
-                break
-            (end,) = answering.local.answer(requests)
-            prompt = requests[0].prompt
-            pairs.append(TokenPair(prompt, end.tokens, *about, place, is_measured=turn.is_measured))
-        answering.work.advance()
+        turns = tuple(replace(turn, is_measured=True) for turn in chat.turns)
+        for row in answering.run(Case((replace(chat, turns=turns),)), PLAIN):
+            turn, name = chat.turns[row["turn"] - 1], f"{chat.workload} {number}"
+            prompt, answer = answering.local.prompt_of(turn), tuple(row["tokens"][0])
+            pairs.append(TokenPair(prompt, answer, chat.workload, name, row["turn"], turn.is_measured))
+        advance()
     return pairs
 
 
@@ -92,14 +87,15 @@ def replay(
     setup: Setup,
     points: Sequence[Row],
     pairs: Sequence[TokenPair],
-    advance: Callable[[], None],
+    work: Work,
+    stage: str,
     has_turns: bool = False,
 ) -> list[Row]:
     """Return a row for each point and workload, where turn is None, and perhaps rows for single turns.
 
     Each point has a server of its own. Its drafters forget earlier chats; its gate keeps what it learned.
     """
-    rows = []
+    rows, advance = [], work.stage(stage, len(points))
     for point in points:
         sums: dict[tuple[str, int | None], Outcome] = {}
         for pair, outcome in play_all(setup.server(settings_of(point, setup.settings)), pairs):
@@ -142,19 +138,16 @@ def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Ro
     }  # fmt: skip
 
 
-def overall(rows: Sequence[Row], by: Sequence[str]) -> list[Row]:
+def overall(rows: Sequence[Row], by: Sequence[str] = POINT) -> list[Row]:
     """Return for each point the geometric mean of all workloads' speedups, and the lowest."""
     speedup = pl.col("speedup")
-    flat = [{name: row[name] for name in (*by, "speedup")} for row in rows]
-    means = pl.DataFrame(flat, infer_schema_length=None).group_by(by, maintain_order=True)
+    means = pl.DataFrame(rows, [*by, "speedup"], infer_schema_length=None).group_by(by, maintain_order=True)
     return means.agg(mean=speedup.log().mean().exp(), lowest=speedup.min()).to_dicts()
 
 
-def best_of(rows: Sequence[Row], by: Sequence[str] = POINT) -> Row:
-    """Return the point with the highest mean; shorter drafts win ties."""
-    return max(
-        overall(rows, by), key=lambda one: (round(one["mean"], 3), -(one.get("num_draft_tokens") or 0))
-    )
+def best_of(points: Sequence[Row]) -> Row:
+    """Return the point with the highest mean over all workloads; shorter drafts win ties."""
+    return max(points, key=lambda one: (round(one["mean"], 3), -one.get("num_draft_tokens", 0)))
 
 
 def measure(
@@ -164,11 +157,6 @@ def measure(
 
     settings: of a server by default. Returns a row for each of these points and workload.
     """
-    points = [default_point(settings)]
-    for draft_type in dict.fromkeys(row["draft_type"] for row in rows):
-        best = best_of([row for row in rows if row["draft_type"] == draft_type])
-        points.append({name: best[name] for name in POINT})
-    named = {str(point): point for point in points}
 
     def arm(point: Row) -> Arm:
         def prepare(local: LocalEngine) -> None:
@@ -177,15 +165,21 @@ def measure(
 
         return Arm(point["draft_type"], point["num_draft_tokens"], prepare=prepare)
 
-    arms = {"plain": PLAIN, **{name: arm(point) for name, point in named.items()}}
+    best = (best_of(overall(alike)) for alike in grouped(rows, "draft_type").values())
+    points = {str(_point(one)): _point(one) for one in (default_point(settings), *best)}
+    arms = {"plain": PLAIN} | {name: arm(point) for name, point in points.items()}
     cases = {str(at): Case((chat,)) for at, chat in enumerate(chats)}
-    answering.work.stage(f"measuring {len(named)} settings on the engine", len(cases) * len(arms) * repeats)
+    answering.work.stage(f"measuring {len(points)} settings on the engine", len(cases) * len(arms) * repeats)
     runs = answering.compare(arms, cases, repeats, None)
-    replayed = {(*(row[name] for name in POINT), row["workload"]): row["speedup"] for row in rows}
+    replayed = {(str(_point(row)), row["workload"]): row["speedup"] for row in rows}
     names = ("workload", "tokens", "speedup", "tokens_per_forward", "acceptance", "parity")
     return [
-        named[row["arm"]]
+        points[row["arm"]]
         | {name: row[name] for name in names}
-        | {"replayed_speedup": replayed[(*named[row["arm"]].values(), row["workload"])]}
+        | {"replayed_speedup": replayed[row["arm"], row["workload"]]}
         for row in rows_of(runs, check(answering.local, cases, runs), has_turns=False)
     ]
+
+
+def _point(row: Row) -> Row:
+    return {name: row[name] for name in POINT}

@@ -24,11 +24,12 @@ from bench.decode.answering import Answering, chats_of, settings_of
 from bench.errors import BenchError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
+from bench.options import Flag
 from bench.replay.edits import make_traffic
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Setup, measured_curve
 from bench.sweep import points
-from bench.sweep.points import answer_plainly, best_of, default_point, overall, replay
+from bench.sweep.points import answer_plainly, default_point, overall, replay
 from bench.tables import Column, pivoted, print_rows
 from bench.workloads import VERSION, Chat, own_chats
 from config.settings import BUNDLED_MODEL, Settings
@@ -52,28 +53,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "table_sizes": ("ngram-mod alone, replayed, under traffic", ()),
     "ngram_sizes": ("The same by n", ()),
 }  # fmt: skip
-"""Title of a part's table. With fields, it has means of points, in a row by the first ones and a column by
-the last."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise bench sweep` to the parser."""
-    options.add(
-        parser, model=None, workloads=DEFAULT_WORKLOADS, prompts=None, max_tokens=192,
-        draft_types=points.DRAFT_TYPES, num_draft_tokens=(2, 4, 8, 16, 31), seed=1, **options.OUTPUTS,
-    )  # fmt: skip
-    flag, counts = options.Flag, options.levels
-    options.declare(
-        parser,
-        flag("--parts", options.names, "NAMES", tuple(PARTS), "Parts of the sweep."),
-        flag("--chats", options.count, "N", 3, "Chats of each workload."),
-        flag("--repeats", options.count_or_none, "N", 2, "Runs of each measurement; 0: only replay."),
-        flag("--ngram-sizes", counts, "N,M", (2, 4, 8, 12, 16, 24), "N-gram sizes of grid and tables."),
-        flag("--table-entries", counts, "N,M", tuple(1 << power for power in range(12, 23)), "Table sizes."),
-        flag("--requests", counts, "N,M", (100, 1000), "Requests of traffic, of 5,500 tokens or so."),
-        flag("--cost-curve", str, "CURVE", None, "Step costs of the replay: those of a result document, or "
-             f"a built-in curve: {', '.join(built_in())}. Default: as measured here."),
-    )  # fmt: skip
+"""Title of a part's table. With fields, it has means: rows by the first fields, columns by the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         answering = Answering(local, arguments.max_tokens, arguments.seed, work)
         if set(arguments.parts) != {"tables"}:
             chats = chats or [*chain(*chats_of(arguments, local, arguments.chats, is_short=True))]
-            work.stage("plain answers", len(chats))
-            pairs = answer_plainly(answering, chats)
+            pairs = answer_plainly(answering, chats, "plain answers")
             if not pairs:
                 raise BenchError("every chat is too long for this model's context")
         found: dict[str, Any] = {"workloads_version": VERSION, "cost_curves": describe([curve])}
@@ -113,25 +92,57 @@ def run(arguments: argparse.Namespace) -> int:
             found |= PARTS[part](Sweep(arguments, answering, setup, chats, pairs))
         record = document.new_document(arguments, engine.info, engine.costs, sweep=found)
     console = outputs.make_console(140)
-    _print(console, found, Settings())
+    _print(console, found)
     flat = [{"part": part, **row} for part in TABLES for row in found.get(part, ())]
     outputs.finish(console, arguments, record, flat)
     return 0
 
 
+def _print(console: Console, found: Row) -> None:
+    """Print the tables of all parts that were run."""
+    for part, (title, by) in TABLES.items():
+        rows = [row for row in found.get(part, ()) if row.get("turn") is None]
+        names = by[:-1] or [name for row in rows[:1] for name in row if name != "acceptance_by_position"]
+        columns = [Column(name, name.replace("_", "\n"), _shown) for name in names]
+        if rows and by:
+            notes = _conclusions(rows, by) if part in ("grid", "gate") else ()
+            print_rows(console, *pivoted(overall(rows, by), columns, by[-1], _mean), title, notes)
+        elif rows:
+            print_rows(console, rows, columns, title)
+
+
+def _conclusions(rows: Sequence[Row], by: Sequence[str]) -> Iterator[str]:
+    """Say which point has the highest mean, and what the server's default has."""
+    fields = [name for name in points.SETTINGS if name in by]
+    every, default = overall(rows, fields), default_point(Settings(), fields)
+    (usual,) = (one for one in every if default.items() <= one.items())
+    for name, found in (("best", points.best_of(every)), ("default", usual)):
+        about = ", ".join(f"{field.replace('_', ' ')} {found[field]}" for field in fields)
+        yield f"the {name}: {about}: {_mean(found)}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def _mean(row: Mapping[str, Any]) -> str:
+    return f"{row['mean']:.3f} ({row['lowest']:.2f})"
+
+
 def _grid(sweep: Sweep) -> dict[str, list[Row]]:
     """Replay all points of the grid and the default; measure the best of each draft type on the engine."""
-    given, work = sweep.arguments, sweep.answering.work
+    given, settings, answering = sweep.arguments, sweep.setup.settings, sweep.answering
     tried = points.grid(given.draft_types, given.num_draft_tokens, given.ngram_sizes)
-    default = default_point(sweep.setup.settings)
+    default = default_point(settings)
     tried += [] if default in tried else [default]
-    advance = work.stage(f"replaying {len(tried)} settings", len(tried))
-    rows = replay(sweep.setup, tried, sweep.pairs, advance)
+    rows = replay(sweep.setup, tried, sweep.pairs, answering.work, f"replaying {len(tried)} settings")
     if not given.repeats:
         return {"grid": rows}
     first_of_each = {chat.workload: chat for chat in reversed(sweep.chats)}.values()
-    measured = points.measure(sweep.answering, [*first_of_each], rows, sweep.setup.settings, given.repeats)
-    return {"grid": rows, "measured": measured}
+    return {
+        "grid": rows,
+        "measured": points.measure(answering, [*first_of_each], rows, settings, given.repeats),
+    }
 
 
 def _gate(sweep: Sweep) -> dict[str, list[Row]]:
@@ -141,8 +152,7 @@ def _gate(sweep: Sweep) -> dict[str, list[Row]]:
         {"draft_type": "auto", "gate": gate, "threshold": at, "repetitive": mean(one >= at for one in scores)}
         for at, gate in product(THRESHOLDS, ("auto", "on"))
     ]
-    advance = sweep.answering.work.stage("gate thresholds", len(tried))
-    return {"gate": replay(sweep.setup, tried, sweep.pairs, advance)}
+    return {"gate": replay(sweep.setup, tried, sweep.pairs, sweep.answering.work, "gate thresholds")}
 
 
 def _warm(sweep: Sweep) -> dict[str, list[Row]]:
@@ -152,19 +162,19 @@ def _warm(sweep: Sweep) -> dict[str, list[Row]]:
     vocabulary. Single questions are left out if there are chats of several turns.
     """
     chats = [chat for chat in sweep.chats if len(chat.turns) > 1] or sweep.chats
-    work, workloads = sweep.answering.work, {chat.workload for chat in chats}
+    answering, workloads = sweep.answering, {chat.workload for chat in chats}
     first = [pair for pair in sweep.pairs if pair.workload in workloads]
     users = {"same model": first}
     if sweep.arguments.model is None:
-        work.stage("plain answers of the draft model", len(chats))
         with LocalEngine(Settings(model=str(BUNDLED_MODEL / "draft"), prefix_cache_bytes=0)) as local:
-            users["other model"] = answer_plainly(replace(sweep.answering, local=local), chats)
-    advance, rows = work.stage("cold and warm tables", 4 * len(users)), []
-    for name, answers in users.items():
-        for memory, pairs in (("cold", answers), ("warm", points.filled(first, answers))):
-            about = {"pair": name, "memory": memory}
-            tried = [about | {"draft_type": draft_type} for draft_type in ("ngram-mod", "auto")]
-            rows += replay(sweep.setup, tried, pairs, advance, has_turns=True)
+            other, stage = replace(answering, local=local), "plain answers of the draft model"
+            users["other model"] = answer_plainly(other, chats, stage)
+    rows = []
+    for (name, answers), memory in product(users.items(), ("cold", "warm")):
+        about = {"pair": name, "memory": memory}
+        tried = [about | {"draft_type": draft_type} for draft_type in ("ngram-mod", "auto")]
+        pairs = points.filled(first, answers) if memory == "warm" else answers
+        rows += replay(sweep.setup, tried, pairs, answering.work, f"{memory} tables, {name}", has_turns=True)
     return {"warm": rows}
 
 
@@ -174,16 +184,15 @@ def _tables(sweep: Sweep) -> dict[str, list[Row]]:
     longest, encode = max(given.requests), sweep.answering.local.engine.tokenizer.encode_answer
     work.stage(f"making traffic of {longest:,} requests", 1)
     traffic = [*make_traffic(Path(sysconfig.get_path("purelib")), longest, given.seed, encode)]
-    tried = {
-        "table_sizes": [*product(given.requests, sorted(given.table_entries), [default.ngram_mod_size])],
-        "ngram_sizes": [*product([longest], [default.ngram_table_entries], sorted(given.ngram_sizes))],
-    }
-    found: dict[str, list[Row]] = {part: [] for part in tried}
-    for part, sizes in tried.items():
-        advance = work.stage(part.replace("_", " "), len(sizes))
-        for requests, entries, n in sizes:
-            found[part].append(points.fill(sweep.setup, traffic[:requests], entries, n))
-            advance()
+    sizes = [
+        ("table_sizes", *one, default.ngram_mod_size) for one in product(given.requests, given.table_entries)
+    ]
+    sizes += [("ngram_sizes", longest, default.ngram_table_entries, n) for n in given.ngram_sizes]
+    found: dict[str, list[Row]] = {}
+    advance = work.stage("sizes of tables and n-grams", len(sizes))
+    for part, requests, entries, n in sizes:
+        found.setdefault(part, []).append(points.fill(sweep.setup, traffic[:requests], entries, n))
+        advance()
     return found
 
 
@@ -192,33 +201,18 @@ PARTS: dict[str, Callable[[Sweep], dict[str, list[Row]]]] = {
 }  # fmt: skip
 """By name: what runs a part and returns the rows of the document."""
 
-
-def _print(console: Console, found: Row, settings: Settings) -> None:
-    """Print all parts that were run. settings: the server's defaults, to compare the best with."""
-    gate = {"threshold": settings.gate_threshold, "gate": settings.gate}
-    defaults = {"grid": default_point(settings), "gate": gate}
-    for part, (title, by) in TABLES.items():
-        rows = [row for row in found.get(part, ()) if row.get("turn") is None]
-        names = by[:-1] or [name for row in rows[:1] for name in row if name != "acceptance_by_position"]
-        columns = [Column(name, name.replace("_", "\n"), _shown) for name in names]
-        if rows and by:
-            notes = _conclusions(rows, defaults[part]) if part in defaults else ()
-            print_rows(console, *pivoted(overall(rows, by), columns, by[-1], _mean), title, notes)
-        elif rows:
-            print_rows(console, rows, columns, title)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
-
-
-def _conclusions(rows: Sequence[Row], default: Row) -> Iterator[str]:
-    """Say which point has the highest mean, and what the default has."""
-    (usual,) = (one for one in overall(rows, tuple(default)) if default.items() <= one.items())
-    for name, found in (("best", best_of(rows, tuple(default))), ("default", usual)):
-        about = ", ".join(f"{field.replace('_', ' ')} {found[field]}" for field in default)
-        yield f"the {name}: {about}: {_mean(found)}"
-
-
-def _mean(row: Mapping[str, Any]) -> str:
-    return f"{row['mean']:.3f} ({row['lowest']:.2f})"
+FLAGS = (
+    *options.shared(
+        model=None, workloads=DEFAULT_WORKLOADS, prompts=None, max_tokens=192,
+        draft_types=points.DRAFT_TYPES, num_draft_tokens=(2, 4, 8, 16, 31), seed=1, **options.OUTPUTS,
+    ),
+    Flag("--parts", options.names, "NAMES", tuple(PARTS), "Parts of the sweep."),
+    Flag("--chats", options.count, "N", 3, "Chats of each workload."),
+    Flag("--repeats", options.count_or_none, "N", 2, "Runs of each measurement; 0: only replay."),
+    Flag("--ngram-sizes", options.levels, "N,M", (2, 4, 8, 12, 16, 24), "N-gram sizes of grid and tables."),
+    Flag("--table-entries", options.levels, "N,M", tuple(1 << power for power in range(12, 23)),
+         "Table sizes."),
+    Flag("--requests", options.levels, "N,M", (100, 1000), "Requests of traffic, of 5,500 tokens or so."),
+    Flag("--cost-curve", str, "CURVE", None, "Step costs of the replay: those of a result document, or a "
+         f"built-in curve: {', '.join(built_in())}. Default: as measured here."),
+)  # fmt: skip

@@ -1,6 +1,6 @@
+import polars as pl
 import pytest
 
-from bench.economics.figures import frame_of
 from bench.economics.trials import CONTROLLED
 
 PLAIN_TPS = 100.0
@@ -26,13 +26,13 @@ class Planted:
             "is_gated": gated, "tokens": tokens, "decode_tps": decode_tps, "plain_tps": PLAIN_TPS,
             "speedup": decode_tps / PLAIN_TPS, "acceptance": accepted / (steps * length),
             "drafted": steps * length, "accepted": accepted, "forwards": steps, "drafter_s": 0.0,
-            "parity": "PASS", "widths": [0] * length + [steps],
+            "parity": "PASS", "drafts": [steps] * length,
             "joules": joules, "plain_joules": None if joules is None else 2.0 * tokens,
         }  # fmt: skip
 
     @staticmethod
     def frame(*trials):
-        return frame_of(trials)
+        return pl.DataFrame(trials, infer_schema_length=None)
 
     def controlled(self, r=0.2, beta=0.02, lengths=(1, 2, 4, 8), chats=range(4)):
         """Make trials of every level at every length, without noise."""

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bench.economics.trials import ControlledDrafter, acceptance, chance_for, forced_costs
+from bench.economics.trials import ControlledDrafter, forced_costs
 from cli.main import main
 from drafters.base import DraftQuery, SequenceStart
 
@@ -13,12 +13,16 @@ from drafters.base import DraftQuery, SequenceStart
 @pytest.mark.parametrize("length", [1, 4, 16])
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.7, 1.0])
 def test_a_chance_gives_the_intended_acceptance(share, length):
-    assert acceptance(chance_for(share, length), length) == pytest.approx(share, abs=0.01)
+    drafter = ControlledDrafter()
+    drafter.aim(share, length)
+    # Tokens after a wrong one count as rejected.
+    accepted = sum(drafter.chance**place for place in range(1, length + 1))
+    assert accepted / length == pytest.approx(share, abs=0.01)
 
 
 def test_tokens_are_drafted_correctly_at_the_chosen_rate():
     answer = tuple(range(1000, 3000))
-    drafter = ControlledDrafter(5000)
+    drafter = ControlledDrafter()
     drafter.chance = 0.7
     drafter.open(SequenceStart(0, (1,), answer))
     draft = drafter.propose(DraftQuery(0, 2000)).tokens
