@@ -4,7 +4,7 @@ import argparse
 import codecs
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product, zip_longest
 from typing import Any
@@ -17,6 +17,7 @@ from bench.replay.policies import best_single_width
 from bench.workloads import Chat, lengths_of, make_chats
 from config.settings import Settings
 from engine.request import DraftChoice, DraftType, Finished, Streaming
+from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer
 
 
@@ -60,19 +61,32 @@ Arms = Mapping[str, Arm]
 Cases = Mapping[str, Case]
 
 
-@dataclass
-class Answering:
-    """An engine that answers cases, and how.
+class Answering(LocalEngine):
+    """An engine that answers cases as a command's arguments say.
 
     skipped: workloads and turns of which a prompt left no room for an answer, in words.
     """
 
-    local: LocalEngine
-    max_tokens: int
-    seed: int
-    work: Work = field(default_factory=Work)
-    meter: EnergyMeter | None = None
-    skipped: dict[str, None] = field(default_factory=dict)
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        work: Work,
+        settings: Settings,
+        costs: StepCosts | None = None,
+        meter: EnergyMeter | None = None,
+    ) -> None:
+        super().__init__(settings, costs)
+        self.arguments, self.work, self.meter = arguments, work, meter
+        self.skipped: dict[str, None] = {}
+
+    def chats(self, count: int, is_short: bool = False) -> list[list[Chat]]:
+        """Make count chats of each requested workload and length. is_short: only of the first length."""
+        given = self.arguments
+        return [
+            make_chats(name, count, given.seed, self.count_tokens, length)
+            for name in given.workloads
+            for length in lengths_of(name, getattr(given, "prompt_tokens", None))[: 1 if is_short else None]
+        ]
 
     def compare(
         self, arms: Arms, cases: Cases, repeats: int, stage: str | None = "", **more: Any
@@ -98,17 +112,18 @@ class Answering:
 
     def run(self, case: Case, arm: Arm) -> list[Row]:
         """Answer the chats of a case once; return a row for each turn that is measured."""
-        arm.prepare(self.local)
+        arm.prepare(self)
         first, choice = case.chats[0], DraftChoice(arm.draft_type, arm.num_draft_tokens)
         rows = []
         for number, turns in enumerate(zip_longest(*(chat.turns for chat in case.chats)), 1):
             asked = [turn for turn in turns if turn]
-            requests = self.local.requests(asked, choice, self.max_tokens, self.seed, case.prediction)
+            limit, seed = self.arguments.max_tokens, self.arguments.seed
+            requests = self.requests(asked, choice, limit, seed, case.prediction)
             if not requests:
                 self.skipped[f"{first.workload}, turn {number}"] = None
                 continue
             before_j = self.meter.read() if self.meter else None
-            ends = self.local.answer([replace(one, streaming=arm.streaming) for one in requests])
+            ends = self.answer([replace(one, streaming=arm.streaming) for one in requests])
             after_j = self.meter.read() if self.meter else None
             if any(turn.is_measured for turn in asked):
                 rows.append({
@@ -198,18 +213,6 @@ def token_texts(
         [decoder.decode(token_bytes(token)), source]
         for token, source in zip(tokens, sources, strict=True)
         if token not in eos_ids
-    ]
-
-
-def chats_of(
-    arguments: argparse.Namespace, local: LocalEngine, count: int, is_short: bool = False
-) -> list[list[Chat]]:
-    """Make count chats of each requested workload and prompt length. is_short: only of the first length."""
-    requested = getattr(arguments, "prompt_tokens", None)
-    return [
-        make_chats(name, count, arguments.seed, local.count_tokens, length)
-        for name in arguments.workloads
-        for length in lengths_of(name, requested)[: 1 if is_short else None]
     ]
 
 

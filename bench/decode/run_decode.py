@@ -22,7 +22,6 @@ from bench.decode.answering import (
     Answering,
     Arm,
     Arms,
-    chats_of,
     check,
     make_cases,
     samples_of,
@@ -32,7 +31,7 @@ from bench.decode.rows import COLUMNS, NOTES, divergences, rows_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
 from bench.experiment import Row
-from bench.local_engine import LocalEngine, equal_costs
+from bench.local_engine import equal_costs
 from bench.workloads import ENGLISH, VERSION, own_chats
 from config.settings import Settings
 from engine.speculative.costs.step_costs import StepCosts
@@ -81,15 +80,15 @@ def measure(
     """
     streams, count = getattr(arguments, "streams", 1), arguments.cases
     own = own_chats(arguments.prompts, arguments.workloads)
-    with EnergyMeter() as meter, LocalEngine(settings, costs) as local, outputs.Work() as work:
-        chats = [own] if own else chats_of(arguments, local, (count or 1) * streams)
+    work, meter = outputs.Work(), EnergyMeter()
+    with work, meter, Answering(arguments, work, settings, costs, meter) as local:
+        chats = [own] if own else local.chats((count or 1) * streams)
         cases = make_cases([alike[: count and count * streams] for alike in chats], streams)
         # Taken before the runs: the machine's load is then that of other processes, and the step costs are
         # those measured while nothing else ran.
         record = document.new_document(arguments, local.engine.info, None if costs else local.engine.costs)
-        answering = Answering(local, arguments.max_tokens, arguments.seed, work, meter)
         resume = {"resume": getattr(arguments, "resume", None), "key": record["command"]}
-        runs = answering.compare(arms, cases, arguments.repeats, stage, **resume)
+        runs = local.compare(arms, cases, arguments.repeats, stage, **resume)
         rows = rows_of(runs, check(local, cases, runs))
         samples = samples_of(runs, cases, local.engine.tokenizer)
     if not runs:
@@ -98,5 +97,5 @@ def measure(
         **{name: getattr(arguments, name) for name in ("repeats", "seed", "max_tokens")},
         "workloads_version": VERSION, "energy": meter.source or meter.reason, "rows": rows,
         "samples": samples,
-        "skipped": [f"{one}: chats skipped, too long for the model's context" for one in answering.skipped],
+        "skipped": [f"{one}: chats skipped, too long for the model's context" for one in local.skipped],
     }  # fmt: skip

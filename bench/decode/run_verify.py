@@ -20,10 +20,10 @@ from statistics import mean, median, quantiles
 from rich.console import Console
 
 from bench import document, options, outputs
-from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, check
+from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.errors import ArgumentsError
 from bench.experiment import Row, grouped, total_parity
-from bench.local_engine import LocalEngine, equal_costs
+from bench.local_engine import equal_costs
 from bench.options import Flag
 from bench.tables import Column, print_rows
 from bench.workloads import Chat, read_prompts
@@ -109,8 +109,12 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check_tokens(settings: Settings, chats: Chats, arguments: argparse.Namespace, console: Console) -> int:
     widest = arguments.num_draft_tokens + 1
     widths = sorted({width for width in WIDTHS if 1 < width < widest} | {widest})
-    with LocalEngine(replace(settings, prefix_cache_bytes=0, max_rows=1), equal_costs(*widths)) as local:
-        rows = _compare(local, chats, arguments, console)
+    settings = replace(settings, prefix_cache_bytes=0, max_rows=1)
+    with (
+        outputs.Work(console=console) as work,
+        Answering(arguments, work, settings, equal_costs(*widths)) as local,
+    ):
+        rows = _compare(local, chats)
         title = f"Drafted against plain answers of {local.engine.info.name}"
         print_rows(console, rows, COMPARED, title + ", exact mode" * arguments.exact)
         exact = local.engine.find_exact(list(product(EXACT_ROWS, widths)))
@@ -121,9 +125,9 @@ def _check_tokens(settings: Settings, chats: Chats, arguments: argparse.Namespac
     return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
 
 
-def _compare(local: LocalEngine, chats: Chats, arguments: argparse.Namespace, console: Console) -> list[Row]:
+def _compare(local: Answering, chats: Chats) -> list[Row]:
     """Compare all turns of the user's chats, or the first of generated ones; return a row per draft type."""
-    info = local.engine.info
+    info, arguments = local.engine.info, local.arguments
     types: list[DraftType] = ["suffix", "ngram-simple", "ngram-mod"]
     if info.head or arguments.draft_model:
         types.append(info.head or "draft-model")
@@ -133,13 +137,11 @@ def _compare(local: LocalEngine, chats: Chats, arguments: argparse.Namespace, co
     polish = ("edits_polish", "passages_polish") if arguments.draft_model else ()
     arguments.workloads = ("code", "passage", *polish)
     cases: dict[str, Case] = {}
-    for chat in chats or chain(*chats_of(arguments, local, 1)):
+    for chat in chats or chain(*local.chats(1)):
         for turn, temperature in product(chat.turns if chats else chat.turns[:1], TEMPERATURES):
             asked = replace(turn, temperature=temperature, schema=None, max_tokens=None)
             cases[str(len(cases))] = Case((replace(chat, turns=(asked,)),))
-    with outputs.Work(len(cases) * RUNS * (1 + len(types)), console) as work:
-        answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-        runs = answering.compare({"plain": PLAIN} | {name: Arm(name) for name in types}, cases, RUNS)
+    runs = local.compare({"plain": PLAIN} | {name: Arm(name) for name in types}, cases, RUNS)
     if not runs:
         raise ArgumentsError("every chat is too long for this model's context")
     checks = grouped(check(local, cases, runs), "arm")
@@ -151,7 +153,7 @@ def _compare(local: LocalEngine, chats: Chats, arguments: argparse.Namespace, co
     ]  # fmt: skip
 
 
-def _print_exact(console: Console, local: LocalEngine, found: Exactness) -> None:
+def _print_exact(console: Console, local: Answering, found: Exactness) -> None:
     """Print the exact widths by number of rows and circumstance, and what a batch shares."""
     rows = [
         {"rows": num_rows, "with": circumstance, "exact": exact}
@@ -170,10 +172,9 @@ def _check_speed(settings: Settings, chats: Chats, arguments: argparse.Namespace
     Drafters forget what they saw before each run of a chat, or they would draft its own earlier answer.
     Prompts are in the prefix cache, so that prefill does not hide what drafting costs before the first token.
     """
-    with LocalEngine(settings) as local:
-        arguments.workloads = TIMED_WORKLOADS
-        chats = chats or [*chain(*chats_of(arguments, local, 1))]
-        rows = _time(local, chats, arguments, console)
+    arguments.workloads = TIMED_WORKLOADS
+    with outputs.Work(console=console) as work, Answering(arguments, work, settings) as local:
+        rows = _time(local, chats or [*chain(*local.chats(1))])
         if not rows:
             raise ArgumentsError("every chat is too long for this model's context")
         title = f"Milliseconds of each request to {local.engine.info.name}, without drafting and with it"
@@ -195,19 +196,16 @@ def _check_speed(settings: Settings, chats: Chats, arguments: argparse.Namespace
     return int(num_over > 0 or not is_chance(plain, drafted))
 
 
-def _time(
-    local: LocalEngine, chats: Sequence[Chat], arguments: argparse.Namespace, console: Console
-) -> list[Row]:
+def _time(local: Answering, chats: Sequence[Chat]) -> list[Row]:
     """Return two rows per request that has room for an answer: of its first token, and of the answer."""
     runs: list[Row] = []
-    num_rounds = arguments.rounds or ROUNDS
-    with outputs.Work((4 * num_rounds + 2) * len(chats), console) as work:
-        answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-        for number in range(num_rounds):
-            # All chats before the next round, so that no disturbance lasts for all rounds of a chat.
-            # The first run compiles kernels and fills the prefix cache.
-            cases = {str(at): Case((chat,), is_first=not number) for at, chat in enumerate(chats)}
-            runs += answering.compare(TIMED_ARMS, cases, 2)
+    num_rounds = local.arguments.rounds or ROUNDS
+    local.work.weight = (4 * num_rounds + 2) * len(chats)
+    for number in range(num_rounds):
+        # All chats before the next round, so that no disturbance lasts for all rounds of a chat.
+        # The first run compiles kernels and fills the prefix cache.
+        cases = {str(at): Case((chat,), is_first=not number) for at, chat in enumerate(chats)}
+        runs += local.compare(TIMED_ARMS, cases, 2)
     rows = []
     for (case, turn), of_turn in grouped(runs, "case", "turn").items():
         plain, drafted = ([run for run in of_turn if run["arm"] == arm] for arm in ("plain", "drafted"))

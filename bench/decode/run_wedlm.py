@@ -16,10 +16,10 @@ from itertools import product
 
 from bench import document, options, outputs
 from bench.cost_curves import Curve, built_in
-from bench.decode.answering import PLAIN, Answering, Arm, Cases, chats_of, make_cases, settings_of
+from bench.decode.answering import PLAIN, Answering, Arm, Cases, make_cases, settings_of
 from bench.errors import ArgumentsError
 from bench.experiment import Row, grouped
-from bench.local_engine import LocalEngine, equal_costs
+from bench.local_engine import equal_costs
 from bench.options import Flag
 from bench.tables import Column
 from bench.workloads import WORKLOADS
@@ -61,13 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
     lists = {"free": equal_costs(), "measured here": None, curve.name: published}
     rows: list[Row] = []
     for name, costs in lists.items():
-        with LocalEngine(settings_of(arguments), costs) as local, outputs.Work() as work:
+        with outputs.Work() as work, Answering(arguments, work, settings_of(arguments), costs) as local:
             if (token := local.engine.info.mask_token_id) is None:
                 raise ArgumentsError(f"{arguments.model} is not a WeDLM model")
             arms = {"plain": PLAIN, **DRAFTED, **({} if costs else _streaming(arguments, token))}
-            cases = make_cases(chats_of(arguments, local, arguments.cases))
-            answering = Answering(local, arguments.max_tokens, arguments.seed, work)
-            runs = answering.compare(arms, cases, arguments.repeats, f"{name}: ")
+            cases = make_cases(local.chats(arguments.cases))
+            runs = local.compare(arms, cases, arguments.repeats, f"{name}: ")
             rows += _rows_of(runs, cases, local.engine.tokenizer, name, curve)
             record = document.new_document(arguments, local.engine.info)
     record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": curve.name}

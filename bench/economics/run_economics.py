@@ -8,18 +8,16 @@ of decoding only; drafters see only the chat itself.
 """
 
 import argparse
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from bench import document, options, outputs
-from bench.decode.answering import Answering, Arm, Case, chats_of, settings_of
+from bench.decode.answering import Answering, Arm, Case, settings_of
 from bench.economics.figures import INTERVALS, section
 from bench.economics.trials import LEVELS, controlled_trials, forced_costs, make_trials
 from bench.energy import EnergyMeter
 from bench.errors import BenchError
 from bench.experiment import Row
-from bench.local_engine import LocalEngine
 from bench.tables import Column, print_rows
 from bench.workloads import own_chats
 from engine.request import DraftType
@@ -89,22 +87,21 @@ def _measure(
     real = [[Arm(name, length) for name in arguments.draft_types] for length in lengths]
     # Step costs that another process measured earlier do not predict this run.
     fixed = {**options.draft_model_settings(arguments), "max_rows": 1, "calibration_file": None}
-    with LocalEngine(settings_of(arguments, **fixed)) as local:
-        chats = own or chain(*chats_of(arguments, local, arguments.chats, is_short=True))
+    with Answering(arguments, work, settings_of(arguments, **fixed), meter=meter) as local:
+        chats = own or chain(*local.chats(arguments.chats, is_short=True))
         record = document.new_document(arguments, local.engine.info, local.engine.costs)
         cases = {str(number): Case((chat,)) for number, chat in enumerate(chats)}
         # Alternating between workloads, of which each has this many chats.
         mixed = sorted(cases, key=lambda name: int(name) % arguments.chats)[: arguments.chats]
         of_real, of_controlled = (len(lengths) * (1 + len(some)) for some in (arguments.draft_types, LEVELS))
         work.weight = len(cases) * (4 + of_real) + len(mixed) * (1 + of_controlled)
-        answering = Answering(local, arguments.max_tokens, arguments.seed, work, meter)
         auto = Arm("auto", local.engine.settings.num_draft_tokens)
-        trials = make_trials(answering, cases, [[auto]], "auto, as on a server: ", is_gated=True)
+        trials = make_trials(local, cases, [[auto]], "auto, as on a server: ", is_gated=True)
     settings = settings_of(arguments, **fixed, num_draft_tokens=max(lengths))
-    with LocalEngine(settings, forced_costs(max(lengths))) as local:
-        answering, stage = replace(answering, local=local), "every draft verified"
+    with Answering(arguments, work, settings, forced_costs(max(lengths)), meter) as local:
+        stage = "every draft verified"
         work.begin(f"{stage}: warming up")
         few = {name: cases[name] for name in mixed}
-        trials += controlled_trials(answering, few, lengths, f"{stage}, controlled acceptance: ")
-        trials += make_trials(answering, cases, real, f"{stage}, real drafters: ")
+        trials += controlled_trials(local, few, lengths, f"{stage}, controlled acceptance: ")
+        trials += make_trials(local, cases, real, f"{stage}, real drafters: ")
     return trials, record

@@ -81,7 +81,7 @@ class ControlledDrafter:
 
 
 def make_trials(
-    answering: Answering,
+    local: Answering,
     cases: Mapping[str, Case],
     groups: Sequence[Sequence[Arm]],
     stage: str,
@@ -93,7 +93,7 @@ def make_trials(
     """
     arms = [PLAIN, *chain(*([*group, PLAIN] for group in groups))]
     named = {str(at): arm for at, arm in enumerate(arms)}
-    runs = grouped(answering.compare(named, cases, 1, stage), "case", "arm")
+    runs = grouped(local.compare(named, cases, 1, stage), "case", "arm")
     plain = [at for at, arm in enumerate(arms) if arm is PLAIN]
     trials = []
     for case, (before, after) in product(cases, pairwise(plain)):
@@ -131,11 +131,11 @@ def _trial(run: Sequence[Row], *plain: Sequence[Row]) -> Row:
 
 
 def controlled_trials(
-    answering: Answering, cases: Mapping[str, Case], lengths: Sequence[int], stage: str
+    local: Answering, cases: Mapping[str, Case], lengths: Sequence[int], stage: str
 ) -> list[Row]:
     """Return trials of each LEVEL at each draft length, of the first measured turn of each case."""
     # Only this drafter receives a request's prediction.
-    answering.local.drafters["prediction"] = oracle = ControlledDrafter()
+    local.drafters["prediction"] = oracle = ControlledDrafter()
 
     def arm(share: float, length: int) -> Arm:
         # Drafts come from the oracle alone: type draft-model uses no lookups.
@@ -146,9 +146,9 @@ def controlled_trials(
     for name, case in cases.items():
         chat = case.chats[0]
         alone = Case((replace(chat, turns=tuple(turn for turn in chat.turns if turn.is_measured)[:1]),))
-        for row in answering.run(alone, PLAIN):
+        for row in local.run(alone, PLAIN):
             known[name] = replace(alone, prediction=tuple(row["tokens"][0]))
     for group in groups if known else ():
         # The first step of a new shape may have to build kernels.
-        answering.run(next(iter(known.values())), group[-1])
-    return make_trials(answering, known, groups, stage, draft_type=CONTROLLED)
+        local.run(next(iter(known.values())), group[-1])
+    return make_trials(local, known, groups, stage, draft_type=CONTROLLED)

@@ -61,14 +61,14 @@ def settings_of(point: Row, base: Settings) -> Settings:
     return replace(base, **chosen)
 
 
-def answer_plainly(answering: Answering, chats: Sequence[Chat], stage: str) -> list[TokenPair]:
+def answer_plainly(local: Answering, chats: Sequence[Chat], stage: str) -> list[TokenPair]:
     """Return the model's plain answer to each turn that fits into the context."""
-    pairs, advance = [], answering.work.stage(stage, len(chats))
+    pairs, advance = [], local.work.stage(stage, len(chats))
     for number, chat in enumerate(chats):
         turns = tuple(replace(turn, is_measured=True) for turn in chat.turns)
-        for row in answering.run(Case((replace(chat, turns=turns),)), PLAIN):
+        for row in local.run(Case((replace(chat, turns=turns),)), PLAIN):
             turn, name = chat.turns[row["turn"] - 1], f"{chat.workload} {number}"
-            prompt, answer = answering.local.prompt_of(turn), tuple(row["tokens"][0])
+            prompt, answer = local.prompt_of(turn), tuple(row["tokens"][0])
             pairs.append(TokenPair(prompt, answer, chat.workload, name, row["turn"], turn.is_measured))
         advance()
     return pairs
@@ -151,7 +151,7 @@ def best_of(points: Sequence[Row]) -> Row:
 
 
 def measure(
-    answering: Answering, chats: Sequence[Chat], rows: Sequence[Row], settings: Settings, repeats: int
+    local: Answering, chats: Sequence[Chat], rows: Sequence[Row], settings: Settings, repeats: int
 ) -> list[Row]:
     """Run chats on the engine plainly, at the default and at the best point of each draft type in these rows.
 
@@ -169,15 +169,15 @@ def measure(
     points = {str(_point(one)): _point(one) for one in (default_point(settings), *best)}
     arms = {"plain": PLAIN} | {name: arm(point) for name, point in points.items()}
     cases = {str(at): Case((chat,)) for at, chat in enumerate(chats)}
-    answering.work.stage(f"measuring {len(points)} settings on the engine", len(cases) * len(arms) * repeats)
-    runs = answering.compare(arms, cases, repeats, None)
+    local.work.stage(f"measuring {len(points)} settings on the engine", len(cases) * len(arms) * repeats)
+    runs = local.compare(arms, cases, repeats, None)
     replayed = {(str(_point(row)), row["workload"]): row["speedup"] for row in rows}
     names = ("workload", "tokens", "speedup", "tokens_per_forward", "acceptance", "parity")
     return [
         points[row["arm"]]
         | {name: row[name] for name in names}
         | {"replayed_speedup": replayed[row["arm"], row["workload"]]}
-        for row in rows_of(runs, check(answering.local, cases, runs), has_turns=False)
+        for row in rows_of(runs, check(local, cases, runs), has_turns=False)
     ]
 
 

@@ -20,10 +20,9 @@ from rich.console import Console
 
 from bench import document, options, outputs
 from bench.cost_curves import built_in, describe, find_curve
-from bench.decode.answering import Answering, chats_of, settings_of
+from bench.decode.answering import Answering, settings_of
 from bench.errors import BenchError
 from bench.experiment import Row
-from bench.local_engine import LocalEngine
 from bench.options import Flag
 from bench.replay.edits import make_traffic
 from bench.replay.pairs import TokenPair
@@ -58,10 +57,9 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What the parts share: the flags, the engine, the setup of replays, and the chats with plain answers."""
+    """What the parts share: the engine, the setup of replays, and the chats with plain answers."""
 
-    arguments: argparse.Namespace
-    answering: Answering
+    local: Answering
     setup: Setup
     chats: Sequence[Chat]
     pairs: Sequence[TokenPair]
@@ -75,21 +73,21 @@ def run(arguments: argparse.Namespace) -> int:
     chats = own_chats(arguments.prompts, arguments.workloads) or []
     pairs: list[TokenPair] = []
     longest = max(*arguments.num_draft_tokens, Settings().num_draft_tokens)
-    with outputs.Work() as work, LocalEngine(settings_of(arguments, num_draft_tokens=longest)) as local:
+    settings = settings_of(arguments, num_draft_tokens=longest)
+    with outputs.Work() as work, Answering(arguments, work, settings) as local:
         engine = local.engine
         # The engine goes on learning its costs; all replays have those of now.
         curve = curve or measured_curve(engine.costs, f"{engine.info.name} on this machine")
-        settings = replace(Settings(), ngram_table_entries=TABLE_ENTRIES)
-        setup = Setup(settings, curve, engine.tokenizer.fingerprint, engine.tokenizer.line_ends)
-        answering = Answering(local, arguments.max_tokens, arguments.seed, work)
+        replayed = replace(Settings(), ngram_table_entries=TABLE_ENTRIES)
+        setup = Setup(replayed, curve, engine.tokenizer.fingerprint, engine.tokenizer.line_ends)
         if set(arguments.parts) != {"tables"}:
-            chats = chats or [*chain(*chats_of(arguments, local, arguments.chats, is_short=True))]
-            pairs = answer_plainly(answering, chats, "plain answers")
+            chats = chats or [*chain(*local.chats(arguments.chats, is_short=True))]
+            pairs = answer_plainly(local, chats, "plain answers")
             if not pairs:
                 raise BenchError("every chat is too long for this model's context")
         found: dict[str, Any] = {"workloads_version": VERSION, "cost_curves": describe([curve])}
         for part in arguments.parts:
-            found |= PARTS[part](Sweep(arguments, answering, setup, chats, pairs))
+            found |= PARTS[part](Sweep(local, setup, chats, pairs))
         record = document.new_document(arguments, engine.info, engine.costs, sweep=found)
     console = outputs.make_console(140)
     _print(console, found)
@@ -131,17 +129,17 @@ def _mean(row: Mapping[str, Any]) -> str:
 
 def _grid(sweep: Sweep) -> dict[str, list[Row]]:
     """Replay all points of the grid and the default; measure the best of each draft type on the engine."""
-    given, settings, answering = sweep.arguments, sweep.setup.settings, sweep.answering
+    given, settings, local = sweep.local.arguments, sweep.setup.settings, sweep.local
     tried = points.grid(given.draft_types, given.num_draft_tokens, given.ngram_sizes)
     default = default_point(settings)
     tried += [] if default in tried else [default]
-    rows = replay(sweep.setup, tried, sweep.pairs, answering.work, f"replaying {len(tried)} settings")
+    rows = replay(sweep.setup, tried, sweep.pairs, local.work, f"replaying {len(tried)} settings")
     if not given.repeats:
         return {"grid": rows}
     first_of_each = {chat.workload: chat for chat in reversed(sweep.chats)}.values()
     return {
         "grid": rows,
-        "measured": points.measure(answering, [*first_of_each], rows, settings, given.repeats),
+        "measured": points.measure(local, [*first_of_each], rows, settings, given.repeats),
     }
 
 
@@ -152,7 +150,7 @@ def _gate(sweep: Sweep) -> dict[str, list[Row]]:
         {"draft_type": "auto", "gate": gate, "threshold": at, "repetitive": mean(one >= at for one in scores)}
         for at, gate in product(THRESHOLDS, ("auto", "on"))
     ]
-    return {"gate": replay(sweep.setup, tried, sweep.pairs, sweep.answering.work, "gate thresholds")}
+    return {"gate": replay(sweep.setup, tried, sweep.pairs, sweep.local.work, "gate thresholds")}
 
 
 def _warm(sweep: Sweep) -> dict[str, list[Row]]:
@@ -162,26 +160,26 @@ def _warm(sweep: Sweep) -> dict[str, list[Row]]:
     vocabulary. Single questions are left out if there are chats of several turns.
     """
     chats = [chat for chat in sweep.chats if len(chat.turns) > 1] or sweep.chats
-    answering, workloads = sweep.answering, {chat.workload for chat in chats}
+    work, workloads = sweep.local.work, {chat.workload for chat in chats}
     first = [pair for pair in sweep.pairs if pair.workload in workloads]
     users = {"same model": first}
-    if sweep.arguments.model is None:
-        with LocalEngine(Settings(model=str(BUNDLED_MODEL / "draft"), prefix_cache_bytes=0)) as local:
-            other, stage = replace(answering, local=local), "plain answers of the draft model"
-            users["other model"] = answer_plainly(other, chats, stage)
+    if sweep.local.arguments.model is None:
+        settings = Settings(model=str(BUNDLED_MODEL / "draft"), prefix_cache_bytes=0)
+        with Answering(sweep.local.arguments, work, settings) as other:
+            users["other model"] = answer_plainly(other, chats, "plain answers of the draft model")
     rows = []
     for (name, answers), memory in product(users.items(), ("cold", "warm")):
         about = {"pair": name, "memory": memory}
         tried = [about | {"draft_type": draft_type} for draft_type in ("ngram-mod", "auto")]
         pairs = points.filled(first, answers) if memory == "warm" else answers
-        rows += replay(sweep.setup, tried, pairs, answering.work, f"{memory} tables, {name}", has_turns=True)
+        rows += replay(sweep.setup, tried, pairs, work, f"{memory} tables, {name}", has_turns=True)
     return {"warm": rows}
 
 
 def _tables(sweep: Sweep) -> dict[str, list[Row]]:
     """Send generated traffic through tables of each size, and of the default size with each n."""
-    given, default, work = sweep.arguments, Settings(), sweep.answering.work
-    longest, encode = max(given.requests), sweep.answering.local.engine.tokenizer.encode_answer
+    given, default, work = sweep.local.arguments, Settings(), sweep.local.work
+    longest, encode = max(given.requests), sweep.local.engine.tokenizer.encode_answer
     work.stage(f"making traffic of {longest:,} requests", 1)
     traffic = [*make_traffic(Path(sysconfig.get_path("purelib")), longest, given.seed, encode)]
     sizes = [
