@@ -22,6 +22,7 @@ from bench.page import sections, tuning
 from bench.page.parts import Document
 
 FOLDER = Path(__file__).parent
+_JINJA = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
 SECTIONS = {
     "Speedup": sections.speedup, "Parity": sections.parity, "The source of each token": sections.answers,
     "Acceptance": sections.acceptance, "Cost curve": sections.costs, "Settings": tuning.sweep,
@@ -70,16 +71,13 @@ def page(documents: Sequence[Document]) -> str:
     found = []
     for title, build in SECTIONS.items():
         # All cost curves share one plot; elsewhere, the reader chooses a document.
-        given = {", ".join(named): named} if build is sections.costs else named
-        variants = [(origin, parts) for origin, one in given.items() if (parts := list(build(one)))]
-        found += [(build.__name__, title, variants)] if variants else []
-    style = (FOLDER / "page.css").read_text(encoding="utf-8")
-    script = f"{_vega()}\n{(FOLDER / 'page.js').read_text(encoding='utf-8')}"
-    jinja = Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    return jinja.get_template("page.html").render(
-        style=style, script=script, hash=_hash, sections=found, documents=finite
+        given = {", ".join(named): finite} if build is sections.costs else named
+        drawn = {origin: [part for part in build(one) if part] for origin, one in given.items()}
+        if variants := [(origin, parts) for origin, parts in drawn.items() if parts]:
+            found.append((build.__name__, title, variants))
+    script = f"{_vega()}\n{_text('page.js')}"
+    return _JINJA.get_template("page.html").render(
+        style=_text("page.css"), script=script, hash=_hash, sections=found, documents=finite
     )
 
 
@@ -91,13 +89,14 @@ def _vega() -> str:
     return str(bundle).replace("</script", "<\\/script")
 
 
+def _text(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _origin(document: Document) -> str:
-    """Say when, where and with which model a document was made."""
-    machine, model = document.get("machine") or {}, document.get("model") or {}
     day = str(document.get("date") or "an unknown day")[:10]
-    with_model = f"; model {model['name']}" if model.get("name") else ""
-    return f"{day} on {machine.get('cpu') or 'an unknown machine'}{with_model}"
+    return f"{day} on {sections.place(document)}"
