@@ -94,19 +94,14 @@ def chart(
     axes = {name: _axis(field, mark, rows) for name, field in (("x", x), ("y", y))}
     if mark == "dots":
         rows.sort(key=lambda row: row.get(known[0]) or 0, reverse=True)
-        axes = {
-            "x": axes["x"],
-            "y": axes["y"] | {"sort": None},
-            "yOffset": {"field": series, "type": "nominal"},
-        }
+        axes["y"]["sort"] = None
+        axes["yOffset"] = {"field": series, "type": "nominal"}
         layers = [rule("x", 1, "measure == 'speedup' || measure == 'tokens_per_forward'"), *layers]
     fields = dict.fromkeys([panel, y, series, x, *menus, *known, *about])
     tooltip = [_tip(name) for name in fields if all(name in row for row in rows)]
     bands, lanes = (len({row.get(field) for row in rows}) for field in (y, series))
-    view: Spec = {
-        "height": {"dots": 15 * bands * (1 + lanes), "cells": 26 * bands}.get(mark, 220),
-        "layer": [*layers, *_marks(mark, axes, series, tooltip)],
-    }
+    height = {"dots": 15 * bands * (1 + lanes), "cells": 26 * bands}.get(mark, 220)
+    view: Spec = {"height": height, "layer": [*layers, *_marks(mark, axes, series, tooltip)]}
     if panel:
         view = {"facet": {"field": panel, "type": "nominal", "sort": None}, "spec": view}
     else:

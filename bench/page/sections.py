@@ -1,7 +1,7 @@
 """The sections about speed: of drafting, of other vocabularies, peers, servers, and replayed rules."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -10,15 +10,14 @@ from bench.page.parts import Document, Parts, Row, Rows, advice, label, note, ro
 
 
 def _decode_rows(document: Document, is_whole: bool = True) -> Rows:
-    """Return the decode rows with a series (draft type, with its length if several occur) and a case.
-
-    is_whole: only those over all turns, if there are any.
-    """
+    """Return the rows of decode with a series and a case. is_whole: those of all turns, or of single ones."""
     rows = label(rows_of(document, "decode"), "series", "draft_type", num_draft_tokens="max {}")
     label(rows, "case", "workload", prompt_tokens="{}-token prompt", streams="{} streams")
-    for row in rows:
-        row["speedup_best"] = row.get("best_width_speedup")
-    return [row for row in rows if is_whole and row.get("turn") is None] or rows
+    return [
+        row | {"speedup_best": row.get("best_width_speedup")}
+        for row in rows
+        if (row.get("turn") is None) == is_whole
+    ]
 
 
 def speedup(document: Document) -> Parts:
@@ -61,14 +60,13 @@ def answers(document: Document) -> Parts:
 
 def acceptance(document: Document) -> Parts:
     """Yield the parts about acceptance by position, and about gains over the turns of a chat."""
-    rows = _decode_rows(document, is_whole=False)
-    whole = [row for row in rows if row.get("turn") is None]
     yield chart(
-        "Acceptance by position in the draft", "lines", _positions(whole, "case", "series"),
-        "position", "accepted", "series", "case", note="Where the share stays high, long drafts pay.",
+        "Acceptance by position in the draft", "lines",
+        _positions(_decode_rows(document), "case", "series"), "position", "accepted", "series", "case",
+        note="Where the share stays high, long drafts pay.",
     )  # fmt: skip
     yield chart(
-        "By turn of the chat", "lines", [row for row in rows if row.get("turn") is not None],
+        "By turn of the chat", "lines", _decode_rows(document, is_whole=False),
         "turn", "value", "series", "case",
         measures=["speedup", "acceptance", "tokens_per_forward", "drafted_share"],
         note="Drafters keep what they learned from turn to turn; it is cleared before the next chat.",
@@ -92,13 +90,11 @@ def place(document: Document) -> str:
     return f"{machine.get('cpu') or 'an unknown machine'}{with_model}"
 
 
-def costs(documents: Sequence[Document]) -> Parts:
+def costs(*documents: Document) -> Parts:
     """Yield the cost curves of all machines and models in one plot."""
     # Documents of one place have nearly equal curves; the one with the most widths is drawn.
-    curves = {}
-    for one in sorted(documents, key=lambda one: len(one.get("cost_curve") or ())):
-        if len(points := one.get("cost_curve") or ()) > 1:
-            curves[place(one)] = points
+    known = [one for one in documents if len(one.get("cost_curve") or ()) > 1]
+    curves = {place(one): one["cost_curve"] for one in sorted(known, key=lambda one: len(one["cost_curve"]))}
     rows = [
         {"curve": name, "width": point["width"], "ms": 1000 * point["seconds"]}
         | {"cost": point["seconds"] / points[0]["seconds"]}

@@ -3,6 +3,7 @@
 from statistics import geometric_mean
 from typing import Any
 
+from bench.experiment import grouped
 from bench.page.charts import chart, line, rule
 from bench.page.parts import (
     Document,
@@ -25,7 +26,7 @@ def sweep(document: Document) -> Parts:
     """Yield the parts about the grid, table sizes, gate thresholds, and cold against warm tables."""
     names = "grid", "measured", "table_sizes", "ngram_sizes", "gate", "warm"
     grid, measured, sizes, ngrams, gate, warm = (rows_of(document, "sweep", name) for name in names)
-    yield _grid([row for row in grid if (row["speedup"] or 0) > 0])
+    yield _grid(grid)
     label(measured, "setting", "draft_type", num_draft_tokens="max {}", ngram_size="n = {}")
     yield chart(
         "Measured on the engine", "dots", measured, "value", "workload", "setting",
@@ -64,13 +65,10 @@ def sweep(document: Document) -> Parts:
 
 def _grid(rows: Rows) -> Part:
     """Draw the grid, with menus for workload and drafter; brushed cells are shown below by workload."""
-    points: dict[tuple[Any, ...], Rows] = {}
-    for row in rows:
-        row["ngrams"] = row.get("ngram_size") or "any"
-        points.setdefault((row["draft_type"], row["num_draft_tokens"], row["ngrams"]), []).append(row)
+    rows = [row | {"ngrams": row.get("ngram_size") or "any"} for row in rows if (row["speedup"] or 0) > 0]
     means = [
-        same[0] | {"workload": ALL, "speedup": geometric_mean(row["speedup"] for row in same)}
-        for same in points.values()
+        {**same[0], "workload": ALL, "speedup": geometric_mean(row["speedup"] for row in same)}
+        for same in grouped(rows, "draft_type", "num_draft_tokens", "ngrams").values()
     ]
     cells = [row | {"text": f"{row['speedup']:.2f}"} for row in [*means, *rows]]
     part = chart(
@@ -83,15 +81,11 @@ def _grid(rows: Rows) -> Part:
         heat = part["spec"]
         above = {name: heat.pop(name) for name in ("data", "params")}
         heat["layer"][0]["params"] = [{"name": "brush", "select": {"type": "interval"}}]
+        shown = heat["transform"][0], {"filter": f"datum.workload != '{ALL}'"}, {"filter": {"param": "brush"}}
+        x = {"field": "speedup", "type": "quantitative", "scale": {"zero": False}}
         brushed = {
-            "transform": [
-                heat["transform"][0], {"filter": f"datum.workload != '{ALL}'"}, {"filter": {"param": "brush"}}
-            ],
-            "mark": {"type": "boxplot", "extent": "min-max", "size": 10},
-            "encoding": {
-                "x": {"field": "speedup", "type": "quantitative", "scale": {"zero": False}},
-                "y": {"field": "workload", "type": "nominal", "title": None},
-            },
+            "transform": shown, "mark": {"type": "boxplot", "extent": "min-max", "size": 10},
+            "encoding": {"x": x, "y": {"field": "workload", "type": "nominal", "title": None}},
         }  # fmt: skip
         part["spec"] = above | {"vconcat": [plot | {"width": 480} for plot in (heat, brushed)]}
     return part
