@@ -8,15 +8,25 @@ from bench.page.parts import SHARES, Part, Row, Rows, is_number
 Spec = dict[str, Any]
 
 MEASURES = {
-    "speedup": "speedup over plain decoding", "decode_tps": "tokens per second while decoding",
-    "tokens_per_s": "tokens per second", "tokens_per_forward": "tokens per forward pass",
+    "speedup": "speedup over plain decoding", "tokens_per_s": "tokens per second",
+    "decode_tps": "tokens per second while decoding", "tokens_per_forward": "tokens per forward pass",
     "acceptance": "share of drafted tokens accepted",
     "drafted_share": "share of the answer that was drafted",
     "coverage": "share of the answer that was drafted and accepted",
     "ttft_ms": "milliseconds to the first token", "inter_token_ms": "milliseconds between tokens",
     "drafter_us_per_token": "microseconds of drafting per token",
+    "known": "share of tokens that a table knows", "occupancy": "share of a table that is occupied",
+    "overwritten": "share of writes that replace another token",
 }  # fmt: skip
-"""What plots can show, by the names in rows."""
+"""What plots can show, by the names in rows; the reader chooses."""
+
+ABOUT = (
+    "workload", "num_draft_tokens", "low", "high", "n", "ms", "plain_tps", "measured_speedup",
+    "replayed_speedup", "draft_model_share", "translated", "absorbed", "resynchronised", "skipped",
+    "repetitive", "rule", "requests", "failed", "error", "parity", "parity_pairs", "parity_differing",
+    "margin",
+)  # fmt: skip
+"""More fields that tooltips show."""
 
 TITLES = MEASURES | {
     "num_draft_tokens": "draft length", "position": "position in the draft", "speed": "tokens per second",
@@ -67,23 +77,20 @@ def chart(
     series: str,
     panel: str = "",
     *,
-    measures: Iterable[str] = MEASURES,
     menus: Sequence[str] = (),
-    about: Sequence[str] = (),
     layers: Sequence[Spec] = (),
     note: str = "",
 ) -> Part:
     """Return a chart, if there are rows for it.
 
     mark: dots, a lane for each series in a band for y, the best band first; lines; points; or cells, tinted
-    by the series, with the field "text". panel: a plot for each of this field's values. measures: what the
-    field named value shows; the reader chooses. Bars and ticks are drawn where a measure has NAME_low,
-    NAME_high and NAME_best, or a row low and high. menus: fields by which the reader filters. about: more
-    fields of tooltips. layers: drawn below the marks.
+    by the series, with the field "text". x, y: fields; "value" is the measure that the reader chooses. Bars
+    and ticks are drawn where a measure has NAME_low, NAME_high and NAME_best, or a row low and high. panel: a
+    plot for each of this field's values. menus: fields by which the reader filters. layers: below the marks.
     """
     rows = [{name: v for name, v in row.items() if not isinstance(v, list | Mapping)} for row in rows]
     is_chosen = "value" in (x, y)
-    known = [name for name in measures if is_chosen and any(is_number(row.get(name)) for row in rows)]
+    known = [name for name in MEASURES if is_chosen and any(is_number(row.get(name)) for row in rows)]
     if not rows or (is_chosen and not known):
         return None
     params = [menu("measure", "Show", known)] if known else []
@@ -97,7 +104,7 @@ def chart(
         axes["y"]["sort"] = None
         axes["yOffset"] = {"field": series, "type": "nominal"}
         layers = [rule("x", 1, "measure == 'speedup' || measure == 'tokens_per_forward'"), *layers]
-    fields = dict.fromkeys([panel, y, series, x, *menus, *known, *about])
+    fields = dict.fromkeys([panel, y, series, x, *menus, *MEASURES, *ABOUT])
     tooltip = [_tip(name) for name in fields if all(name in row for row in rows)]
     bands, lanes = (len({row.get(field) for row in rows}) for field in (y, series))
     height = {"dots": 15 * bands * (1 + lanes), "cells": 26 * bands}.get(mark, 220)

@@ -1,15 +1,14 @@
 // Draw the charts of the page, and answer its menus, headings and buttons.
-"use strict";
 (() => {
   // Colors are variables of page.css, so that charts follow light and dark mode without being drawn again.
-  const INK = { color: "var(--ink)" }, MUTED = "var(--muted)", LINE = "var(--line)";
+  const MUTED = "var(--muted)", LINE = "var(--line)";
   const COLORS = Array.from({ length: 8 }, (_, at) => `var(--color-${at})`);
   const CONFIG = {
     background: null, view: { stroke: null }, font: "system-ui, sans-serif", range: { category: COLORS },
     style: { "guide-label": { fill: MUTED }, "guide-title": { fill: MUTED, fontWeight: "normal" } },
     axis: { gridColor: LINE, domainColor: LINE, tickColor: LINE, labelLimit: 260 },
     legend: { orient: "top", title: null, columns: 4, labelLimit: 500 },
-    header: { title: null }, axisQuantitative: { grid: true }, rule: INK,
+    header: { title: null, labelFontWeight: "bold" }, axisQuantitative: { grid: true }, rule: { color: "var(--ink)" },
   };
   const OPTIONS = {
     actions: false, renderer: "svg", ast: true, defaultStyle: false, config: CONFIG, logLevel: 1,

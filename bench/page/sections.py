@@ -24,9 +24,7 @@ def speedup(document: Document) -> Parts:
     """Yield the parts about speedups by workload and draft type."""
     yield chart(
         "Workloads by speedup", "dots", _decode_rows(document), "value", "case", "series",
-        about=["plain_tps", "parity"],
-        note="The upright line is plain decoding, bars are the range of repeated runs, and ticks are the "
-        "speedup of the best fixed draft length, in hindsight. Names in the legend can be pressed.",
+        note="At 1: plain decoding. Bars: repeated runs. Ticks: the best fixed draft length, in hindsight.",
     )  # fmt: skip
     yield table("All figures as a table", rows_of(document, "decode"))
 
@@ -40,7 +38,6 @@ def parity(document: Document) -> Parts:
         row["margin"] = first.get("margin")
     yield chart(
         "Drafted answers compared with plain ones", "cells", rows, "series", "case", "parity",
-        about=["text", "parity_pairs", "parity_differing", "margin"],
         note="Every drafted run is compared with every plain run, token by token.",
     )  # fmt: skip
 
@@ -66,9 +63,8 @@ def acceptance(document: Document) -> Parts:
         note="Where the share stays high, long drafts pay.",
     )  # fmt: skip
     yield chart(
-        "By turn of the chat", "lines", _decode_rows(document, is_whole=False),
-        "turn", "value", "series", "case",
-        measures=["speedup", "acceptance", "tokens_per_forward", "drafted_share"],
+        "By turn of the chat", "lines", _decode_rows(document, is_whole=False), "turn", "value", "series",
+        "case",
         note="Drafters keep what they learned from turn to turn; it is cleared before the next chat.",
     )  # fmt: skip
 
@@ -103,10 +99,9 @@ def costs(*documents: Document) -> Parts:
     ]
     top = max((row["cost"] for row in rows), default=1)
     yield chart(
-        "c(w): cost of a forward pass by width", "lines", rows, "width", "cost", "curve", about=["ms"],
+        "c(w): cost of a forward pass by width", "lines", rows, "width", "cost", "curve",
         layers=[rule("y", 1), line("width", "width", f"datum.width <= {top}")],
-        note="A pass over more tokens pays if it commits more of them than its cost. Below the slanted line, "
-        "a fully accepted draft saves time. At 1, additional width is free.",
+        note="Below the slanted line, a fully accepted draft saves time. At 1, additional width is free.",
     )  # fmt: skip
 
 
@@ -119,10 +114,7 @@ def translation(document: Document) -> Parts:
     yield chart(
         "Strategies, by workload and draft length", "dots", label(rows, "chats", "workload", length="{}"),
         "value", "chats", "strategy", menus=["draft_model"],
-        measures=["acceptance", "speedup", "tokens_per_forward"],
-        about=["draft_model_share", "translated", "absorbed", "resynchronised", "skipped", "parity"],
-        note="k: the draft model alone makes drafts of k tokens, and all of them are verified. adaptive: the "
-        "engine chooses lengths and may leave drafts out.",
+        note="k: all drafts have k tokens. adaptive: the engine chooses lengths and may leave drafts out.",
     )  # fmt: skip
     yield table("Translation as a table", rows_of(document, "translation"))
     for one in rows_of(document, "translation", "refused"):
@@ -159,11 +151,7 @@ def serve(document: Document) -> Parts:
 
 def _compared(rows: Rows, note: str) -> Parts:
     """Yield the parts that compare peers on the same chats."""
-    yield chart(
-        "The same prompts on each peer", "dots", rows, "value", "chats", "peer", note=note,
-        measures=["tokens_per_s", "speedup", "decode_tps", "ttft_ms", "inter_token_ms"],
-        about=["requests", "failed", "parity", "error"],
-    )  # fmt: skip
+    yield chart("The same prompts on each peer", "dots", rows, "value", "chats", "peer", note=note)
     yield table("Peers as a table", rows)
 
 
@@ -175,7 +163,6 @@ def replay(document: Document) -> Parts:
     label(rows, "by", "drafter", used_by="{}")
     yield chart(
         "Rules, best first", "dots", rows, "value", "by", "curve", menus=["workload", "curve"],
-        measures=["speedup", "tokens_per_forward", "coverage", "drafter_us_per_token"], about=["rule"],
         note="Speedups follow from a cost curve; they are not measured. Ticks are the slowest requests.",
     )  # fmt: skip
     on_first = [row for row in rows if row["curve"] == rows[0]["curve"]]

@@ -5,19 +5,7 @@ from typing import Any
 
 from bench.experiment import grouped
 from bench.page.charts import chart, line, rule
-from bench.page.parts import (
-    Document,
-    Part,
-    Parts,
-    Rows,
-    advice,
-    is_number,
-    label,
-    note,
-    rows_of,
-    table,
-    tables,
-)
+from bench.page.parts import Document, Part, Parts, Rows, advice, label, note, rows_of, table, tables
 
 ALL = "mean of all"
 
@@ -30,35 +18,25 @@ def sweep(document: Document) -> Parts:
     label(measured, "setting", "draft_type", num_draft_tokens="max {}", ngram_size="n = {}")
     yield chart(
         "Measured on the engine", "dots", measured, "value", "workload", "setting",
-        about=["replayed_speedup", "parity"], note="The default and the best of each draft type.",
+        note="The default and the best of each draft type.",
     )  # fmt: skip
-    for title, rows, field in (
-        ("Size of ngram-mod's table", sizes, "entries"),
-        ("Length of ngram-mod's n-grams", ngrams, "ngram_size"),
-    ):
-        yield chart(
-            title, "lines", rows, field, "value", "requests", note="A line for each number of requests.",
-            measures=["tokens_per_forward", "known", "occupancy", "overwritten", "acceptance", "speedup",
-                      "collisions"],
-        )  # fmt: skip
+    yield chart("Size of ngram-mod's table", "lines", sizes, "entries", "value", "requests")
+    yield chart("Length of ngram-mod's n-grams", "lines", ngrams, "ngram_size", "value", "requests")
     yield chart(
         "Gate threshold", "lines", gate, "threshold", "speedup", "workload", menus=["gate"],
-        layers=[rule("y", 1)], about=["acceptance", "repetitive"],
-        note="How repetitive a prompt must be for the gate to start with long drafts. A low threshold "
-        "tries drafts that lose time; a high one misses gains.",
+        layers=[rule("y", 1)],
+        note="How repetitive a prompt must be to start with long drafts. Low: time is lost; high: gains are.",
     )  # fmt: skip
     label(warm, "chats", "workload", pair="{}")
     yield chart(
         "Cold and warm tables", "dots", [row for row in warm if row.get("turn") is None], "value", "chats",
-        "memory", menus=["draft_type"], about=["measured_speedup"],
-        measures=["speedup", "tokens_per_forward", "acceptance"],
+        "memory", menus=["draft_type"],
         note="Warm: filled earlier, by the same model or another one with the same vocabulary.",
     )  # fmt: skip
     turns = [row for row in warm if row.get("turn") is not None]
     yield chart(
         "Cold against warm, turn by turn", "lines", turns if any(row["turn"] > 1 for row in turns) else (),
         "turn", "speedup", "memory", "chats", menus=["draft_type"],
-        about=["tokens_per_forward", "acceptance", "measured_speedup"],
     )  # fmt: skip
     yield from tables(document, "sweep", *names)
 
@@ -74,8 +52,7 @@ def _grid(rows: Rows) -> Part:
     part = chart(
         "Draft length by n-gram size", "cells", cells, "num_draft_tokens", "ngrams", "speedup",
         menus=["draft_type", "workload"],
-        note="Speedup over plain decoding, by replays of known answers: blue cells are faster, orange "
-        "slower. Drag over cells to see below what they give by workload, from the lowest to the highest.",
+        note="Replayed speedup. Drag over cells to see below what they give by workload, lowest to highest.",
     )  # fmt: skip
     if part:
         heat = part["spec"]
@@ -104,30 +81,28 @@ def economics(document: Document) -> Parts:
         row["speed"] = (row["speedup"] or 0) * plain
     yield chart(
         "Speed by acceptance, for each draft length k", "points",
-        [row for row in points if is_number(row.get("acceptance")) and not row.get("is_gated")],
-        "acceptance", "speed", "drafts", "k", about=["workload"],
+        [row for row in points if row.get("acceptance") is not None and not row.get("is_gated")],
+        "acceptance", "speed", "drafts", "k",
         layers=[line("acceptance", "speed", "datum.draft_type == 'controlled'", "k"), rule("y", plain)],
-        note="Each mark is an answer; the slanted line is the least-squares fit over drafts of "
-        "controlled acceptance. It crosses plain decoding, the level line, at the break-even.",
+        note="A mark is an answer. The fit of controlled drafts crosses plain decoding at the break-even.",
     )  # fmt: skip
-    evens = [fit for fit in fits if is_number(fit.get("break_even"))]
+    evens = [fit for fit in fits if fit.get("break_even") is not None]
     yield chart(
         "Break-even by draft length", "points", evens if len(evens) > 1 else (), "num_draft_tokens",
-        "break_even", "drafts", about=["low", "high"], layers=[line("num_draft_tokens", "break_even")],
+        "break_even", "drafts", layers=[line("num_draft_tokens", "break_even")],
         note="Upright lines are 95 % intervals; the slanted one is the least-squares fit.",
     )  # fmt: skip
     yield chart(
         "Draft types and lengths", "cells", choices, "num_draft_tokens", "workload", "speedup", "drafts",
-        about=["low", "high", "acceptance", "n"],
         note="Blue cells are faster than plain decoding, orange cells slower; † marks an interval around it.",
     )  # fmt: skip
     yield chart(
-        "Speedup by acceptance", "dots", buckets, "value", "label", "k", measures=["speedup"], about=["n"],
+        "Speedup by acceptance", "dots", buckets, "value", "label", "k",
         note="Answers by the acceptance rate of their drafts; the bars run from the slowest to the fastest.",
     )  # fmt: skip
     yield chart(
         "Predicted and measured speedup", "points", predicted, "measured", "predicted", "drafts", "by",
-        about=["workload", "num_draft_tokens"], layers=[line("measured", "measured", group="by")],
+        layers=[line("measured", "measured", group="by")],
         note="No prediction uses the answer that it predicts. On the slanted line, both agree.",
     )  # fmt: skip
     yield from tables(document, "economics", "fits", "choices", "errors")
