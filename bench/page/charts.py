@@ -1,11 +1,20 @@
-"""Vega-Lite charts as plain dictionaries: dots, points, lines and cells, with menus and legends to press."""
+"""The parts of a section as plain dictionaries: Vega-Lite charts, tables and advice; and rows for them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.page.parts import SHARES, Part, Row, Rows, is_number
-
+Document = Row = Mapping[str, Any]
+Rows = list[dict[str, Any]]
 Spec = dict[str, Any]
+Part = Spec | None
+"""None without data."""
+Parts = Iterator[Part]
+
+SHARES = (
+    "acceptance", "drafted_share", "draft_model_share", "known", "occupancy", "overwritten", "coverage",
+    "accepted",
+)  # fmt: skip
+"""Fields that are shares, shown as percentages."""
 
 MEASURES = {
     "speedup": "speedup over plain decoding", "tokens_per_s": "tokens per second",
@@ -93,11 +102,11 @@ def chart(
     known = [name for name in MEASURES if is_chosen and any(is_number(row.get(name)) for row in rows)]
     if not rows or (is_chosen and not known):
         return None
-    params = [menu("measure", "Show", known)] if known else []
-    params += [menu(f"by_{field}", field, (row.get(field) for row in rows)) for field in menus]
+    params = [_menu("measure", "Show", known)] if known else []
+    params += [_menu(f"by_{field}", field, (row.get(field) for row in rows)) for field in menus]
+    ends = {"value": "", "low": "_low", "high": "_high", "best": "_best"} if known else {}
     transform: list[Spec] = [{"filter": f"datum['{field}'] == by_{field}"} for field in menus]
-    for name, end in {"value": "", "low": "_low", "high": "_high", "best": "_best"}.items() if known else ():
-        transform.append({"calculate": f"datum[measure + '{end}']", "as": name})
+    transform += [{"calculate": f"datum[measure + '{end}']", "as": name} for name, end in ends.items()]
     axes = {name: _axis(field, mark, rows) for name, field in (("x", x), ("y", y))}
     if mark == "dots":
         rows.sort(key=lambda row: row.get(known[0]) or 0, reverse=True)
@@ -115,6 +124,14 @@ def chart(
         view |= {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
     spec = {"data": {"values": rows}, "params": params, "transform": transform, **view}
     return {"kind": "chart", "title": title, "note": note, "spec": spec}
+
+
+def _menu(name: str, label: str, options: Iterable[Any]) -> Spec:
+    """Return a parameter that the reader sets to one of some values with a menu, at first to the first."""
+    options = list(dict.fromkeys(options))
+    labels = [MEASURES.get(one, str(one)) for one in options]
+    bind = {"input": "select", "options": options, "labels": labels, "name": label.replace("_", " ")}
+    return {"name": name, "value": options[0], "bind": bind}
 
 
 def _axis(field: str, mark: str, rows: Rows) -> Spec:
@@ -150,19 +167,10 @@ def _marks(mark: str, axes: Spec, series: str, tooltip: Sequence[Spec]) -> list[
     return layers
 
 
-def menu(name: str, label: str, options: Iterable[Any]) -> Spec:
-    """Return a parameter that the reader sets to one of some values with a menu, at first to the first."""
-    options = list(dict.fromkeys(options))
-    labels = [MEASURES.get(one, str(one)) for one in options]
-    bind = {"input": "select", "options": options, "labels": labels, "name": label.replace("_", " ")}
-    return {"name": name, "value": options[0], "bind": bind}
-
-
 def rule(axis: str, value: float, shown: str = "true") -> Spec:
     """Return a layer with a line at one value of an axis. shown: a condition."""
-    mark = {"type": "rule", "aria": False}
-    encoding = {axis: {"datum": value}}
-    return {"data": {"values": [{}]}, "transform": [{"filter": shown}], "mark": mark, "encoding": encoding}
+    drawn = {"mark": {"type": "rule", "aria": False}, "encoding": {axis: {"datum": value}}}
+    return {"data": {"values": [{}]}, "transform": [{"filter": shown}], **drawn}
 
 
 def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
@@ -171,3 +179,59 @@ def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
     fit = {"regression": y, "on": x, "groupby": [group] if group else []}
     mark = {"type": "line", "aria": False, "strokeDash": [5, 4], "color": "gray"}
     return {"transform": [{"filter": filtered}, fit], "mark": mark, "encoding": encoding}
+
+
+def advice(title: str, sentences: Iterable[str | None] | None) -> Part:
+    """Return a list of sentences, if there are any."""
+    known = [one for one in sentences or () if one]
+    return {"kind": "advice", "title": title, "sentences": known} if known else None
+
+
+def table(title: str, rows: Rows) -> Part:
+    """Return a table of all fields of the rows that are not nested, if there are rows."""
+    names = [
+        name
+        for name in dict.fromkeys(name for row in rows for name in row)
+        if any(row.get(name) is not None for row in rows)
+        and not any(isinstance(row.get(name), list | Mapping) for row in rows)
+    ]
+    numbers = [all(is_number(row.get(name) or 0) for row in rows) for name in names]
+    cells = [[_shown(name, row.get(name)) for name in names] for row in rows]
+    part = {"kind": "table", "title": title, "names": names, "numbers": numbers, "rows": cells}
+    return part if rows else None
+
+
+def tables(document: Document, section: str, *names: str) -> Parts:
+    """Yield tables of the rows of a section, as they are in the document."""
+    for name in names:
+        yield table(f"{name.replace('_', ' ').capitalize()} as a table", rows_of(document, section, name))
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(name: str, value: Any) -> str:
+    if not is_number(value):
+        return "-" if value is None else str(value)
+    if name in SHARES:
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def rows_of(document: Document, section: str, part: str = "rows") -> Rows:
+    """Return copies of the rows of a section."""
+    return [dict(row) for row in (document.get(section) or {}).get(part) or ()]
+
+
+def label(rows: Rows, name: str, first: str, **others: str) -> Rows:
+    """Set a field to that of another field, and of further fields whose values vary among the rows.
+
+    others: how the further fields are written, such as streams="{} streams".
+    """
+    varied = [field for field in others if len({row.get(field) for row in rows}) > 1]
+    for row in rows:
+        texts = [others[field].format(row[field]) for field in varied if row.get(field)]
+        row[name] = ", ".join([str(row.get(first)), *texts])
+    return rows

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from bench import document, options
 from bench.page import sections, tuning
-from bench.page.parts import Document
+from bench.page.charts import Document
 
 FOLDER = Path(__file__).parent
 _JINJA = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)

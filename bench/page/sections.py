@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from bench.page.charts import chart, line, rule
-from bench.page.parts import Document, Parts, Row, Rows, advice, label, note, rows_of, table
+from bench.page.charts import Document, Parts, Row, Rows, advice, chart, label, line, rows_of, rule, table
 
 
 def _decode_rows(document: Document, is_whole: bool = True) -> Rows:
@@ -117,8 +116,8 @@ def translation(document: Document) -> Parts:
         note="k: all drafts have k tokens. adaptive: the engine chooses lengths and may leave drafts out.",
     )  # fmt: skip
     yield table("Translation as a table", rows_of(document, "translation"))
-    for one in rows_of(document, "translation", "refused"):
-        yield note(f"{one.get('draft_model')}, {one.get('strategy')}: skipped: {one.get('reason')}")
+    refused = rows_of(document, "translation", "refused")
+    yield advice("Skipped", [f"{row['draft_model']}, {row['strategy']}: {row['reason']}" for row in refused])
 
 
 def peers(document: Document) -> Parts:
@@ -171,18 +170,19 @@ def replay(document: Document) -> Parts:
         "position", "accepted", "drafter", menus=["workload"],
     )  # fmt: skip
     yield table("Replays as a table", rows)
-    for one in rows_of(document, "replay", "curves"):
-        yield note("; ".join(value for value in one.values() if isinstance(value, str)))
+    curves = [
+        [text for text in row.values() if isinstance(text, str)]
+        for row in rows_of(document, "replay", "curves")
+    ]
+    yield advice("Cost curves", map("; ".join, curves))
 
 
 def _by_curve(row: dict[str, Any]) -> Rows:
     """Return a row for each cost curve; rows of earlier documents are for several of them."""
-    curve = row.get("curve", "cost curve")
-    speedups, slowest = (
-        value if isinstance(value, Mapping) else {curve: value}
-        for value in (row.get("speedup"), row.pop("slowest", None))
-    )
+    speedups, slowest = row.get("speedup"), row.pop("slowest", None)
+    if not isinstance(speedups, Mapping):
+        return [{"curve": "cost curve", **row, "speedup_best": slowest}]
     return [
-        row | {"curve": name, "speedup": speedup, "speedup_best": slowest.get(name)}
+        row | {"curve": name, "speedup": speedup, "speedup_best": (slowest or {}).get(name)}
         for name, speedup in speedups.items()
     ]

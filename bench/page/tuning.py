@@ -4,8 +4,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from bench.experiment import grouped
-from bench.page.charts import chart, line, rule
-from bench.page.parts import Document, Part, Parts, Rows, advice, label, note, rows_of, table, tables
+from bench.page.charts import Document, Parts, Rows, advice, chart, label, line, rows_of, rule, table, tables
 
 ALL = "mean of all"
 
@@ -14,7 +13,7 @@ def sweep(document: Document) -> Parts:
     """Yield the parts about the grid, table sizes, gate thresholds, and cold against warm tables."""
     names = "grid", "measured", "table_sizes", "ngram_sizes", "gate", "warm"
     grid, measured, sizes, ngrams, gate, warm = (rows_of(document, "sweep", name) for name in names)
-    yield _grid(grid)
+    yield from _grid(grid)
     label(measured, "setting", "draft_type", num_draft_tokens="max {}", ngram_size="n = {}")
     yield chart(
         "Measured on the engine", "dots", measured, "value", "workload", "setting",
@@ -41,7 +40,7 @@ def sweep(document: Document) -> Parts:
     yield from tables(document, "sweep", *names)
 
 
-def _grid(rows: Rows) -> Part:
+def _grid(rows: Rows) -> Parts:
     """Draw the grid, with menus for workload and drafter; brushed cells are shown below by workload."""
     rows = [row | {"ngrams": row.get("ngram_size") or "any"} for row in rows if (row["speedup"] or 0) > 0]
     means = [
@@ -65,7 +64,7 @@ def _grid(rows: Rows) -> Part:
             "encoding": {"x": x, "y": {"field": "workload", "type": "nominal", "title": None}},
         }  # fmt: skip
         part["spec"] = above | {"vconcat": [plot | {"width": 480} for plot in (heat, brushed)]}
-    return part
+    yield part
 
 
 def economics(document: Document) -> Parts:
@@ -109,8 +108,8 @@ def economics(document: Document) -> Parts:
     if energy := section.get("energy"):
         title = f"Energy of {energy.get('measured')}, in joules per token"
         reason = energy.get("reason") or "no reason given"
-        yield table(title, rows_of(section, "energy")) or note(f"Energy: not measured ({reason}).")
-    yield note(section.get("intervals"))
+        yield table(title, rows_of(section, "energy")) or advice("Energy", [f"Not measured: {reason}."])
+    yield advice("Intervals", [section.get("intervals")])
 
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:
