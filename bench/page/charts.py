@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-Document = Row = Mapping[str, Any]
+Document = Mapping[str, Any]
+Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]
 Spec = dict[str, Any]
 Part = Spec | None
@@ -17,7 +18,7 @@ SHARES = (
 """Fields that are shares, shown as percentages."""
 
 MEASURES = {
-    "speedup": "speedup over plain decoding", "tokens_per_s": "tokens per second",
+    "tokens_per_s": "tokens per second", "speedup": "speedup over plain decoding",
     "decode_tps": "tokens per second while decoding", "tokens_per_forward": "tokens per forward pass",
     "acceptance": "share of drafted tokens accepted",
     "drafted_share": "share of the answer that was drafted",
@@ -27,7 +28,7 @@ MEASURES = {
     "known": "share of tokens that a table knows", "occupancy": "share of a table that is occupied",
     "overwritten": "share of writes that replace another token",
 }  # fmt: skip
-"""What plots can show, by the names in rows; the reader chooses."""
+"""What plots can show, by the names in rows. At first, they show the first one that the rows have."""
 
 ABOUT = (
     "workload", "num_draft_tokens", "low", "high", "n", "ms", "plain_tps", "measured_speedup",
@@ -40,7 +41,7 @@ ABOUT = (
 TITLES = MEASURES | {
     "num_draft_tokens": "draft length", "position": "position in the draft", "speed": "tokens per second",
     "width": "width: tokens in one forward pass", "cost": "cost relative to width 1", "ngrams": "n-gram size",
-    "series": None, "case": None, "workload": None, "chats": None, "value": None, "by": None, "label": None,
+    "value": None,
 }  # fmt: skip
 """Titles of axes that are not the name of their field."""
 
@@ -49,7 +50,7 @@ STEPS = ("turn", "threshold")
 
 _SPEEDS = {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]}
 _EQUAL = {"domain": ["PASS", "FAIL"], "range": ["#bfdcf3", "#f2914f"]}
-TINTS = {
+TINTS: dict[str, Spec] = {
     "speedup": {"type": "quantitative", "legend": None, "scale": _SPEEDS},
     "parity": {"type": "nominal", "legend": None, "scale": _EQUAL},
 }
@@ -127,16 +128,18 @@ def chart(
 
 
 def _menu(name: str, label: str, options: Iterable[Any]) -> Spec:
-    """Return a parameter that the reader sets to one of some values with a menu, at first to the first."""
+    """Return a parameter that the reader sets with a menu, at first to the first option."""
     options = list(dict.fromkeys(options))
     labels = [MEASURES.get(one, str(one)) for one in options]
     bind = {"input": "select", "options": options, "labels": labels, "name": label.replace("_", " ")}
     return {"name": name, "value": options[0], "bind": bind}
 
 
-def _axis(field: str, mark: str, rows: Rows) -> Spec:
-    axis = {"field": field, "title": TITLES.get(field, field.replace("_", " "))}
-    if mark == "cells" or field in STEPS or any(isinstance(row.get(field), str) for row in rows):
+def _axis(field: str, mark: str, rows: Sequence[Row]) -> Spec:
+    """Return an axis; texts have no title, because they say what they are."""
+    is_text = any(isinstance(row.get(field), str) for row in rows)
+    axis = {"field": field, "title": None if is_text else TITLES.get(field, field.replace("_", " "))}
+    if is_text or mark == "cells" or field in STEPS:
         return axis | {"type": "ordinal", "axis": {"labelAngle": 0}}
     scale = {"type": "log", "base": 2} if field == "entries" else {"zero": False}
     form = {"format": ".0%"} if field in SHARES else {}
@@ -161,8 +164,9 @@ def _marks(mark: str, axes: Spec, series: str, tooltip: Sequence[Spec]) -> list[
             shade["opacity"] = {"condition": {"param": "shown", "value": 1}, "value": 0.08}
         layers.append({"mark": drawn, "encoding": axes | own | shade})
     if mark != "cells":
+        # A chart takes its legend from its first layer, which must be the one that listens to it.
         select = {"type": "point", "fields": [series]}
-        layers[-1]["params"] = [{"name": "shown", "select": select, "bind": "legend"}]
+        layers[0]["params"] = [{"name": "shown", "select": select, "bind": "legend"}]
         layers[-1]["encoding"]["shape"] = color | {"legend": None}
     return layers
 

@@ -8,7 +8,7 @@ import argparse
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,11 +17,11 @@ from jinja2 import Environment, FileSystemLoader
 
 from bench import document, options
 from bench.page import sections, tuning
-from bench.page.charts import Document
+from bench.page.charts import Document, Parts
 
 FOLDER = Path(__file__).parent
 _JINJA = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-SECTIONS = {
+SECTIONS: dict[str, Callable[..., Parts]] = {
     "Speedup": sections.speedup, "Parity": sections.parity, "The source of each token": sections.answers,
     "Acceptance": sections.acceptance, "Cost curve": sections.costs, "Settings": tuning.sweep,
     "When drafting pays": tuning.economics, "Across vocabularies": sections.translation,

@@ -70,14 +70,12 @@ def _grid(rows: Rows) -> Parts:
 def economics(document: Document) -> Parts:
     """Yield the parts about fits, break-evens, choices, and predictions."""
     section = document.get("economics") or {}
+    plain = section.get("plain_tps") or 1
     points, fits, choices, buckets, predicted = (
-        [row | _named(row) for row in rows_of(document, "economics", name)]
+        [row | _named(row, plain) for row in rows_of(document, "economics", name)]
         for name in ("points", "fits", "choices", "buckets", "predicted")
     )
     yield advice("Advice", section.get("advice"))
-    plain = section.get("plain_tps") or 1
-    for row in points:
-        row["speed"] = (row["speedup"] or 0) * plain
     yield chart(
         "Speed by acceptance, for each draft length k", "points",
         [row for row in points if row.get("acceptance") is not None and not row.get("is_gated")],
@@ -112,14 +110,14 @@ def economics(document: Document) -> Parts:
     yield advice("Intervals", [section.get("intervals")])
 
 
-def _named(row: dict[str, Any]) -> dict[str, Any]:
+def _named(row: dict[str, Any], plain_tps: float) -> dict[str, Any]:
     """Return what charts need besides the fields of a row; buckets of earlier documents had other names."""
-    kind = row.get("draft_type", "controlled")
+    kind, speedup = row.get("draft_type", "controlled"), row.get("speedup") or 0
     is_open = (row.get("low") or 1) < 1 < (row.get("high") or 1)
     return {
         "drafts": f"{kind}, gated" if row.get("is_gated") else kind,
         "k": f"k = {row.get('num_draft_tokens') or 'auto'}",
-        "text": f"{row.get('speedup') or 0:.2f}{'†' if is_open else ''}",
+        "text": f"{speedup:.2f}{'†' if is_open else ''}", "speed": speedup * plain_tps,
         "label": row.get("label") or row.get("bucket"),
         "speedup_low": row.get("lowest"), "speedup_high": row.get("highest"),
     }  # fmt: skip

@@ -174,6 +174,23 @@ def test_a_legend_names_the_drafters_of_points(page):
     assert page.run(f"{legend}.map((one) => one.textContent)") == ["controlled", "suffix"]
 
 
+@pytest.mark.parametrize("section", ["speedup", "acceptance", "economics"])
+def test_a_name_that_is_pressed_in_a_legend_stands_out(page, section):
+    drawn(page)
+    own = f"document.querySelector('#{section} .chart')"
+    faded = f"{own}.querySelectorAll('.role-mark [opacity=\"0.08\"]').length"
+    symbol = f"{own}.querySelector('.role-legend-symbol path')"
+    page.run(f"{symbol}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    x, y = page.run(
+        f"(({{ x, y, width, height }}) => [x + width / 2, y + height / 2])({symbol}.getBoundingClientRect())"
+    )
+    assert page.run(faded) == 0
+    page.page.mouse.click(x, y)
+    settle(page.page)
+    assert page.run(faded) > 0
+    page.open(page.file)
+
+
 def test_what_is_shown_can_be_chosen(page):
     drawn(page)
     labels = "[...document.querySelectorAll('#speedup .role-axis-label text')].map((one) => one.textContent)"
