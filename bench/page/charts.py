@@ -11,12 +11,6 @@ Part = Spec | None
 """None without data."""
 Parts = Iterator[Part]
 
-SHARES = (
-    "acceptance", "drafted_share", "draft_model_share", "known", "occupancy", "overwritten", "coverage",
-    "accepted",
-)  # fmt: skip
-"""Fields that are shares, shown as percentages."""
-
 MEASURES = {
     "tokens_per_s": "tokens per second", "speedup": "speedup over plain decoding",
     "decode_tps": "tokens per second while decoding", "tokens_per_forward": "tokens per forward pass",
@@ -41,9 +35,12 @@ ABOUT = (
 TITLES = MEASURES | {
     "num_draft_tokens": "draft length", "position": "position in the draft", "speed": "tokens per second",
     "width": "width: tokens in one forward pass", "cost": "cost relative to width 1", "ngrams": "n-gram size",
-    "value": None,
+    "accepted": "share of these tokens accepted", "draft_model_share": "share of time in the draft model",
 }  # fmt: skip
-"""Titles of axes that are not the name of their field."""
+"""Titles of fields whose name does not say enough."""
+
+SHARES = [name for name, title in TITLES.items() if title.startswith("share ")]
+"""Fields that are shown as percentages."""
 
 STEPS = ("turn", "threshold")
 """Fields whose numbers have equal distances on an axis."""
@@ -136,15 +133,16 @@ def _menu(name: str, label: str, options: Iterable[Any]) -> Spec:
 
 
 def _axis(field: str, mark: str, rows: Sequence[Row]) -> Spec:
-    """Return an axis; texts have no title, because they say what they are."""
+    """Return an axis, without a title if its texts or a menu say what it shows."""
     is_text = any(isinstance(row.get(field), str) for row in rows)
-    axis = {"field": field, "title": None if is_text else TITLES.get(field, field.replace("_", " "))}
+    title = None if is_text or field == "value" else TITLES.get(field, field.replace("_", " "))
+    axis = {"field": field, "title": title}
     if is_text or mark == "cells" or field in STEPS:
         return axis | {"type": "ordinal", "axis": {"labelAngle": 0}}
     scale = {"type": "log", "base": 2} if field == "entries" else {"zero": False}
     form = {"format": ".0%"} if field in SHARES else {}
     if field == "value":
-        form = {"labelExpr": f"format(datum.value, indexof({[*SHARES]}, measure) < 0 ? ',.3~r' : '.0%')"}
+        form = {"labelExpr": f"format(datum.value, indexof({SHARES}, measure) < 0 ? ',.3~r' : '.0%')"}
     return axis | {"type": "quantitative", "scale": scale, "axis": form}
 
 
