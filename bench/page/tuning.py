@@ -19,8 +19,10 @@ def sweep(document: Document) -> Parts:
         "Measured on the engine", "dots", measured, "value", "workload", "setting",
         note="The default and the best of each draft type.",
     )  # fmt: skip
-    yield chart("Size of ngram-mod's table", "lines", sizes, "entries", "value", "requests")
-    yield chart("Length of ngram-mod's n-grams", "lines", ngrams, "ngram_size", "value", "requests")
+    yield chart("Size of ngram-mod's table, by requests", "lines", sizes, "entries", "value", "requests")
+    yield chart(
+        "Length of ngram-mod's n-grams, by requests", "lines", ngrams, "ngram_size", "value", "requests"
+    )
     yield chart(
         "Gate threshold", "lines", gate, "threshold", "speedup", "workload", menus=["gate"],
         layers=[rule("y", 1)],
