@@ -1,45 +1,78 @@
-"""Vega-Lite charts as plain dictionaries: dots, lines, points and cells, with menus and legends to press."""
+"""The parts of a section as plain dictionaries: Vega-Lite charts, tables and advice; and rows for them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+Document = Mapping[str, Any]
 Row = Mapping[str, Any]
+Rows = list[dict[str, Any]]
 Spec = dict[str, Any]
-
-SHARES = ("acceptance", "drafted_share", "known", "occupancy", "overwritten", "coverage", "accepted")
-"""Fields that are shares, shown as percentages."""
+Part = Spec | None
+"""None without data."""
+Parts = Iterator[Part]
 
 MEASURES = {
-    "speedup": "speedup over plain decoding", "decode_tps": "tokens per second while decoding",
-    "tokens_per_s": "tokens per second", "tokens_per_forward": "tokens per forward pass",
+    "tokens_per_s": "tokens per second", "speedup": "speedup over plain decoding",
+    "decode_tps": "tokens per second while decoding", "tokens_per_forward": "tokens per forward pass",
     "acceptance": "share of drafted tokens accepted",
     "drafted_share": "share of the answer that was drafted",
     "coverage": "share of the answer that was drafted and accepted",
     "ttft_ms": "milliseconds to the first token", "inter_token_ms": "milliseconds between tokens",
     "drafter_us_per_token": "microseconds of drafting per token",
+    "known": "share of tokens that a table knows", "occupancy": "share of a table that is occupied",
+    "overwritten": "share of writes that replace another token",
 }  # fmt: skip
-"""What plots can show, by the names in rows."""
+"""What plots can show, by the names in rows. At first, they show the first one that the rows have."""
+
+ABOUT = (
+    "workload", "num_draft_tokens", "low", "high", "n", "ms", "plain_tps", "measured_speedup",
+    "replayed_speedup", "draft_model_share", "translated", "absorbed", "resynchronised", "skipped",
+    "repetitive", "rule", "requests", "failed", "error", "parity", "parity_pairs", "parity_differing",
+    "margin",
+)  # fmt: skip
+"""More fields that tooltips show."""
 
 TITLES = MEASURES | {
     "num_draft_tokens": "draft length", "position": "position in the draft", "speed": "tokens per second",
     "width": "width: tokens in one forward pass", "cost": "cost relative to width 1", "ngrams": "n-gram size",
-    "series": None, "case": None, "workload": None, "chats": None, "value": None, "by": None, "label": None,
+    "accepted": "share of these tokens accepted", "draft_model_share": "share of time in the draft model",
 }  # fmt: skip
-"""Titles of axes that are not the name of their field."""
+"""Titles of fields whose name does not say enough."""
 
-TINTS = {
-    "speedup": {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]},
-    "parity": {"domain": ["PASS", "FAIL"], "range": ["#bfdcf3", "#f2914f"]},
+SHARES = [name for name, title in TITLES.items() if title.startswith("share ")]
+"""Fields that are shown as percentages."""
+
+STEPS = ("turn", "threshold")
+"""Fields whose numbers have equal distances on an axis."""
+
+_SPEEDS = {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]}
+_EQUAL = {"domain": ["PASS", "FAIL"], "range": ["#bfdcf3", "#f2914f"]}
+TINTS: dict[str, Spec] = {
+    "speedup": {"type": "quantitative", "legend": None, "scale": _SPEEDS},
+    "parity": {"type": "nominal", "legend": None, "scale": _EQUAL},
 }
-"""The scales of colors of cells, by their field."""
+"""How cells are tinted, by field."""
 
-_TYPES = {"dots": ("Q", "N"), "cells": ("O", "O"), "lines": ("Q", "Q"), "points": ("Q", "Q")}
-"""Types of x and y, by the mark; as in Altair: quantitative, nominal or ordinal."""
+MARKS: dict[str, list[tuple[Spec, dict[str, str]]]] = {
+    "dots": [
+        ({"type": "rule", "strokeWidth": 3, "aria": False}, {"x": "low", "x2": "high"}),
+        ({"type": "tick", "thickness": 2, "aria": False, "color": "var(--ink)"}, {"x": "best"}),
+        ({"type": "point", "filled": True, "size": 70}, {}),
+    ],
+    "points": [
+        ({"type": "rule", "aria": False}, {"y": "low", "y2": "high"}),
+        ({"type": "point", "filled": True}, {}),
+    ],
+    "lines": [({"type": "line", "point": {"size": 45}, "strokeWidth": 1.6}, {})],
+    "cells": [
+        ({"type": "rect", "cornerRadius": 3}, {}),
+        ({"type": "text", "color": "#111", "aria": False}, {"text": "text"}),
+    ],
+}
+"""The marks of charts from bottom to top, with the fields that they show instead of x and y.
 
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+A mark without a color of its own has that of its series, and a tooltip.
+"""
 
 
 def chart(
@@ -51,85 +84,66 @@ def chart(
     series: str,
     panel: str = "",
     *,
-    measures: Iterable[str] = MEASURES,
     menus: Sequence[str] = (),
-    about: Sequence[str] = (),
     layers: Sequence[Spec] = (),
-    text: str = "",
     note: str = "",
-) -> Iterator[Spec]:
-    """Yield a chart, a part of the page, if there are rows for it.
+) -> Part:
+    """Return a chart, if there are rows for it.
 
     mark: dots, a lane for each series in a band for y, the best band first; lines; points; or cells, tinted
-    by the series, with a text. x, y: fields, with a type if it is not the usual one: "turn:O". panel: a plot
-    for each of this field's values. measures: what the field named value shows; the reader chooses.
-    menus: fields by which the reader filters. about: more fields of tooltips. layers: drawn below the marks.
+    by the series, with the field "text". x, y: fields; "value" is the measure that the reader chooses. Bars
+    and ticks are drawn where a measure has NAME_low, NAME_high and NAME_best, or a row low and high. panel: a
+    plot for each of this field's values. menus: fields by which the reader filters. layers: below the marks.
     """
     rows = [{name: v for name, v in row.items() if not isinstance(v, list | Mapping)} for row in rows]
     is_chosen = "value" in (x, y)
-    known = [name for name in measures if is_chosen and any(is_number(row.get(name)) for row in rows)]
+    known = [name for name in MEASURES if is_chosen and any(is_number(row.get(name)) for row in rows)]
     if not rows or (is_chosen and not known):
-        return
-    params = [menu("measure", "Show", known)] if known else []
-    params += [menu(f"by_{field}", field, (row.get(field) for row in rows)) for field in menus]
-    suffixes = {"value": "", "low": "_low", "high": "_high", "best": "_best"} if known else {}
+        return None
+    params = [_menu("measure", "Show", known)] if known else []
+    params += [_menu(f"by_{field}", field, (row.get(field) for row in rows)) for field in menus]
+    ends = {"value": "", "low": "_low", "high": "_high", "best": "_best"} if known else {}
     transform: list[Spec] = [{"filter": f"datum['{field}'] == by_{field}"} for field in menus]
-    transform += [
-        {"calculate": f"datum[measure + '{suffix}']", "as": name} for name, suffix in suffixes.items()
-    ]
-    axes = {name: _axis(field, kind) for name, field, kind in zip("xy", (x, y), _TYPES[mark], strict=True)}
-    fields = panel, axes["y"]["field"], series, axes["x"]["field"], *menus, *known, *about
-    tooltip = [_tip(name) for name in dict.fromkeys(fields) if all(name in row for row in rows)]
+    transform += [{"calculate": f"datum[measure + '{end}']", "as": name} for name, end in ends.items()]
+    axes = {name: _axis(field, mark, rows) for name, field in (("x", x), ("y", y))}
     if mark == "dots":
         rows.sort(key=lambda row: row.get(known[0]) or 0, reverse=True)
-        view = _dots(axes, series, tooltip)
-    elif mark == "cells":
-        view = _cells(axes, series, tooltip, text)
-    else:
-        view = _lines(axes, series, tooltip, mark)
-    bands, lanes = (len({row.get(field) for row in rows}) for field in (axes["y"]["field"], series))
-    view["height"] = {"dots": 15 * bands * (1 + lanes), "cells": 26 * bands}.get(mark, 220)
-    view["layer"] = [*layers, *view["layer"]]
+        axes["y"]["sort"] = None
+        axes["yOffset"] = {"field": series, "type": "nominal"}
+        layers = [rule("x", 1, "measure == 'speedup' || measure == 'tokens_per_forward'"), *layers]
+    fields = dict.fromkeys([panel, y, series, x, *menus, *MEASURES, *ABOUT])
+    tooltip = [_tip(name) for name in fields if all(name in row for row in rows)]
+    bands, lanes = (len({row.get(field) for row in rows}) for field in (y, series))
+    height = {"dots": 15 * bands * (1 + lanes), "cells": 26 * bands}.get(mark, 220)
+    view: Spec = {"height": height, "layer": [*layers, *_marks(mark, axes, series, tooltip)]}
     if panel:
         view = {"facet": {"field": panel, "type": "nominal", "sort": None}, "spec": view}
     else:
         view |= {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
     spec = {"data": {"values": rows}, "params": params, "transform": transform, **view}
-    yield {"kind": "chart", "title": title, "note": note, "spec": spec}
+    return {"kind": "chart", "title": title, "note": note, "spec": spec}
 
 
-def menu(name: str, label: str, options: Iterable[Any]) -> Spec:
-    """Return a parameter that the reader sets to one of some values with a menu, at first to the first."""
+def _menu(name: str, label: str, options: Iterable[Any]) -> Spec:
+    """Return a parameter that the reader sets with a menu, at first to the first option."""
     options = list(dict.fromkeys(options))
     labels = [MEASURES.get(one, str(one)) for one in options]
     bind = {"input": "select", "options": options, "labels": labels, "name": label.replace("_", " ")}
     return {"name": name, "value": options[0], "bind": bind}
 
 
-def rule(axis: str, value: float) -> Spec:
-    """Return a layer with a line at one value of an axis."""
-    mark = {"type": "rule", "aria": False}
-    return {"data": {"values": [{}]}, "mark": mark, "encoding": {axis: {"datum": value}}}
-
-
-def line(x: str, y: str, filtered: str = "true", group: str = "", **more: Any) -> Spec:
-    """Return a layer with the least-squares line of y over x. filtered: a condition. group: a field."""
-    encoding = {axis: {"field": name, "type": "quantitative"} for axis, name in (("x", x), ("y", y))}
-    fit = {"regression": y, "on": x, "groupby": [group] if group else []}
-    mark = {"type": "line", "aria": False, "strokeDash": [5, 4], "color": "gray"}
-    return {"transform": [{"filter": filtered}, fit], "mark": mark, "encoding": encoding, **more}
-
-
-def _axis(given: str, usual: str) -> Spec:
-    field, _, own = given.partition(":")
-    type_ = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}[own or usual]
-    axis: Spec = {"field": field, "type": type_, "title": TITLES.get(field, field.replace("_", " "))}
+def _axis(field: str, mark: str, rows: Sequence[Row]) -> Spec:
+    """Return an axis, without a title if its texts or a menu say what it shows."""
+    is_text = any(isinstance(row.get(field), str) for row in rows)
+    title = None if is_text or field == "value" else TITLES.get(field, field.replace("_", " "))
+    axis = {"field": field, "title": title}
+    if is_text or mark == "cells" or field in STEPS:
+        return axis | {"type": "ordinal", "axis": {"labelAngle": 0}}
+    scale = {"type": "log", "base": 2} if field == "entries" else {"zero": False}
+    form = {"format": ".0%"} if field in SHARES else {}
     if field == "value":
-        label = f"format(datum.value, indexof({[*SHARES]}, measure) < 0 ? ',.3~r' : '.0%')"
-        axis["axis"] = {"labelExpr": label}
-    elif type_ == "ordinal" or field in SHARES:
-        axis["axis"] = {"labelAngle": 0} if type_ == "ordinal" else {"format": ".0%"}
-    return axis | ({"scale": {"zero": False}} if type_ == "quantitative" else {})
+        form = {"labelExpr": f"format(datum.value, indexof({SHARES}, measure) < 0 ? ',.3~r' : '.0%')"}
+    return axis | {"type": "quantitative", "scale": scale, "axis": form}
 
 
 def _tip(name: str) -> Spec:
@@ -137,53 +151,89 @@ def _tip(name: str) -> Spec:
     return {"field": name, "title": name.replace("_", " ")} | ({"format": form} if form else {})
 
 
-def _by_series(series: str) -> Spec:
-    """Return encodings by which series have colors and shapes; those not pressed in the legend fade."""
-    fading = {"condition": {"param": "shown", "value": 1}, "value": 0.08}
-    field = {"field": series, "type": "nominal"}
-    return {"color": field, "shape": field | {"legend": None}, "opacity": fading}
+def _marks(mark: str, axes: Spec, series: str, tooltip: Sequence[Spec]) -> list[Spec]:
+    """Return the layers of a chart's marks. Names in a legend can be pressed, and the others fade."""
+    color = {"field": series} | TINTS.get(series, {"type": "nominal"})
+    layers: list[Spec] = []
+    for drawn, fields in MARKS[mark]:
+        own = {channel: axes.get(channel, {}) | {"field": name} for channel, name in fields.items()}
+        shade = {} if "color" in drawn else {"color": color, "tooltip": tooltip}
+        if mark != "cells" and shade:
+            shade["opacity"] = {"condition": {"param": "shown", "value": 1}, "value": 0.08}
+        layers.append({"mark": drawn, "encoding": axes | own | shade})
+    if mark != "cells":
+        # A chart takes its legend from its first layer, which must be the one that listens to it.
+        select = {"type": "point", "fields": [series]}
+        layers[0]["params"] = [{"name": "shown", "select": select, "bind": "legend"}]
+        layers[-1]["encoding"]["shape"] = color | {"legend": None}
+    return layers
 
 
-def _switch(series: str) -> list[Spec]:
-    return [{"name": "shown", "select": {"type": "point", "fields": [series]}, "bind": "legend"}]
+def rule(axis: str, value: float, shown: str = "true") -> Spec:
+    """Return a layer with a line at one value of an axis. shown: a condition."""
+    drawn = {"mark": {"type": "rule", "aria": False}, "encoding": {axis: {"datum": value}}}
+    return {"data": {"values": [{}]}, "transform": [{"filter": shown}], **drawn}
 
 
-def _dots(axes: Spec, series: str, tooltip: Sequence[Spec]) -> Spec:
-    """Draw dots, NAME_low and NAME_high of the chosen measure as its range, and NAME_best as a tick."""
-    lane = {"field": series, "type": "nominal"}
-    bands = {"y": {"sort": None} | axes["y"], "yOffset": lane}
-    marks: dict[str, tuple[Spec, Spec]] = {
-        "low": ({"type": "rule", "strokeWidth": 3, "aria": False}, {"x2": {"field": "high"}, "color": lane}),
-        "best": ({"type": "tick", "thickness": 2, "aria": False}, {}),
-        "value": ({"type": "point", "filled": True, "size": 70}, {"tooltip": tooltip} | _by_series(series)),
-    }
-    layers: list[Spec] = [
-        {"mark": mark, "encoding": bands | {"x": axes["x"] | {"field": field}} | encoding}
-        for field, (mark, encoding) in marks.items()
+def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
+    """Return a layer with the least-squares line of y over x. filtered: a condition. group: a field."""
+    encoding = {axis: {"field": name, "type": "quantitative"} for axis, name in (("x", x), ("y", y))}
+    fit = {"regression": y, "on": x, "groupby": [group] if group else []}
+    mark = {"type": "line", "aria": False, "strokeDash": [5, 4], "color": "gray"}
+    return {"transform": [{"filter": filtered}, fit], "mark": mark, "encoding": encoding}
+
+
+def advice(title: str, sentences: Iterable[str | None] | None) -> Part:
+    """Return a list of sentences, if there are any."""
+    known = [one for one in sentences or () if one]
+    return {"kind": "advice", "title": title, "sentences": known} if known else None
+
+
+def table(title: str, rows: Rows) -> Part:
+    """Return a table of all fields of the rows that are not nested, if there are rows."""
+    names = [
+        name
+        for name in dict.fromkeys(name for row in rows for name in row)
+        if any(row.get(name) is not None for row in rows)
+        and not any(isinstance(row.get(name), list | Mapping) for row in rows)
     ]
-    layers[-1]["params"] = _switch(series)
-    is_ratio = {"filter": "measure == 'speedup' || measure == 'tokens_per_forward'"}
-    return {"layer": [rule("x", 1) | {"transform": [is_ratio]}, *layers]}
+    numbers = [all(is_number(row.get(name) or 0) for row in rows) for name in names]
+    cells = [[_shown(name, row.get(name)) for name in names] for row in rows]
+    part = {"kind": "table", "title": title, "names": names, "numbers": numbers, "rows": cells}
+    return part if rows else None
 
 
-def _lines(axes: Spec, series: str, tooltip: Sequence[Spec], mark: str) -> Spec:
-    """Draw points, joined by lines if the mark is "lines"."""
-    joined = {"type": "line", "point": {"size": 45}, "strokeWidth": 1.6}
-    drawn = joined if mark == "lines" else {"type": "point", "filled": True}
-    encoding = axes | _by_series(series) | {"tooltip": tooltip}
-    if mark == "points":
-        encoding["shape"] = encoding["color"]
-    return {"layer": [{"params": _switch(series), "mark": drawn, "encoding": encoding}]}
+def tables(document: Document, section: str, *names: str) -> Parts:
+    """Yield tables of the rows of a section, as they are in the document."""
+    for name in names:
+        yield table(f"{name.replace('_', ' ').capitalize()} as a table", rows_of(document, section, name))
 
 
-def _cells(axes: Spec, series: str, tooltip: Sequence[Spec], text: str) -> Spec:
-    """Draw tinted cells with a text."""
-    kind = "quantitative" if series == "speedup" else "nominal"
-    color = {"field": series, "type": kind, "scale": TINTS[series], "legend": None}
-    shade = {"color": color, "tooltip": tooltip}
-    written = {"field": text} if text else {"field": series, "format": ".2f"}
-    layers = [
-        {"mark": {"type": "rect", "cornerRadius": 3}, "encoding": shade},
-        {"mark": {"type": "text", "color": "#111", "aria": False}, "encoding": {"text": written}},
-    ]
-    return {"encoding": axes, "layer": layers}
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(name: str, value: Any) -> str:
+    if not is_number(value):
+        return "-" if value is None else str(value)
+    if name in SHARES:
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def rows_of(document: Document, section: str, part: str = "rows") -> Rows:
+    """Return copies of the rows of a section."""
+    return [dict(row) for row in (document.get(section) or {}).get(part) or ()]
+
+
+def label(rows: Rows, name: str, first: str, **others: str) -> Rows:
+    """Set a field to that of another field, and of further fields whose values vary among the rows.
+
+    others: how the further fields are written, such as streams="{} streams".
+    """
+    varied = [field for field in others if len({row.get(field) for row in rows}) > 1]
+    for row in rows:
+        texts = [others[field].format(row[field]) for field in varied if row.get(field)]
+        row[name] = ", ".join([str(row.get(first)), *texts])
+    return rows

@@ -1,18 +1,14 @@
 // Draw the charts of the page, and answer its menus, headings and buttons.
-"use strict";
 (() => {
-  const INK = "var(--ink)", MUTED = "var(--muted)", LINE = "var(--line)";
+  // Colors are variables of page.css, so that charts follow light and dark mode without being drawn again.
+  const MUTED = "var(--muted)", LINE = "var(--line)";
   const COLORS = Array.from({ length: 8 }, (_, at) => `var(--color-${at})`);
-  // Colors stay variables of page.css, so that charts follow light and dark mode without being drawn again.
   const CONFIG = {
     background: null, view: { stroke: null }, font: "system-ui, sans-serif", range: { category: COLORS },
-    axis: {
-      labelColor: MUTED, titleColor: MUTED, gridColor: LINE, domainColor: LINE, tickColor: LINE,
-      titleFontWeight: "normal", labelLimit: 260,
-    },
-    legend: { labelColor: INK, titleColor: MUTED, orient: "top", title: null, columns: 4, labelLimit: 500 },
-    header: { labelColor: INK, labelFontWeight: "bold", title: null },
-    axisQuantitative: { grid: true }, rule: { color: INK }, tick: { color: INK }, text: { color: INK },
+    style: { "guide-label": { fill: MUTED }, "guide-title": { fill: MUTED, fontWeight: "normal" } },
+    axis: { gridColor: LINE, domainColor: LINE, tickColor: LINE, labelLimit: 260 },
+    legend: { orient: "top", title: null, columns: 4, labelLimit: 500 },
+    header: { title: null, labelFontWeight: "bold" }, axisQuantitative: { grid: true }, rule: { color: "var(--ink)" },
   };
   const OPTIONS = {
     actions: false, renderer: "svg", ast: true, defaultStyle: false, config: CONFIG, logLevel: 1,
@@ -28,37 +24,31 @@
     vegaEmbed(host, spec, OPTIONS);
   }
 
-  // Sort a table by a column, or turn its order around. Missing values stay at the end.
+  // Sort a table by a column, from the largest value; once more, from the smallest. "-" stays at the end.
   function sort(heading) {
-    const isNumber = heading.className === "number";
-    // Numbers start descending, because the largest ones are usually wanted.
-    const orders = isNumber ? ["descending", "ascending"] : ["ascending", "descending"];
-    const order = orders[Number(heading.ariaSort === orders[0])];
+    const order = heading.ariaSort === "descending" ? "ascending" : "descending";
     for (const other of heading.parentNode.cells) other.ariaSort = other === heading ? order : "none";
+    const sign = order === "ascending" ? 1 : -1, body = heading.closest("table").tBodies[0];
     const number = (text) => parseFloat(text.replaceAll(",", ""));
-    const compare = isNumber ? (a, b) => number(a) - number(b) : (a, b) => a.localeCompare(b, "en");
-    const sign = order === "ascending" ? 1 : -1;
-    const body = heading.closest("table").tBodies[0];
     body.append(...[...body.rows].sort((one, other) => {
       const [a, b] = [one, other].map((row) => row.cells[heading.cellIndex].textContent);
-      return (a === "-") - (b === "-") || sign * compare(a, b);
+      return (a === "-") - (b === "-") || sign * (number(a) - number(b) || a.localeCompare(b, "en"));
     }));
   }
 
   // Color the tokens of each source. A button lights them up; once more, and all are lit.
   function color(answer) {
     const tokens = [...answer.querySelectorAll(".token")], buttons = [...answer.querySelectorAll("button")];
+    tokens.forEach((token, at) => { token.title = `token ${at + 1}: ${token.dataset.source}`; });
     buttons.forEach((button, at) => {
-      const { source } = button.dataset;
-      const own = [button, ...tokens].filter((one) => one.dataset.source === source && source !== "model");
-      for (const one of own) one.style.setProperty("--color", COLORS[at % 8]);
+      const isOwn = (one) => one.dataset.source === button.dataset.source;
+      for (const one of [button, ...tokens].filter(isOwn)) one.style.setProperty("--color", COLORS[at % 8]);
       button.onclick = () => {
         const isOn = button.ariaPressed !== "true";
         for (const other of buttons) other.ariaPressed = String(isOn && other === button);
-        for (const token of tokens) token.classList.toggle("dim", isOn && token.dataset.source !== source);
+        for (const token of tokens) token.classList.toggle("dim", isOn && !isOwn(token));
       };
     });
-    tokens.forEach((token, at) => { token.title = `token ${at + 1}: ${token.dataset.source}`; });
   }
 
   function enliven(inside) {
@@ -77,8 +67,5 @@
   }
 
   enliven(document.body);
-  const theme = document.querySelector("#theme select");
-  theme.onchange = () => { document.documentElement.dataset.theme = theme.value; };
-  const tables = document.getElementsByClassName("table");
-  window.onbeforeprint = () => { for (const one of tables) one.open = true; };
+  window.onbeforeprint = () => { for (const one of document.querySelectorAll(".table")) one.open = true; };
 })();

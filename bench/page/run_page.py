@@ -1,17 +1,15 @@
 """`reprise bench report`: draw the --json results of other benchmarks as one HTML page.
 
-Draw result documents, which benchmarks write with --json, as one HTML page with plots, tables, and sample
-answers that show the source of each token. The page is one file and needs no network. Documents of several
-machines or models can be combined.
+The page has plots, tables, and sample answers that show the source of each token. It is one file and needs no
+network. Documents of several machines or models can be combined.
 """
 
 import argparse
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import count
 from pathlib import Path
 
 import vl_convert
@@ -19,17 +17,18 @@ from jinja2 import Environment, FileSystemLoader
 
 from bench import document, options
 from bench.page import sections, tuning
-from bench.page.parts import Document
+from bench.page.charts import Document, Parts
 
 FOLDER = Path(__file__).parent
-SECTIONS = {
+_JINJA = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+SECTIONS: dict[str, Callable[..., Parts]] = {
     "Speedup": sections.speedup, "Parity": sections.parity, "The source of each token": sections.answers,
     "Acceptance": sections.acceptance, "Cost curve": sections.costs, "Settings": tuning.sweep,
     "When drafting pays": tuning.economics, "Across vocabularies": sections.translation,
     "Compared with others": sections.peers, "Servers under load": sections.serve,
     "Replayed without a model": sections.replay,
 }  # fmt: skip
-"""By title: what yields the parts of a section from a document; costs are those of several documents."""
+"""By title: what yields the parts of a section."""
 
 
 FLAGS = (
@@ -43,17 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
     documents = [document.read(file) for file in arguments.documents]
     write_page(arguments.html, documents)
     found = [name for name in document.SECTIONS if any(name in one for one in documents)]
-    kilobytes = arguments.html.stat().st_size / 1000
-    print(f"{arguments.html}: {', '.join(found)}; {kilobytes:.0f} kB. Open it in any browser.")
+    print(f"{arguments.html}: {', '.join(found)}. Open it in any browser.")
     return 0
 
 
 def write_page(path: Path, documents: Sequence[Document]) -> None:
-    """Write a page that shows all sections of the documents.
-
-    documents: as bench.document.read returns them; if several have the same section, the reader chooses one.
-    Raises OSError if the file cannot be written, ValueError without documents.
-    """
+    """Write a page of documents. Raises OSError if it cannot be written, ValueError without documents."""
     path.write_text(page(documents), encoding="utf-8", errors="xmlcharrefreplace")
 
 
@@ -63,21 +57,21 @@ def page(documents: Sequence[Document]) -> str:
         raise ValueError("a report needs at least one document")
     # Numbers that JSON does not have (nan, infinities) become null.
     finite = json.loads(json.dumps(documents), parse_constant=lambda _: None)
-    numbers = (f" ({number})" if len(finite) > 1 else "" for number in count(1))
-    named = {_origin(one) + number: one for one, number in zip(finite, numbers, strict=False)}
+    named = {
+        f"{(one.get('date') or 'an unknown day')[:10]} on {sections.place(one)}"
+        + (f" ({number})" if len(finite) > 1 else ""): [one]
+        for number, one in enumerate(finite, 1)
+    }
     found = []
     for title, build in SECTIONS.items():
         # All cost curves share one plot; elsewhere, the reader chooses a document.
-        given = {", ".join(named): named} if build is sections.costs else named
-        variants = [(origin, parts) for origin, one in given.items() if (parts := list(build(one)))]
-        found += [(build.__name__, title, variants)] if variants else []
-    style = (FOLDER / "page.css").read_text(encoding="utf-8")
-    script = f"{_vega()}\n{(FOLDER / 'page.js').read_text(encoding='utf-8')}"
-    jinja = Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    return jinja.get_template("page.html").render(
-        style=style, script=script, hash=_hash, sections=found, documents=finite
+        given = {", ".join(named): finite} if build is sections.costs else named
+        drawn = {origin: [part for part in build(*some) if part] for origin, some in given.items()}
+        if variants := [(origin, parts) for origin, parts in drawn.items() if parts]:
+            found.append((build.__name__, title, variants))
+    style, own = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    return _JINJA.get_template("page.html").render(
+        style=style, script=f"{_vega()}\n{own}", hash=_hash, sections=found, documents=finite
     )
 
 
@@ -91,11 +85,3 @@ def _vega() -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _origin(document: Document) -> str:
-    """Say when, where and with which model a document was made."""
-    machine, model = document.get("machine") or {}, document.get("model") or {}
-    day = str(document.get("date") or "an unknown day")[:10]
-    with_model = f"; model {model['name']}" if model.get("name") else ""
-    return f"{day} on {machine.get('cpu') or 'an unknown machine'}{with_model}"

@@ -1,35 +1,31 @@
 """The sections about speed: of drafting, of other vocabularies, peers, servers, and replayed rules."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from bench.page.charts import chart, line, rule
-from bench.page.parts import Document, Parts, Rows, advice, label, note, positions, rows_of, table
+from bench.page.charts import Document, Parts, Row, Rows, advice, chart, label, line, rows_of, rule, table
 
 
 def _decode_rows(document: Document, is_whole: bool = True) -> Rows:
-    """Return the decode rows with a series (draft type, with its length if several occur) and a case.
-
-    is_whole: only those over all turns, if there are any.
-    """
+    """Return the rows of decode with a series and a case. is_whole: those of all turns, or of single ones."""
     rows = label(rows_of(document, "decode"), "series", "draft_type", num_draft_tokens="max {}")
     label(rows, "case", "workload", prompt_tokens="{}-token prompt", streams="{} streams")
-    for row in rows:
-        row["speedup_best"] = row.get("best_width_speedup")
-    return [row for row in rows if is_whole and row.get("turn") is None] or rows
+    return [
+        row | {"speedup_best": row.get("best_width_speedup")}
+        for row in rows
+        if (row.get("turn") is None) == is_whole
+    ]
 
 
 def speedup(document: Document) -> Parts:
     """Yield the parts about speedups by workload and draft type."""
-    rows = _decode_rows(document)
-    yield from chart(
-        "Workloads by speedup", "dots", rows, "value", "case", "series", about=["plain_tps", "parity"],
-        note="The upright line is plain decoding, bars are the range of repeated runs, and ticks are the "
-        "speedup of the best fixed draft length, in hindsight. Names in the legend can be pressed.",
+    yield chart(
+        "Workloads by speedup", "dots", _decode_rows(document), "value", "case", "series",
+        note="At 1: plain decoding. Bars: repeated runs. Ticks: the best fixed draft length, in hindsight.",
     )  # fmt: skip
-    yield from table("All figures as a table", rows_of(document, "decode"))
+    yield table("All figures as a table", rows_of(document, "decode"))
 
 
 def parity(document: Document) -> Parts:
@@ -37,11 +33,10 @@ def parity(document: Document) -> Parts:
     rows = [row for row in _decode_rows(document) if row.get("parity")]
     for row in rows:
         first = row.get("first_divergence") or {}
-        row["verdict"] = "✓ same" if row["parity"] == "PASS" else f"✗ token {first.get('token', '?')}"
+        row["text"] = "✓ same" if row["parity"] == "PASS" else f"✗ token {first.get('token', '?')}"
         row["margin"] = first.get("margin")
-    yield from chart(
-        "Drafted answers compared with plain ones", "cells", rows, "series", "case", "parity", text="verdict",
-        about=["parity_pairs", "parity_differing", "margin"],
+    yield chart(
+        "Drafted answers compared with plain ones", "cells", rows, "series", "case", "parity",
         note="Every drafted run is compared with every plain run, token by token.",
     )  # fmt: skip
 
@@ -54,49 +49,58 @@ def answers(document: Document) -> Parts:
         counts = Counter(source for _, source in one["tokens"])
         sources = sorted(counts, key=lambda source: (source == "model", -counts[source]))
         one["shares"] = {source: counts[source] / len(one["tokens"]) for source in sources}
-    if samples:
-        samples.sort(key=lambda one: one["shares"].get("model", 0))
-        named = [(f"{one['workload']}, {one['draft_type']}", one) for one in samples]
-        yield {"kind": "answers", "samples": named}
+    samples.sort(key=lambda one: one["shares"].get("model", 0))
+    named = [(f"{one['workload']}, {one['draft_type']}", one) for one in samples]
+    yield {"kind": "answers", "samples": named} if named else None
 
 
 def acceptance(document: Document) -> Parts:
     """Yield the parts about acceptance by position, and about gains over the turns of a chat."""
-    rows = _decode_rows(document, is_whole=False)
-    yield from chart(
+    yield chart(
         "Acceptance by position in the draft", "lines",
-        positions([row for row in rows if row.get("turn") is None], "case", "series"),
-        "position", "accepted", "series", "case", note="Where the share stays high, long drafts pay.",
+        _positions(_decode_rows(document), "case", "series"), "position", "accepted", "series", "case",
+        note="Where the share stays high, long drafts pay.",
     )  # fmt: skip
-    yield from chart(
-        "By turn of the chat", "lines", [row for row in rows if row.get("turn") is not None],
-        "turn:O", "value", "series", "case",
-        measures=["speedup", "acceptance", "tokens_per_forward", "drafted_share"],
+    yield chart(
+        "By turn of the chat", "lines", _decode_rows(document, is_whole=False), "turn", "value", "series",
+        "case",
         note="Drafters keep what they learned from turn to turn; it is cleared before the next chat.",
     )  # fmt: skip
 
 
-def costs(documents: Mapping[str, Document]) -> Parts:
-    """Yield the cost curves of all machines and models in one plot. documents: by what they were made on."""
-    # Documents of one session have nearly equal curves; the one with the most widths is drawn.
-    curves = {}
-    for origin, one in sorted(documents.items(), key=lambda pair: len(pair[1].get("cost_curve") or ())):
-        if len(points := one.get("cost_curve") or []) > 1:
-            place = (one.get("machine") or {}).get("cpu"), (one.get("model") or {}).get("name")
-            curves[place] = origin, points
+def _positions(rows: Iterable[Row], *names: str) -> Rows:
+    """Return a point for each position in the draft, with some fields of its row."""
+    return [
+        {name: row[name] for name in names} | {"position": at, "accepted": share}
+        for row in rows
+        for at, share in enumerate(row.get("acceptance_by_position") or (), 1)
+        if share is not None
+    ]
+
+
+def place(document: Document) -> str:
+    """Say where and with which model a document was made."""
+    machine, model = document.get("machine") or {}, document.get("model") or {}
+    with_model = f"; model {model['name']}" if model.get("name") else ""
+    return f"{machine.get('cpu') or 'an unknown machine'}{with_model}"
+
+
+def costs(*documents: Document) -> Parts:
+    """Yield the cost curves of all machines and models in one plot."""
+    # Documents of one place have nearly equal curves; the one with the most widths is drawn.
+    known = [one for one in documents if len(one.get("cost_curve") or ()) > 1]
+    curves = {place(one): one["cost_curve"] for one in sorted(known, key=lambda one: len(one["cost_curve"]))}
     rows = [
-        {"curve": origin, "width": point["width"], "cost": point["seconds"] / points[0]["seconds"]}
-        | {"ms": 1000 * point["seconds"]}
-        for origin, points in curves.values()
+        {"curve": name, "width": point["width"], "ms": 1000 * point["seconds"]}
+        | {"cost": point["seconds"] / points[0]["seconds"]}
+        for name, points in curves.items()
         for point in points
     ]
-    top = max((min(row["width"], row["cost"]) for row in rows), default=1)
-    equal = [{"width": end, "cost": end} for end in (1, top)]
-    yield from chart(
-        "c(w): cost of a forward pass by width", "lines", rows, "width", "cost", "curve", about=["ms"],
-        layers=[rule("y", 1), line("width", "cost", data={"values": equal})],
-        note="A pass over more tokens pays if it commits more of them than its cost. Below the slanted line, "
-        "a fully accepted draft saves time. At 1, additional width is free.",
+    top = max((row["cost"] for row in rows), default=1)
+    yield chart(
+        "c(w): cost of a forward pass by width", "lines", rows, "width", "cost", "curve",
+        layers=[rule("y", 1), line("width", "width", f"datum.width <= {top}")],
+        note="Below the slanted line, a fully accepted draft saves time. At 1, additional width is free.",
     )  # fmt: skip
 
 
@@ -105,26 +109,23 @@ def translation(document: Document) -> Parts:
     rows = rows_of(document, "translation")
     for row in rows:
         row["length"] = "adaptive" if row.get("is_adaptive") else f"k = {row.get('num_draft_tokens')}"
-    yield from advice("Findings", (document.get("translation") or {}).get("findings"))
-    yield from chart(
+    yield advice("Findings", (document.get("translation") or {}).get("findings"))
+    yield chart(
         "Strategies, by workload and draft length", "dots", label(rows, "chats", "workload", length="{}"),
         "value", "chats", "strategy", menus=["draft_model"],
-        measures=["acceptance", "speedup", "tokens_per_forward"],
-        about=["draft_model_share", "translated", "absorbed", "resynchronised", "skipped", "parity"],
-        note="k: the draft model alone makes drafts of k tokens, and all of them are verified. adaptive: the "
-        "engine chooses lengths and may leave drafts out.",
+        note="k: all drafts have k tokens. adaptive: the engine chooses lengths and may leave drafts out.",
     )  # fmt: skip
-    yield from table("Translation as a table", rows_of(document, "translation"))
-    for one in rows_of(document, "translation", "refused"):
-        yield from note(f"{one.get('draft_model')}, {one.get('strategy')}: skipped: {one.get('reason')}")
+    yield table("Translation as a table", rows_of(document, "translation"))
+    refused = rows_of(document, "translation", "refused")
+    yield advice("Skipped", [f"{row['draft_model']}, {row['strategy']}: {row['reason']}" for row in refused])
 
 
 def peers(document: Document) -> Parts:
     """Yield the parts about other servers and loops."""
     rows = rows_of(document, "peers")
     for row in rows:
-        names = (row.get(name) for name in ("name", "server", "peer", "side"))
-        row["peer"] = next(filter(None, names), "")
+        # Earlier documents had other names for peers, and no workload if there was one for all.
+        row["peer"] = next(filter(None, map(row.get, ("name", "server", "peer", "side"))), "")
         row["workload"] = row.get("workload") or "all prompts"
     label(rows, "chats", "workload", streams="{} streams")
     yield from _compared(rows, f"Ratios are to {rows[0]['peer']}." if rows else "")
@@ -134,10 +135,8 @@ def serve(document: Document) -> Parts:
     """Yield the parts about servers under load."""
     rows = [row | _level(row) if "side" in row else row for row in rows_of(document, "serve", "levels")]
     for row in rows:
-        row |= {
-            "peer": row["name"],
-            "chats": "1 stream" if row["streams"] == 1 else f"{row['streams']} streams",
-        }
+        row |= {"peer": row["name"], "load": f"{row['streams']} stream{'s' * (row['streams'] > 1)}"}
+    label(rows, "chats", "load", model="{}")
     yield from _compared(rows, "Prompts are random words, and all answers have the same length.")
 
 
@@ -155,42 +154,39 @@ def _level(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _compared(rows: Rows, note: str) -> Parts:
     """Yield the parts that compare peers on the same chats."""
-    yield from chart(
-        "The same prompts on each peer", "dots", rows, "value", "chats", "peer", note=note,
-        measures=["tokens_per_s", "speedup", "decode_tps", "ttft_ms", "inter_token_ms"],
-        about=["requests", "failed", "parity", "error"],
-    )  # fmt: skip
-    yield from table("Peers as a table", rows)
+    yield chart("The same prompts on each peer", "dots", rows, "value", "chats", "peer", note=note)
+    yield table("Peers as a table", rows)
 
 
 def replay(document: Document) -> Parts:
     """Yield the parts about rules that were replayed without a model."""
-    rows = rows_of(document, "replay")
-    # The workload that stands for all comes first, because defaults are chosen by it.
+    rows = [one for row in rows_of(document, "replay") for one in _by_curve(row)]
+    # The workload that stands for all comes first, because menus show their first value.
     rows.sort(key=lambda row: row.get("workload") != "all")
     label(rows, "by", "drafter", used_by="{}")
-    flat = [
-        {name: value for name, value in row.items() if name not in ("speedup", "slowest", "by_curve")}
-        | {"curve": curve, "speedup": speedup, "speedup_best": _by_curve(row, "slowest").get(curve)}
-        for row in rows
-        for curve, speedup in _by_curve(row, "speedup").items()
-    ]
-    yield from chart(
-        "Rules, best first", "dots", flat, "value", "by", "curve", menus=["workload", "curve"],
-        measures=["speedup", "tokens_per_forward", "coverage", "drafter_us_per_token"], about=["rule"],
+    yield chart(
+        "Rules, best first", "dots", rows, "value", "by", "curve", menus=["workload", "curve"],
         note="Speedups follow from a cost curve; they are not measured. Ticks are the slowest requests.",
     )  # fmt: skip
-    on_first = [row for row in rows if row.get("curve") in (None, flat[0]["curve"])]
-    yield from chart(
-        "Acceptance by position, by rule", "lines", positions(on_first, "workload", "drafter"),
+    on_first = [row for row in rows if row["curve"] == rows[0]["curve"]]
+    yield chart(
+        "Acceptance by position, by rule", "lines", _positions(on_first, "workload", "drafter"),
         "position", "accepted", "drafter", menus=["workload"],
     )  # fmt: skip
-    yield from table("Replays as a table", flat)
-    for one in rows_of(document, "replay", "curves"):
-        yield from note("; ".join(value for value in one.values() if isinstance(value, str)))
+    yield table("Replays as a table", rows)
+    curves = [
+        [text for text in row.values() if isinstance(text, str)]
+        for row in rows_of(document, "replay", "curves")
+    ]
+    yield advice("Cost curves", map("; ".join, curves))
 
 
-def _by_curve(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a figure by the names of cost curves; rows of earlier documents are for several curves."""
-    value = row.get(name)
-    return value if isinstance(value, Mapping) else {row.get("curve", "cost curve"): value}
+def _by_curve(row: dict[str, Any]) -> Rows:
+    """Return a row for each cost curve; rows of earlier documents are for several of them."""
+    speedups, slowest = row.get("speedup"), row.pop("slowest", None)
+    if not isinstance(speedups, Mapping):
+        return [{"curve": "cost curve", **row, "speedup_best": slowest}]
+    return [
+        row | {"curve": name, "speedup": speedup, "speedup_best": (slowest or {}).get(name)}
+        for name, speedup in speedups.items()
+    ]
