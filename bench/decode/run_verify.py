@@ -17,8 +17,6 @@ from itertools import chain, product
 from math import comb, sqrt
 from statistics import mean, median, quantiles
 
-from rich.console import Console
-
 from bench import document, options, outputs
 from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.errors import ArgumentsError
@@ -64,7 +62,8 @@ TIMED = [
 NOTES = """\
 bound: the most that drafting may take, {percent:g} % and {steps:g} plain steps more than without.
 noise: 3 standard errors of the difference of two medians, judged by the spread of the plain runs.
-over: above the bound by more than the noise, and above it in each round. unclear: above the bound otherwise.
+slow: above the bound by more than the noise. over: slow, and above the bound in each round. unclear: above
+the bound otherwise.
 *: answers differ; `reprise verify` shows where. Their times are scaled to the same number of tokens."""
 
 # Three standard errors of the difference of two medians of n values, in interquartile ranges over sqrt(n).
@@ -97,31 +96,27 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.rounds and not arguments.speed:
         raise ArgumentsError("--rounds needs --speed")
     chats = read_prompts(arguments.prompts) if arguments.prompts else None
-    settings = Settings(
+    settings, costs = Settings(
         model=str(arguments.model) if arguments.model else None, **options.draft_model_settings(arguments),
         num_draft_tokens=arguments.num_draft_tokens, exact=arguments.exact,
         **options.settings(arguments, *options.MACHINES),
-    )  # fmt: skip
-    verify = _check_speed if arguments.speed else _check_tokens
-    return verify(settings, chats, arguments, outputs.make_console(120))
+    ), None  # fmt: skip
+    widest, is_speed = arguments.num_draft_tokens + 1, arguments.speed
+    if not is_speed:
+        settings = replace(settings, prefix_cache_bytes=0, max_rows=1)
+        costs = equal_costs(widest, *(width for width in WIDTHS if width < widest))
+    with outputs.Work() as work, Answering(arguments, work, settings, costs) as local:
+        return _check_speed(local, chats) if is_speed else _check_tokens(local, chats)
 
 
-def _check_tokens(settings: Settings, chats: Chats, arguments: argparse.Namespace, console: Console) -> int:
-    widest = arguments.num_draft_tokens + 1
-    widths = sorted({width for width in WIDTHS if 1 < width < widest} | {widest})
-    settings = replace(settings, prefix_cache_bytes=0, max_rows=1)
-    with (
-        outputs.Work(console=console) as work,
-        Answering(arguments, work, settings, equal_costs(*widths)) as local,
-    ):
-        rows = _compare(local, chats)
-        title = f"Drafted against plain answers of {local.engine.info.name}"
-        print_rows(console, rows, COMPARED, title + ", exact mode" * arguments.exact)
-        exact = local.engine.find_exact(list(product(EXACT_ROWS, widths)))
-        _print_exact(console, local, exact)
-        section = {"what": "tokens", "rows": rows, "exact": exact.describe()}
-        record = document.new_document(arguments, local.engine.info, verify=section)
-    outputs.finish(console, arguments, record, rows)
+def _check_tokens(local: Answering, chats: Chats) -> int:
+    rows, info, arguments = _compare(local, chats), local.engine.info, local.arguments
+    exact = local.engine.find_exact([*product(EXACT_ROWS, local.engine.costs.widths[1:])])
+    _print_exact(local, exact)
+    section = {"what": "tokens", "rows": rows, "exact": exact.describe()}
+    record = document.new_document(arguments, info, verify=section)
+    title = f"Drafted against plain answers of {info.name}{', exact mode' * arguments.exact}"
+    outputs.report(arguments, record, rows, COMPARED, title)
     return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
 
 
@@ -153,7 +148,7 @@ def _compare(local: Answering, chats: Chats) -> list[Row]:
     ]  # fmt: skip
 
 
-def _print_exact(console: Console, local: Answering, found: Exactness) -> None:
+def _print_exact(local: Answering, found: Exactness) -> None:
     """Print the exact widths by number of rows and circumstance, and what a batch shares."""
     rows = [
         {"rows": num_rows, "with": circumstance, "exact": exact}
@@ -163,36 +158,35 @@ def _print_exact(console: Console, local: Answering, found: Exactness) -> None:
     lengths, info = ", ".join(map(str, found.lengths)), local.engine.info
     notes = [f"batch: {info.batching}. Contexts tried: {lengths} tokens."]
     notes += [f"rank {number}: {described}" for number, described in enumerate(info.ranks)]
-    print_rows(console, rows, [Column(one, one) for one in rows[0]], WIDTHS_TITLE, notes, group="rows")
+    columns = [Column(one, one) for one in rows[0]]
+    print_rows(outputs.make_console(120), rows, columns, WIDTHS_TITLE, notes, group="rows")
 
 
-def _check_speed(settings: Settings, chats: Chats, arguments: argparse.Namespace, console: Console) -> int:
+def _check_speed(local: Answering, chats: Chats) -> int:
     """Time every request with drafting and without, alternating in one engine with the server's settings.
 
     Drafters forget what they saw before each run of a chat, or they would draft its own earlier answer.
     Prompts are in the prefix cache, so that prefill does not hide what drafting costs before the first token.
     """
-    arguments.workloads = TIMED_WORKLOADS
-    with outputs.Work(console=console) as work, Answering(arguments, work, settings) as local:
-        rows = _time(local, chats or [*chain(*local.chats(1))])
-        if not rows:
-            raise ArgumentsError("every chat is too long for this model's context")
-        title = f"Milliseconds of each request to {local.engine.info.name}, without drafting and with it"
-        percent = 100 * (settings.draft_overhead + PROBING_SHARE)
-        notes = NOTES.format(percent=percent, steps=ALLOWANCE_STEPS).splitlines()
-        print_rows(console, rows, TIMED, title, notes, group="chat")
-        section = {"what": "speed", "rows": rows}
-        record = document.new_document(arguments, local.engine.info, local.engine.costs, verify=section)
+    engine, local.arguments.workloads = local.engine, TIMED_WORKLOADS
+    rows = _time(local, chats or [*chain(*local.chats(1))])
+    if not rows:
+        raise ArgumentsError("every chat is too long for this model's context")
+    section = {"what": "speed", "rows": rows}
+    record = document.new_document(local.arguments, engine.info, engine.costs, verify=section)
     num_over, num_unclear = (sum(row["verdict"] == one for row in rows) for one in ("over", "unclear"))
     plain, drafted = (sum(row[f"num_slow_{arm}"] for row in rows) for arm in ("plain", "drafted"))
     num_runs = sum(len(row["plain_runs_s"]) for row in rows)
-    console.print(
-        f"{len(rows)} times of {len(rows) // 2} requests: {num_over} over the bound, {num_unclear} unclear\n"
-        f"single times above the bound and the noise: {drafted} of {num_runs} with drafting, {plain} of "
-        f"{num_runs} without, which {'may be' if is_chance(plain, drafted) else 'is no'} chance",
-        highlight=False,
+    notes = NOTES.format(
+        percent=100 * (engine.settings.draft_overhead + PROBING_SHARE), steps=ALLOWANCE_STEPS
     )
-    outputs.finish(console, arguments, record, rows)
+    verdicts = (
+        f"{len(rows)} times of {len(rows) // 2} requests: {num_over} over the bound, {num_unclear} unclear"
+    )
+    chance = "which may be" if is_chance(plain, drafted) else "which is no"
+    slow = f"slow single times: {drafted} of {num_runs} with drafting, {plain} without, {chance} chance"
+    title = f"Milliseconds of each request to {engine.info.name}, without drafting and with it"
+    outputs.report(local.arguments, record, rows, TIMED, title, [notes, verdicts, slow], group="chat")
     return int(num_over > 0 or not is_chance(plain, drafted))
 
 
