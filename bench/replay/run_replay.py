@@ -9,18 +9,19 @@ write files of pairs.
 import argparse
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import document, options, outputs
-from bench.cost_curves import Curve, built_in, describe, find_curve
+from bench.cost_curves import built_in, find_curve
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
 from bench.replay.pairs import TokenPair, token_pairs
-from bench.replay.policies import COMPARED, RULES, Outcome, Rule, Setup, play_all
+from bench.replay.policies import COMPARED, RULES, Rule, Setup, play_all, summed
 from bench.tables import Column, print_rows
 from bench.workloads import read_prompts
 from config.settings import BUNDLED_MODEL, Settings
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     console, titles = outputs.make_console(120), [f"{rule.name}: {rule.title}" for rule in rules]
     machines = [f"{one.name}: {one.kind}; {one.machine}; {one.source}" for one in curves]
     print_rows(console, rows, COLUMNS, notes=[*titles, *machines, NOTE])
-    section = {"rows": rows, "curves": describe(curves)}
+    section = {"rows": rows, "curves": list(map(asdict, curves))}
     outputs.finish(console, arguments, document.new_document(arguments, replay=section), rows)
     return 0
 
@@ -92,23 +93,11 @@ def replay(pairs: Sequence[TokenPair], rules: Sequence[Rule], setups: Sequence[S
     with outputs.Work() as work:
         advance = work.stage(f"replaying {len(pairs)} answers", len(rules) * len(setups))
         for rule, setup in product(rules, setups):
-            plays: dict[str, list[Outcome]] = {}
-            for pair, outcome in play_all(rule.player(setup), pairs, is_cold=not rule.is_warm):
-                plays.setdefault(pair.workload, []).append(outcome)
-            if len(plays) > 1:
-                plays["all"] = [*chain(*plays.values())]
-            rows += [_row(rule, setup.curve, workload, found) for workload, found in plays.items()]
+            plays = play_all(rule.player(setup), pairs, is_cold=not rule.is_warm)
+            found = [*summed(plays, "workload")]
+            found += summed(plays) if len(found) > 1 else ()
+            about = {"drafter": rule.name, "rule": rule.title, "curve": setup.curve.name, "workload": "all"}
+            rows += [about | row for row in found]
             advance()
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     return sorted(rows, key=lambda row: workloads.index(row["workload"]))
-
-
-def _row(rule: Rule, curve: Curve, workload: str, outcomes: Sequence[Outcome]) -> Row:
-    together = Outcome()
-    for outcome in outcomes:
-        together.add(outcome)
-    return {
-        "drafter": rule.name, "rule": rule.title, "curve": curve.name, "workload": workload,
-        "pairs": len(outcomes), "slowest": min(one.num_tokens / one.cost for one in outcomes),
-        **together.figures(),
-    }  # fmt: skip

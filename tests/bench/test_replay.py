@@ -21,8 +21,7 @@ from bench.replay.policies import (
     FixedPlayer,
     Outcome,
     Setup,
-    everything,
-    in_hindsight,
+    figures,
 )  # fmt: skip
 from bench.replay.run_replay import replay
 from cli.main import main as run_reprise
@@ -100,20 +99,20 @@ def test_counts_are_those_of_a_drafter_whose_mistakes_are_known() -> None:
         ],
         source="made",
     )
-    player = FixedPlayer(wrong_at_every_third, everything, 5, FLAT)
+    player = FixedPlayer(wrong_at_every_third, 5, FLAT.cost)
     outcome = player.play(TokenPair((1,), answer))
     # Thirteen steps accept two tokens, reject the third, and commit the target's own; one token is left.
     assert outcome.steps == {(5, 2): 12, (4, 2): 1, (1, 1): 1}
-    figures = outcome.figures()
-    assert figures["coverage"] == 27 / 40
-    assert figures["acceptance_by_position"][:3] == [1, 1, 0]
+    found = figures([outcome])
+    assert found["coverage"] == 27 / 40
+    assert found["acceptance_by_position"][:3] == [1, 1, 0]
 
 
 def test_an_oracle_is_checked_as_widely_as_pays() -> None:
     pair = TokenPair((1, 2, 3), tuple(range(10, 110)))
     answers = {pair.prompt: pair.answer}
     step = Curve("step", ((1, 1.0), (4, 1.0), (5, 9.0), (32, 90.0)))
-    outcome = FixedPlayer(Oracle(answers), in_hindsight, 31, step).play(pair)
+    outcome = FixedPlayer(Oracle(answers), 31, step.cost, in_hindsight=True).play(pair)
     assert outcome.steps == {(3, 3): 25}
     assert outcome.cost == 25
 
@@ -175,14 +174,12 @@ def test_rows_are_for_each_workload_rule_and_curve_and_for_all_workloads() -> No
 
 
 def test_figures_say_what_the_counts_say() -> None:
-    outcome, both = Outcome(), Outcome()
+    outcome = Outcome()
     assert outcome.verify([1, 2, 9], [1, 2, 3, 4], 1.5) == 2
     assert outcome.verify([], [4], 1.0) == 0
-    both.add(outcome)
-    both.add(outcome)
     assert (
-        both.figures()
-        == outcome.figures() | {"tokens": 8}
+        figures([outcome, outcome])
+        == figures([outcome]) | {"tokens": 8}
         == {
             "tokens": 8,
             "speedup": 1.6,
