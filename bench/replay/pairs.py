@@ -69,17 +69,14 @@ FLAGS = (
 
 def run(given: argparse.Namespace) -> int:
     """Read a history, write pairs, and return the exit status."""
-    lines: list[str] = []
+    pairs: list[dict[str, str]] = []
     select = "--no-merges", "--min-parents=1", "--end-of-options", f"{given.revision}^{{commit}}", "--"
     for commit in _git(given.repository, "rev-list", *select).decode().split():
-        found = islice(_changes(commit, given), min(given.per_commit, given.count - len(lines)))
-        lines = [*(json.dumps(pair) + "\n" for pair in found), *lines]
-        if len(lines) == given.count:
-            break
-    if not lines:
+        pairs[:0] = islice(_changes(commit, given), min(given.per_commit, given.count - len(pairs)))
+    if not pairs:
         raise ArgumentsError(f"{given.repository}: no commit modified a text file of that suffix and size")
-    given.output.write_text("".join(lines), encoding="utf-8")
-    print(f"wrote {len(lines)} pairs to {given.output}")
+    given.output.write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+    print(f"wrote {len(pairs)} pairs to {given.output}")
     return 0
 
 

@@ -28,15 +28,12 @@ _READ = ("messages", "tools", "temperature", "max_tokens", "max_completion_token
 class Turn:
     """One request. The answers in its history are references, so it is the same for all models.
 
-    messages: the whole chat up to the message to answer; empty if text is given.
-    reference: the right answer; None if there is no single right answer.
+    messages: the whole chat up to the message to answer. text: a prompt without a chat template, instead.
+    reference: the right answer; None if there is no single one. schema: JSON schema that constrains it.
     is_measured: False for a turn that only fills the drafters' tables.
-    tools: in OpenAI's format.
     num_allowed: if not 0, tokens are drawn uniformly from this many token ids.
     is_endless: end tokens are forbidden, so the answer has the maximum length.
-    schema: JSON schema that constrains the answer.
     max_tokens: limit in the request itself; None: the benchmark chooses.
-    text: a prompt that is used as it is, without a chat template.
     """
 
     messages: tuple[Message, ...]
@@ -141,7 +138,7 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
             turn = _turn(given if isinstance(given, dict) else {}, for_replay)
         except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as fault:
             raise ValueError(f"{path}: line {number} is not JSON: {fault}") from None
-        except ValueError as fault:
+        except (ValueError, BadRequestError) as fault:
             raise ValueError(f"{path}: line {number} is not a chat: {fault}") from None
         messages = tuple(json.dumps(message, sort_keys=True) for message in turn.messages)
         chat = given.get("chat")
@@ -158,9 +155,8 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
 
 
 def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
-    known = {name: given[name] for name in _READ if given.get(name) is not None}
-    reference = given.get("output")
-    text: str | None = None
+    known = {"temperature": 0.0} | {name: given[name] for name in _READ if given.get(name) is not None}
+    reference, text = given.get("output"), None
     if not isinstance(reference, str | None):
         raise ValueError("output is not text")
     match given:
@@ -173,10 +169,7 @@ def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
             known["messages"] = [user(question)]
         case _:
             raise ValueError('expected an object with a list "messages" or a text "prompt"')
-    try:
-        body = validate({"temperature": 0.0} | known, ChatRequest)
-    except BadRequestError as fault:
-        raise ValueError(fault.message) from None
+    body = validate(known, ChatRequest)
     messages, last = tuple(known["messages"]), body.messages[-1]
     if last.role == "assistant":
         if len(messages) == 1:

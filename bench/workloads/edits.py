@@ -114,17 +114,14 @@ KINDS = (_value, _rename, _docstring, _return)
 
 def _edits(file: str, rng: random.Random, num_turns: int, kinds: Sequence[Kind] = KINDS) -> list[Turn]:
     """Make a chat about one file, in which each turn changes the previous answer."""
-
-    def changes() -> Iterator[tuple[str, str]]:
-        changed = file
-        for _ in range(num_turns):
-            kind = rng.choice(kinds)
-            if kind in (_docstring, _return) and "\ndef " not in changed:
-                kind = _value
-            request, changed = kind(changed, rng)
-            yield f"{request} {WHOLE}", changed
-
-    return conversation(changes(), file)
+    changed, exchanges = file, []
+    for _ in range(num_turns):
+        kind = rng.choice(kinds)
+        if kind in (_docstring, _return) and "\ndef " not in changed:
+            kind = _value
+        request, changed = kind(changed, rng)
+        exchanges.append((f"{request} {WHOLE}", changed))
+    return conversation(exchanges, file)
 
 
 def _edit_again(rng: random.Random, _: Grow) -> list[Turn]:
