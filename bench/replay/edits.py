@@ -24,16 +24,9 @@ def edit_cases(root: Path, count: int, seed: int, encode: Encode, kind: str | No
     """Generate edits of the Python files below a folder. kind: leave out those of other kinds."""
     rng = random.Random(seed)
     files = (text for text in _texts(root, rng) if text.count("def ") >= 4)
-    edits = (
-        (made, text, after)
-        for made, text in zip(cycle(KINDS), files, strict=False)
-        if (after := edit(text, made, rng))[0] != text
-    )
-    return [
-        _edit_pair(text, after, "edits", encode)
-        for made, text, after in islice(edits, count)
-        if kind in (None, made)
-    ]
+    edits = ((one, text, edit(text, one, rng)) for one, text in zip(cycle(KINDS), files, strict=False))
+    changed = islice(((one, text, after) for one, text, after in edits if after[0] != text), count)
+    return [_edit_pair(text, after, "edits", encode) for one, text, after in changed if kind in (None, one)]
 
 
 def prose_cases(root: Path, count: int, seed: int, encode: Encode) -> list[TokenPair]:

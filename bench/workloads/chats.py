@@ -51,10 +51,6 @@ class Turn:
         """Return the messages as chat templates expect them; OpenAI's format has tool arguments as text."""
         return [ReadMessage.model_validate(message).for_template() for message in self.messages]
 
-    def tools_for_template(self) -> list[dict[str, Any]]:
-        """Return the tools as chat templates expect them."""
-        return [FunctionTool.model_validate(tool).function.for_template() for tool in self.tools]
-
 
 @dataclass(frozen=True, slots=True)
 class Chat:
@@ -107,7 +103,8 @@ def render(
 def render_turn(tokenizer: "Tokenizer", turn: Turn) -> tuple[int, ...]:
     """Return the token ids of a turn's prompt, equal to what the server makes of the same request."""
     if turn.text is None:
-        return render(tokenizer, turn.for_template(), turn.tools_for_template())
+        tools = [FunctionTool.model_validate(tool).function.for_template() for tool in turn.tools]
+        return render(tokenizer, turn.for_template(), tools)
     whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
     # The text of a recorded prompt already begins with the special tokens of a prompt.
     return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)

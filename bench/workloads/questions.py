@@ -78,9 +78,8 @@ def _sentences(rng: random.Random) -> Iterator[Sentence]:
         for pattern in rng.sample(SENTENCES, len(SENTENCES)):
             who, other = next(people), next(people)
             noun, place, last = rng.sample(NOUNS, 3)
-            thing = f"{rng.choice(ADJECTIVES)} {last}"
-            fill = {"noun": noun, "place": place, "thing": thing, "number": number(rng)}
-            yield pattern.format(who=who, other=other, **fill), who
+            fill = {"noun": noun, "place": place, "thing": f"{rng.choice(ADJECTIVES)} {last}"}
+            yield pattern.format(who=who, other=other, number=number(rng), **fill), who
 
 
 def _joined(sentences: Sequence[Sentence]) -> str:

@@ -7,6 +7,7 @@ import keyword
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from bench import lexicon
 
@@ -57,19 +58,16 @@ def polonizer(rng: random.Random) -> Callable[[str], str]:
     for english, polish in (
         (NOUNS, lexicon.POLISH_NOUNS), (ADJECTIVES, lexicon.POLISH_ADJECTIVES), (NAMES, lexicon.POLISH_NAMES)
     ):  # fmt: skip
-        supply = iter(rng.sample(polish, len(polish)))
+        supply = map(str.lower, rng.sample(polish, len(polish)))
         supply_of |= {word.lower(): supply for word in english}
-    known: dict[str, str] = {}
 
-    def polish_of(match: re.Match[str]) -> str:
-        word, lower = match[0], match[0].lower()
-        if lower not in known:
-            known[lower] = next(supply_of.get(lower, iter(())), lower).lower()
-        if (other := known[lower]) == lower:
-            return word
-        return other.capitalize() if word[0].isupper() else other
+    @cache
+    def polish_of(word: str) -> str:
+        if word.istitle():
+            return polish_of(word.lower()).capitalize()
+        return next(supply_of.get(word, iter(())), word)
 
-    return lambda text: re.sub(r"[A-Za-z]+", polish_of, text)
+    return lambda text: re.sub(r"[A-Za-z]+", lambda match: polish_of(match[0]), text)
 
 
 def _distinct(make: Callable[[], str]) -> Iterator[str]:
