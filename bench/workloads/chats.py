@@ -115,12 +115,10 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
 
     A last message of the assistant is a right answer too. A text "prompt" is used without a chat template.
     Lines of the same "chat" are its turns; without this field, a line whose messages begin with all messages
-    of an earlier line is the next turn of its chat. A line of Spec-Bench, with "turns" and a "category", is a
-    chat of its first turn. "workload" says what kind of chat it is; otherwise the file's name does.
+    of an earlier line is the next turn of its chat. The kind of chat is its "workload" or the file's name.
 
-    for_replay: every line must have an answer. Where a line has a prompt and messages, as servers record
+    for_replay: every line must have an answer, and of a line with a prompt and messages, as servers record
     them, the prompt is used, because the model read it; otherwise the messages are.
-
     Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
     """
     chats: list[tuple[str, list[Turn]]] = []
@@ -143,7 +141,7 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
         earlier = [messages[:count] for count in range(len(messages) - 1, 0, -1)] if chat is None else [key]
         turns = next((continuable.pop(one) for one in earlier if one in continuable), [])
         if not turns:
-            chats.append((str(given.get("workload") or given.get("category") or path.stem), turns))
+            chats.append((str(given.get("workload") or path.stem), turns))
         turns.append(turn)
         continuable[key] = turns
     if not chats:
@@ -153,19 +151,16 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
 
 def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
     known = {"temperature": 0.0} | {name: given[name] for name in _READ if given.get(name) is not None}
-    reference, text = given.get("output"), None
+    reference = given.get("output")
     if not isinstance(reference, str | None):
         raise ValueError("output is not text")
-    match given:
-        case {"prompt": str(prompt)} if prompt and (for_replay or "messages" not in given):
-            text, known["messages"] = prompt, [user(prompt)]
-        case {"messages": list()}:
-            pass
-        case {"turns": [str(question), *_]}:
-            # Later turns would need the model's own answers.
-            known["messages"] = [user(question)]
-        case _:
-            raise ValueError('expected an object with a list "messages" or a text "prompt"')
+    text = given.get("prompt") if for_replay or "messages" not in given else None
+    if isinstance(text, str) and text:
+        known["messages"] = [user(text)]
+    elif isinstance(given.get("messages"), list):
+        text = None
+    else:
+        raise ValueError('expected an object with a list "messages" or a text "prompt"')
     body = validate(known, ChatRequest)
     messages, last = tuple(known["messages"]), body.messages[-1]
     if last.role == "assistant":

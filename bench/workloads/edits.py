@@ -11,10 +11,8 @@ from bench.workloads.words import NOUNS, VERBS, identifiers, number, thing, valu
 WHOLE = "Answer with the whole file."
 SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
 
-Kind = Callable[[str, random.Random], tuple[str, str]]
-"""A kind of change: returns a request and the changed file."""
-Statement = tuple[str, str]
-"""One or more lines of a file, and the text to add if the file ends here."""
+Kind = Callable[[str, random.Random], tuple[str, str]]  # changes a file: returns a request and the result
+Statement = tuple[str, str]  # one or more lines, and what to add if the file ends here
 
 
 def _statements(

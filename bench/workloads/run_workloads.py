@@ -66,12 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _row(tokenizer: "Tokenizer", name: str, chat: Chat) -> tables.Row:
-    answers = [turn.reference for turn in chat.turns if turn.is_measured and turn.reference]
+    prompts = [len(render_turn(tokenizer, turn)) for turn in chat.turns]
+    references = [turn.reference for turn in chat.turns if turn.is_measured and turn.reference]
     return {
-        "name": name, "summary": WORKLOADS[chat.workload].summary, "turns": len(chat.turns),
-        "first": len(render_turn(tokenizer, chat.turns[0])),
-        "last": len(render_turn(tokenizer, chat.turns[-1])),
-        "answer": mean(len(tokenizer.encode_answer(one)) for one in answers) if answers else None,
+        "name": name, "summary": WORKLOADS[chat.workload].summary, "turns": len(prompts),
+        "first": prompts[0], "last": prompts[-1],
+        "answer": mean(len(tokenizer.encode_answer(one)) for one in references) if references else None,
     }  # fmt: skip
 
 
@@ -79,7 +79,8 @@ def _lines(name: str, chat: Chat) -> Iterator[str]:
     """Yield a line of JSON for each turn that has a right answer."""
     for at, turn in enumerate(chat.turns, 1):
         line = {"workload": chat.workload, "chat": name, "turn": at, "messages": turn.messages}
-        line |= {"tools": turn.tools} if turn.tools else {}
+        if turn.tools:
+            line["tools"] = turn.tools
         if turn.schema:
             form = {"name": "answer", "schema": json.loads(turn.schema)}
             line["response_format"] = {"type": "json_schema", "json_schema": form}
