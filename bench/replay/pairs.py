@@ -91,11 +91,10 @@ def _changes(commit: str, given: argparse.Namespace) -> Iterator[dict[str, str]]
         if message.strip() and mode.startswith(":100") and path.endswith(tuple(given.suffix) or ""):
             before, after = (_text(given.repository, name, given.max_bytes) for name in objects)
             if before and after and before != after:
-                asked = f"{message.strip()}\n\nAnswer with the whole file {path}."
-                yield {
-                    "prompt": f"{asked}\n\n```\n{before}```\n", "output": f"```\n{after}```\n",
-                    "workload": "commits", "id": f"{commit[:12]}:{path}",
-                }  # fmt: skip
+                request = f"{message.strip()}\n\nAnswer with the whole file {path}."
+                prompt, output = f"{request}\n\n```\n{before}```\n", f"```\n{after}```\n"
+                about = {"workload": "commits", "id": f"{commit[:12]}:{path}"}
+                yield {"prompt": prompt, "output": output, **about}
 
 
 def _text(repository: str, blob: str, max_bytes: int) -> str:

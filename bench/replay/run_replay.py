@@ -22,7 +22,7 @@ from bench.options import Flag
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
 from bench.replay.pairs import TokenPair, token_pairs
 from bench.replay.policies import COMPARED, RULES, Rule, Setup, play_all, summed
-from bench.tables import Column, print_rows
+from bench.tables import Column
 from bench.workloads import read_prompts
 from config.settings import BUNDLED_MODEL, Settings
 
@@ -38,10 +38,7 @@ NOTE = """\
 TPF: tokens per forward pass. speed: speedup over plain decoding; least: the lowest speedup of a pair.
 accepted: share of drafted tokens. copied: share of the answer that came from drafts.
 Costs of drafts that are longer than a curve are a guess."""
-
-
-_WIDTH = max(map(len, RULES))
-EPILOG = "rules:\n" + "\n".join(f"  {name:{_WIDTH}}  {rule.title}" for name, rule in RULES.items())
+EPILOG = "rules:\n" + "\n".join(f"  {name:18} {rule.title}" for name, rule in RULES.items())
 FLAGS = (
     *options.shared(seed=1, **options.OUTPUTS),
     Flag("--pairs", Path, "FILE", [],
@@ -69,11 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not pairs:
         raise ArgumentsError("there is no pair to replay")
     rows = replay(pairs, rules, [Setup(Settings(), one, line_ends=tokenizer.line_ends) for one in curves])
-    console, titles = outputs.make_console(120), [f"{rule.name}: {rule.title}" for rule in rules]
+    record = document.new_document(arguments, replay={"rows": rows, "curves": list(map(asdict, curves))})
+    titles = [f"{rule.name}: {rule.title}" for rule in rules]
     machines = [f"{one.name}: {one.kind}; {one.machine}; {one.source}" for one in curves]
-    print_rows(console, rows, COLUMNS, notes=[*titles, *machines, NOTE])
-    section = {"rows": rows, "curves": list(map(asdict, curves))}
-    outputs.finish(console, arguments, document.new_document(arguments, replay=section), rows)
+    outputs.report(arguments, record, rows, COLUMNS, notes=[*titles, *machines, NOTE])
     return 0
 
 

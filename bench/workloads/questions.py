@@ -149,10 +149,9 @@ def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
         made = {"id": number, "type": "function", "function": call}
         messages.append({"role": "assistant", "content": "", "tool_calls": [made]})
         messages.append({"role": "tool", "content": json.dumps(result), "tool_call_id": number})
-        plan = f"{name} returned: {', '.join(f'{key} is {content}' for key, content in result.items())}."
-        ask(plan)
-        messages.append({"role": "assistant", "content": plan})
-        plans.append(plan)
+        plans.append(f"{name} returned: {', '.join(f'{key} is {said}' for key, said in result.items())}.")
+        ask(plans[-1])
+        messages.append({"role": "assistant", "content": plans[-1]})
     messages.append(user("Now list all results as the steps of a plan."))
     ask("\n".join(f"{at}. {plan}" for at, plan in enumerate(plans, 1)))
     return turns
