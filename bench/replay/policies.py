@@ -1,6 +1,5 @@
 """Replay known answers: a rule drafts and chooses how much is verified; the costs of steps are added up."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,39 +32,33 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 @dataclass
 class Outcome:
-    """The counts of a replayed answer.
-
-    cost: in plain steps. steps: number of forward passes by their (verified, accepted) draft tokens.
-    """
+    """A replayed answer. cost: of all steps. steps: drafted and accepted tokens of each forward pass."""
 
     num_tokens: int = 0
     cost: float = 0.0
-    steps: Counter[tuple[int, int]] = field(default_factory=Counter)
+    steps: list[tuple[int, int]] = field(default_factory=list)
 
     def verify(self, drafted: Sequence[int], follows: Sequence[int], cost: float) -> int:
         """Count a forward pass and return the number of accepted tokens. follows: the rest of the answer."""
         num_accepted = count_accepted(drafted, follows)
         self.num_tokens += min(num_accepted + 1, len(follows))
         self.cost += cost
-        self.steps[len(drafted), num_accepted] += 1
+        self.steps.append((len(drafted), num_accepted))
         return num_accepted
 
 
 def figures(outcomes: Sequence[Outcome]) -> Row:
     """Return fields of rows for some answers together. coverage: the share of them that came from drafts."""
-    num_tokens, steps = sum(one.num_tokens for one in outcomes), Counter[tuple[int, int]]()
-    for one in outcomes:
-        steps += one.steps
-    longest = max((verified for verified, _ in steps), default=0)
-    verified, accepted = (
-        [sum(count for step, count in steps.items() if step[which] > at) for at in range(longest)]
-        for which in (0, 1)
-    )
+    num_tokens = sum(one.num_tokens for one in outcomes)
+    drafted, accepted = ([step[at] for one in outcomes for step in one.steps] for at in (0, 1))
     return {
         "tokens": num_tokens, "speedup": ratio(num_tokens, sum(one.cost for one in outcomes)),
-        "tokens_per_forward": ratio(num_tokens, steps.total()),
-        "acceptance": ratio(sum(accepted), sum(verified)), "coverage": ratio(sum(accepted), num_tokens),
-        "acceptance_by_position": list(map(ratio, accepted, verified)),
+        "tokens_per_forward": ratio(num_tokens, len(drafted)),
+        "acceptance": ratio(sum(accepted), sum(drafted)), "coverage": ratio(sum(accepted), num_tokens),
+        "acceptance_by_position": [
+            ratio(sum(one > at for one in accepted), sum(one > at for one in drafted))
+            for at in range(max(drafted, default=0))
+        ],
     }  # fmt: skip
 
 
@@ -195,6 +188,7 @@ def best_single_width(
     return max(found)
 
 
+@dataclass
 class FixedLookup:
     """Drafts what followed a match of n tokens, for the largest n between longest and shortest that occurs.
 
@@ -205,15 +199,14 @@ class FixedLookup:
     the last token, which is never drafted. Source: common/ngram-map.cpp, common_ngram_simple_draft.
     """
 
-    name = "fixed"
-
-    def __init__(
-        self, longest: int, shortest: int, *, newest: bool = True, sure: int = 0, is_long: bool = False
-    ) -> None:
-        self.sizes = range(longest, shortest - 1, -1)
-        self.newest, self.sure, self.is_long = newest, sure, is_long
-        # A character for each token, because Python searches a string faster than an index could be kept.
-        self.texts: dict[int, str] = {}
+    longest: int
+    shortest: int
+    newest: bool = True
+    sure: int = 0
+    is_long: bool = False
+    name: str = "fixed"
+    # A character for each token, because Python searches a string faster than an index could be kept.
+    texts: dict[int, str] = field(default_factory=dict)
 
     def open(self, start: SequenceStart) -> None:
         """Keep the prompt."""
@@ -223,7 +216,7 @@ class FixedLookup:
         """Draft what followed the match."""
         text, margin = self.texts[query.seq], int(self.is_long)
         find = text.rfind if self.newest else text.find
-        for size in self.sizes:
+        for size in range(self.longest, self.shortest - 1, -1):
             # The end of the text, which would match itself, is left out.
             start = find(text[-size:], margin, len(text) - 1 - margin)
             if start >= 0:
