@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     pairs = _collect(arguments, tokenizer)
     if not pairs:
         raise ArgumentsError("there is no pair to replay")
-    rows = replay(pairs, rules, [Setup(Settings(), one, line_ends=tokenizer.line_ends) for one in curves])
+    rows = replay(pairs, rules, [Setup(Settings(), one, tokenizer.line_ends) for one in curves])
     record = document.new_document(arguments, replay={"rows": rows, "curves": list(map(asdict, curves))})
     titles = [f"{rule.name}: {rule.title}" for rule in rules]
     machines = [f"{one.name}: {one.kind}; {one.machine}; {one.source}" for one in curves]

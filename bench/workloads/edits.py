@@ -13,15 +13,11 @@ SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
 
 Kind = Callable[[str, random.Random], tuple[str, str]]  # changes a file: returns a request and the result
 Statement = tuple[str, str]  # one or more lines, and what to add if the file ends here
+Range = tuple[int, int]
 
 
-def _statements(
-    rng: random.Random, constants: Sequence[int], statements: Sequence[int]
-) -> Iterator[Statement]:
-    """Yield the statements of a random file: constants, and functions of some statements, by turns.
-
-    constants, statements: how many at a time, at least and at most.
-    """
+def _statements(rng: random.Random, constants: Range, statements: Range) -> Iterator[Statement]:
+    """Yield the statements of a random file: so many constants and a function of so many, by turns."""
     rng = random.Random(rng.random())
     unused = identifiers(rng)
     gap = ""

@@ -126,19 +126,19 @@ def _tool(rng: random.Random, verb: str, noun: str, fields: Sequence[str]) -> di
 
 
 def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    pairs = list(zip(rng.sample(VERBS, NUM_TOOLS), rng.sample(NOUNS, NUM_TOOLS), strict=True))
-    taken = [rng.sample(FIELDS, 2) for _ in pairs]
-    tools = tuple(_tool(rng, *pair, fields) for pair, fields in zip(pairs, taken, strict=True))
+    verbs, nouns = rng.sample(VERBS, NUM_TOOLS), rng.sample(NOUNS, NUM_TOOLS)
+    taken = [rng.sample(FIELDS, 2) for _ in verbs]
+    tools = tuple(map(partial(_tool, rng), verbs, nouns, taken))
     messages, turns, plans = list[Message](), list[Turn](), list[str]()
     known: dict[str, str] = {}
 
     def ask(reference: str) -> None:
         turns.append(Turn(tuple(messages), reference, tools=tools))
 
-    for at, (verb, noun) in enumerate(pairs):
-        name, number = f"{verb}_{noun}", f"call_{at + 1}"
+    for at, (tool, fields) in enumerate(zip(tools, taken, strict=True)):
+        name, number = tool["function"]["name"], f"call_{at + 1}"
         # Arguments come from the previous tool's result if it has the field.
-        arguments = {field: known.get(field) or _word(rng) for field in taken[at]}
+        arguments = {field: known.get(field) or _word(rng) for field in fields}
         call = {"name": name, "arguments": json.dumps(arguments)}
         facts = " and ".join(f"{field} {text}" for field, text in arguments.items())
         messages.append(user(f"Use {name} with {facts}."))

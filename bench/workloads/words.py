@@ -14,14 +14,13 @@ from bench import lexicon
 NOUNS, ADJECTIVES, VERBS = lexicon.NOUNS[:180], lexicon.ADJECTIVES[:60], lexicon.VERBS[:80]
 FIELDS, NAMES = lexicon.FIELDS, lexicon.NAMES[:240]
 IDENTIFIER_WORDS = sorted({*NOUNS, *ADJECTIVES, *VERBS} - set(keyword.kwlist))
-_NUM_SINGLE = 160
-"""Number of names used alone; the others are used in pairs, so that no name is part of another."""
 
 
 def names(rng: random.Random) -> Iterator[str]:
-    """Yield distinct names of people: single words first, then pairs."""
-    yield from rng.sample(NAMES[:_NUM_SINGLE], _NUM_SINGLE)
-    yield from _distinct(lambda: " ".join(rng.sample(NAMES[_NUM_SINGLE:], 2)))
+    """Yield names of people, none of which is part of another: single words first, then pairs of others."""
+    single, paired = NAMES[:160], NAMES[160:]
+    yield from rng.sample(single, len(single))
+    yield from _distinct(lambda: " ".join(rng.sample(paired, 2)))
 
 
 def identifiers(rng: random.Random) -> Iterator[str]:
