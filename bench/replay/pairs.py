@@ -13,15 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from bench import options
 from bench.errors import ArgumentsError
 from bench.options import Flag
 from bench.workloads.chats import Chat, render_turn
-
-if TYPE_CHECKING:
-    from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MIN_BYTES = 400
 """Smaller files of a history are left out."""
@@ -46,7 +43,7 @@ class TokenPair:
     is_measured: bool = True
 
 
-def token_pairs(tokenizer: "Tokenizer", chats: Iterable[Chat]) -> list[TokenPair]:
+def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
     """Return the turns of chats with their right answers, without those whose answer is empty."""
     return [
         TokenPair(render_turn(tokenizer, turn), answer, chat.workload, f"{number}", place)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench import document, options, outputs
 from bench.cost_curves import built_in, find_curve
@@ -25,9 +24,8 @@ from bench.replay.policies import COMPARED, RULES, Rule, Setup, play_all, summed
 from bench.tables import Column
 from bench.workloads import read_prompts
 from config.settings import BUNDLED_MODEL, Settings
-
-if TYPE_CHECKING:
-    from engine.text.tokenizer import Tokenizer
+from engine.model.loading import load_tokenizer
+from engine.text.tokenizer import Tokenizer
 
 COLUMNS = [
     Column("workload", "workload"), Column("pairs", "pairs", "0"), Column("drafter", "drafter"),
@@ -58,9 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_names("--drafters", arguments.drafters, tuple(RULES))
     options.check_names("--kind", [arguments.kind] if arguments.kind else [], KINDS)
     curves = [find_curve(name) for name in arguments.cost_curve or built_in()]
-    # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
-    from engine.model.loading import load_tokenizer
-
     tokenizer, rules = load_tokenizer(arguments.tokenizer), [RULES[name] for name in arguments.drafters]
     pairs = _collect(arguments, tokenizer)
     if not pairs:
@@ -73,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _collect(arguments: argparse.Namespace, tokenizer: "Tokenizer") -> list[TokenPair]:
+def _collect(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[TokenPair]:
     """Return the pairs that the command line asks for. Raises OSError, ValueError."""
     if arguments.pairs:
         files = [read_prompts(path, for_replay=True) for path in arguments.pairs]

@@ -5,16 +5,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine.text.tokenizer import Tokenizer
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.requests.function_tools import FunctionTool
 from server.requests.messages import Message as ReadMessage
 from server.validation.field_errors import validate
-
-if TYPE_CHECKING:
-    from engine.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""
@@ -91,7 +89,7 @@ def conversation(exchanges: Iterable[tuple[str, str]], context: str) -> list[Tur
 
 
 def render(
-    tokenizer: "Tokenizer", messages: str | Sequence[Message], tools: Sequence[dict[str, Any]] = ()
+    tokenizer: Tokenizer, messages: str | Sequence[Message], tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[int, ...]:
     """Return the token ids of a user message or a chat; of its plain text if there is no chat template."""
     messages = [user(messages)] if isinstance(messages, str) else messages
@@ -100,7 +98,7 @@ def render(
     return tuple(tokenizer.render_chat(list(messages), list(tools) or None))
 
 
-def render_turn(tokenizer: "Tokenizer", turn: Turn) -> tuple[int, ...]:
+def render_turn(tokenizer: Tokenizer, turn: Turn) -> tuple[int, ...]:
     """Return the token ids of a turn's prompt, equal to what the server makes of the same request."""
     if turn.text is None:
         tools = [FunctionTool.model_validate(tool).function.for_template() for tool in turn.tools]

@@ -8,7 +8,6 @@ import argparse
 import json
 from collections.abc import Iterator
 from statistics import mean
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -18,9 +17,8 @@ from bench.tables import Column
 from bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats
 from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL
-
-if TYPE_CHECKING:
-    from engine.text.tokenizer import Tokenizer
+from engine.model.loading import load_tokenizer
+from engine.text.tokenizer import Tokenizer
 
 COLUMNS = [
     Column("name", "workload", is_key=True), Column("summary", "description"), Column("turns", "turns", "0"),
@@ -38,9 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Print or write the chats, and return the exit status."""
     names = arguments.workloads or tuple(WORKLOADS)
     options.check_names("--workloads", names, tuple(WORKLOADS))
-    # Imported here, because it loads mlx-lm, which takes a while.
-    from engine.model.loading import load_tokenizer
-
     tokenizer = load_tokenizer(arguments.model or BUNDLED_MODEL)
     console, count = outputs.make_console(155), arguments.chats if arguments.write else 1
     made = {
@@ -65,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _row(tokenizer: "Tokenizer", name: str, chat: Chat) -> tables.Row:
+def _row(tokenizer: Tokenizer, name: str, chat: Chat) -> tables.Row:
     prompts = [len(render_turn(tokenizer, turn)) for turn in chat.turns]
     references = [turn.reference for turn in chat.turns if turn.is_measured and turn.reference]
     return {
