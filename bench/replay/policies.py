@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 from bench.cost_curves import FLAT, Curve
 from bench.experiment import Row, grouped
@@ -17,17 +17,14 @@ from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftType, GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
-from engine.sequence import Sequence as BatchRow
 from engine.speculative.acceptance import count_accepted
+from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.gate import LOOKUPS
 from engine.speculative.proposers import DraftSources, Proposers
 
 LIMIT = 31
 """Maximum draft length in tokens: with the token before it, a full tile of 32."""
-
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Widths that the gate considers, besides the draft's own stops: those that a server measures, and 10."""
 
 
 @dataclass
@@ -104,17 +101,18 @@ class Setup:
 class ServerPlayer:
     """Replays answers as a server with a single request at a time: with its gate, budget and planner.
 
-    own: drafters to use instead of the server's of the same names.
+    settings: instead of the setup's. own: drafters to use instead of the server's of the same names.
     """
 
-    def __init__(self, setup: Setup, *own: Drafter) -> None:
-        settings, self.limit = setup.settings, setup.settings.num_draft_tokens
+    def __init__(self, setup: Setup, settings: Settings, *own: Drafter) -> None:
+        self.limit = settings.num_draft_tokens
         self.costs = [setup.curve.cost(width) for width in range(self.limit + 2)]
         available = make_drafters(settings, "replay") | {drafter.name: drafter for drafter in own}
         self.drafters = [available[name] for name in LOOKUPS[settings.draft_type]]
         sources = DraftSources({drafter.name: drafter for drafter in self.drafters}, score_in_slices)
         self.proposers = Proposers(sources, settings, line_ends=setup.line_ends)
-        widths = {width for width in WIDTHS if width <= self.limit} | {self.limit + 1}
+        # Widths that the gate considers besides a draft's own stops: those that a server measures, and 10.
+        widths = {width for width in (*WIDTHS, 10) if width <= self.limit} | {self.limit + 1}
         table = {(1, width): self.costs[width] for width in widths}
         self.planner = Planner(StepCosts(table, is_learned=False))
 
@@ -126,11 +124,11 @@ class ServerPlayer:
         request = GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0))
         drafts = self.proposers.begin(request)
         self.proposers.work.finish()
-        row = SimpleNamespace(
+        row: Any = SimpleNamespace(
             request=request, tokens=list(pair.prompt), num_answered=0, sampling=0, drafts=drafts
         )
         while follows := pair.answer[outcome.num_tokens :]:
-            (feed,) = self.planner.plan([cast(BatchRow, row)]) or (None,)
+            (feed,) = self.planner.plan([row]) or (None,)
             drafted = feed.draft if feed else ()
             cost = self.costs[1 + len(drafted)]
             committed = follows[: outcome.verify(drafted, follows, cost) + 1]
@@ -259,8 +257,7 @@ class Rule:
         """Return a player that has seen nothing."""
         own = [self.drafter()] if self.drafter else []
         if self.draft_type:
-            settings = replace(setup.settings, draft_type=self.draft_type)
-            return ServerPlayer(replace(setup, settings=settings), *own)
+            return ServerPlayer(setup, replace(setup.settings, draft_type=self.draft_type), *own)
         return FixedPlayer(own[0], self.limit, setup.curve.cost, self.in_hindsight)
 
 

@@ -97,8 +97,7 @@ def replay(
     """
     rows, advance = [], work.stage(stage, len(points))
     for point in points:
-        server = ServerPlayer(replace(setup, settings=settings_of(point, setup.settings)))
-        plays = play_all(server, pairs)
+        plays = play_all(ServerPlayer(setup, settings_of(point, setup.settings)), pairs)
         for fields in (("workload",), ("workload", "turn"))[: 1 + has_turns]:
             rows += [{**point, "turn": None, **row} for row in summed(plays, *fields)]
         advance()
@@ -113,7 +112,7 @@ def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Ro
     """
     tables = NgramModTables("replay", n, entries)
     settings = replace(setup.settings, draft_type="ngram-mod", ngram_mod_size=n)
-    player = ServerPlayer(replace(setup, settings=settings), NgramModDrafter(tables))
+    player = ServerPlayer(setup, settings, NgramModDrafter(tables))
     table, outcomes, half = tables.table(""), [], len(traffic) // 2
     measured = range(half, len(traffic), max(1, half // MEASURED))
     known, again = list[bool](), list[bool]()
