@@ -31,9 +31,8 @@ def edit_cases(root: Path, count: int, seed: int, encode: Encode, kind: str | No
 
 def prose_cases(root: Path, count: int, seed: int, encode: Encode) -> list[TokenPair]:
     """Cut documents and docstrings below a folder in half: the answer is the second half."""
-    texts = islice(_texts(root, random.Random(seed), is_prose=True), count)
-    ids = [tuple(encode(text)) for text in texts]
-    return [TokenPair(one[: len(one) // 2], one[len(one) // 2 :], "prose") for one in ids]
+    ids = (tuple(encode(text)) for text in _texts(root, random.Random(seed), is_prose=True))
+    return [TokenPair(one[: len(one) // 2], one[len(one) // 2 :], "prose") for one in islice(ids, count)]
 
 
 def trap_cases(count: int, seed: int) -> list[TokenPair]:
