@@ -1,9 +1,7 @@
 """Cost curves: the cost of a step by its width, relative to a plain step; measured here or published."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -66,8 +64,3 @@ def find_curve(name: str) -> Curve:
     points = tuple((one["width"], one["seconds"] / costs[0]["seconds"]) for one in costs)
     source = f"{found['command']}, {found['date']}"
     return Curve(f"{found['model']['name']} on {machine}", points, machine, source=source)
-
-
-def describe(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Describe the curves for a result document."""
-    return [asdict(curve) for curve in curves]

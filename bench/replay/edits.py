@@ -24,23 +24,15 @@ def edit_cases(root: Path, count: int, seed: int, encode: Encode, kind: str | No
     """Generate edits of the Python files below a folder. kind: leave out those of other kinds."""
     rng = random.Random(seed)
     files = (text for text in _texts(root, rng) if text.count("def ") >= 4)
-    edits = (
-        (made, text, after)
-        for made, text in zip(cycle(KINDS), files, strict=False)
-        if (after := edit(text, made, rng))[0] != text
-    )
-    return [
-        _edit_pair(text, after, "edits", encode)
-        for made, text, after in islice(edits, count)
-        if kind in (None, made)
-    ]
+    edits = ((one, text, edit(text, one, rng)) for one, text in zip(cycle(KINDS), files, strict=False))
+    changed = islice(((one, text, after) for one, text, after in edits if after[0] != text), count)
+    return [_edit_pair(text, after, "edits", encode) for one, text, after in changed if kind in (None, one)]
 
 
 def prose_cases(root: Path, count: int, seed: int, encode: Encode) -> list[TokenPair]:
     """Cut documents and docstrings below a folder in half: the answer is the second half."""
-    texts = islice(_texts(root, random.Random(seed), is_prose=True), count)
-    ids = [tuple(encode(text)) for text in texts]
-    return [TokenPair(one[: len(one) // 2], one[len(one) // 2 :], "prose") for one in ids]
+    ids = (tuple(encode(text)) for text in _texts(root, random.Random(seed), is_prose=True))
+    return [TokenPair(one[: len(one) // 2], one[len(one) // 2 :], "prose") for one in islice(ids, count)]
 
 
 def trap_cases(count: int, seed: int) -> list[TokenPair]:

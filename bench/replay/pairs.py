@@ -13,15 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from bench import options
 from bench.errors import ArgumentsError
 from bench.options import Flag
 from bench.workloads.chats import Chat, render_turn
-
-if TYPE_CHECKING:
-    from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MIN_BYTES = 400
 """Smaller files of a history are left out."""
@@ -46,7 +43,7 @@ class TokenPair:
     is_measured: bool = True
 
 
-def token_pairs(tokenizer: "Tokenizer", chats: Iterable[Chat]) -> list[TokenPair]:
+def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
     """Return the turns of chats with their right answers, without those whose answer is empty."""
     return [
         TokenPair(render_turn(tokenizer, turn), answer, chat.workload, f"{number}", place)
@@ -69,17 +66,14 @@ FLAGS = (
 
 def run(given: argparse.Namespace) -> int:
     """Read a history, write pairs, and return the exit status."""
-    lines: list[str] = []
+    pairs: list[dict[str, str]] = []
     select = "--no-merges", "--min-parents=1", "--end-of-options", f"{given.revision}^{{commit}}", "--"
     for commit in _git(given.repository, "rev-list", *select).decode().split():
-        found = islice(_changes(commit, given), min(given.per_commit, given.count - len(lines)))
-        lines = [*(json.dumps(pair) + "\n" for pair in found), *lines]
-        if len(lines) == given.count:
-            break
-    if not lines:
+        pairs[:0] = islice(_changes(commit, given), min(given.per_commit, given.count - len(pairs)))
+    if not pairs:
         raise ArgumentsError(f"{given.repository}: no commit modified a text file of that suffix and size")
-    given.output.write_text("".join(lines), encoding="utf-8")
-    print(f"wrote {len(lines)} pairs to {given.output}")
+    given.output.write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+    print(f"wrote {len(pairs)} pairs to {given.output}")
     return 0
 
 
@@ -94,11 +88,10 @@ def _changes(commit: str, given: argparse.Namespace) -> Iterator[dict[str, str]]
         if message.strip() and mode.startswith(":100") and path.endswith(tuple(given.suffix) or ""):
             before, after = (_text(given.repository, name, given.max_bytes) for name in objects)
             if before and after and before != after:
-                asked = f"{message.strip()}\n\nAnswer with the whole file {path}."
-                yield {
-                    "prompt": f"{asked}\n\n```\n{before}```\n", "output": f"```\n{after}```\n",
-                    "workload": "commits", "id": f"{commit[:12]}:{path}",
-                }  # fmt: skip
+                request = f"{message.strip()}\n\nAnswer with the whole file {path}."
+                prompt, output = f"{request}\n\n```\n{before}```\n", f"```\n{after}```\n"
+                about = {"workload": "commits", "id": f"{commit[:12]}:{path}"}
+                yield {"prompt": prompt, "output": output, **about}
 
 
 def _text(repository: str, blob: str, max_bytes: int) -> str:

@@ -1,23 +1,24 @@
 """Replay known answers: a rule drafts and chooses how much is verified; the costs of steps are added up."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from bench.cost_curves import FLAT, Curve
+from bench.experiment import Row, grouped
 from bench.replay.pairs import TokenPair
 from bench.statistics import ratio
 from config.settings import Settings
 from drafters.assembly import make_drafters
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, finish
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftType, GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
-from engine.sequence import Sequence as Row
 from engine.speculative.acceptance import count_accepted
+from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.gate import LOOKUPS
 from engine.speculative.proposers import DraftSources, Proposers
@@ -25,83 +26,62 @@ from engine.speculative.proposers import DraftSources, Proposers
 LIMIT = 31
 """Maximum draft length in tokens: with the token before it, a full tile of 32."""
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Widths that the gate considers, besides the draft's own stops: those that a server measures, and 10."""
-
 
 @dataclass
 class Outcome:
-    """The counts of a replay of one answer or several.
-
-    cost: in plain steps. steps: number of forward passes by their (verified, accepted) draft tokens.
-    """
+    """A replayed answer. cost: of all steps. steps: drafted and accepted tokens of each forward pass."""
 
     num_tokens: int = 0
     cost: float = 0.0
-    steps: Counter[tuple[int, int]] = field(default_factory=Counter)
+    steps: list[tuple[int, int]] = field(default_factory=list)
 
     def verify(self, drafted: Sequence[int], follows: Sequence[int], cost: float) -> int:
         """Count a forward pass and return the number of accepted tokens. follows: the rest of the answer."""
         num_accepted = count_accepted(drafted, follows)
         self.num_tokens += min(num_accepted + 1, len(follows))
         self.cost += cost
-        self.steps[len(drafted), num_accepted] += 1
+        self.steps.append((len(drafted), num_accepted))
         return num_accepted
 
-    def add(self, other: "Outcome") -> None:
-        """Add the counts of other answers."""
-        self.num_tokens += other.num_tokens
-        self.cost += other.cost
-        self.steps += other.steps
 
-    def figures(self) -> dict[str, Any]:
-        """Return the fields of rows. coverage: the share of the answer that came from drafts."""
-        longest = max((verified for verified, _ in self.steps), default=0)
-        verified, accepted = (
-            [sum(count for step, count in self.steps.items() if step[which] > at) for at in range(longest)]
-            for which in (0, 1)
-        )
-        return {
-            "tokens": self.num_tokens, "speedup": ratio(self.num_tokens, self.cost),
-            "tokens_per_forward": ratio(self.num_tokens, self.steps.total()),
-            "acceptance": ratio(sum(accepted), sum(verified)),
-            "coverage": ratio(sum(accepted), self.num_tokens),
-            "acceptance_by_position": list(map(ratio, accepted, verified)),
-        }  # fmt: skip
-
-
-Choose = Callable[[Draft, Sequence[float], Sequence[int]], int]
-"""Returns how many tokens of a draft to verify.
-
-Takes the draft, the costs of steps by width, and, for use in hindsight, the next tokens of the answer.
-"""
-
-
-def everything(draft: Draft, _costs: Sequence[float], _follows: Sequence[int]) -> int:
-    """Choose the whole draft."""
-    return len(draft.tokens)
-
-
-def in_hindsight(draft: Draft, costs: Sequence[float], follows: Sequence[int]) -> int:
-    """Choose the width with the most tokens per cost, knowing the answer."""
-    return max(range(count_accepted(draft.tokens, follows) + 1), key=lambda k: (k + 1) / costs[k + 1])
+def figures(outcomes: Sequence[Outcome]) -> Row:
+    """Return fields of rows for some answers together. coverage: the share of them that came from drafts."""
+    num_tokens = sum(one.num_tokens for one in outcomes)
+    drafted, accepted = ([step[at] for one in outcomes for step in one.steps] for at in (0, 1))
+    return {
+        "tokens": num_tokens, "speedup": ratio(num_tokens, sum(one.cost for one in outcomes)),
+        "tokens_per_forward": ratio(num_tokens, len(drafted)),
+        "acceptance": ratio(sum(accepted), sum(drafted)), "coverage": ratio(sum(accepted), num_tokens),
+        "acceptance_by_position": [
+            ratio(sum(one > at for one in accepted), sum(one > at for one in drafted))
+            for at in range(max(drafted, default=0))
+        ],
+    }  # fmt: skip
 
 
 class FixedPlayer:
-    """Replays answers with one drafter, drafts of at most limit tokens, and a fixed choice among them."""
+    """Replays answers with one drafter, whose drafts of at most limit tokens are verified in full.
 
-    def __init__(self, drafter: Drafter, choose: Choose, limit: int, curve: Curve) -> None:
-        self.drafters, self.choose, self.limit = [drafter], choose, limit
-        self.costs = [curve.cost(width) for width in range(limit + 2)]
+    cost: of a step by its width. in_hindsight: so many tokens of a draft are verified as gain most per cost,
+    knowing the answer.
+    """
+
+    def __init__(
+        self, drafter: Drafter, limit: int, cost: Callable[[int], float], in_hindsight: bool = False
+    ) -> None:
+        self.drafters, self.limit, self.in_hindsight = [drafter], limit, in_hindsight
+        self.costs = [0.0, *map(cost, range(1, limit + 2))]
 
     def play(self, pair: TokenPair) -> Outcome:
         """Replay one answer, as the engine would: propose, verify, observe, record_verified."""
-        (drafter,), outcome = self.drafters, Outcome()
+        (drafter,), costs, outcome = self.drafters, self.costs, Outcome()
         finish(drafter.open(SequenceStart(0, pair.prompt)))
         while follows := pair.answer[outcome.num_tokens :]:
-            draft = drafter.propose(DraftQuery(0, self.limit))
-            drafted = draft.tokens[: self.choose(draft, self.costs, follows)]
-            num_accepted = outcome.verify(drafted, follows, self.costs[1 + len(drafted)])
+            drafted = drafter.propose(DraftQuery(0, self.limit)).tokens
+            if self.in_hindsight:
+                lengths = range(count_accepted(drafted, follows) + 1)
+                drafted = drafted[: max(lengths, key=lambda length: (length + 1) / costs[length + 1])]
+            num_accepted = outcome.verify(drafted, follows, costs[1 + len(drafted)])
             drafter.observe(0, follows[: num_accepted + 1])
             if drafted:
                 drafter.record_verified(0, len(drafted), num_accepted)
@@ -111,32 +91,28 @@ class FixedPlayer:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the replays of one run share.
-
-    settings: of the server. curve: step costs. vocabulary: its fingerprint. line_ends: tokens that end lines.
-    """
+    """What replays share: a server's settings, the costs of steps, and the tokens that end lines."""
 
     settings: Settings
     curve: Curve = FLAT
-    vocabulary: str = "replay"
     line_ends: frozenset[int] = frozenset()
-
-    def server(self, settings: Settings, drafters: Sequence[Drafter] = ()) -> "ServerPlayer":
-        """Return a server that has learned nothing yet. drafters: used instead of its draft type's."""
-        available = make_drafters(settings, self.vocabulary)
-        chosen = drafters or [available[name] for name in LOOKUPS[settings.draft_type]]
-        return ServerPlayer(chosen, replace(self, settings=settings))
 
 
 class ServerPlayer:
-    """Replays answers as a server with a single request at a time: with its gate, budget and planner."""
+    """Replays answers as a server with a single request at a time: with its gate, budget and planner.
 
-    def __init__(self, drafters: Sequence[Drafter], setup: Setup) -> None:
-        self.drafters, self.limit = drafters, setup.settings.num_draft_tokens
+    settings: instead of the setup's. own: drafters to use instead of the server's of the same names.
+    """
+
+    def __init__(self, setup: Setup, settings: Settings, *own: Drafter) -> None:
+        self.limit = settings.num_draft_tokens
         self.costs = [setup.curve.cost(width) for width in range(self.limit + 2)]
-        sources = DraftSources({drafter.name: drafter for drafter in drafters}, score_in_slices)
-        self.proposers = Proposers(sources, setup.settings, line_ends=setup.line_ends)
-        widths = {width for width in WIDTHS if width <= self.limit} | {self.limit + 1}
+        available = make_drafters(settings, "replay") | {drafter.name: drafter for drafter in own}
+        self.drafters = [available[name] for name in LOOKUPS[settings.draft_type]]
+        sources = DraftSources({drafter.name: drafter for drafter in self.drafters}, score_in_slices)
+        self.proposers = Proposers(sources, settings, line_ends=setup.line_ends)
+        # Widths that the gate considers besides a draft's own stops: those that a server measures, and 10.
+        widths = {width for width in (*WIDTHS, 10) if width <= self.limit} | {self.limit + 1}
         table = {(1, width): self.costs[width] for width in widths}
         self.planner = Planner(StepCosts(table, is_learned=False))
 
@@ -148,11 +124,11 @@ class ServerPlayer:
         request = GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0))
         drafts = self.proposers.begin(request)
         self.proposers.work.finish()
-        row = SimpleNamespace(
+        row: Any = SimpleNamespace(
             request=request, tokens=list(pair.prompt), num_answered=0, sampling=0, drafts=drafts
         )
         while follows := pair.answer[outcome.num_tokens :]:
-            (feed,) = self.planner.plan([cast(Row, row)]) or (None,)
+            (feed,) = self.planner.plan([row]) or (None,)
             drafted = feed.draft if feed else ()
             cost = self.costs[1 + len(drafted)]
             committed = follows[: outcome.verify(drafted, follows, cost) + 1]
@@ -172,76 +148,80 @@ class ServerPlayer:
 Player = FixedPlayer | ServerPlayer
 
 
-def play_all(
-    player: Player, pairs: Iterable[TokenPair], is_cold: bool = True
-) -> Iterator[tuple[TokenPair, Outcome]]:
-    """Replay answers one after the other, and yield those that are measured, with their counts.
+def play_all(player: Player, pairs: Iterable[TokenPair], is_cold: bool = True) -> list[Row]:
+    """Replay answers one after the other; return the workload, turn and outcome of those that are measured.
 
     is_cold: drafters forget earlier chats; what the gate learned is kept, as on a server.
     """
-    chat = ""
+    chat, plays = "", []
     for pair in pairs:
         if is_cold and (not pair.chat or pair.chat != chat):
             for drafter in player.drafters:
-                if reset := getattr(drafter, "reset", None):
-                    reset()
-        chat = pair.chat
-        outcome = player.play(pair)
+                if isinstance(drafter, SharedTable):
+                    drafter.reset()
+        chat, outcome = pair.chat, player.play(pair)
         if pair.is_measured:
-            yield pair, outcome
+            plays.append({"workload": pair.workload, "turn": pair.turn, "outcome": outcome})
+    return plays
 
 
-def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:
-    """Return an engine's step costs for one row as they are now, relative to a plain step."""
-    plain_s = costs.seconds(1, 1)
-    points = tuple((width, costs.seconds(1, width) / plain_s) for width in costs.widths)
-    return Curve(name, points, source="measured when the model was loaded")
+def summed(plays: Sequence[Row], *by: str) -> Iterator[Row]:
+    """Yield a row for each combination of these fields of plays. slowest: the lowest speedup of an answer."""
+    for values, alike in grouped(plays, *by).items():
+        outcomes = [play["outcome"] for play in alike]
+        slowest = min(one.num_tokens / one.cost for one in outcomes)
+        about = dict(zip(by, values, strict=True)) | {"pairs": len(outcomes), "slowest": slowest}
+        yield about | figures(outcomes)
 
 
 def best_single_width(
     costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int
 ) -> float:
     """Return the speedup of an answer if all steps used the best single width. widest: at least 2."""
-    curve, pair, found = measured_curve(costs), TokenPair(tuple(prompt), tuple(answer)), [1.0]
+    pair, found = TokenPair(tuple(prompt), tuple(answer)), [1.0]
     for width in {width for width in costs.widths if 1 < width < widest} | {widest}:
         drafter = make_drafters(Settings(), "hindsight")[LOOKUPS[draft_type][0]]
-        outcome = FixedPlayer(drafter, everything, width - 1, curve).play(pair)
-        found.append(outcome.num_tokens / outcome.cost)
+        outcome = FixedPlayer(drafter, width - 1, partial(costs.seconds, 1)).play(pair)
+        found.append(costs.seconds(1, 1) * outcome.num_tokens / outcome.cost)
     return max(found)
 
 
+@dataclass
 class FixedLookup:
     """Drafts what followed a match of n tokens, for the largest n between longest and shortest that occurs.
 
     newest: whether the newest occurrence is used, or the earliest. The draft ends where the text ends.
+    sure: from which n on a draft may be longer than 2 tokens.
     is_long: as llama.cpp's ngram-simple, which drafts nothing shorter than n tokens, and nothing in a text of
     n + limit + 2 tokens or fewer; the very first n-gram is never a match, nor is one that ends right before
     the last token, which is never drafted. Source: common/ngram-map.cpp, common_ngram_simple_draft.
     """
 
-    name = "fixed"
-
-    def __init__(self, longest: int, shortest: int, *, newest: bool = True, is_long: bool = False) -> None:
-        self.sizes = range(longest, shortest - 1, -1)
-        self.newest, self.is_long = newest, is_long
-        # A character for each token, because Python searches a string faster than an index could be kept.
-        self.texts: dict[int, str] = {}
+    longest: int
+    shortest: int
+    newest: bool = True
+    sure: int = 0
+    is_long: bool = False
+    name: str = "fixed"
+    # A character for each token, because Python searches a string faster than an index could be kept.
+    texts: dict[int, str] = field(default_factory=dict)
 
     def open(self, start: SequenceStart) -> None:
         """Keep the prompt."""
         self.texts[start.seq] = "".join(map(chr, start.prompt))
 
     def propose(self, query: DraftQuery) -> Draft:
-        """Draft what followed the match. The bucket is n."""
+        """Draft what followed the match."""
         text, margin = self.texts[query.seq], int(self.is_long)
         find = text.rfind if self.newest else text.find
-        for size in self.sizes:
+        for size in range(self.longest, self.shortest - 1, -1):
             # The end of the text, which would match itself, is left out.
             start = find(text[-size:], margin, len(text) - 1 - margin)
             if start >= 0:
-                tokens = [*map(ord, text[start + size : len(text) - margin][: query.limit])]
+                limit = query.limit if size >= self.sure else 2
+                tokens = [*map(ord, text[start + size : len(text) - margin][:limit])]
                 is_too_short = len(tokens) < size or len(text) < size + query.limit + 3
-                return NO_DRAFT if self.is_long and is_too_short else Draft(tokens, self.name, size)
+                return NO_DRAFT if self.is_long and is_too_short else Draft(tokens, self.name)
         return NO_DRAFT
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
@@ -256,17 +236,12 @@ class FixedLookup:
         del self.texts[seq]
 
 
-def two_widths(draft: Draft, _costs: Sequence[float], _follows: Sequence[int]) -> int:
-    """Choose a whole tile for matches of 12 tokens or more, else two tokens. A bucket is a match's length."""
-    return min(len(draft.tokens), LIMIT if draft.bucket >= 12 else 2)
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A rule for drafting; the title says it in words, and who uses it.
 
-    draft_type: with the server's gate; None: drafts of at most `limit` tokens, without a gate, of which
-    `choose` verifies some. drafter: makes the drafter; None: those of the draft type.
+    draft_type: with the server's gate; None: without a gate, drafts of at most `limit` tokens.
+    drafter: makes the drafter; None: those of the draft type. in_hindsight: see FixedPlayer.
     is_warm: whether drafters keep what they learned from one chat to the next, in file order.
     """
 
@@ -275,15 +250,15 @@ class Rule:
     draft_type: DraftType | None = None
     drafter: Callable[[], Drafter] | None = None
     limit: int = LIMIT
-    choose: Choose = everything
+    in_hindsight: bool = False
     is_warm: bool = False
 
     def player(self, setup: Setup) -> Player:
         """Return a player that has seen nothing."""
-        drafters = [self.drafter()] if self.drafter else []
+        own = [self.drafter()] if self.drafter else []
         if self.draft_type:
-            return setup.server(replace(setup.settings, draft_type=self.draft_type), drafters)
-        return FixedPlayer(drafters[0], self.choose, self.limit, setup.curve)
+            return ServerPlayer(setup, replace(setup.settings, draft_type=self.draft_type), *own)
+        return FixedPlayer(own[0], self.limit, setup.curve.cost, self.in_hindsight)
 
 
 _USUAL = (
@@ -292,7 +267,7 @@ _USUAL = (
     Rule("ngram-simple", "longest match of 16..2, newest; gate (reprise serve)", "ngram-simple"),
     Rule("ngram-mod", "shared table, n = 16; gate (reprise serve)", "ngram-mod"),
     Rule("two-widths", "longest match of 16..2; 31 tokens if 12 or more matched, else 2",
-         drafter=lambda: FixedLookup(16, 2), choose=two_widths),
+         drafter=lambda: FixedLookup(16, 2, sure=12)),
     Rule("newest-2", "newest match of 2, 10 tokens", drafter=lambda: FixedLookup(2, 2), limit=10),
     Rule("newest-3", "newest match of 3, 10 tokens", drafter=lambda: FixedLookup(3, 3), limit=10),
     Rule("earliest-2", "earliest match of 2, else 1; 10 tokens (transformers, prompt_lookup_num_tokens=10)",
@@ -301,9 +276,9 @@ _USUAL = (
          drafter=lambda: FixedLookup(5, 2, newest=False), limit=5),
     Rule("ngram-12", "newest match of 12, 12 to 48 tokens (llama.cpp's ngram-simple by default)",
          drafter=lambda: FixedLookup(12, 12, is_long=True), limit=48),
-    Rule("hindsight", "suffix, with the best width in hindsight", drafter=SuffixDrafter, choose=in_hindsight),
+    Rule("hindsight", "suffix, with the best width in hindsight", drafter=SuffixDrafter, in_hindsight=True),
     Rule("hindsight-longest", "longest match of 16..2, with the best width in hindsight",
-         drafter=lambda: FixedLookup(16, 2), choose=in_hindsight),
+         drafter=lambda: FixedLookup(16, 2), in_hindsight=True),
 )  # fmt: skip
 _OTHERS = (
     Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),

@@ -9,24 +9,23 @@ write files of pairs.
 import argparse
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench import document, options, outputs
-from bench.cost_curves import Curve, built_in, describe, find_curve
+from bench.cost_curves import built_in, find_curve
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
 from bench.replay.pairs import TokenPair, token_pairs
-from bench.replay.policies import COMPARED, RULES, Outcome, Rule, Setup, play_all
-from bench.tables import Column, print_rows
+from bench.replay.policies import COMPARED, RULES, Rule, Setup, play_all, summed
+from bench.tables import Column
 from bench.workloads import read_prompts
 from config.settings import BUNDLED_MODEL, Settings
-
-if TYPE_CHECKING:
-    from engine.text.tokenizer import Tokenizer
+from engine.model.loading import load_tokenizer
+from engine.text.tokenizer import Tokenizer
 
 COLUMNS = [
     Column("workload", "workload"), Column("pairs", "pairs", "0"), Column("drafter", "drafter"),
@@ -37,10 +36,7 @@ NOTE = """\
 TPF: tokens per forward pass. speed: speedup over plain decoding; least: the lowest speedup of a pair.
 accepted: share of drafted tokens. copied: share of the answer that came from drafts.
 Costs of drafts that are longer than a curve are a guess."""
-
-
-_WIDTH = max(map(len, RULES))
-EPILOG = "rules:\n" + "\n".join(f"  {name:{_WIDTH}}  {rule.title}" for name, rule in RULES.items())
+EPILOG = "rules:\n" + "\n".join(f"  {name:18} {rule.title}" for name, rule in RULES.items())
 FLAGS = (
     *options.shared(seed=1, **options.OUTPUTS),
     Flag("--pairs", Path, "FILE", [],
@@ -60,23 +56,19 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_names("--drafters", arguments.drafters, tuple(RULES))
     options.check_names("--kind", [arguments.kind] if arguments.kind else [], KINDS)
     curves = [find_curve(name) for name in arguments.cost_curve or built_in()]
-    # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
-    from engine.model.loading import load_tokenizer
-
     tokenizer, rules = load_tokenizer(arguments.tokenizer), [RULES[name] for name in arguments.drafters]
     pairs = _collect(arguments, tokenizer)
     if not pairs:
         raise ArgumentsError("there is no pair to replay")
-    rows = replay(pairs, rules, [Setup(Settings(), one, line_ends=tokenizer.line_ends) for one in curves])
-    console, titles = outputs.make_console(120), [f"{rule.name}: {rule.title}" for rule in rules]
+    rows = replay(pairs, rules, [Setup(Settings(), one, tokenizer.line_ends) for one in curves])
+    record = document.new_document(arguments, replay={"rows": rows, "curves": list(map(asdict, curves))})
+    titles = [f"{rule.name}: {rule.title}" for rule in rules]
     machines = [f"{one.name}: {one.kind}; {one.machine}; {one.source}" for one in curves]
-    print_rows(console, rows, COLUMNS, notes=[*titles, *machines, NOTE])
-    section = {"rows": rows, "curves": describe(curves)}
-    outputs.finish(console, arguments, document.new_document(arguments, replay=section), rows)
+    outputs.report(arguments, record, rows, COLUMNS, notes=[*titles, *machines, NOTE])
     return 0
 
 
-def _collect(arguments: argparse.Namespace, tokenizer: "Tokenizer") -> list[TokenPair]:
+def _collect(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[TokenPair]:
     """Return the pairs that the command line asks for. Raises OSError, ValueError."""
     if arguments.pairs:
         files = [read_prompts(path, for_replay=True) for path in arguments.pairs]
@@ -92,23 +84,11 @@ def replay(pairs: Sequence[TokenPair], rules: Sequence[Rule], setups: Sequence[S
     with outputs.Work() as work:
         advance = work.stage(f"replaying {len(pairs)} answers", len(rules) * len(setups))
         for rule, setup in product(rules, setups):
-            plays: dict[str, list[Outcome]] = {}
-            for pair, outcome in play_all(rule.player(setup), pairs, is_cold=not rule.is_warm):
-                plays.setdefault(pair.workload, []).append(outcome)
-            if len(plays) > 1:
-                plays["all"] = [*chain(*plays.values())]
-            rows += [_row(rule, setup.curve, workload, found) for workload, found in plays.items()]
+            plays = play_all(rule.player(setup), pairs, is_cold=not rule.is_warm)
+            found = [*summed(plays, "workload")]
+            found += summed(plays) if len(found) > 1 else ()
+            about = {"drafter": rule.name, "rule": rule.title, "curve": setup.curve.name, "workload": "all"}
+            rows += [about | row for row in found]
             advance()
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     return sorted(rows, key=lambda row: workloads.index(row["workload"]))
-
-
-def _row(rule: Rule, curve: Curve, workload: str, outcomes: Sequence[Outcome]) -> Row:
-    together = Outcome()
-    for outcome in outcomes:
-        together.add(outcome)
-    return {
-        "drafter": rule.name, "rule": rule.title, "curve": curve.name, "workload": workload,
-        "pairs": len(outcomes), "slowest": min(one.num_tokens / one.cost for one in outcomes),
-        **together.figures(),
-    }  # fmt: skip

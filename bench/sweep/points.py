@@ -18,7 +18,7 @@ from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.replay.edits import AGAIN
 from bench.replay.pairs import TokenPair
-from bench.replay.policies import Outcome, Setup, play_all
+from bench.replay.policies import ServerPlayer, Setup, figures, play_all, summed
 from bench.statistics import ratio
 from bench.workloads import Chat
 from config.settings import Settings
@@ -97,12 +97,9 @@ def replay(
     """
     rows, advance = [], work.stage(stage, len(points))
     for point in points:
-        sums: dict[tuple[str, int | None], Outcome] = {}
-        for pair, outcome in play_all(setup.server(settings_of(point, setup.settings)), pairs):
-            for turn in (None, pair.turn) if has_turns else (None,):
-                sums.setdefault((pair.workload, turn), Outcome()).add(outcome)
-        for (workload, turn), summed in sums.items():
-            rows.append({**point, "workload": workload, "turn": turn, **summed.figures()})
+        plays = play_all(ServerPlayer(setup, settings_of(point, setup.settings)), pairs)
+        for fields in (("workload",), ("workload", "turn"))[: 1 + has_turns]:
+            rows += [{**point, "turn": None, **row} for row in summed(plays, *fields)]
         advance()
     return rows
 
@@ -113,10 +110,10 @@ def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Ro
     overwritten: share of written tokens that replaced another one. known: share of answer tokens that the
     table predicts, one at a time; known_again: the same for answers whose text occurred before.
     """
-    tables = NgramModTables(setup.vocabulary, n, entries)
+    tables = NgramModTables("replay", n, entries)
     settings = replace(setup.settings, draft_type="ngram-mod", ngram_mod_size=n)
-    player, table, outcome = setup.server(settings, [NgramModDrafter(tables)]), tables.table(""), Outcome()
-    half = len(traffic) // 2
+    player = ServerPlayer(setup, settings, NgramModDrafter(tables))
+    table, outcomes, half = tables.table(""), [], len(traffic) // 2
     measured = range(half, len(traffic), max(1, half // MEASURED))
     known, again = list[bool](), list[bool]()
     for number, request in enumerate(traffic):
@@ -129,12 +126,12 @@ def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Ro
         found = [table.token(slot) == token for slot, token in zip(slots, text[n:], strict=True)]
         known += found
         again += found if request.workload == AGAIN else []
-        outcome.add(player.play(request))
+        outcomes.append(player.play(request))
     return {
         "requests": len(traffic), "entries": entries, "ngram_size": n, "occupancy": table.occupied / entries,
         "overwritten": ratio(tables.counts.overwrites, tables.counts.inserts),
         "known": ratio(sum(known), len(known)), "known_again": ratio(sum(again), len(again)),
-        **outcome.figures(),
+        **figures(outcomes),
     }  # fmt: skip
 
 

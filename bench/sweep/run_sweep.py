@@ -10,7 +10,7 @@ table filled earlier, by the same model or another with the same vocabulary.
 import argparse
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from pathlib import Path
 from statistics import mean
@@ -19,14 +19,14 @@ from typing import Any
 from rich.console import Console
 
 from bench import document, options, outputs
-from bench.cost_curves import built_in, describe, find_curve
+from bench.cost_curves import Curve, built_in, find_curve
 from bench.decode.answering import Answering, settings_of
 from bench.errors import BenchError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.replay.edits import make_traffic
 from bench.replay.pairs import TokenPair
-from bench.replay.policies import Setup, measured_curve
+from bench.replay.policies import Setup
 from bench.sweep import points
 from bench.sweep.points import answer_plainly, default_point, overall, replay
 from bench.tables import Column, pivoted, print_rows
@@ -75,20 +75,21 @@ def run(arguments: argparse.Namespace) -> int:
     longest = max(*arguments.num_draft_tokens, Settings().num_draft_tokens)
     settings = settings_of(arguments, num_draft_tokens=longest)
     with outputs.Work() as work, Answering(arguments, work, settings) as local:
-        engine = local.engine
+        engine, costs = local.engine, local.engine.costs
         # The engine goes on learning its costs; all replays have those of now.
-        curve = curve or measured_curve(engine.costs, f"{engine.info.name} on this machine")
+        steps = tuple((width, costs.seconds(1, width) / costs.seconds(1, 1)) for width in costs.widths)
+        curve = curve or Curve(f"{engine.info.name} on this machine", steps, source="measured here")
         replayed = replace(Settings(), ngram_table_entries=TABLE_ENTRIES)
-        setup = Setup(replayed, curve, engine.tokenizer.fingerprint, engine.tokenizer.line_ends)
+        setup = Setup(replayed, curve, engine.tokenizer.line_ends)
         if set(arguments.parts) != {"tables"}:
             chats = chats or [*chain(*local.chats(arguments.chats, is_short=True))]
             pairs = answer_plainly(local, chats, "plain answers")
             if not pairs:
                 raise BenchError("every chat is too long for this model's context")
-        found: dict[str, Any] = {"workloads_version": VERSION, "cost_curves": describe([curve])}
+        found: dict[str, Any] = {"workloads_version": VERSION, "cost_curves": [asdict(curve)]}
         for part in arguments.parts:
             found |= PARTS[part](Sweep(local, setup, chats, pairs))
-        record = document.new_document(arguments, engine.info, engine.costs, sweep=found)
+        record = document.new_document(arguments, engine.info, costs, sweep=found)
     console = outputs.make_console(140)
     _print(console, found)
     flat = [{"part": part, **row} for part in TABLES for row in found.get(part, ())]

@@ -5,16 +5,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine.text.tokenizer import Tokenizer
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.requests.function_tools import FunctionTool
 from server.requests.messages import Message as ReadMessage
 from server.validation.field_errors import validate
-
-if TYPE_CHECKING:
-    from engine.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""
@@ -28,15 +26,12 @@ _READ = ("messages", "tools", "temperature", "max_tokens", "max_completion_token
 class Turn:
     """One request. The answers in its history are references, so it is the same for all models.
 
-    messages: the whole chat up to the message to answer; empty if text is given.
-    reference: the right answer; None if there is no single right answer.
+    messages: the whole chat up to the message to answer. text: a prompt without a chat template, instead.
+    reference: the right answer; None if there is no single one. schema: JSON schema that constrains it.
     is_measured: False for a turn that only fills the drafters' tables.
-    tools: in OpenAI's format.
     num_allowed: if not 0, tokens are drawn uniformly from this many token ids.
     is_endless: end tokens are forbidden, so the answer has the maximum length.
-    schema: JSON schema that constrains the answer.
     max_tokens: limit in the request itself; None: the benchmark chooses.
-    text: a prompt that is used as it is, without a chat template.
     """
 
     messages: tuple[Message, ...]
@@ -53,10 +48,6 @@ class Turn:
     def for_template(self) -> list[Message]:
         """Return the messages as chat templates expect them; OpenAI's format has tool arguments as text."""
         return [ReadMessage.model_validate(message).for_template() for message in self.messages]
-
-    def tools_for_template(self) -> list[dict[str, Any]]:
-        """Return the tools as chat templates expect them."""
-        return [FunctionTool.model_validate(tool).function.for_template() for tool in self.tools]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +89,7 @@ def conversation(exchanges: Iterable[tuple[str, str]], context: str) -> list[Tur
 
 
 def render(
-    tokenizer: "Tokenizer", messages: str | Sequence[Message], tools: Sequence[dict[str, Any]] = ()
+    tokenizer: Tokenizer, messages: str | Sequence[Message], tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[int, ...]:
     """Return the token ids of a user message or a chat; of its plain text if there is no chat template."""
     messages = [user(messages)] if isinstance(messages, str) else messages
@@ -107,10 +98,11 @@ def render(
     return tuple(tokenizer.render_chat(list(messages), list(tools) or None))
 
 
-def render_turn(tokenizer: "Tokenizer", turn: Turn) -> tuple[int, ...]:
+def render_turn(tokenizer: Tokenizer, turn: Turn) -> tuple[int, ...]:
     """Return the token ids of a turn's prompt, equal to what the server makes of the same request."""
     if turn.text is None:
-        return render(tokenizer, turn.for_template(), turn.tools_for_template())
+        tools = [FunctionTool.model_validate(tool).function.for_template() for tool in turn.tools]
+        return render(tokenizer, turn.for_template(), tools)
     whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
     # The text of a recorded prompt already begins with the special tokens of a prompt.
     return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)
@@ -121,12 +113,11 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
 
     A last message of the assistant is a right answer too. A text "prompt" is used without a chat template.
     Lines of the same "chat" are its turns; without this field, a line whose messages begin with all messages
-    of an earlier line is the next turn of its chat. A line of Spec-Bench, with "turns" and a "category", is a
-    chat of its first turn. "workload" says what kind of chat it is; otherwise the file's name does.
+    of an earlier line is the next turn of its chat. The kind of chat is its "workload" or the file's name.
+    A line of Spec-Bench, with "turns" and a "category", is a chat of its first turn.
 
-    for_replay: every line must have an answer. Where a line has a prompt and messages, as servers record
+    for_replay: every line must have an answer, and of a line with a prompt and messages, as servers record
     them, the prompt is used, because the model read it; otherwise the messages are.
-
     Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
     """
     chats: list[tuple[str, list[Turn]]] = []
@@ -141,7 +132,7 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
             turn = _turn(given if isinstance(given, dict) else {}, for_replay)
         except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as fault:
             raise ValueError(f"{path}: line {number} is not JSON: {fault}") from None
-        except ValueError as fault:
+        except (ValueError, BadRequestError) as fault:
             raise ValueError(f"{path}: line {number} is not a chat: {fault}") from None
         messages = tuple(json.dumps(message, sort_keys=True) for message in turn.messages)
         chat = given.get("chat")
@@ -158,25 +149,22 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
 
 
 def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
-    known = {name: given[name] for name in _READ if given.get(name) is not None}
-    reference = given.get("output")
-    text: str | None = None
-    if not isinstance(reference, str | None):
-        raise ValueError("output is not text")
     match given:
-        case {"prompt": str(prompt)} if prompt and (for_replay or "messages" not in given):
-            text, known["messages"] = prompt, [user(prompt)]
-        case {"messages": list()}:
-            pass
         case {"turns": [str(question), *_]}:
             # Later turns would need the model's own answers.
-            known["messages"] = [user(question)]
-        case _:
-            raise ValueError('expected an object with a list "messages" or a text "prompt"')
-    try:
-        body = validate({"temperature": 0.0} | known, ChatRequest)
-    except BadRequestError as fault:
-        raise ValueError(fault.message) from None
+            given = {"messages": [user(question)]}
+    known = {"temperature": 0.0} | {name: given[name] for name in _READ if given.get(name) is not None}
+    reference = given.get("output")
+    if not isinstance(reference, str | None):
+        raise ValueError("output is not text")
+    text = given.get("prompt") if for_replay or "messages" not in given else None
+    if isinstance(text, str) and text:
+        known["messages"] = [user(text)]
+    elif isinstance(given.get("messages"), list):
+        text = None
+    else:
+        raise ValueError('expected an object with a list "messages" or a text "prompt"')
+    body = validate(known, ChatRequest)
     messages, last = tuple(known["messages"]), body.messages[-1]
     if last.role == "assistant":
         if len(messages) == 1:

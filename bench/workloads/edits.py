@@ -11,19 +11,13 @@ from bench.workloads.words import NOUNS, VERBS, identifiers, number, thing, valu
 WHOLE = "Answer with the whole file."
 SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
 
-Kind = Callable[[str, random.Random], tuple[str, str]]
-"""A kind of change: returns a request and the changed file."""
-Statement = tuple[str, str]
-"""One or more lines of a file, and the text to add if the file ends here."""
+Kind = Callable[[str, random.Random], tuple[str, str]]  # changes a file: returns a request and the result
+Statement = tuple[str, str]  # one or more lines, and what to add if the file ends here
+Range = tuple[int, int]
 
 
-def _statements(
-    rng: random.Random, constants: Sequence[int], statements: Sequence[int]
-) -> Iterator[Statement]:
-    """Yield the statements of a random file: constants, and functions of some statements, by turns.
-
-    constants, statements: how many at a time, at least and at most.
-    """
+def _statements(rng: random.Random, constants: Range, statements: Range) -> Iterator[Statement]:
+    """Yield the statements of a random file: so many constants and a function of so many, by turns."""
     rng = random.Random(rng.random())
     unused = identifiers(rng)
     gap = ""
@@ -114,17 +108,14 @@ KINDS = (_value, _rename, _docstring, _return)
 
 def _edits(file: str, rng: random.Random, num_turns: int, kinds: Sequence[Kind] = KINDS) -> list[Turn]:
     """Make a chat about one file, in which each turn changes the previous answer."""
-
-    def changes() -> Iterator[tuple[str, str]]:
-        changed = file
-        for _ in range(num_turns):
-            kind = rng.choice(kinds)
-            if kind in (_docstring, _return) and "\ndef " not in changed:
-                kind = _value
-            request, changed = kind(changed, rng)
-            yield f"{request} {WHOLE}", changed
-
-    return conversation(changes(), file)
+    changed, exchanges = file, []
+    for _ in range(num_turns):
+        kind = rng.choice(kinds)
+        if kind in (_docstring, _return) and "\ndef " not in changed:
+            kind = _value
+        request, changed = kind(changed, rng)
+        exchanges.append((f"{request} {WHOLE}", changed))
+    return conversation(exchanges, file)
 
 
 def _edit_again(rng: random.Random, _: Grow) -> list[Turn]:

@@ -78,9 +78,8 @@ def _sentences(rng: random.Random) -> Iterator[Sentence]:
         for pattern in rng.sample(SENTENCES, len(SENTENCES)):
             who, other = next(people), next(people)
             noun, place, last = rng.sample(NOUNS, 3)
-            thing = f"{rng.choice(ADJECTIVES)} {last}"
-            fill = {"noun": noun, "place": place, "thing": thing, "number": number(rng)}
-            yield pattern.format(who=who, other=other, **fill), who
+            fill = {"noun": noun, "place": place, "thing": f"{rng.choice(ADJECTIVES)} {last}"}
+            yield pattern.format(who=who, other=other, number=number(rng), **fill), who
 
 
 def _joined(sentences: Sequence[Sentence]) -> str:
@@ -127,19 +126,19 @@ def _tool(rng: random.Random, verb: str, noun: str, fields: Sequence[str]) -> di
 
 
 def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    pairs = list(zip(rng.sample(VERBS, NUM_TOOLS), rng.sample(NOUNS, NUM_TOOLS), strict=True))
-    taken = [rng.sample(FIELDS, 2) for _ in pairs]
-    tools = tuple(_tool(rng, *pair, fields) for pair, fields in zip(pairs, taken, strict=True))
+    verbs, nouns = rng.sample(VERBS, NUM_TOOLS), rng.sample(NOUNS, NUM_TOOLS)
+    taken = [rng.sample(FIELDS, 2) for _ in verbs]
+    tools = tuple(map(partial(_tool, rng), verbs, nouns, taken))
     messages, turns, plans = list[Message](), list[Turn](), list[str]()
     known: dict[str, str] = {}
 
     def ask(reference: str) -> None:
         turns.append(Turn(tuple(messages), reference, tools=tools))
 
-    for at, (verb, noun) in enumerate(pairs):
-        name, number = f"{verb}_{noun}", f"call_{at + 1}"
+    for at, (tool, fields) in enumerate(zip(tools, taken, strict=True)):
+        name, number = tool["function"]["name"], f"call_{at + 1}"
         # Arguments come from the previous tool's result if it has the field.
-        arguments = {field: known.get(field) or _word(rng) for field in taken[at]}
+        arguments = {field: known.get(field) or _word(rng) for field in fields}
         call = {"name": name, "arguments": json.dumps(arguments)}
         facts = " and ".join(f"{field} {text}" for field, text in arguments.items())
         messages.append(user(f"Use {name} with {facts}."))
@@ -150,10 +149,9 @@ def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
         made = {"id": number, "type": "function", "function": call}
         messages.append({"role": "assistant", "content": "", "tool_calls": [made]})
         messages.append({"role": "tool", "content": json.dumps(result), "tool_call_id": number})
-        plan = f"{name} returned: {', '.join(f'{key} is {content}' for key, content in result.items())}."
-        ask(plan)
-        messages.append({"role": "assistant", "content": plan})
-        plans.append(plan)
+        plans.append(f"{name} returned: {', '.join(f'{key} is {said}' for key, said in result.items())}.")
+        ask(plans[-1])
+        messages.append({"role": "assistant", "content": plans[-1]})
     messages.append(user("Now list all results as the steps of a plan."))
     ask("\n".join(f"{at}. {plan}" for at, plan in enumerate(plans, 1)))
     return turns

@@ -7,20 +7,20 @@ import keyword
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from bench import lexicon
 
 NOUNS, ADJECTIVES, VERBS = lexicon.NOUNS[:180], lexicon.ADJECTIVES[:60], lexicon.VERBS[:80]
 FIELDS, NAMES = lexicon.FIELDS, lexicon.NAMES[:240]
 IDENTIFIER_WORDS = sorted({*NOUNS, *ADJECTIVES, *VERBS} - set(keyword.kwlist))
-_NUM_SINGLE = 160
-"""Number of names used alone; the others are used in pairs, so that no name is part of another."""
 
 
 def names(rng: random.Random) -> Iterator[str]:
-    """Yield distinct names of people: single words first, then pairs."""
-    yield from rng.sample(NAMES[:_NUM_SINGLE], _NUM_SINGLE)
-    yield from _distinct(lambda: " ".join(rng.sample(NAMES[_NUM_SINGLE:], 2)))
+    """Yield names of people, none of which is part of another: single words first, then pairs of others."""
+    single, paired = NAMES[:160], NAMES[160:]
+    yield from rng.sample(single, len(single))
+    yield from _distinct(lambda: " ".join(rng.sample(paired, 2)))
 
 
 def identifiers(rng: random.Random) -> Iterator[str]:
@@ -57,19 +57,16 @@ def polonizer(rng: random.Random) -> Callable[[str], str]:
     for english, polish in (
         (NOUNS, lexicon.POLISH_NOUNS), (ADJECTIVES, lexicon.POLISH_ADJECTIVES), (NAMES, lexicon.POLISH_NAMES)
     ):  # fmt: skip
-        supply = iter(rng.sample(polish, len(polish)))
+        supply = map(str.lower, rng.sample(polish, len(polish)))
         supply_of |= {word.lower(): supply for word in english}
-    known: dict[str, str] = {}
 
-    def polish_of(match: re.Match[str]) -> str:
-        word, lower = match[0], match[0].lower()
-        if lower not in known:
-            known[lower] = next(supply_of.get(lower, iter(())), lower).lower()
-        if (other := known[lower]) == lower:
-            return word
-        return other.capitalize() if word[0].isupper() else other
+    @cache
+    def polish_of(word: str) -> str:
+        if word.istitle():
+            return polish_of(word.lower()).capitalize()
+        return next(supply_of.get(word, iter(())), word)
 
-    return lambda text: re.sub(r"[A-Za-z]+", polish_of, text)
+    return lambda text: re.sub(r"[A-Za-z]+", lambda match: polish_of(match[0]), text)
 
 
 def _distinct(make: Callable[[], str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve, built_in, describe, find_curve
+from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve, built_in, find_curve
 
 
 def test_costs_are_straight_between_points_and_follow_the_overall_slope_beyond() -> None:
@@ -32,7 +32,7 @@ def test_what_is_built_in_says_where_it_comes_from(name) -> None:
 
 
 def test_published_and_measured_are_told_apart() -> None:
-    assert [curve["kind"] for curve in describe([M4_PRO, CPU_BF16])] == ["published", "measured"]
+    assert [curve.kind for curve in (M4_PRO, CPU_BF16)] == ["published", "measured"]
 
 
 def written(folder: Path, **fields: object) -> Path:
