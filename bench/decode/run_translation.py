@@ -22,6 +22,7 @@ from bench.experiment import Row
 from bench.options import Flag
 from bench.tables import Column
 from config.settings import BUNDLED_MODEL, Settings
+from engine.model.loading import load_tokenizer
 from engine.speculative.translation.translation import Strategy
 
 BUNDLED_DRAFTS = tuple(BUNDLED_MODEL / name for name in ("draft_polish", "draft"))
@@ -98,9 +99,6 @@ def pairs_of(
 
     Raises OSError and ValueError for a folder whose tokenizer cannot be read.
     """
-    # Imported here, because it loads mlx-lm, which takes a while.
-    from engine.model.loading import load_tokenizer
-
     vocabularies = {folder: load_tokenizer(folder).fingerprint for folder in (target, *folders)}
     return [
         (folder, strategy)

@@ -109,7 +109,7 @@ def edit(text: str, kind: str, rng: random.Random) -> tuple[str, str]:
 
 def _rename(text: str, rng: random.Random) -> tuple[str, str]:
     counts = Counter(re.findall(r"\w+", text))
-    names = dict.fromkeys(re.findall(r"\b([^\W\d]\w\w+)(?= = |\()", text))
+    names = dict.fromkeys(re.findall(r"(?m)^ *(?:def |class |)([^\W\d_]\w\w+)(?= = |\(.*:$)", text))
     often = [name for name in names if counts[name] >= 4 and not keyword.iskeyword(name)]
     if not often:
         return text, ""
