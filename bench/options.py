@@ -37,10 +37,6 @@ def listed(parse: Callable[[str], ParsedT]) -> Callable[[str], tuple[ParsedT, ..
     return lambda text: tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
 
 
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
-
-
 count = _parser(int, lambda value: value > 0, "{} is not a whole number above 0")
 count_or_none = _parser(int, lambda value: value >= 0, "{} is not a whole number")
 levels, names = listed(count), listed(str)
@@ -55,14 +51,14 @@ url = _parser(
 # The message leaves the key out, because terminal output may be logged.
 api_key = _parser(str, KEY.fullmatch, "a key must be visible ASCII characters without spaces")
 model_folder = _parser(
-    _path, lambda folder: (folder / "config.json").is_file(),
+    Path, lambda folder: (folder / "config.json").is_file(),
     "{} is not a model folder: it has no config.json",
 )  # fmt: skip
 output_file = _parser(
-    _path, lambda file: file.parent.is_dir() and not file.is_dir(),
+    Path, lambda file: file.parent.is_dir() and not file.is_dir(),
     "cannot write {}: it is a folder, or its folder does not exist",
 )  # fmt: skip
-input_file = _parser(_path, Path.is_file, "{} is not a file")
+input_file = _parser(Path, Path.is_file, "{} is not a file")
 
 SHARED: dict[str, tuple[Any, str, str]] = {
     "model": (model_folder, "DIR", "Model folder; without it the bundled model."),
@@ -106,15 +102,14 @@ class Flag(NamedTuple):
 def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag]) -> None:
     """Add a command's arguments to the parser."""
     for name, parse, placeholder, default, text, is_repeated in flags:
-        if parse is None:
-            parser.add_argument(name, action="store_true", help=text)
-            continue
         more: dict[str, Any] = {"type": parse, "metavar": placeholder}
-        if not name.startswith("-"):
-            more["nargs"] = "+" if is_repeated else None
-        else:
-            more |= {"required": True} if default is ... else {"default": default}
-            more |= {"action": "append"} if is_repeated else {}
+        if parse is None:
+            more = {"action": "store_true"}
+        elif name.startswith("-"):
+            action = "append" if is_repeated else "store"
+            more |= {"default": default, "required": default is ..., "action": action}
+        elif is_repeated:
+            more["nargs"] = "+"
         if default not in (None, ..., (), []) and "Default:" not in text:
             shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
             text = f"{text} Default: {shown}."
