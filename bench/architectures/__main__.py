@@ -43,7 +43,6 @@ REASONS = {
     "which cannot be split": "It keeps a {kind}, which cannot be split and rebuilt.",
     "no plain keys": "None of its layers keeps only keys and values, and all of them.",
     "attention sinks": "mlx-lm's quantized attention has no sinks.",
-    "rows cannot share a ": "It keeps a {kind}, which rows cannot share.",
     "tuple": "Its attention takes no quantized keys and values.",
 }
 ONE_GROUP = "Its attention does not take keys and values of several groups of rows."
@@ -72,30 +71,31 @@ def try_architecture(name: str) -> Verdicts:
             mx.eval(logits)
     # Foreign code; a module whose requirements are not installed may end the process.
     except (Exception, SystemExit) as fault:  # noqa: BLE001
-        return {"batch": ("not tried", explain(printed.getvalue().strip() or str(fault)))}
+        return _not_tried(explain(printed.getvalue().strip() or str(fault)))
     sharing, batch_fault = probes.find_sharing(model), probes.batch_fault(model)
     drafts_fault = probes.rollback_fault(model, None, sharing)
-    kv_bits_fault = probes.kv_bits_fault(model, KV_BITS)
+    kv_bits = _verdict(probes.kv_bits_fault(model, KV_BITS))
     batch = {
         Sharing.NOTHING: _verdict(batch_fault), Sharing.BUFFERS: ("one group", ONE_GROUP),
         Sharing.LAYERS: ("yes", BY_LAYER), Sharing.GROUPS: YES,
     }[sharing]  # fmt: skip
-    found = {
+    found = dict.fromkeys(COLUMNS, UNKNOWN) | {
         "batch": batch, "drafts": _verdict(drafts_fault), "prefix": _verdict(probes.prefix_fault(model)),
-        "kv_bits": _verdict(kv_bits_fault),
+        "kv_bits": ("alone", None) if kv_bits == YES and probes.batch_fault(model, KV_BITS) else kv_bits,
     }  # fmt: skip
-    if not kv_bits_fault and (own_fault := probes.batch_fault(model, KV_BITS)):
-        found["kv_bits"] = ("alone", None if batch_fault else explain(own_fault))
     if not drafts_fault and batch_fault and any(map(is_recurrent, leaves(caches))):
         found["exact"] = ("none", REFED)
     elif not drafts_fault:
-        shapes, size = product([1] if batch_fault else [1, NUM_ROWS], WIDTHS), logits.shape[-1]
+        tried = {"exact": 1} if batch_fault else {"exact": 1, "exact_together": NUM_ROWS}
+        shapes, size = product(tried.values(), WIDTHS), logits.shape[-1]
         trial = find_exact_shapes(model, sharing, None, size, shapes, CONTEXT_TOKENS, lambda _: None)
-        exact = trial.shapes()
-        found["exact"] = _widths([width for width in WIDTHS if (1, width) in exact])
-        if not batch_fault:
-            found["exact_together"] = _widths([width for width in WIDTHS if (NUM_ROWS, width) in exact])
+        for column, rows in tried.items():
+            found[column] = _widths([width for width in WIDTHS if (rows, width) in trial.shapes()])
     return found
+
+
+def _not_tried(reason: str) -> Verdicts:
+    return dict.fromkeys(COLUMNS, UNKNOWN) | {"batch": ("not tried", reason)}
 
 
 def _verdict(fault: str | None) -> Cell:
@@ -117,29 +117,21 @@ def explain(fault: str) -> str:
 
 
 def write_page(found: Mapping[str, Verdicts]) -> str:
-    """Return the page. found: by architecture."""
+    """Return the page. found: by architecture, with all columns in their order."""
     numbers: dict[str, int] = {}
 
     def text(verdict: str, reason: str | None) -> str:
         return f"{verdict} ({numbers.setdefault(reason, len(numbers) + 1)})" if reason else verdict
 
-    def count(column: str, *verdicts: str) -> int:
-        return sum(one.get(column, UNKNOWN)[0] in verdicts for one in found.values())
+    def count(**wanted: Sequence[str]) -> int:
+        return sum(all(one[name][0] in wanted[name] for name in wanted) for one in found.values())
 
-    rows = [
-        (name, *(text(*one.get(column, UNKNOWN)) for column in COLUMNS))
-        for name, one in sorted(found.items())
-    ]
-    others = ", ".join(f"`{given}` as {name}" for given, name in sorted(MODEL_REMAPPING.items()))
+    rows = {name: [text(*cell) for cell in one.values()] for name, one in sorted(found.items())}
     template = Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
-    page: str = template.render(
-        rows=rows, reasons=numbers, others=others, widths=WIDTHS, num_rows=NUM_ROWS,
-        mlx_lm=version("mlx-lm"), mlx=version("mlx"), num_tried=len(found) - count("batch", "not tried"),
-        num_batched=count("batch", "yes", "one group"), num_drafted=count("drafts", "yes"),
-        num_exact=sum(row[3] == "all" and row[4] in ("all", "-") for row in rows),
-        num_prefix=count("prefix", "yes"), num_kv_bits=count("kv_bits", "yes", "alone"),
-    )  # fmt: skip
-    return page
+    return str(template.render(
+        rows=rows, reasons=numbers, count=count, others=sorted(MODEL_REMAPPING.items()), widths=WIDTHS,
+        num_rows=NUM_ROWS, mlx_lm=version("mlx-lm"), mlx=version("mlx"),
+    ))  # fmt: skip
 
 
 def try_in_child(name: str) -> Verdicts:
@@ -148,9 +140,9 @@ def try_in_child(name: str) -> Verdicts:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except subprocess.TimeoutExpired:
-        return {"batch": ("not tried", f"Trying it takes more than {TIMEOUT_S} s.")}
+        return _not_tried(f"Trying it takes more than {TIMEOUT_S} s.")
     except subprocess.CalledProcessError:
-        return {"batch": ("not tried", "It crashes the process that tries it.")}
+        return _not_tried("It crashes the process that tries it.")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.architectures.__main__ import COLUMNS, PAGE, YES, explain, try_in_child, write_page
+from bench.architectures.__main__ import COLUMNS, PAGE, UNKNOWN, YES, explain, try_in_child, write_page
 from bench.architectures.tiny_models import architectures
 
 
@@ -13,12 +13,15 @@ def test_every_architecture_of_the_installed_mlx_lm_is_on_the_page():
 
 
 def test_reasons_are_numbered_once_and_said_in_a_sentence():
-    everything = dict.fromkeys(COLUMNS, YES) | {"exact": ("all", None)}
+    nothing, everything = (
+        dict.fromkeys(COLUMNS, UNKNOWN),
+        dict.fromkeys(COLUMNS, YES) | {"exact": ("all", None)},
+    )
     page = write_page(
         {
             "first": everything | {"exact_together": ("2, 3", "Many differ.")},
-            "second": {"batch": ("no", "It is new."), "drafts": YES, "prefix": ("no", "It fails.")},
-            "third": {"batch": ("not tried", "It is missing.")},
+            "second": nothing | {"batch": ("no", "It is new."), "drafts": YES, "prefix": ("no", "It fails.")},
+            "third": nothing | {"batch": ("not tried", "It is missing.")},
             "fourth": everything | {"batch": ("no", "It is new."), "exact_together": ("-", None)},
         }
     )
