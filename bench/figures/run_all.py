@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def command_of(one: Run, is_quick: bool) -> str:
     """Return the arguments of `reprise bench` for a run. Of a flag given twice, the last counts."""
-    more = f"{QUICK[one.command.split()[0]]} {one.quick}" if is_quick else ""
-    return f"{one.command} {more}".strip()
+    words = one.command.split()
+    return " ".join([*words, *(more for word, more in QUICK.items() if is_quick and word in words)])
 
 
 def _document(command: str) -> dict[str, Any]:
@@ -147,8 +147,3 @@ def filled(text: str, records: Mapping[str, Any]) -> str:
         return f"{start}{table_of(FIGURES[name], records[name])}{end}" if name in records else block[0]
 
     return _BLOCK.sub(replace, text)
-
-
-def blocks(text: str) -> dict[str, str]:
-    """Return the blocks of a page by the names of their figures."""
-    return {block[2]: block[0] for block in _BLOCK.finditer(text)}

@@ -12,7 +12,6 @@ from bench.figures.run_all import (
     PAGES,
     PUBLISHED,
     ROOT,
-    blocks,
     command_of,
     filled,
     published,
@@ -27,6 +26,7 @@ FIGURE = re.compile(
     r"\b(?!\d{4}\.\d{5})\d+\.\d+(?!\s[mb]illion)|\d+ %(?! interval)|\d+ (?:ms|s|tokens/s|MiB)\b"
 )
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
+BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 RECORDS = read_records()
 
 
@@ -52,9 +52,7 @@ def test_every_section_with_figures_names_the_command_that_makes_them(page, head
 )
 def test_every_figure_that_no_table_was_made_of_has_a_date(page, heading):
     """Figures in sentences are not made again, so each paragraph says when it was true."""
-    prose = sections(page)[heading]
-    for block in blocks(prose).values():
-        prose = prose.replace(block, "")
+    prose = BLOCK.sub("", sections(page)[heading])
     for paragraph in re.split(r"\n\n(?!\|)|\n(?=- )", prose):
         assert not FIGURE.search(paragraph) or DATE.search(paragraph), f"{page}, {heading}: {paragraph}"
 
@@ -66,7 +64,7 @@ def test_every_table_is_what_was_recorded_of_its_command(page):
 
 
 def test_every_figure_has_its_place_on_a_page():
-    places = [name for page in PAGES for name in blocks((ROOT / page).read_text(encoding="utf-8"))]
+    places = [name for page in PAGES for name in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))]
     assert sorted(places) == sorted([*FIGURES, "published"])
 
 
