@@ -1,10 +1,9 @@
 """The tables of README.md and docs/results.md: the run that each comes from, its rows and its columns."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.cost_curves import M4_PRO
 from bench.costs import sampling
@@ -16,8 +15,7 @@ from bench.tables import Column, Row, format_value, interval
 from bench.workloads import WORKLOADS
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """A table. rows: a section of the document and a part of it.
 
     where: the values of a field that the rows must have. by: rows that are equal in these fields become one.
@@ -25,7 +23,7 @@ class Figure:
 
     rows: str
     columns: Sequence[Column]
-    where: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    where: Mapping[str, Sequence[object]] = {}
     by: Sequence[str] = ()
 
     def rows_of(self, document: Mapping[str, Any]) -> list[Row]:
@@ -37,8 +35,7 @@ class Figure:
         return [{**group[0], "rows": group} for group in groups]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """A command that takes so long on two cores, and the figures that its document gives."""
 
     seconds: int

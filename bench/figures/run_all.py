@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,7 @@ def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
 def read_records() -> dict[str, dict[str, Any]]:
     """Return the records of all figures that were made."""
     file = ROOT / RECORD
-    found: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return found
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
 
 def record_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,15 +120,14 @@ def record_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
 
 def table_of(figure: Figure, record: Mapping[str, Any]) -> str:
     """Return the table of a figure as Markdown, and the line that says where it is from."""
+    cells, machine = record["cells"], record["machine"]
     columns = [
-        Column(str(at), one.heading)
+        Column(itemgetter(at), one.heading)
         for at, one in enumerate(figure.columns)
-        if any(line[at] != format_value(one.trivial, "text") for line in record["cells"])
+        if any(line[at] != format_value(one.trivial, "text") for line in cells)
     ]
-    rows = [{str(at): cell for at, cell in enumerate(line)} for line in record["cells"]]
-    machine = record["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, mlx {machine['mlx']}"
-    return f"{markdown(rows, columns)}\n`{record['command']}`, {record['date']}, {where}.\n"
+    return f"{markdown(cells, columns)}\n`{record['command']}`, {record['date']}, {where}.\n"
 
 
 def published(records: Mapping[str, Any]) -> str:
