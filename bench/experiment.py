@@ -100,10 +100,9 @@ class Experiment(Generic[CaseT]):
 
     def _recorded(self) -> dict[tuple[str, str, int], list[Row]]:
         """Return the rows of the runs in the file."""
-        if self.resume is None or not self.resume.exists():
-            return {}
+        text = self.resume.read_text(encoding="utf-8") if self.resume and self.resume.exists() else ""
         known = {}
-        for line in self.resume.read_text(encoding="utf-8").split("\n"):
+        for line in text.split("\n"):
             # What is not JSON is the line that was being written when the experiment was interrupted.
             with suppress(ValueError):
                 run = json.loads(line)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from bench.errors import ArgumentsError
 from bench.workloads import WORKLOADS
@@ -15,15 +15,13 @@ from config.settings import SETTINGS
 MACHINES = "hosts", "split", "split_layers", "join_timeout_s"
 """Settings of a model on several machines."""
 
-ParsedT = TypeVar("ParsedT")
+Parser = Callable[[str], Any]
 
 
-def _parser(
-    convert: Callable[[str], ParsedT], is_valid: Callable[[ParsedT], object], message: str
-) -> Callable[[str], ParsedT]:
+def _parser(convert: Parser, is_valid: Callable[[Any], object], message: str) -> Parser:
     """Return a parser that refuses what cannot be converted or is not valid. message: {} is the text."""
 
-    def parse(text: str) -> ParsedT:
+    def parse(text: str) -> Any:
         with suppress(ValueError):
             if is_valid(value := convert(text)):
                 return value
@@ -32,7 +30,7 @@ def _parser(
     return parse
 
 
-def listed(parse: Callable[[str], ParsedT]) -> Callable[[str], tuple[ParsedT, ...]]:
+def listed(parse: Parser) -> Parser:
     """Return a parser of values that are separated by commas; each counts once."""
     return lambda text: tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
 

@@ -1,7 +1,7 @@
 """What single parts cost: sampling, drafters, and prefill by chunk size."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -13,18 +13,18 @@ from engine.request import ModelInfo
 def measure_all(
     arguments: argparse.Namespace,
     section: str,
-    cases: Mapping[str, Iterable[Any]],
     measure: Callable[..., dict[str, Any]],
-    columns: list[Column],
-    *notes: str,
+    columns: Sequence[Column],
+    notes: Sequence[str] = (),
     model: ModelInfo | None = None,
+    **cases: Iterable[Any],
 ) -> int:
     """Measure all combinations, print a table, write the files, and return the exit status.
 
-    cases: values of each argument of measure, which returns the figures of a row. section: of the document.
+    section: of the document. cases: the values of each argument of measure, which returns a row's figures.
     """
     rows: list[Row] = []
-    record = document.new_document(arguments, model, **{section: {"rows": rows}})
+    record = document.new_document(arguments, model) | {section: {"rows": rows}}
     combinations = [dict(zip(cases, values, strict=True)) for values in product(*cases.values())]
     with outputs.Work(len(combinations)) as work:
         for case in combinations:

@@ -58,8 +58,9 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    cases = {"drafter": DRAFTERS, "prompt": NUM_IDS, "tokens": CONTEXT_TOKENS}
-    return measure_all(arguments, "drafters", cases, measure, COLUMNS)
+    return measure_all(
+        arguments, "drafters", measure, COLUMNS, drafter=DRAFTERS, prompt=NUM_IDS, tokens=CONTEXT_TOKENS
+    )
 
 
 def measure(drafter: str, prompt: str, tokens: int) -> dict[str, float]:

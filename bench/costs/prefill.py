@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         seconds = min((time_chunks(loaded.model, prompt, chunk) for _ in range(arguments.rounds)), key=sum)
         return {"tokens_per_s": len(prompt) / sum(seconds), "longest_ms": 1000 * max(seconds)}
 
-    note, cases = f"a prompt of {len(prompt)} tokens, {arguments.model.name}", {"chunk": arguments.chunks}
-    return measure_all(arguments, "prefill", cases, measure, COLUMNS, note, model=loaded.info)
+    notes = [f"a prompt of {len(prompt)} tokens, {arguments.model.name}"]
+    return measure_all(arguments, "prefill", measure, COLUMNS, notes, loaded.info, chunk=arguments.chunks)
 
 
 def time_chunks(model: Any, prompt: list[int], chunk: int) -> list[float]:

@@ -59,9 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
     def measure(vocab_size: int, settings: str) -> dict[str, Any]:
         return {f"rows_{number}": measure_step(settings, number, vocab_size) for number in arguments.rows}
 
-    cases = {"vocab_size": arguments.vocabularies, "settings": arguments.settings}
     note = "MiB per step, running ahead / not" if arguments.memory else "microseconds per row and step"
-    return measure_all(arguments, "sampling", cases, measure, columns(arguments.rows), note)
+    return measure_all(
+        arguments, "sampling", measure, columns(arguments.rows), [note],
+        vocab_size=arguments.vocabularies, settings=arguments.settings,
+    )  # fmt: skip
 
 
 def columns(nums_rows: Sequence[int]) -> list[Column]:
