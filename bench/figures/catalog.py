@@ -76,61 +76,31 @@ def _replayed(draft_cost: float, row: Row) -> str:
     return f"{max(speedups):.2f} ({speedups.index(max(speedups))})"
 
 
-_CHATS = Column(_chats, "chats")
+_CHATS, _TYPE = Column(_chats, "chats"), Column("draft_type", "draft type")
+_ACCEPTED, _SPEEDUP = Column("acceptance", "accepted", "%"), Column("speedup", "speedup", "2")
+_EQUAL, _INTERVAL = Column(_equal, "tokens"), Column(interval, "95 % interval")
 _SPEEDS = [
-    Column("tokens_per_forward", "tokens per forward pass", "1"), Column("acceptance", "accepted", "%"),
-    Column("plain_tps", "tokens/s without", "0"), Column("decode_tps", "tokens/s with", "0"),
-    Column("speedup", "speedup", "2"), Column(_equal, "tokens"),
-]  # fmt: skip
-_OF_BEST = Column("of_best_width", "of the best single width", "%")
-_TRANSLATION = [
-    Column("draft_model", "draft model"), Column("strategy", "strategy"), Column("workload", "chats"),
-    Column(_each("acceptance", "%", is_adaptive=False), "accepted, k = 2, 4, 6"),
-    Column(_each("tokens_per_forward", "1", is_adaptive=False), "tokens per forward pass"),
-    Column(_each("speedup", "2", is_adaptive=False), "speedup"),
-    Column(_each("speedup", "2", is_adaptive=True), "speedup, engine's lengths"),
-    Column(_equal, "tokens"),
+    Column("tokens_per_forward", "tokens per forward pass", "1"), _ACCEPTED,
+    Column("plain_tps", "tokens/s without", "0"), Column("decode_tps", "tokens/s with", "0"), _SPEEDUP,
 ]  # fmt: skip
 _FITS = [
     Column("num_draft_tokens", "draft length"), Column("step_cost", "cost of a step, in plain steps", "2"),
-    Column("break_even", "break-even acceptance rate", "2"), Column(interval, "95 % interval"),
-]  # fmt: skip
-_CHOICES = [
-    Column("workload", "chats"), Column("draft_type", "draft type"),
-    Column("num_draft_tokens", "maximum draft length"), Column("acceptance", "accepted", "%"),
-    Column("speedup", "speedup", "2"), Column(interval, "95 % interval"),
-]  # fmt: skip
-_TURNS = [
-    Column("number", "turn"), Column("num_prompt_tokens", "prompt tokens", "0"),
-    Column("num_cached_tokens", "cached", "0"), Column("warm_ms", "first token, ms", "0"),
-    Column("cold_ms", "first token without the cache, ms", "0"),
-]  # fmt: skip
-_WARM = [
-    Column("pair", "answering model"), Column("draft_type", "draft type"),
-    *(Column(_each("speedup", "2", memory=memory), memory) for memory in ("cold", "warm")),
-]  # fmt: skip
-_SAMPLING = [
-    Column("settings", "settings"),
-    *(
-        Column(partial(_by_rows, size), f"{size:,} tokens: 1 / 8 / 32 rows")
-        for size in (4096, 32_000, 151_936)
-    ),
-]
-_MODELS = [
-    Column("model", "architecture"), Column("streams", "streams"),
-    Column(ratio("speedup"), "tokens/s"), Column(ratio("ttft_ratio"), "first token, median"),
-    Column(ratio("inter_token_ratio"), "between tokens, median"),
+    Column("break_even", "break-even acceptance rate", "2"), _INTERVAL,
 ]  # fmt: skip
 
-_SPEED = Figure("decode.rows", [_CHATS, *_SPEEDS])
-_BY_DRAFTS = Figure("decode.rows", [_CHATS, Column("draft_type", "draft type"), *_SPEEDS])
+_SPEED = Figure("decode.rows", [_CHATS, *_SPEEDS, _EQUAL])
+_BY_DRAFTS = Figure("decode.rows", [_CHATS, _TYPE, *_SPEEDS, _EQUAL])
 _REPLAYED = Figure(
     "decode.rows",
     [_CHATS, *(Column(partial(_replayed, cost), f"draft cost {cost}") for cost in (0.05, 0.1, 0.2, 0.4))],
     where={"draft_type": ("mtp", "dflash")},
 )
 _PEERS = Figure("peers.rows", COLUMNS)
-_CACHES = Figure("serve.levels", _MODELS, {"name": [OWN]})
+_CACHES = Figure("serve.levels", [
+    Column("model", "architecture"), Column("streams", "streams"), Column(ratio("speedup"), "tokens/s"),
+    Column(ratio("ttft_ratio"), "first token, median"),
+    Column(ratio("inter_token_ratio"), "between tokens, median"),
+], {"name": [OWN]})  # fmt: skip
 
 _VERIFIED = "--num-draft-tokens 7 --verify-all --cases 2 --repeats 2"
 _HEADS = f"{_VERIFIED} --workloads edits,quotes,records,arithmetic,remap,free"
@@ -140,8 +110,9 @@ _STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-l
 
 RUNS = [
     Run(240, "decode --workloads edits,passages,records,quotes,free,trap --cases 6 --repeats 3",
-        {"drafting": Figure("decode.rows", [_CHATS, *_SPEEDS[:-1]]),
-         "hindsight": Figure("decode.rows", [_CHATS, _SPEEDS[-2], _OF_BEST])}),
+        {"drafting": Figure("decode.rows", [_CHATS, *_SPEEDS]),
+         "hindsight": Figure("decode.rows", [
+             _CHATS, _SPEEDUP, Column("of_best_width", "of the best single width", "%")])}),
     Run(100, "decode --workloads edits --streams 8 --cases 1 --repeats 2", {"batch": _SPEED}),
     Run(90, "decode --workloads edits_again_cold,edits_again --draft-types auto,ngram-mod --cases 5 "
         "--repeats 2", {"second-edit": _BY_DRAFTS}),
@@ -166,21 +137,39 @@ RUNS = [
     Run(280, "economics --draft-model demo_model/draft --chats 3 --num-draft-tokens 2,4,8",
         {"break-even": Figure("economics.fits", _FITS),
          "draft-model": Figure("economics.draft_model", [_FITS[0], *_FITS[2:]]),
-         "choices": Figure("economics.choices", _CHOICES)}),
-    Run(150, "translation", {"translation": Figure(
-        "translation.rows", _TRANSLATION, by=("draft_model", "strategy", "workload"))}),
+         "choices": Figure("economics.choices", [
+             Column("workload", "chats"), _TYPE, Column("num_draft_tokens", "maximum draft length"),
+             _ACCEPTED, _SPEEDUP, _INTERVAL])}),
+    Run(150, "translation",
+        {"translation": Figure("translation.rows", [
+            Column("draft_model", "draft model"), Column("strategy", "strategy"), Column("workload", "chats"),
+            Column(_each("acceptance", "%", is_adaptive=False), "accepted, k = 2, 4, 6"),
+            Column(_each("tokens_per_forward", "1", is_adaptive=False), "tokens per forward pass"),
+            Column(_each("speedup", "2", is_adaptive=False), "speedup"),
+            Column(_each("speedup", "2", is_adaptive=True), "speedup, engine's lengths"),
+            _EQUAL], by=("draft_model", "strategy", "workload"))}),
     Run(130, "peers --server mlx_lm.server --server reprise --rounds 3", {"peers": _PEERS}),
     Run(60, f"{_STREAMS} --workloads edits", {"streams": _PEERS}),
     Run(90, f"{_STREAMS} --workloads edits,passage,summary,records --mixed --chats 2",
         {"mixed-streams": _PEERS}),
-    Run(130, "turns", {"turns": Figure("turns.rows", _TURNS)}),
+    Run(130, "turns",
+        {"turns": Figure("turns.rows", [
+            Column("number", "turn"), Column("num_prompt_tokens", "prompt tokens", "0"),
+            Column("num_cached_tokens", "cached", "0"), Column("warm_ms", "first token, ms", "0"),
+            Column("cold_ms", "first token without the cache, ms", "0")])}),
     Run(60, "sweep --parts warm --workloads edits_short --chats 1",
-        {"warm": Figure("sweep.warm", _WARM, by=("pair", "draft_type"))}),
+        {"warm": Figure("sweep.warm", [
+            Column("pair", "answering model"), _TYPE,
+            *(Column(_each("speedup", "2", memory=memory), memory) for memory in ("cold", "warm"))],
+            by=("pair", "draft_type"))}),
     Run(210, "wedlm --windows 8,16 --thresholds 0.3,0.6 --penalties 0.01 --cases 2",
         {"wedlm": Figure("wedlm.rows", run_wedlm.COLUMNS, {"is_streaming": [False]}),
          "wedlm-streaming": Figure("wedlm.rows", run_wedlm.COLUMNS, {"is_streaming": [True]})}),
     Run(40, "sampling",
-        {"sampling": Figure("sampling.rows", _SAMPLING, by=["settings"])}),
+        {"sampling": Figure("sampling.rows", [
+            Column("settings", "settings"),
+            *(Column(partial(_by_rows, size), f"{size:,} tokens: 1 / 8 / 32 rows")
+              for size in (4_096, 32_000, 151_936))], by=["settings"])}),
     Run(50, "sampling --memory --vocabularies 151936 --rows 8,64,256",
         {"sampling-memory": Figure("sampling.rows", sampling.columns((8, 64, 256)))}),
 ]  # fmt: skip
