@@ -136,13 +136,13 @@ def of_settings(*names: str) -> Iterator[Flag]:
 
 def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the values of flags by of_settings(), as keyword arguments of Settings."""
-    return {name: getattr(arguments, name) for name in names}
+    given = {name: getattr(arguments, name) for name in names}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
 
 def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings for --draft-model and --draft-translation, as keyword arguments of Settings."""
-    folder = arguments.draft_model
-    return {"draft_model": str(folder) if folder else None} | settings(arguments, "draft_translation")
+    return settings(arguments, "draft_model", "draft_translation")
 
 
 def flags(arguments: argparse.Namespace, *names: str) -> list[str]:

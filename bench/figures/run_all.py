@@ -96,7 +96,12 @@ def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
         print(f"{name}\n\n{table_of(FIGURES[name], record)}", flush=True)
         return
     records = read_records() | {name: record}
-    ordered = {one: records[one] for one in FIGURES if one in records}
+    # Records of tables that have other columns by now are dropped.
+    ordered = {
+        one: records[one]
+        for one, figure in FIGURES.items()
+        if one in records and all(len(line) == len(figure.columns) for line in records[one]["cells"])
+    }
     (ROOT / RECORD).write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for page in PAGES:
         path = ROOT / page

@@ -164,6 +164,13 @@ def test_a_run_keeps_what_was_made_before_a_command_failed(run_until, tmp_path, 
     assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()
 
 
+def test_a_run_drops_the_record_of_a_table_that_has_other_columns_by_now(run_until, tmp_path):
+    old = record_of(TURNS, FOUND) | {"cells": [["1", "2"]]}
+    (tmp_path / "docs/figures.json").write_text(json.dumps({"turns": old, "warm": old}))
+    assert run_until(BenchError("none"), "--only", "turns") == 0
+    assert list(read_records()) == ["turns"]
+
+
 def test_an_interrupted_run_keeps_what_was_made_and_says_how_to_continue(run_until, tmp_path, capsys):
     run_until(KeyboardInterrupt, "--only", "turns,sampling,warm", "--documents", str(tmp_path / "kept"))
     assert "continue with --only warm,sampling" in capsys.readouterr().err
