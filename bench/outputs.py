@@ -78,8 +78,9 @@ class Work:
         """Show what is running now."""
         task, text = self._task, escape(label)
         if self._progress.disable and text != task.description:
-            share = task.completed / self.weight if self.weight else 0.0
-            line = f"{label} ({100 * share:.0f} % done)"
+            share = min(1.0, task.completed / self.weight) if self.weight else 0.0
+            left = f", about {(task.elapsed or 0.0) * (1 / share - 1):.0f} s left" if share else ""
+            line = f"{label} ({100 * share:.0f} % done{left})"
             self._progress.console.print(line, highlight=False, markup=False)
         self._progress.update(task.id, description=text, total=self.weight)
 
