@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from bench import options
 from bench.costs import measure_all
+from bench.options import Flag
 from bench.tables import Column
 from config.settings import BUNDLED_MODEL
 from engine.kv_cache.rows import evaluate, make_caches
@@ -24,10 +25,8 @@ COLUMNS = [
 ]  # fmt: skip
 FLAGS = (
     *options.shared(model=BUNDLED_MODEL, rounds=2, json=None, csv=None),
-    options.Flag("--prompt-tokens", options.count, "N", 16_000, "Length of the prompt."),
-    options.Flag(
-        "--chunks", options.levels, "N,M", (64, 128, 256, 512, 1024, 2048, 4096), "Sizes, in tokens."
-    ),
+    Flag("--prompt-tokens", options.count, "N", 16_000, "Length of the prompt."),
+    Flag("--chunks", options.levels, "N,M", (64, 128, 256, 512, 1024, 2048, 4096), "Sizes, in tokens."),
 )
 
 
