@@ -31,10 +31,8 @@ def parity(
     pairs = [(one, first_difference(one, other)) for one, other in product(plain, drafted)]
     differing = [(one, at) for one, at in pairs if at is not None]
     firsts = ({"token": at, "margin": margin(tuple(one[:at]))} for one, at in differing)
-    return {
-        "parity": "FAIL" if differing else "PASS", "parity_pairs": len(pairs),
-        "parity_differing": len(differing), "first_divergence": next(firsts, None),
-    }  # fmt: skip
+    found = {"parity_pairs": len(pairs), "parity_differing": len(differing)}
+    return total_parity([found | {"first_divergence": next(firsts, None)}])
 
 
 def total_parity(rows: Sequence[Row]) -> Row:
@@ -100,10 +98,9 @@ class Experiment(Generic[CaseT]):
 
     def _recorded(self) -> dict[tuple[str, str, int], list[Row]]:
         """Return the rows of the runs in the file."""
-        if self.resume is None or not self.resume.exists():
-            return {}
+        text = self.resume.read_text(encoding="utf-8") if self.resume and self.resume.exists() else ""
         known = {}
-        for line in self.resume.read_text(encoding="utf-8").split("\n"):
+        for line in text.split("\n"):
             # What is not JSON is the line that was being written when the experiment was interrupted.
             with suppress(ValueError):
                 run = json.loads(line)

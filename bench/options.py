@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from bench.errors import ArgumentsError
 from bench.workloads import WORKLOADS
@@ -15,15 +15,13 @@ from config.settings import SETTINGS
 MACHINES = "hosts", "split", "split_layers", "join_timeout_s"
 """Settings of a model on several machines."""
 
-ParsedT = TypeVar("ParsedT")
+Parser = Callable[[str], Any]
 
 
-def _parser(
-    convert: Callable[[str], ParsedT], is_valid: Callable[[ParsedT], object], message: str
-) -> Callable[[str], ParsedT]:
+def _parser(convert: Parser, is_valid: Callable[[Any], object], message: str) -> Parser:
     """Return a parser that refuses what cannot be converted or is not valid. message: {} is the text."""
 
-    def parse(text: str) -> ParsedT:
+    def parse(text: str) -> Any:
         with suppress(ValueError):
             if is_valid(value := convert(text)):
                 return value
@@ -32,13 +30,9 @@ def _parser(
     return parse
 
 
-def listed(parse: Callable[[str], ParsedT]) -> Callable[[str], tuple[ParsedT, ...]]:
+def listed(parse: Parser) -> Parser:
     """Return a parser of values that are separated by commas; each counts once."""
     return lambda text: tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
-
-
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
 
 
 count = _parser(int, lambda value: value > 0, "{} is not a whole number above 0")
@@ -55,14 +49,14 @@ url = _parser(
 # The message leaves the key out, because terminal output may be logged.
 api_key = _parser(str, KEY.fullmatch, "a key must be visible ASCII characters without spaces")
 model_folder = _parser(
-    _path, lambda folder: (folder / "config.json").is_file(),
+    Path, lambda folder: (folder / "config.json").is_file(),
     "{} is not a model folder: it has no config.json",
 )  # fmt: skip
 output_file = _parser(
-    _path, lambda file: file.parent.is_dir() and not file.is_dir(),
+    Path, lambda file: file.parent.is_dir() and not file.is_dir(),
     "cannot write {}: it is a folder, or its folder does not exist",
 )  # fmt: skip
-input_file = _parser(_path, Path.is_file, "{} is not a file")
+input_file = _parser(Path, Path.is_file, "{} is not a file")
 
 SHARED: dict[str, tuple[Any, str, str]] = {
     "model": (model_folder, "DIR", "Model folder; without it the bundled model."),
@@ -106,15 +100,14 @@ class Flag(NamedTuple):
 def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag]) -> None:
     """Add a command's arguments to the parser."""
     for name, parse, placeholder, default, text, is_repeated in flags:
-        if parse is None:
-            parser.add_argument(name, action="store_true", help=text)
-            continue
         more: dict[str, Any] = {"type": parse, "metavar": placeholder}
-        if not name.startswith("-"):
-            more["nargs"] = "+" if is_repeated else None
-        else:
-            more |= {"required": True} if default is ... else {"default": default}
-            more |= {"action": "append"} if is_repeated else {}
+        if parse is None:
+            more = {"action": "store_true"}
+        elif name.startswith("-"):
+            action = "append" if is_repeated else "store"
+            more |= {"default": default, "required": default is ..., "action": action}
+        elif is_repeated:
+            more["nargs"] = "+"
         if default not in (None, ..., (), []) and "Default:" not in text:
             shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
             text = f"{text} Default: {shown}."
@@ -143,13 +136,13 @@ def of_settings(*names: str) -> Iterator[Flag]:
 
 def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the values of flags by of_settings(), as keyword arguments of Settings."""
-    return {name: getattr(arguments, name) for name in names}
+    given = {name: getattr(arguments, name) for name in names}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
 
 def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings for --draft-model and --draft-translation, as keyword arguments of Settings."""
-    folder = arguments.draft_model
-    return {"draft_model": str(folder) if folder else None} | settings(arguments, "draft_translation")
+    return settings(arguments, "draft_model", "draft_translation")
 
 
 def flags(arguments: argparse.Namespace, *names: str) -> list[str]:

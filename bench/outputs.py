@@ -10,7 +10,6 @@ from rich.progress import Progress
 
 from bench import document, tables
 from bench.errors import ArgumentsError, BenchError
-from config.setting import SettingsError
 
 
 def make_console(width: int) -> Console:
@@ -60,12 +59,9 @@ def run_command(name: str, run: Callable[[argparse.Namespace], int], arguments: 
     """
     try:
         return run(arguments)
-    except SettingsError:
-        raise
     except (BenchError, OSError, ValueError, RuntimeError) as fault:
         print(f"{name}: {fault}", file=sys.stderr)
-        is_wrong = isinstance(fault, ArgumentsError) or not isinstance(fault, BenchError | RuntimeError)
-        return 2 if is_wrong else 1
+        return 2 if isinstance(fault, ArgumentsError | OSError | ValueError) else 1
 
 
 class Work:
@@ -82,9 +78,8 @@ class Work:
         """Show what is running now."""
         task, text = self._task, escape(label)
         if self._progress.disable and text != task.description:
-            share = task.completed / self.weight if self.weight else 0.0
-            left_s = (task.elapsed or 0.0) * (1 / share - 1) if share else None
-            left = "" if left_s is None else f", about {max(0.0, left_s):.0f} s left"
+            share = min(1.0, task.completed / self.weight) if self.weight else 0.0
+            left = f", about {(task.elapsed or 0.0) * (1 / share - 1):.0f} s left" if share else ""
             line = f"{label} ({100 * share:.0f} % done{left})"
             self._progress.console.print(line, highlight=False, markup=False)
         self._progress.update(task.id, description=text, total=self.weight)

@@ -22,10 +22,8 @@ def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
 
     weighted: (value, weight) pairs, at least one, weights > 0. share: in (0, 1].
     """
-    values, weights = zip(*sorted(weighted), strict=True)
-    passed = np.cumsum(weights)
-    # The tolerance makes up for rounding errors in sums of fractional weights.
-    return float(values[np.searchsorted(passed, share * passed[-1] - 1e-9)])
+    values, weights = zip(*weighted, strict=True)
+    return float(np.quantile(values, share, weights=weights, method="inverted_cdf"))
 
 
 def percentiles(weighted: Sequence[tuple[float, float]]) -> dict[str, float] | None:

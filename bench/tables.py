@@ -17,8 +17,6 @@ Row = Mapping[str, Any]
 Form = str | Callable[[Any], str]
 """How a value is written: digits after the point ("2"), "%", "text", or a function of the value."""
 
-_STYLES = {"PASS": "green", "FAIL": "bold red"}
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -46,11 +44,9 @@ def format_value(value: Any, form: Form) -> str:
     """Return a value as text; a dash if it is missing."""
     if callable(form):
         return form(value)
-    if value is None:
-        return "-"
-    if form == "%":
-        return f"{100 * value:.0f} %"
-    return str(value) if form == "text" else f"{value:,.{form}f}"
+    if value is None or form == "text":
+        return "-" if value is None else str(value)
+    return f"{100 * value:.0f} %" if form == "%" else f"{value:,.{form}f}"
 
 
 def interval(row: Row, low: str = "low", high: str = "high", digits: int = 2) -> str:
@@ -77,9 +73,8 @@ def print_rows(
             no_wrap=one.is_key,
         )  # fmt: skip
     for row, following in pairwise([*rows, {}]):
-        texts = [one.text(row) for one in shown]
         is_last = row.get(group) != following.get(group)
-        table.add_row(*(Text(text, _STYLES.get(text, "")) for text in texts), end_section=is_last)
+        table.add_row(*(Text(one.text(row)) for one in shown), end_section=is_last)
     console.print(table)
     for note in notes:
         style = "red" if note.startswith("FAIL") else "dim"
@@ -87,21 +82,15 @@ def print_rows(
 
 
 def pivoted(
-    rows: Iterable[Row],
-    keys: Sequence[Column],
-    field: str,
-    cell: Callable[[Row], Any],
-    heading: str = "{}",
-    form: Form = "text",
+    rows: Sequence[Row], keys: Sequence[Column], field: str, cell: Callable[[Row], str]
 ) -> tuple[list[Row], list[Column]]:
     """Return a table with a row for each combination of keys, and a column for each value of a field."""
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
-    names: dict[str, None] = {}
     for row in rows:
         values = {str(one.name): one.value(row) for one in keys}
         table.setdefault(tuple(values.values()), values)[str(row[field])] = cell(row)
-        names[str(row[field])] = None
-    return list(table.values()), [*keys, *(Column(name, heading.format(name), form) for name in names)]
+    names = dict.fromkeys(str(row[field]) for row in rows)
+    return list(table.values()), [*keys, *(Column(name, name) for name in names)]
 
 
 def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:

@@ -12,7 +12,6 @@ from importlib.metadata import version
 from io import StringIO
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 from jinja2 import Template
@@ -43,22 +42,17 @@ REASONS = {
     "which cannot be split": "It keeps a {kind}, which cannot be split and rebuilt.",
     "no plain keys": "None of its layers keeps only keys and values, and all of them.",
     "attention sinks": "mlx-lm's quantized attention has no sinks.",
-    "rows cannot share a ": "It keeps a {kind}, which rows cannot share.",
     "tuple": "Its attention takes no quantized keys and values.",
 }
-ONE_GROUP = "Its attention does not take keys and values of several groups of rows."
-BY_LAYER = "Its attention layers run once for each group of rows, which reads their weights that often."
-REFED = "State is rolled back by feeding tokens again, so nothing is drafted with `--exact`."
-ONE_DIFFERS = "mlx-lm computes one token by other formulas than several, which round otherwise."
+ONE_GROUP = "one group: Its attention does not take keys and values of several groups of rows."
+BY_LAYER = "yes: Its attention layers run once for each group of rows, which reads their weights that often."
+REFED = "none: State is rolled back by feeding tokens again, so nothing is drafted with `--exact`."
+ONE_DIFFERS = "none: mlx-lm computes one token by other formulas than several, which round otherwise."
 MANY_DIFFER = "mlx-lm computes many tokens by other formulas than few, which round otherwise."
 
 COLUMNS = ("batch", "drafts", "exact", "exact_together", "prefix", "kv_bits")
-Cell = tuple[str, str | None]
-"""A verdict, and the reason if it has one."""
-YES: Cell = ("yes", None)
-UNKNOWN: Cell = ("-", None)
-Verdicts = Mapping[str, Cell]
-"""What an architecture gets, by column; the introduction of the page says what these mean."""
+Verdicts = Mapping[str, str]
+"""What an architecture gets, by column: "VERDICT" or "VERDICT: REASON"; the page says what these mean."""
 
 
 def try_architecture(name: str) -> Verdicts:
@@ -72,40 +66,34 @@ def try_architecture(name: str) -> Verdicts:
             mx.eval(logits)
     # Foreign code; a module whose requirements are not installed may end the process.
     except (Exception, SystemExit) as fault:  # noqa: BLE001
-        return {"batch": ("not tried", explain(printed.getvalue().strip() or str(fault)))}
+        return {"batch": f"not tried: {explain(printed.getvalue().strip() or str(fault))}"}
     sharing, batch_fault = probes.find_sharing(model), probes.batch_fault(model)
     drafts_fault = probes.rollback_fault(model, None, sharing)
-    kv_bits_fault = probes.kv_bits_fault(model, KV_BITS)
-    batch = {
-        Sharing.NOTHING: _verdict(batch_fault), Sharing.BUFFERS: ("one group", ONE_GROUP),
-        Sharing.LAYERS: ("yes", BY_LAYER), Sharing.GROUPS: YES,
-    }[sharing]  # fmt: skip
+    kv_bits = _verdict(probes.kv_bits_fault(model, KV_BITS))
+    shared = {Sharing.BUFFERS: ONE_GROUP, Sharing.LAYERS: BY_LAYER, Sharing.GROUPS: "yes"}
     found = {
-        "batch": batch, "drafts": _verdict(drafts_fault), "prefix": _verdict(probes.prefix_fault(model)),
-        "kv_bits": _verdict(kv_bits_fault),
+        "batch": shared.get(sharing, _verdict(batch_fault)), "drafts": _verdict(drafts_fault),
+        "prefix": _verdict(probes.prefix_fault(model)),
+        "kv_bits": "alone" if kv_bits == "yes" and probes.batch_fault(model, KV_BITS) else kv_bits,
     }  # fmt: skip
-    if not kv_bits_fault and (own_fault := probes.batch_fault(model, KV_BITS)):
-        found["kv_bits"] = ("alone", None if batch_fault else explain(own_fault))
     if not drafts_fault and batch_fault and any(map(is_recurrent, leaves(caches))):
-        found["exact"] = ("none", REFED)
+        found["exact"] = REFED
     elif not drafts_fault:
-        shapes, size = product([1] if batch_fault else [1, NUM_ROWS], WIDTHS), logits.shape[-1]
+        tried = {"exact": 1} if batch_fault else {"exact": 1, "exact_together": NUM_ROWS}
+        shapes, size = product(tried.values(), WIDTHS), logits.shape[-1]
         trial = find_exact_shapes(model, sharing, None, size, shapes, CONTEXT_TOKENS, lambda _: None)
-        exact = trial.shapes()
-        found["exact"] = _widths([width for width in WIDTHS if (1, width) in exact])
-        if not batch_fault:
-            found["exact_together"] = _widths([width for width in WIDTHS if (NUM_ROWS, width) in exact])
+        for column, rows in tried.items():
+            found[column] = _widths([width for width in WIDTHS if (rows, width) in trial.shapes()])
     return found
 
 
-def _verdict(fault: str | None) -> Cell:
-    return ("no", explain(fault)) if fault else YES
+def _verdict(fault: str | None) -> str:
+    return f"no: {explain(fault)}" if fault else "yes"
 
 
-def _widths(exact: Sequence[int]) -> Cell:
-    if exact == WIDTHS:
-        return "all", None
-    return (", ".join(map(str, exact)), MANY_DIFFER) if exact else ("none", ONE_DIFFERS)
+def _widths(exact: Sequence[int]) -> str:
+    some = f"{', '.join(map(str, exact))}: {MANY_DIFFER}" if exact else ONE_DIFFERS
+    return "all" if exact == WIDTHS else some
 
 
 def explain(fault: str) -> str:
@@ -120,26 +108,19 @@ def write_page(found: Mapping[str, Verdicts]) -> str:
     """Return the page. found: by architecture."""
     numbers: dict[str, int] = {}
 
-    def text(verdict: str, reason: str | None) -> str:
+    def cell(text: str) -> str:
+        verdict, _, reason = text.partition(": ")
         return f"{verdict} ({numbers.setdefault(reason, len(numbers) + 1)})" if reason else verdict
 
-    def count(column: str, *verdicts: str) -> int:
-        return sum(one.get(column, UNKNOWN)[0] in verdicts for one in found.values())
+    def count(**has: str | tuple[str, ...]) -> int:
+        return sum(all(one.get(name, "-").startswith(has[name]) for name in has) for one in found.values())
 
-    rows = [
-        (name, *(text(*one.get(column, UNKNOWN)) for column in COLUMNS))
-        for name, one in sorted(found.items())
-    ]
-    others = ", ".join(f"`{given}` as {name}" for given, name in sorted(MODEL_REMAPPING.items()))
+    rows = {name: [cell(one.get(column, "-")) for column in COLUMNS] for name, one in sorted(found.items())}
     template = Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
-    page: str = template.render(
-        rows=rows, reasons=numbers, others=others, widths=WIDTHS, num_rows=NUM_ROWS,
-        mlx_lm=version("mlx-lm"), mlx=version("mlx"), num_tried=len(found) - count("batch", "not tried"),
-        num_batched=count("batch", "yes", "one group"), num_drafted=count("drafts", "yes"),
-        num_exact=sum(row[3] == "all" and row[4] in ("all", "-") for row in rows),
-        num_prefix=count("prefix", "yes"), num_kv_bits=count("kv_bits", "yes", "alone"),
-    )  # fmt: skip
-    return page
+    return str(template.render(
+        rows=rows, reasons=numbers, count=count, others=sorted(MODEL_REMAPPING.items()), widths=WIDTHS,
+        num_rows=NUM_ROWS, mlx_lm=version("mlx-lm"), mlx=version("mlx"),
+    ))  # fmt: skip
 
 
 def try_in_child(name: str) -> Verdicts:
@@ -148,11 +129,10 @@ def try_in_child(name: str) -> Verdicts:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except subprocess.TimeoutExpired:
-        return {"batch": ("not tried", f"Trying it takes more than {TIMEOUT_S} s.")}
+        return {"batch": f"not tried: Trying it takes more than {TIMEOUT_S} s."}
     except subprocess.CalledProcessError:
-        return {"batch": ("not tried", "It crashes the process that tries it.")}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        return {"batch": "not tried: It crashes the process that tries it."}
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """What single parts cost: sampling, drafters, and prefill by chunk size."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import Any
 
 from bench import document, outputs
@@ -12,21 +13,21 @@ from engine.request import ModelInfo
 def measure_all(
     arguments: argparse.Namespace,
     section: str,
-    cases: list[dict[str, Any]],
     measure: Callable[..., dict[str, Any]],
-    columns: list[Column],
-    notes: Iterable[str] = (),
+    columns: Sequence[Column],
+    notes: Sequence[str] = (),
     model: ModelInfo | None = None,
+    **cases: Iterable[Any],
 ) -> int:
-    """Measure all cases, print a table, write the files, and return the exit status.
+    """Measure all combinations, print a table, write the files, and return the exit status.
 
-    cases: each the arguments of measure, which returns the figures of the row. section: of the document.
+    section: of the document. cases: the values of each argument of measure, which returns a row's figures.
     """
     rows: list[Row] = []
-    sections: dict[str, Any] = {section: {"rows": rows}}
-    record = document.new_document(arguments, model, **sections)
-    with outputs.Work(len(cases)) as work:
-        for case in cases:
+    record = document.new_document(arguments, model) | {section: {"rows": rows}}
+    combinations = [dict(zip(cases, values, strict=True)) for values in product(*cases.values())]
+    with outputs.Work(len(combinations)) as work:
+        for case in combinations:
             work.begin(", ".join(map(str, case.values())))
             rows.append(case | measure(**case))
             work.advance()

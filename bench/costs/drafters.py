@@ -3,16 +3,16 @@
 us/token: microseconds per emitted token; each step is as in the engine: propose up to 31 tokens, observe the
 accepted ones and one more, record_verified. read: milliseconds for the prompt, which is also the prediction.
 learn: milliseconds after the sequence ended. Both are done in slices; slice is the longest of them, or of the
-calls that return them. score: the gate's repetition score. Prompts: copy, random text of which the answer
-repeats stretches; random, prompt and answer random over 300 ids, so that many short matches are wrong; two
-ids, even more so. Of three runs the lowest counts.
+calls that return them. Prompts: copy, random text of which the answer repeats stretches; random, prompt and
+answer random over 300 ids, so that many short matches are wrong; two ids, even more so. Of three runs the
+lowest counts.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, pairwise, product
+from itertools import chain, pairwise
 from random import Random
 
 from bench import options
@@ -23,20 +23,20 @@ from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
-from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.speculative.acceptance import count_accepted
 
-SCORE = "score"
 CONTEXT_TOKENS = (1_000, 10_000, 100_000)
 ANSWER_TOKENS, LIMIT, REPEATS = 2_000, 31, 3
+NUM_IDS = {"copy": 50_000, "random": 300, "two ids": 2}
+"""The kinds of prompts, and how many token ids each draws from."""
+
 COLUMNS = [
     *(Column(name, name) for name in ("drafter", "prompt", "tokens")),
     Column("token_us", "us/token", "2"), Column("read_ms", "read ms", "2"),
     Column("learn_ms", "learn ms", "2"), Column("slice_ms", "slice ms", "2"),
 ]  # fmt: skip
-Text = tuple[list[int], list[int]]
-"""Token ids of a prompt and of its answer."""
+FLAGS = (*options.shared(json=None, csv=None),)
 
 
 def _full_ngram_mod() -> NgramModDrafter:
@@ -56,49 +56,31 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 """The drafters to measure: name -> how to create one."""
 
 
-def _copying(num_tokens: int) -> Text:
-    """Return a prompt, and an answer of stretches of 20 to 200 of its tokens."""
-    rng = Random(num_tokens)
-    prompt = rng.choices(range(50_000), k=num_tokens)
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
+    return measure_all(
+        arguments, "drafters", measure, COLUMNS, drafter=DRAFTERS, prompt=NUM_IDS, tokens=CONTEXT_TOKENS
+    )
+
+
+def measure(drafter: str, prompt: str, tokens: int) -> dict[str, float]:
+    """Return the lowest costs of several runs."""
+    costs = [_costs(DRAFTERS[drafter](), *_text(prompt, tokens)) for _ in range(REPEATS)]
+    return {name: min(cost[name] for cost in costs) for name in costs[0]}
+
+
+def _text(kind: str, num_tokens: int) -> tuple[list[int], list[int]]:
+    """Return the token ids of a prompt, and of an answer of the same kind."""
+    rng, ids = Random(num_tokens), range(NUM_IDS[kind])
+    prompt = rng.choices(ids, k=num_tokens)
+    if kind != "copy":
+        return prompt, rng.choices(ids, k=ANSWER_TOKENS)
     starts = (rng.randrange(num_tokens - 200) for _ in range(ANSWER_TOKENS // 20))
     answer = [token for start in starts for token in prompt[start : start + rng.randint(20, 200)]]
     return prompt, answer[:ANSWER_TOKENS]
 
 
-def _guessing(num_ids: int, num_tokens: int) -> Text:
-    """Return text of few random ids: pairs repeat often, but what follows them does not."""
-    drawn = Random(num_tokens).choices(range(num_ids), k=num_tokens + ANSWER_TOKENS)
-    return drawn[:num_tokens], drawn[num_tokens:]
-
-
-TEXTS: dict[str, Callable[[int], Text]] = {
-    "copy": _copying, "random": partial(_guessing, 300), "two ids": partial(_guessing, 2),
-}  # fmt: skip
-
-
-FLAGS = (*options.shared(json=None, csv=None),)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
-    cases = [
-        {"drafter": name, "prompt": kind, "tokens": num_tokens}
-        for name, kind, num_tokens in product((*DRAFTERS, SCORE), TEXTS, CONTEXT_TOKENS)
-    ]
-    return measure_all(arguments, "drafters", cases, measure, COLUMNS)
-
-
-def measure(drafter: str, prompt: str, tokens: int) -> dict[str, float]:
-    """Return the lowest costs of several runs."""
-    costs = [_costs(drafter, *TEXTS[prompt](tokens)) for _ in range(REPEATS)]
-    return {name: min(cost[name] for cost in costs) for name in costs[0]}
-
-
-def _costs(name: str, prompt: list[int], answer: list[int]) -> dict[str, float]:
-    if name == SCORE:
-        read_ms = _time_slices(partial(score_in_slices, prompt))
-        return {"token_us": 0.0, "read_ms": sum(read_ms), "learn_ms": 0.0, "slice_ms": max(read_ms)}
-    drafter = DRAFTERS[name]()
+def _costs(drafter: Drafter, prompt: list[int], answer: list[int]) -> dict[str, float]:
     read_ms = _time_slices(partial(drafter.open, SequenceStart(0, prompt, prompt)))
     start, at = time.thread_time(), 0
     while at < len(answer):

@@ -1,8 +1,7 @@
 """`reprise bench prefill`: measure prefill by chunk size.
 
 Compute a prompt of random tokens in chunks of one size after another, each waited for; of several rounds the
-fastest counts. mlx-lm uses chunks of 2,048. The context that the model was made for does not limit the
-prompt.
+fastest counts. mlx-lm uses chunks of 2,048. The prompt may be longer than the model's context.
 """
 
 import argparse
@@ -14,22 +13,20 @@ import mlx.core as mx
 
 from bench import options
 from bench.costs import measure_all
+from bench.options import Flag
 from bench.tables import Column
 from config.settings import BUNDLED_MODEL
 from engine.kv_cache.rows import evaluate, make_caches
 from engine.model.loading import load_model
 
-CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
 COLUMNS = [
     Column("chunk", "chunk"), Column("tokens_per_s", "tokens/s", "0"),
     Column("longest_ms", "longest, ms", "0"),
 ]  # fmt: skip
-
-
 FLAGS = (
     *options.shared(model=BUNDLED_MODEL, rounds=2, json=None, csv=None),
-    options.Flag("--prompt-tokens", options.count, "N", 16_000, "Length of the prompt."),
-    options.Flag("--chunks", options.levels, "N,M", CHUNKS, "Sizes, in tokens."),
+    Flag("--prompt-tokens", options.count, "N", 16_000, "Length of the prompt."),
+    Flag("--chunks", options.levels, "N,M", (64, 128, 256, 512, 1024, 2048, 4096), "Sizes, in tokens."),
 )
 
 
@@ -42,9 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         seconds = min((time_chunks(loaded.model, prompt, chunk) for _ in range(arguments.rounds)), key=sum)
         return {"tokens_per_s": len(prompt) / sum(seconds), "longest_ms": 1000 * max(seconds)}
 
-    cases = [{"chunk": chunk} for chunk in arguments.chunks]
     notes = [f"a prompt of {len(prompt)} tokens, {arguments.model.name}"]
-    return measure_all(arguments, "prefill", cases, measure, COLUMNS, notes, loaded.info)
+    return measure_all(arguments, "prefill", measure, COLUMNS, notes, loaded.info, chunk=arguments.chunks)
 
 
 def time_chunks(model: Any, prompt: list[int], chunk: int) -> list[float]:

@@ -10,8 +10,6 @@ import argparse
 import time
 import timeit
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import product
 from statistics import median
 from typing import Any
 
@@ -27,23 +25,21 @@ from engine.sampling.logprobs import measure as measure_likelihoods
 from engine.sampling.sampler import Draw, RowSampling, Sampler
 
 REPEATS = 9
-GREEDY, RANDOM = Sampling(seed=0, temperature=0.0), Sampling(seed=0)
-TOP_P_IN_ONE, MASK, LOGPROBS = "top_p in one row", "grammar mask", "top_logprobs 5"
-SETTINGS = {
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
-    "temperature": RANDOM,
-    "top_p": replace(RANDOM, top_p=0.9),
-    TOP_P_IN_ONE: replace(RANDOM, top_p=0.9),
-    "top_k": replace(RANDOM, top_k=40),
-    "min_p": replace(RANDOM, min_p=0.05),
-    "all filters": replace(RANDOM, top_k=40, top_p=0.9, min_p=0.05),
-    "penalties": replace(GREEDY, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1),
-    "logit bias of 16 ids": replace(GREEDY, logit_bias=tuple((7 * at, 1.5) for at in range(16))),
-    MASK: GREEDY,
-    LOGPROBS: GREEDY,
+    "temperature": {},
+    "top_p": {"top_p": 0.9},
+    "top_p in one row": {"top_p": 0.9},
+    "top_k": {"top_k": 40},
+    "min_p": {"min_p": 0.05},
+    "all filters": {"top_k": 40, "top_p": 0.9, "min_p": 0.05},
+    "penalties": GREEDY | {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+    "logit bias of 16 ids": GREEDY | {"logit_bias": tuple((7 * at, 1.5) for at in range(16))},
+    "grammar mask": GREEDY,
+    "top_logprobs 5": GREEDY,
 }
-"""By name; what else three of them ask for is in make_step()."""
-
+"""Fields of Sampling, by name; what else three of them ask for is in make_step()."""
 
 FLAGS = (
     Flag("--settings", options.names, "A,B", tuple(SETTINGS), "Settings. Default: all."),
@@ -58,19 +54,16 @@ FLAGS = (
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     options.check_names("--settings", arguments.settings, tuple(SETTINGS))
+    measure_step = measure_memory if arguments.memory else time_step
 
     def measure(vocab_size: int, settings: str) -> dict[str, Any]:
-        figures: dict[str, Any] = {}
-        for number in arguments.rows:
-            step = make_step(settings, number, vocab_size)
-            measured = measure_memory(step) if arguments.memory else 1e6 * time_step(step) / number
-            figures[f"rows_{number}"] = measured
-        return figures
+        return {f"rows_{number}": measure_step(settings, number, vocab_size) for number in arguments.rows}
 
-    sizes = product(arguments.vocabularies, arguments.settings)
-    cases = [{"vocab_size": vocab_size, "settings": name} for vocab_size, name in sizes]
     note = "MiB per step, running ahead / not" if arguments.memory else "microseconds per row and step"
-    return measure_all(arguments, "sampling", cases, measure, columns(arguments.rows), [note])
+    return measure_all(
+        arguments, "sampling", measure, columns(arguments.rows), [note],
+        vocab_size=arguments.vocabularies, settings=arguments.settings,
+    )  # fmt: skip
 
 
 def columns(nums_rows: Sequence[int]) -> list[Column]:
@@ -90,10 +83,11 @@ def make_step(name: str, num_rows: int, vocab_size: int) -> Callable[[], None]:
     rng = np.random.default_rng(0)
     logits = mx.array(rng.normal(0, 3, (num_rows, vocab_size)).astype(np.float32))
     prompt = rng.integers(0, vocab_size, 200).tolist()
-    asked = [SETTINGS[name]] + [RANDOM if name == TOP_P_IN_ONE else SETTINGS[name]] * (num_rows - 1)
+    others = "temperature" if name == "top_p in one row" else name
+    asked = [Sampling(0, **SETTINGS[one]) for one in (name, *[others] * (num_rows - 1))]
     sampler = Sampler([RowSampling(one, vocab_size, prompt, prompt[:50]) for one in asked], vocab_size)
-    mask = rng.integers(0, 2, vocab_size).astype(np.bool_) if name == MASK else None
-    top_logprobs = 5 if name == LOGPROBS else None
+    mask = rng.integers(0, 2, vocab_size).astype(np.bool_) if name == "grammar mask" else None
+    top_logprobs = 5 if name == "top_logprobs 5" else None
 
     def step() -> None:
         draws = [Draw(row, mask=mask) for row in range(num_rows)]
@@ -106,16 +100,17 @@ def make_step(name: str, num_rows: int, vocab_size: int) -> Callable[[], None]:
     return step
 
 
-def time_step(step: Callable[[], None]) -> float:
-    """Return the median of several times in seconds, after one run that is not counted."""
+def time_step(name: str, num_rows: int, vocab_size: int) -> float:
+    """Return the median of several times in microseconds per row, after one run that is not counted."""
     clock = time.process_time if mx.default_device() == mx.Device(mx.cpu) else time.perf_counter
-    step()
-    return median(timeit.repeat(step, timer=clock, number=1, repeat=REPEATS))
+    step = make_step(name, num_rows, vocab_size)
+    _, *seconds = timeit.repeat(step, timer=clock, number=1, repeat=1 + REPEATS)
+    return 1e6 * median(seconds) / num_rows
 
 
-def measure_memory(step: Callable[[], None]) -> list[float]:
+def measure_memory(name: str, num_rows: int, vocab_size: int) -> list[float]:
     """Return the peak of MLX's memory in MiB, where it may run ahead of the device and where it may not."""
-    peaks = []
+    step, peaks = make_step(name, num_rows, vocab_size), []
     usual = mx.set_memory_limit(0)
     for limit in (usual, 0):
         mx.set_memory_limit(limit)

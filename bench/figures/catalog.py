@@ -1,58 +1,57 @@
 """The tables of README.md and docs/results.md: the run that each comes from, its rows and its columns."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.cost_curves import M4_PRO
 from bench.costs import sampling
 from bench.decode import run_wedlm
+from bench.experiment import grouped
 from bench.serving.servers import OWN
 from bench.serving.traffic import COLUMNS, ratio
-from bench.tables import Column, Row, format_value, interval, pivoted
+from bench.tables import Column, Row, format_value, interval
 from bench.workloads import WORKLOADS
 
-Rows = Sequence[Row]
 
+class Figure(NamedTuple):
+    """A table. rows: a section of the document and a part of it.
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A table. rows: a section of the document and a part of it. shape: makes the table's rows of those."""
+    where: the values of a field that the rows must have. by: rows that are equal in these fields become one.
+    """
 
     rows: str
     columns: Sequence[Column]
-    shape: Callable[[Rows], Rows] = lambda rows: rows
+    where: Mapping[str, Sequence[object]] = {}
+    by: Sequence[str] = ()
 
-    def rows_of(self, document: Mapping[str, Any]) -> Rows:
-        """Return the table's rows in a document. Rows of single turns are left out."""
+    def rows_of(self, document: Mapping[str, Any]) -> list[Row]:
+        """Return the table's rows: of each group the first row, and all as "rows"; no single turns."""
         section, part = self.rows.split(".")
-        return self.shape([row for row in document[section][part] if row.get("turn") is None])
+        where = {"turn": [None], **self.where}
+        rows = [row for row in document[section][part] if all(row.get(name) in where[name] for name in where)]
+        groups = grouped(rows, *self.by).values() if self.by else [[row] for row in rows]
+        return [{**group[0], "rows": group} for group in groups]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A command that takes so long on two cores, and the figures that its document gives.
-
-    quick: more arguments, besides those in QUICK, for a run that only shows that it works.
-    """
+class Run(NamedTuple):
+    """A command that takes so long on two cores, and the figures that its document gives."""
 
     seconds: int
     command: str
     figures: Mapping[str, Figure]
-    quick: str = ""
 
 
-def _pivot(field: str, cell: Callable[[Row], Any], *keys: str) -> Callable[[Rows], Rows]:
-    """Return a shape: a row for each combination of keys, with a cell for each value of a field."""
-    return lambda rows: pivoted(rows, [Column(name, name) for name in keys], field, cell)[0]
+def _each(name: str, form: str, **fields: object) -> Callable[[Row], str]:
+    """Return a column: a value of each row of a group that has these fields."""
+    return lambda row: ", ".join(
+        format_value(one[name], form) for one in row["rows"] if fields.items() <= one.items()
+    )
 
 
-def _where(field: str, *values: object) -> Callable[[Rows], Rows]:
-    """Return a shape: the rows that have one of these values."""
-    return lambda rows: [row for row in rows if row[field] in values]
+def _by_rows(vocab_size: int, row: Row) -> str:
+    return " / ".join(_each(f"rows_{number}", "0", vocab_size=vocab_size)(row) for number in (1, 8, 32))
 
 
 def _chats(row: Row) -> str:
@@ -60,22 +59,8 @@ def _chats(row: Row) -> str:
     return f"{WORKLOADS[row['workload']].summary} (`{row['workload']}`{length})"
 
 
-def _equal(*rows: Row) -> str:
-    return "equal" if all(row["parity"] == "PASS" for row in rows) else "DIFFER"
-
-
-def _cells(row: Row, *is_adaptive: bool) -> Rows:
-    """Return the rows that are cells of this one: those with fixed draft lengths, the engine's, or both."""
-    return [cell for cell in row.values() if isinstance(cell, Mapping) and cell["is_adaptive"] in is_adaptive]
-
-
-def _lengths(name: str, form: str, is_adaptive: bool = False) -> Callable[[Row], str]:
-    """Return a column of values at all fixed draft lengths, or at the engine's."""
-    return lambda row: ", ".join(format_value(one[name], form) for one in _cells(row, is_adaptive))
-
-
-def _by_rows(row: Row) -> str:
-    return " / ".join(format_value(row[f"rows_{number}"], "0") for number in (1, 8, 32))
+def _equal(row: Row) -> str:
+    return "equal" if all(one["parity"] == "PASS" for one in row["rows"]) else "DIFFER"
 
 
 def _replayed(draft_cost: float, row: Row) -> str:
@@ -84,67 +69,38 @@ def _replayed(draft_cost: float, row: Row) -> str:
     draft_cost: of a token that an MTP head drafts, or of a block of a DFlash drafter, in plain steps.
     """
     share = row["drafted_by_position"][0] / max(row["drafted_by_position"])
-    speedups = {
-        length: (1 + share * (brought - 1))
-        / (M4_PRO.cost(1 + length) + draft_cost * (length if row["draft_type"] == "mtp" else length > 0))
-        for length, brought in enumerate(accumulate(row["acceptance_by_position"], initial=1.0))
-    }
-    best = max(speedups, key=lambda length: speedups[length])
-    return f"{speedups[best]:.2f} ({best})"
+    speedups = []
+    for length, brought in enumerate(accumulate(row["acceptance_by_position"], initial=1.0)):
+        drafting = draft_cost * (length if row["draft_type"] == "mtp" else length > 0)
+        speedups.append((1 + share * (brought - 1)) / (M4_PRO.cost(1 + length) + drafting))
+    return f"{max(speedups):.2f} ({speedups.index(max(speedups))})"
 
 
-_CHATS = Column(_chats, "chats")
+_CHATS, _TYPE = Column(_chats, "chats"), Column("draft_type", "draft type")
+_ACCEPTED, _SPEEDUP = Column("acceptance", "accepted", "%"), Column("speedup", "speedup", "2")
+_EQUAL, _INTERVAL = Column(_equal, "tokens"), Column(interval, "95 % interval")
 _SPEEDS = [
-    Column("tokens_per_forward", "tokens per forward pass", "1"), Column("acceptance", "accepted", "%"),
-    Column("plain_tps", "tokens/s without", "0"), Column("decode_tps", "tokens/s with", "0"),
-    Column("speedup", "speedup", "2"), Column(_equal, "tokens"),
-]  # fmt: skip
-_HINDSIGHT = [_CHATS, _SPEEDS[-2], Column("of_best_width", "of the best single width", "%")]
-_TRANSLATION = [
-    Column("draft_model", "draft model"), Column("strategy", "strategy"), Column("workload", "chats"),
-    Column(_lengths("acceptance", "%"), "accepted, k = 2, 4, 6"),
-    Column(_lengths("tokens_per_forward", "1"), "tokens per forward pass"),
-    Column(_lengths("speedup", "2"), "speedup"),
-    Column(_lengths("speedup", "2", is_adaptive=True), "speedup, engine's lengths"),
-    Column(lambda row: _equal(*_cells(row, True, False)), "tokens"),
+    Column("tokens_per_forward", "tokens per forward pass", "1"), _ACCEPTED,
+    Column("plain_tps", "tokens/s without", "0"), Column("decode_tps", "tokens/s with", "0"), _SPEEDUP,
 ]  # fmt: skip
 _FITS = [
     Column("num_draft_tokens", "draft length"), Column("step_cost", "cost of a step, in plain steps", "2"),
-    Column("break_even", "break-even acceptance rate", "2"), Column(interval, "95 % interval"),
-]  # fmt: skip
-_CHOICES = [
-    Column("workload", "chats"), Column("draft_type", "draft type"),
-    Column("num_draft_tokens", "maximum draft length"), Column("acceptance", "accepted", "%"),
-    Column("speedup", "speedup", "2"), Column(interval, "95 % interval"),
-]  # fmt: skip
-_TURNS = [
-    Column("number", "turn"), Column("num_prompt_tokens", "prompt tokens", "0"),
-    Column("num_cached_tokens", "cached", "0"), Column("warm_ms", "first token, ms", "0"),
-    Column("cold_ms", "first token without the cache, ms", "0"),
-]  # fmt: skip
-_WARM = [
-    Column("pair", "answering model"), Column("draft_type", "draft type"),
-    Column("cold", "cold", "2"), Column("warm", "warm", "2"),
-]  # fmt: skip
-_SAMPLING = [
-    Column("settings", "settings"),
-    *(Column(f"{size}", f"{size:,} tokens: 1 / 8 / 32 rows") for size in (4_096, 32_000, 151_936)),
-]
-_MODELS = [
-    Column("model", "architecture"), Column("streams", "streams"),
-    Column(ratio("speedup"), "tokens/s"), Column(ratio("ttft_ratio"), "first token, median"),
-    Column(ratio("inter_token_ratio"), "between tokens, median"),
+    Column("break_even", "break-even acceptance rate", "2"), _INTERVAL,
 ]  # fmt: skip
 
-_SPEED = Figure("decode.rows", [_CHATS, *_SPEEDS])
-_BY_DRAFTS = Figure("decode.rows", [_CHATS, Column("draft_type", "draft type"), *_SPEEDS])
+_SPEED = Figure("decode.rows", [_CHATS, *_SPEEDS, _EQUAL])
+_BY_DRAFTS = Figure("decode.rows", [_CHATS, _TYPE, *_SPEEDS, _EQUAL])
 _REPLAYED = Figure(
     "decode.rows",
     [_CHATS, *(Column(partial(_replayed, cost), f"draft cost {cost}") for cost in (0.05, 0.1, 0.2, 0.4))],
-    _where("draft_type", "mtp", "dflash"),
+    where={"draft_type": ("mtp", "dflash")},
 )
 _PEERS = Figure("peers.rows", COLUMNS)
-_CACHES = Figure("serve.levels", _MODELS, _where("name", OWN))
+_CACHES = Figure("serve.levels", [
+    Column("model", "architecture"), Column("streams", "streams"), Column(ratio("speedup"), "tokens/s"),
+    Column(ratio("ttft_ratio"), "first token, median"),
+    Column(ratio("inter_token_ratio"), "between tokens, median"),
+], {"name": [OWN]})  # fmt: skip
 
 _VERIFIED = "--num-draft-tokens 7 --verify-all --cases 2 --repeats 2"
 _HEADS = f"{_VERIFIED} --workloads edits,quotes,records,arithmetic,remap,free"
@@ -154,8 +110,9 @@ _STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-l
 
 RUNS = [
     Run(240, "decode --workloads edits,passages,records,quotes,free,trap --cases 6 --repeats 3",
-        {"drafting": Figure("decode.rows", [_CHATS, *_SPEEDS[:-1]]),
-         "hindsight": Figure("decode.rows", _HINDSIGHT)}),
+        {"drafting": Figure("decode.rows", [_CHATS, *_SPEEDS]),
+         "hindsight": Figure("decode.rows", [
+             _CHATS, _SPEEDUP, Column("of_best_width", "of the best single width", "%")])}),
     Run(100, "decode --workloads edits --streams 8 --cases 1 --repeats 2", {"batch": _SPEED}),
     Run(90, "decode --workloads edits_again_cold,edits_again --draft-types auto,ngram-mod --cases 5 "
         "--repeats 2", {"second-edit": _BY_DRAFTS}),
@@ -170,31 +127,49 @@ RUNS = [
     Run(120, f"serve {_SERVERS} --bare --prompt-tokens 128 --max-tokens 128",
         {"serving": Figure("serve.levels", COLUMNS)}),
     Run(200, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type none",
-        {"caches": _CACHES}, "--random-models lfm2"),
+        {"caches": _CACHES}),
     Run(400, f"{_RANDOM} --repetitive {_SERVERS} --prompt-tokens 64 --max-tokens 256 --rounds 2 "
-        "--draft-type auto", {"caches-drafting": _CACHES}, "--random-models lfm2"),
+        "--draft-type auto", {"caches-drafting": _CACHES}),
     Run(200, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type auto",
-        {"caches-looking": _CACHES}, "--random-models lfm2"),
+        {"caches-looking": _CACHES}),
     Run(70, "serve --concurrency 64 --rounds 1 --prompt-tokens 64 --max-tokens 32",
         {"clients": Figure("serve.levels", [one for one in COLUMNS if "ratio" not in one.heading])}),
     Run(280, "economics --draft-model demo_model/draft --chats 3 --num-draft-tokens 2,4,8",
         {"break-even": Figure("economics.fits", _FITS),
          "draft-model": Figure("economics.draft_model", [_FITS[0], *_FITS[2:]]),
-         "choices": Figure("economics.choices", _CHOICES)}),
-    Run(150, "translation", {"translation": Figure("translation.rows", _TRANSLATION, _pivot(
-        "num_draft_tokens", dict, "draft_model", "strategy", "workload"))}),
+         "choices": Figure("economics.choices", [
+             Column("workload", "chats"), _TYPE, Column("num_draft_tokens", "maximum draft length"),
+             _ACCEPTED, _SPEEDUP, _INTERVAL])}),
+    Run(150, "translation",
+        {"translation": Figure("translation.rows", [
+            Column("draft_model", "draft model"), Column("strategy", "strategy"), Column("workload", "chats"),
+            Column(_each("acceptance", "%", is_adaptive=False), "accepted, k = 2, 4, 6"),
+            Column(_each("tokens_per_forward", "1", is_adaptive=False), "tokens per forward pass"),
+            Column(_each("speedup", "2", is_adaptive=False), "speedup"),
+            Column(_each("speedup", "2", is_adaptive=True), "speedup, engine's lengths"),
+            _EQUAL], by=("draft_model", "strategy", "workload"))}),
     Run(130, "peers --server mlx_lm.server --server reprise --rounds 3", {"peers": _PEERS}),
-    Run(60, f"{_STREAMS} --workloads edits", {"streams": _PEERS}, "--streams 2"),
+    Run(60, f"{_STREAMS} --workloads edits", {"streams": _PEERS}),
     Run(90, f"{_STREAMS} --workloads edits,passage,summary,records --mixed --chats 2",
-        {"mixed-streams": _PEERS}, "--streams 2"),
-    Run(130, "turns", {"turns": Figure("turns.rows", _TURNS)}),
+        {"mixed-streams": _PEERS}),
+    Run(130, "turns",
+        {"turns": Figure("turns.rows", [
+            Column("number", "turn"), Column("num_prompt_tokens", "prompt tokens", "0"),
+            Column("num_cached_tokens", "cached", "0"), Column("warm_ms", "first token, ms", "0"),
+            Column("cold_ms", "first token without the cache, ms", "0")])}),
     Run(60, "sweep --parts warm --workloads edits_short --chats 1",
-        {"warm": Figure("sweep.warm", _WARM, _pivot("memory", itemgetter("speedup"), "pair", "draft_type"))}),
+        {"warm": Figure("sweep.warm", [
+            Column("pair", "answering model"), _TYPE,
+            *(Column(_each("speedup", "2", memory=memory), memory) for memory in ("cold", "warm"))],
+            by=("pair", "draft_type"))}),
     Run(210, "wedlm --windows 8,16 --thresholds 0.3,0.6 --penalties 0.01 --cases 2",
-        {"wedlm": Figure("wedlm.rows", run_wedlm.COLUMNS, _where("is_streaming", False)),
-         "wedlm-streaming": Figure("wedlm.rows", run_wedlm.COLUMNS, _where("is_streaming", True))}),
+        {"wedlm": Figure("wedlm.rows", run_wedlm.COLUMNS, {"is_streaming": [False]}),
+         "wedlm-streaming": Figure("wedlm.rows", run_wedlm.COLUMNS, {"is_streaming": [True]})}),
     Run(40, "sampling",
-        {"sampling": Figure("sampling.rows", _SAMPLING, _pivot("vocab_size", _by_rows, "settings"))}),
+        {"sampling": Figure("sampling.rows", [
+            Column("settings", "settings"),
+            *(Column(partial(_by_rows, size), f"{size:,} tokens: 1 / 8 / 32 rows")
+              for size in (4_096, 32_000, 151_936))], by=["settings"])}),
     Run(50, "sampling --memory --vocabularies 151936 --rows 8,64,256",
         {"sampling-memory": Figure("sampling.rows", sampling.columns((8, 64, 256)))}),
 ]  # fmt: skip
@@ -210,8 +185,10 @@ QUICK = {
     "sweep": "--max-tokens 32 --repeats 0",
     "wedlm": "--workloads edits,free --cases 1 --max-tokens 24 --windows 8 --thresholds 0.3",
     "sampling": "--settings greedy",
+    "--random-models": "--random-models lfm2",
+    "--streams": "--streams 2",
 }
-"""More arguments of each benchmark, for a run that only shows that it works."""
+"""More arguments of commands with these words, for a run that only shows that it works."""
 
 FIGURES = {name: figure for run in RUNS for name, figure in run.figures.items()}
 """All tables, by name."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def command_of(one: Run, is_quick: bool) -> str:
     """Return the arguments of `reprise bench` for a run. Of a flag given twice, the last counts."""
-    more = f"{QUICK[one.command.split()[0]]} {one.quick}" if is_quick else ""
-    return f"{one.command} {more}".strip()
+    words = one.command.split()
+    return " ".join([*words, *(more for word, more in QUICK.items() if is_quick and word in words)])
 
 
 def _document(command: str) -> dict[str, Any]:
@@ -95,7 +96,12 @@ def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
         print(f"{name}\n\n{table_of(FIGURES[name], record)}", flush=True)
         return
     records = read_records() | {name: record}
-    ordered = {one: records[one] for one in FIGURES if one in records}
+    # Records of tables that have other columns by now are dropped.
+    ordered = {
+        one: records[one]
+        for one, figure in FIGURES.items()
+        if one in records and all(len(line) == len(figure.columns) for line in records[one]["cells"])
+    }
     (ROOT / RECORD).write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for page in PAGES:
         path = ROOT / page
@@ -105,8 +111,7 @@ def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
 def read_records() -> dict[str, dict[str, Any]]:
     """Return the records of all figures that were made."""
     file = ROOT / RECORD
-    found: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return found
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
 
 def record_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,15 +125,14 @@ def record_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
 
 def table_of(figure: Figure, record: Mapping[str, Any]) -> str:
     """Return the table of a figure as Markdown, and the line that says where it is from."""
+    cells, machine = record["cells"], record["machine"]
     columns = [
-        Column(str(at), one.heading)
+        Column(itemgetter(at), one.heading)
         for at, one in enumerate(figure.columns)
-        if any(line[at] != format_value(one.trivial, "text") for line in record["cells"])
+        if any(line[at] != format_value(one.trivial, "text") for line in cells)
     ]
-    rows = [{str(at): cell for at, cell in enumerate(line)} for line in record["cells"]]
-    machine = record["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, mlx {machine['mlx']}"
-    return f"{markdown(rows, columns)}\n`{record['command']}`, {record['date']}, {where}.\n"
+    return f"{markdown(cells, columns)}\n`{record['command']}`, {record['date']}, {where}.\n"
 
 
 def published(records: Mapping[str, Any]) -> str:
@@ -147,8 +151,3 @@ def filled(text: str, records: Mapping[str, Any]) -> str:
         return f"{start}{table_of(FIGURES[name], records[name])}{end}" if name in records else block[0]
 
     return _BLOCK.sub(replace, text)
-
-
-def blocks(text: str) -> dict[str, str]:
-    """Return the blocks of a page by the names of their figures."""
-    return {block[2]: block[0] for block in _BLOCK.finditer(text)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.architectures.__main__ import COLUMNS, PAGE, YES, explain, try_in_child, write_page
+from bench.architectures.__main__ import COLUMNS, PAGE, explain, try_in_child, write_page
 from bench.architectures.tiny_models import architectures
 
 
@@ -13,13 +13,13 @@ def test_every_architecture_of_the_installed_mlx_lm_is_on_the_page():
 
 
 def test_reasons_are_numbered_once_and_said_in_a_sentence():
-    everything = dict.fromkeys(COLUMNS, YES) | {"exact": ("all", None)}
+    everything = dict.fromkeys(COLUMNS, "yes") | {"exact": "all"}
     page = write_page(
         {
-            "first": everything | {"exact_together": ("2, 3", "Many differ.")},
-            "second": {"batch": ("no", "It is new."), "drafts": YES, "prefix": ("no", "It fails.")},
-            "third": {"batch": ("not tried", "It is missing.")},
-            "fourth": everything | {"batch": ("no", "It is new."), "exact_together": ("-", None)},
+            "first": everything | {"exact_together": "2, 3: Many differ."},
+            "second": {"batch": "no: It is new.", "drafts": "yes", "prefix": "no: It fails."},
+            "third": {"batch": "not tried: It is missing."},
+            "fourth": everything | {"batch": "no: It is new.", "exact_together": "-"},
         }
     )
     assert "| first | yes | yes | all | 2, 3 (1) | yes | yes |" in page
@@ -40,10 +40,10 @@ def test_a_fault_becomes_a_sentence():
 @pytest.mark.parametrize("fault", ["raise SystemExit(3)", "os.abort()"])
 def test_an_architecture_that_ends_the_process_is_on_the_page_too(fault, monkeypatch):
     monkeypatch.setattr("bench.architectures.__main__._TRY", ["-c", f"import os; {fault}"])
-    assert try_in_child("llama")["batch"] == ("not tried", "It crashes the process that tries it.")
+    assert try_in_child("llama")["batch"] == "not tried: It crashes the process that tries it."
 
 
 def test_an_architecture_that_hangs_is_on_the_page_too(monkeypatch):
     monkeypatch.setattr("bench.architectures.__main__._TRY", ["-c", "import time; time.sleep(60)"])
     monkeypatch.setattr("bench.architectures.__main__.TIMEOUT_S", 0.5)
-    assert try_in_child("llama")["batch"] == ("not tried", "Trying it takes more than 0.5 s.")
+    assert try_in_child("llama")["batch"] == "not tried: Trying it takes more than 0.5 s."

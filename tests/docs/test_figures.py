@@ -12,7 +12,6 @@ from bench.figures.run_all import (
     PAGES,
     PUBLISHED,
     ROOT,
-    blocks,
     command_of,
     filled,
     published,
@@ -27,6 +26,7 @@ FIGURE = re.compile(
     r"\b(?!\d{4}\.\d{5})\d+\.\d+(?!\s[mb]illion)|\d+ %(?! interval)|\d+ (?:ms|s|tokens/s|MiB)\b"
 )
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
+BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 RECORDS = read_records()
 
 
@@ -52,9 +52,7 @@ def test_every_section_with_figures_names_the_command_that_makes_them(page, head
 )
 def test_every_figure_that_no_table_was_made_of_has_a_date(page, heading):
     """Figures in sentences are not made again, so each paragraph says when it was true."""
-    prose = sections(page)[heading]
-    for block in blocks(prose).values():
-        prose = prose.replace(block, "")
+    prose = BLOCK.sub("", sections(page)[heading])
     for paragraph in re.split(r"\n\n(?!\|)|\n(?=- )", prose):
         assert not FIGURE.search(paragraph) or DATE.search(paragraph), f"{page}, {heading}: {paragraph}"
 
@@ -66,7 +64,7 @@ def test_every_table_is_what_was_recorded_of_its_command(page):
 
 
 def test_every_figure_has_its_place_on_a_page():
-    places = [name for page in PAGES for name in blocks((ROOT / page).read_text(encoding="utf-8"))]
+    places = [name for page in PAGES for name in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))]
     assert sorted(places) == sorted([*FIGURES, "published"])
 
 
@@ -164,6 +162,13 @@ def test_a_run_keeps_what_was_made_before_a_command_failed(run_until, tmp_path, 
     assert "reprise bench all: out of memory" in capsys.readouterr().err
     assert list(read_records()) == ["turns"]
     assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()
+
+
+def test_a_run_drops_the_record_of_a_table_that_has_other_columns_by_now(run_until, tmp_path):
+    old = record_of(TURNS, FOUND) | {"cells": [["1", "2"]]}
+    (tmp_path / "docs/figures.json").write_text(json.dumps({"turns": old, "warm": old}))
+    assert run_until(BenchError("none"), "--only", "turns") == 0
+    assert list(read_records()) == ["turns"]
 
 
 def test_an_interrupted_run_keeps_what_was_made_and_says_how_to_continue(run_until, tmp_path, capsys):
