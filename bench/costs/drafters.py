@@ -3,9 +3,9 @@
 us/token: microseconds per emitted token; each step is as in the engine: propose up to 31 tokens, observe the
 accepted ones and one more, record_verified. read: milliseconds for the prompt, which is also the prediction.
 learn: milliseconds after the sequence ended. Both are done in slices; slice is the longest of them, or of the
-calls that return them. Prompts: copy, random text of which the answer repeats stretches; random, prompt and
-answer random over 300 ids, so that many short matches are wrong; two ids, even more so. Of three runs the
-lowest counts.
+calls that return them. score: the gate's repetition score. Prompts: copy, random text of which the answer
+repeats stretches; random, prompt and answer random over 300 ids, so that many short matches are wrong; two
+ids, even more so. Of three runs the lowest counts.
 """
 
 import argparse
@@ -23,9 +23,11 @@ from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
+from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.speculative.acceptance import count_accepted
 
+SCORE = "score"
 CONTEXT_TOKENS = (1_000, 10_000, 100_000)
 ANSWER_TOKENS, LIMIT, REPEATS = 2_000, 31, 3
 NUM_IDS = {"copy": 50_000, "random": 300, "two ids": 2}
@@ -58,14 +60,15 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
+    names = (*DRAFTERS, SCORE)
     return measure_all(
-        arguments, "drafters", measure, COLUMNS, drafter=DRAFTERS, prompt=NUM_IDS, tokens=CONTEXT_TOKENS
+        arguments, "drafters", measure, COLUMNS, drafter=names, prompt=NUM_IDS, tokens=CONTEXT_TOKENS
     )
 
 
 def measure(drafter: str, prompt: str, tokens: int) -> dict[str, float]:
     """Return the lowest costs of several runs."""
-    costs = [_costs(DRAFTERS[drafter](), *_text(prompt, tokens)) for _ in range(REPEATS)]
+    costs = [_costs(drafter, *_text(prompt, tokens)) for _ in range(REPEATS)]
     return {name: min(cost[name] for cost in costs) for name in costs[0]}
 
 
@@ -80,7 +83,11 @@ def _text(kind: str, num_tokens: int) -> tuple[list[int], list[int]]:
     return prompt, answer[:ANSWER_TOKENS]
 
 
-def _costs(drafter: Drafter, prompt: list[int], answer: list[int]) -> dict[str, float]:
+def _costs(name: str, prompt: list[int], answer: list[int]) -> dict[str, float]:
+    if name == SCORE:
+        read_ms = _time_slices(partial(score_in_slices, prompt))
+        return {"token_us": 0.0, "read_ms": sum(read_ms), "learn_ms": 0.0, "slice_ms": max(read_ms)}
+    drafter = DRAFTERS[name]()
     read_ms = _time_slices(partial(drafter.open, SequenceStart(0, prompt, prompt)))
     start, at = time.thread_time(), 0
     while at < len(answer):
