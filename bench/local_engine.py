@@ -74,17 +74,13 @@ class LocalEngine:
         self.drafters.update(make_drafters(settings, vocabulary))
         return DraftSources(self.drafters, score_in_slices)
 
-    def prompt(self, messages: str | Sequence[dict[str, Any]]) -> Tokens:
-        """Return the token ids of a user message or a chat; of its plain text without a chat template."""
-        return render(self.engine.tokenizer, messages)
-
     def prompt_of(self, turn: Turn) -> Tokens:
         """Return the token ids of a turn's prompt."""
         return render_turn(self.engine.tokenizer, turn)
 
     def count_tokens(self, text: str) -> int:
         """Return the number of tokens of a prompt that is this one user message."""
-        return len(self.prompt(text))
+        return len(render(self.engine.tokenizer, text))
 
     def requests(
         self, turns: Sequence[Turn], draft: DraftChoice, max_tokens: int, seed: int, prediction: Tokens = ()
