@@ -1,1 +1,1 @@
-"""What every architecture of the installed mlx-lm gets here, found by trying tiny random models."""
+"""Random models of every architecture of the installed mlx-lm."""

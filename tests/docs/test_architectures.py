@@ -1,15 +1,15 @@
 """The page of architectures has all that mlx-lm has, with what each gets or why not."""
 
 import pytest
+from architectures_page import COLUMNS, PAGE, explain, try_in_child, write_page
 
-from bench.architectures.__main__ import COLUMNS, PAGE, explain, try_in_child, write_page
 from bench.architectures.tiny_models import architectures
 
 
 def test_every_architecture_of_the_installed_mlx_lm_is_on_the_page():
     rows = {line.split(" | ")[0].removeprefix("| ") for line in PAGE.read_text(encoding="utf-8").splitlines()}
     missing = set(architectures()) - rows
-    assert not missing, "run .venv/bin/python -m bench.architectures"
+    assert not missing, "run .venv/bin/python scripts/architectures_page.py"
 
 
 def test_reasons_are_numbered_once_and_said_in_a_sentence():
@@ -39,11 +39,11 @@ def test_a_fault_becomes_a_sentence():
 
 @pytest.mark.parametrize("fault", ["raise SystemExit(3)", "os.abort()"])
 def test_an_architecture_that_ends_the_process_is_on_the_page_too(fault, monkeypatch):
-    monkeypatch.setattr("bench.architectures.__main__._TRY", ["-c", f"import os; {fault}"])
+    monkeypatch.setattr("architectures_page._TRY", ["-c", f"import os; {fault}"])
     assert try_in_child("llama")["batch"] == "not tried: It crashes the process that tries it."
 
 
 def test_an_architecture_that_hangs_is_on_the_page_too(monkeypatch):
-    monkeypatch.setattr("bench.architectures.__main__._TRY", ["-c", "import time; time.sleep(60)"])
-    monkeypatch.setattr("bench.architectures.__main__.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("architectures_page._TRY", ["-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr("architectures_page.TIMEOUT_S", 0.5)
     assert try_in_child("llama")["batch"] == "not tried: Trying it takes more than 0.5 s."

@@ -1,6 +1,8 @@
-"""Try every architecture of mlx-lm and write docs/architectures.md: `python -m bench.architectures`.
+"""Try every architecture of mlx-lm and write docs/architectures.md.
 
-With a name as argument, try only this one, in this process, and print its verdicts.
+    .venv/bin/python scripts/architectures_page.py [NAME]
+
+With a name, try only this architecture, in this process, and print its verdicts.
 """
 
 import json
@@ -23,11 +25,12 @@ from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.rows import Sharing
 from engine.speculative.costs.exact_widths import find_exact_shapes
 
-PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
-TEMPLATE = Path(__file__).with_name("page.md.jinja")
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architectures.md"
+TEMPLATE = Path(__file__).with_suffix(".md.jinja")
 WIDTHS = [2, 3, 4, 5, 8, 16, 32]
 NUM_ROWS, KV_BITS, CONTEXT_TOKENS, TIMEOUT_S = 3, 8, 512, 120
-_TRY = ["-m", "bench.architectures"]
+_TRY = [__file__]
 
 # By a part of the fault: the first that fits. {fault}: all of it. {kind}: the cache in it.
 REASONS = {
