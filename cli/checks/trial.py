@@ -116,6 +116,7 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
     """
     from bench.document import new_document
     from bench.local_engine import LocalEngine
+    from bench.workloads.chats import render
     from engine.request import DraftChoice, GenerationRequest, Sampling
     from engine.speculative.costs.step_costs import StepCosts
 
@@ -125,7 +126,7 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
     # By these costs every draft is worth verifying, so that verification is tried too.
     flat = StepCosts({(1, 1): 1.0, (1, 32): 1.0}, is_learned=False)
     with LocalEngine(settings, None if measures_costs else flat) as local:
-        prompt = local.prompt(QUESTION)
+        prompt = render(local.engine.tokenizer, QUESTION)
         requests = [
             GenerationRequest(
                 f"doctor-{choice.type}", prompt, MAX_TOKENS, Sampling(0, temperature=0), draft=choice
