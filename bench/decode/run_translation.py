@@ -48,7 +48,6 @@ NOTES = (
     "drafts without an exact translation. resynchronised: needed fewer committed tokens in front.",
 )
 
-
 FLAGS = (
     *options.shared(
         model=None, workloads=("edits_polish", "passages_polish", "records_polish", "edits"), prompts=None,

@@ -41,7 +41,6 @@ COLUMNS = [
     Column("right", "right", "%"), Column("same", "same", "%"), Column("speedup", "speed of plain", "2"),
 ]  # fmt: skip
 
-
 FLAGS = (
     *options.shared(
         model=BUNDLED_MODEL / "wedlm", workloads=("edits", "records", "quotes", "passages", "free"),

@@ -141,22 +141,17 @@ def first_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
 
 
 def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
-    """Return percentiles of the time between tokens.
-
-    The gap before a read is divided equally among its tokens, and each of them counts once.
-    """
+    """Return percentiles of the time between tokens, which is equal for all tokens of a read."""
     gaps = [(at - before, tokens) for row in rows for (before, _), (at, tokens) in pairwise(row["arrivals"])]
     return percentiles([(gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0])
 
 
 RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
-    "speedup": throughput,
-    "decode_speedup": decode_speed,
+    "speedup": throughput, "decode_speedup": decode_speed,
     "ttft_ratio": lambda rows: (first_tokens_s(rows) or {}).get("p50"),
     "inter_token_ratio": lambda rows: (inter_tokens_s(rows) or {}).get("p50"),
-    "inter_token_p99_ratio": lambda rows: (inter_tokens_s(rows) or {}).get("p99"),
-}
-"""What peers are compared by, round by round; each is of the answers of one round."""
+}  # fmt: skip
+"""What peers are compared by, round by round."""
 
 
 def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
@@ -178,9 +173,7 @@ def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
     Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
     """
     measured, errors = _measured(answers), [row["error"] for row in answers if row["error"]]
-    speeds, decode_speeds = (
-        [one for one in _rounds(answers, of) if one] for of in (throughput, decode_speed)
-    )
+    speeds = [one for one in _rounds(answers, throughput) if one]
     good = [row for row in measured if not row["error"]]
     ours, theirs = {} if answers is first else _texts(answers), _texts(first)
     equal, judged = len(ours.items() & theirs.items()), len(ours.keys() & theirs.keys())
@@ -190,7 +183,6 @@ def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
         "early": sum(row["is_early"] for row in answers), "tokens": sum(row["tokens"] for row in measured),
         "tokens_per_s": median(speeds or [0.0]), "tokens_per_s_low": min(speeds, default=0.0),
         "tokens_per_s_high": max(speeds, default=0.0),
-        "decode_tps": median(decode_speeds) if decode_speeds else None,
         "equal": equal if judged else None, "judged": judged,
         "parity": ("PASS" if equal == judged else "FAIL") if judged else None,
         "error": errors[0] if errors else None,
