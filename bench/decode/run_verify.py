@@ -72,9 +72,8 @@ FLAGS = (
         model=None, draft_model=None, prompts=None, prompt_tokens=(200, 600), max_tokens=128, seed=1,
         json=None,
     ),
-    *options.of_settings(*options.MACHINES),
+    *options.of_settings("num_draft_tokens", *options.MACHINES),
     Flag("--speed", None, None, None, "Time each request, and compare with the bound on drafting."),
-    Flag("--num-draft-tokens", options.count, "N", 31, "Maximum draft length."),
     Flag("--exact", None, None, None, "Draft only at widths that a trial at start found to be exact."),
     Flag("--rounds", options.count, "N", None,
          "With --speed: rounds of four answers, plain, drafted, drafted, plain. Default: 5."),
@@ -213,8 +212,7 @@ def judge(plain_s: Sequence[float], drafted_s: Sequence[float], step_s: float, o
     overhead: the setting draft_overhead.
 
     Returns medians, bound_s: the most that drafted_s may be, noise_s: how much the medians may differ by
-    chance, how many runs are slow: above bound_s by more than noise_s, and the verdict: "over" for what is
-    slow, and above the bound in each round; neither is chance. "unclear" is above the bound otherwise.
+    chance, how many runs are slow, and the verdict, both as NOTES say.
     """
 
     def bound_s(seconds: float) -> float:
