@@ -4,7 +4,7 @@ import logging
 import queue
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from bench.errors import ArgumentsError
 from bench.workloads import Turn
@@ -13,15 +13,14 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
 from drafters.repetition import score_in_slices
+from engine.distributed import follow
 from engine.distributed.place import Place, read_place
+from engine.distributed.rank_0 import Ranks
 from engine.engine import Engine
 from engine.model.loading import ModelError
 from engine.request import DraftChoice, Event, Failed, Finished, GenerationRequest, Grammar, Sampling
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
-
-if TYPE_CHECKING:
-    from engine.distributed.rank_0 import Ranks
 
 Tokens = tuple[int, ...]
 FORBID = -1e9
@@ -58,17 +57,15 @@ class LocalEngine:
         try:
             self.engine.start()
         except ModelError as fault:
-            self._release(1)
+            if self._ranks:
+                self._ranks.release(1)
             raise ArgumentsError(str(fault)) from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.engine.stop(drain_s=0)
-        self._release(0 if kind is None else 1)
-
-    def _release(self, status: int) -> None:
         if self._ranks:
-            self._ranks.release(status)
+            self._ranks.release(0 if kind is None else 1)
 
     def _sources(self, settings: Settings, vocabulary: str) -> DraftSources:
         self.drafters.update(make_drafters(settings, vocabulary))
@@ -123,12 +120,8 @@ class LocalEngine:
         return [ends[at] for at in range(len(requests))]
 
 
-def _join(place: Place, settings: Settings) -> "Ranks":
+def _join(place: Place, settings: Settings) -> Ranks:
     """Return the ranks of a model, on rank 0; other ranks follow it until this process ends."""
-    # Imported here so that measurements on one machine do without.
-    from engine.distributed import follow
-    from engine.distributed.rank_0 import Ranks
-
     # So that the person sees which machine is waited for.
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if place.rank:

@@ -16,9 +16,9 @@ _NUMBERS = (
 
 
 def rows_of(runs: Sequence[Row], checks: Sequence[Row], has_turns: bool = True) -> list[Row]:
-    """Return a row over all turns for each workload, length and arm, then rows for single turns.
+    """Return a row for each workload, length and arm, and with has_turns one for each of several turns.
 
-    checks: see bench.decode.answering.check(). has_turns: whether several turns also have a row each.
+    checks: see bench.decode.answering.check().
     """
     rows = []
     drafted = (run for run in runs if run["draft_type"] != "none")
@@ -65,12 +65,15 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
         "drafter_us_per_token": ratio(1e6 * _sum(drafted, "drafter_s"), num_tokens),
         **total_parity(checks),
         "best_width_speedup": best_width, "of_best_width": ratio(speedup, best_width),
-        "energy_j_per_token": _joules(drafted), "plain_energy_j_per_token": _joules(plain),
+        "energy_j_per_token": ratio(_sum(drafted, "energy_j"), num_tokens),
+        "plain_energy_j_per_token": ratio(_sum(plain, "energy_j"), _sum(plain, "num_tokens")),
     }  # fmt: skip
 
 
 def _sum(runs: Iterable[Row], name: str) -> Any:
-    return sum(run[name] for run in runs)
+    """Return the sum of a figure; None if a run lacks it."""
+    values = [run[name] for run in runs]
+    return None if None in values else sum(values)
 
 
 def _sums_of_best(runs: Sequence[Row]) -> Row:
@@ -84,12 +87,6 @@ def _speeds(runs: Sequence[Row]) -> list[float | None]:
     """Return the speed of each round."""
     rounds = sorted(grouped(runs, "round").items())
     return [ratio(_sum(some, "num_tokens"), _sum(some, "decode_s")) for _, some in rounds]
-
-
-def _joules(runs: Sequence[Row]) -> float | None:
-    """Return the energy per token; None if a run has none."""
-    is_known = all(run["energy_j"] is not None for run in runs)
-    return ratio(_sum(runs, "energy_j"), _sum(runs, "num_tokens")) if is_known else None
 
 
 COLUMNS = [

@@ -1,32 +1,19 @@
 """`reprise bench decode`: decode chats plainly and with drafts, and compare tokens and times.
 
-The runs alternate, on one engine without HTTP, and every token is compared. Each workload runs once
-unmeasured, then --repeats times plainly and in every draft configuration, all interleaved. The best run of
-each turn gives the speed; all pairs of plain and drafted runs are compared. Exit status 1 if any answer
-differs by a token; the report says where it diverges and how close the two best tokens were there.
+Each workload runs once unmeasured, then --repeats times plainly and in every draft configuration, all
+interleaved, on one engine without HTTP. The best run of each turn gives the speed; all pairs of plain and
+drafted runs are compared. Exit status 1 if any answer differs by a token; the report says where.
 
-With defaults this takes about a quarter of an hour for the bundled model on two cores, for all workloads
-but the Polish ones; each further draft type or length adds about half of that. --workloads and --cases make
-it shorter, and `reprise bench workloads` describes the workloads.
-
-Drafter tables are cleared before each chat and there is no prefix cache, so a
-run shows what a chat gains from its own text: later turns from earlier ones.
+Drafter tables are cleared before each chat and there is no prefix cache, so a run shows what a chat gains
+from its own text. With defaults this takes about a quarter of an hour for the bundled model on two cores;
+--workloads and --cases make it shorter.
 """
 
 import argparse
 from itertools import product
 
 from bench import document, options, outputs
-from bench.decode.answering import (
-    PLAIN,
-    Answering,
-    Arm,
-    Arms,
-    check,
-    make_cases,
-    samples_of,
-    settings_of,
-)  # fmt: skip
+from bench.decode.answering import PLAIN, Answering, Arm, Arms, check, make_cases, samples_of, settings_of
 from bench.decode.rows import COLUMNS, NOTES, divergences, rows_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
@@ -38,7 +25,6 @@ from engine.speculative.costs.step_costs import StepCosts
 
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash")
 
-
 FLAGS = (
     *options.shared(
         model=None, draft_model=None, workloads=None, prompts=None, draft_types=("auto",),
@@ -47,8 +33,7 @@ FLAGS = (
     ),
     options.Flag("--streams", options.count, "N", 1, "Chats decoded at the same time."),
     options.Flag("--verify-all", None, None, None,
-                 "Verify every draft, as if a step cost the same at every width: what drafts bring in "
-                 "tokens, whether or not they pay."),
+                 "Verify every draft, whether or not it pays, as if steps cost the same at every width."),
 )  # fmt: skip
 
 
@@ -84,8 +69,7 @@ def measure(
     with work, meter, Answering(arguments, work, settings, costs, meter) as local:
         chats = [own] if own else local.chats((count or 1) * streams)
         cases = make_cases([alike[: count and count * streams] for alike in chats], streams)
-        # Taken before the runs: the machine's load is then that of other processes, and the step costs are
-        # those measured while nothing else ran.
+        # Before the runs, so that the machine's load is that of other processes.
         record = document.new_document(arguments, local.engine.info, None if costs else local.engine.costs)
         resume = {"resume": getattr(arguments, "resume", None), "key": record["command"]}
         runs = local.compare(arms, cases, arguments.repeats, stage, **resume)

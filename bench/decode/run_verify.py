@@ -6,8 +6,7 @@ Without --exact, near-ties may be decided differently where kernels depend on th
 differences are reported, but are no failure. With --exact, any difference gives exit status 1.
 
 With --speed, answers are timed instead: with drafting as `reprise serve` drafts and without, alternating.
-Exit status 1 then means that a request took longer than the bound on drafting allows, by more than the
-measured noise, or that single runs did so too often for chance.
+Exit status 1 then means that a request took longer than the bound on drafting allows, by more than noise.
 """
 
 import argparse
@@ -28,11 +27,7 @@ from bench.workloads import Chat, read_prompts
 from config.settings import Settings
 from engine.request import DraftType
 from engine.speculative.costs.calibration import WIDTHS
-from engine.speculative.costs.exact_widths import Exactness
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
-
-Chats = Sequence[Chat] | None
-"""The user's own, if there are any."""
 
 RUNS, TEMPERATURES, EXACT_ROWS = 3, (0.0, 0.8), (1, 2, 4)
 COMPARED = [
@@ -72,15 +67,13 @@ NOISE = 3 * 1.31
 # Probability below which an excess of slow drafted runs is not taken for chance.
 MAX_CHANCE = 0.001
 
-
 FLAGS = (
     *options.shared(
         model=None, draft_model=None, prompts=None, prompt_tokens=(200, 600), max_tokens=128, seed=1,
         json=None,
     ),
-    *options.of_settings(*options.MACHINES),
+    *options.of_settings("num_draft_tokens", *options.MACHINES),
     Flag("--speed", None, None, None, "Time each request, and compare with the bound on drafting."),
-    Flag("--num-draft-tokens", options.count, "N", 31, "Maximum draft length."),
     Flag("--exact", None, None, None, "Draft only at widths that a trial at start found to be exact."),
     Flag("--rounds", options.count, "N", None,
          "With --speed: rounds of four answers, plain, drafted, drafted, plain. Default: 5."),
@@ -95,32 +88,22 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.rounds and not arguments.speed:
         raise ArgumentsError("--rounds needs --speed")
-    chats = read_prompts(arguments.prompts) if arguments.prompts else None
-    settings, costs = Settings(
-        model=str(arguments.model) if arguments.model else None, **options.draft_model_settings(arguments),
-        num_draft_tokens=arguments.num_draft_tokens, exact=arguments.exact,
-        **options.settings(arguments, *options.MACHINES),
-    ), None  # fmt: skip
-    widest, is_speed = arguments.num_draft_tokens + 1, arguments.speed
-    if not is_speed:
+    chats = read_prompts(arguments.prompts) if arguments.prompts else []
+    names = ("model", "draft_model", "draft_translation", "num_draft_tokens", "exact", *options.MACHINES)
+    settings, costs = Settings(**options.settings(arguments, *names)), None
+    measure, report = _time, _report_times
+    if not arguments.speed:
+        measure, report = _compare, _report_parity
         settings = replace(settings, prefix_cache_bytes=0, max_rows=1)
+        widest = arguments.num_draft_tokens + 1
         costs = equal_costs(widest, *(width for width in WIDTHS if width < widest))
     with outputs.Work() as work, Answering(arguments, work, settings, costs) as local:
-        return _check_speed(local, chats) if is_speed else _check_tokens(local, chats)
+        if not (rows := measure(local, chats)):
+            raise ArgumentsError("every chat is too long for this model's context")
+        return report(local, rows)
 
 
-def _check_tokens(local: Answering, chats: Chats) -> int:
-    rows, info, arguments = _compare(local, chats), local.engine.info, local.arguments
-    exact = local.engine.find_exact([*product(EXACT_ROWS, local.engine.costs.widths[1:])])
-    _print_exact(local, exact)
-    section = {"what": "tokens", "rows": rows, "exact": exact.describe()}
-    record = document.new_document(arguments, info, verify=section)
-    title = f"Drafted against plain answers of {info.name}{', exact mode' * arguments.exact}"
-    outputs.report(arguments, record, rows, COMPARED, title)
-    return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
-
-
-def _compare(local: Answering, chats: Chats) -> list[Row]:
+def _compare(local: Answering, chats: Sequence[Chat]) -> list[Row]:
     """Compare all turns of the user's chats, or the first of generated ones; return a row per draft type."""
     info, arguments = local.engine.info, local.arguments
     types: list[DraftType] = ["suffix", "ngram-simple", "ngram-mod"]
@@ -137,8 +120,6 @@ def _compare(local: Answering, chats: Chats) -> list[Row]:
             asked = replace(turn, temperature=temperature, schema=None, max_tokens=None)
             cases[str(len(cases))] = Case((replace(chat, turns=(asked,)),))
     runs = local.compare({"plain": PLAIN} | {name: Arm(name) for name in types}, cases, RUNS)
-    if not runs:
-        raise ArgumentsError("every chat is too long for this model's context")
     checks = grouped(check(local, cases, runs), "arm")
     return [
         {"draft_type": name, "drafted_tokens": sum(run["num_drafted"] for run in drafted),
@@ -148,51 +129,35 @@ def _compare(local: Answering, chats: Chats) -> list[Row]:
     ]  # fmt: skip
 
 
-def _print_exact(local: Answering, found: Exactness) -> None:
-    """Print the exact widths by number of rows and circumstance, and what a batch shares."""
-    rows = [
-        {"rows": num_rows, "with": circumstance, "exact": exact}
+def _report_parity(local: Answering, rows: Sequence[Row]) -> int:
+    """Print the exact widths by number of rows and circumstance, what a batch shares, and the rows."""
+    info, arguments = local.engine.info, local.arguments
+    exact = local.engine.find_exact([*product(EXACT_ROWS, local.engine.costs.widths[1:])])
+    widths = [
+        {"rows": num_rows, "with": circumstance, "exact": found}
         for num_rows in EXACT_ROWS
-        for circumstance, exact in found.by_circumstance(num_rows).items()
+        for circumstance, found in exact.by_circumstance(num_rows).items()
     ]
-    lengths, info = ", ".join(map(str, found.lengths)), local.engine.info
-    notes = [f"batch: {info.batching}. Contexts tried: {lengths} tokens."]
+    notes = [f"batch: {info.batching}. Contexts tried: {', '.join(map(str, exact.lengths))} tokens."]
     notes += [f"rank {number}: {described}" for number, described in enumerate(info.ranks)]
-    columns = [Column(one, one) for one in rows[0]]
-    print_rows(outputs.make_console(120), rows, columns, WIDTHS_TITLE, notes, group="rows")
+    columns = [Column(one, one) for one in widths[0]]
+    print_rows(outputs.make_console(120), widths, columns, WIDTHS_TITLE, notes, group="rows")
+    section = {"what": "tokens", "rows": rows, "exact": exact.describe()}
+    record = document.new_document(arguments, info, verify=section)
+    title = f"Drafted against plain answers of {info.name}{', exact mode' * arguments.exact}"
+    outputs.report(arguments, record, rows, COMPARED, title)
+    return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
 
 
-def _check_speed(local: Answering, chats: Chats) -> int:
-    """Time every request with drafting and without, alternating in one engine with the server's settings.
+def _time(local: Answering, chats: Sequence[Chat]) -> list[Row]:
+    """Return two rows per request that has room for an answer: of its first token, and of the answer.
 
     Drafters forget what they saw before each run of a chat, or they would draft its own earlier answer.
     Prompts are in the prefix cache, so that prefill does not hide what drafting costs before the first token.
     """
-    engine, local.arguments.workloads = local.engine, TIMED_WORKLOADS
-    rows = _time(local, chats or [*chain(*local.chats(1))])
-    if not rows:
-        raise ArgumentsError("every chat is too long for this model's context")
-    section = {"what": "speed", "rows": rows}
-    record = document.new_document(local.arguments, engine.info, engine.costs, verify=section)
-    num_over, num_unclear = (sum(row["verdict"] == one for row in rows) for one in ("over", "unclear"))
-    plain, drafted = (sum(row[f"num_slow_{arm}"] for row in rows) for arm in ("plain", "drafted"))
-    num_runs = sum(len(row["plain_runs_s"]) for row in rows)
-    notes = NOTES.format(
-        percent=100 * (engine.settings.draft_overhead + PROBING_SHARE), steps=ALLOWANCE_STEPS
-    )
-    verdicts = (
-        f"{len(rows)} times of {len(rows) // 2} requests: {num_over} over the bound, {num_unclear} unclear"
-    )
-    chance = "which may be" if is_chance(plain, drafted) else "which is no"
-    slow = f"slow single times: {drafted} of {num_runs} with drafting, {plain} without, {chance} chance"
-    title = f"Milliseconds of each request to {engine.info.name}, without drafting and with it"
-    outputs.report(local.arguments, record, rows, TIMED, title, [notes, verdicts, slow], group="chat")
-    return int(num_over > 0 or not is_chance(plain, drafted))
-
-
-def _time(local: Answering, chats: Sequence[Chat]) -> list[Row]:
-    """Return two rows per request that has room for an answer: of its first token, and of the answer."""
     runs: list[Row] = []
+    local.arguments.workloads = TIMED_WORKLOADS
+    chats = chats or [*chain(*local.chats(1))]
     num_rounds = local.arguments.rounds or ROUNDS
     local.work.weight = (4 * num_rounds + 2) * len(chats)
     for number in range(num_rounds):
@@ -220,6 +185,26 @@ def _time(local: Answering, chats: Sequence[Chat]) -> list[Row]:
     return rows
 
 
+def _report_times(local: Answering, rows: Sequence[Row]) -> int:
+    """Print the rows, and how often answers were slow with drafting and without."""
+    engine = local.engine
+    over, unclear = (sum(row["verdict"] == one for row in rows) for one in ("over", "unclear"))
+    plain, drafted = (sum(row[f"num_slow_{arm}"] for row in rows) for arm in ("plain", "drafted"))
+    num_runs = sum(len(row["plain_runs_s"]) for row in rows)
+    share = 100 * (engine.settings.draft_overhead + PROBING_SHARE)
+    chance = "which may be" if is_chance(plain, drafted) else "which is no"
+    notes = (
+        NOTES.format(percent=share, steps=ALLOWANCE_STEPS),
+        f"{len(rows)} times of {len(rows) // 2} requests: {over} over the bound, {unclear} unclear",
+        f"slow single times: {drafted} of {num_runs} with drafting, {plain} without, {chance} chance",
+    )
+    section = {"what": "speed", "rows": rows}
+    record = document.new_document(local.arguments, engine.info, engine.costs, verify=section)
+    title = f"Milliseconds of each request to {engine.info.name}, without drafting and with it"
+    outputs.report(local.arguments, record, rows, TIMED, title, notes, group="chat")
+    return int(over > 0 or not is_chance(plain, drafted))
+
+
 def judge(plain_s: Sequence[float], drafted_s: Sequence[float], step_s: float, overhead: float) -> Row:
     """Judge repeated times of one request up to some point, with drafting and without.
 
@@ -227,8 +212,7 @@ def judge(plain_s: Sequence[float], drafted_s: Sequence[float], step_s: float, o
     overhead: the setting draft_overhead.
 
     Returns medians, bound_s: the most that drafted_s may be, noise_s: how much the medians may differ by
-    chance, how many runs are slow: above bound_s by more than noise_s, and the verdict: "over" for what is
-    slow, and above the bound in each round; neither is chance. "unclear" is above the bound otherwise.
+    chance, how many runs are slow, and the verdict, both as NOTES say.
     """
 
     def bound_s(seconds: float) -> float:

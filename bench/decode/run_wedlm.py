@@ -2,9 +2,8 @@
 
 Chats are answered plainly, with lookup drafts, with the model's own drafts, with both, and by streaming with
 every combination of window, threshold and penalty. Drafts are decided upon by three price lists: free, where
-every width costs the same, so that all that could be drafted is counted; what steps cost on this machine; and
-what they cost on another machine, as published. Streaming does not ask what steps cost. Exit status 1 if a
-drafted answer differs from the plain one by a token.
+every width costs the same; what steps cost on this machine; and what they cost on another one, as published.
+Exit status 1 if a drafted answer differs from the plain one by a token.
 
 right: answers that equal the reference. same: answers that equal the plain one token by token. generated/fed:
 committed tokens per token that was fed, p_cache of the paper.
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from bench import document, options, outputs
-from bench.cost_curves import Curve, built_in
+from bench.cost_curves import M4_PRO
 from bench.decode.answering import PLAIN, Answering, Arm, Cases, make_cases, settings_of
 from bench.errors import ArgumentsError
 from bench.experiment import Row, grouped
@@ -28,7 +27,6 @@ from engine.request import Streaming
 from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer
 
-PUBLISHED = "apple-m4-pro-4bit"
 _SUMMED = (
     "num_tokens", "num_forwards", "num_fed", "decode_s", "plain_s", "charged_s", "charged_plain_s", "answers",
     "right", "same",
@@ -40,7 +38,6 @@ COLUMNS = [
     Column("fed_per_forward", "fed per\nforward", "1"), Column("generated_per_fed", "generated\n/ fed", "2"),
     Column("right", "right", "%"), Column("same", "same", "%"), Column("speedup", "speed of plain", "2"),
 ]  # fmt: skip
-
 
 FLAGS = (
     *options.shared(
@@ -56,9 +53,8 @@ FLAGS = (
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     options.check_names("--workloads", arguments.workloads, tuple(WORKLOADS))
-    curve = built_in()[PUBLISHED]
-    published = StepCosts({(1, width): cost for width, cost in curve.points}, is_learned=False)
-    lists = {"free": equal_costs(), "measured here": None, curve.name: published}
+    published = StepCosts({(1, width): cost for width, cost in M4_PRO.points}, is_learned=False)
+    lists = {"free": equal_costs(), "measured here": None, M4_PRO.name: published}
     rows: list[Row] = []
     for name, costs in lists.items():
         with outputs.Work() as work, Answering(arguments, work, settings_of(arguments), costs) as local:
@@ -67,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
             arms = {"plain": PLAIN, **DRAFTED, **({} if costs else _streaming(arguments, token))}
             cases = make_cases(local.chats(arguments.cases))
             runs = local.compare(arms, cases, arguments.repeats, f"{name}: ")
-            rows += _rows_of(runs, cases, local.engine.tokenizer, name, curve)
+            rows += _rows_of(runs, cases, local.engine.tokenizer, name)
             record = document.new_document(arguments, local.engine.info)
-    record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": curve.name}
+    record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": M4_PRO.name}
     title = f"{record['model']['name']}: the model's own drafts, and streaming"
     outputs.report(arguments, record, rows, COLUMNS, title, group="chats")
     return int(any(row["same"] < 1 and not row["is_streaming"] for row in rows))
@@ -86,9 +82,7 @@ def _streaming(arguments: argparse.Namespace, token: int) -> dict[str, Arm]:
     }
 
 
-def _rows_of(
-    runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer, costs: str, curve: Curve
-) -> Iterator[Row]:
+def _rows_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer, costs: str) -> Iterator[Row]:
     """Yield a row for each kind of chats and arm; of one that streams also a row with the published costs.
 
     costs: the price list by which the runs drafted.
@@ -109,10 +103,10 @@ def _rows_of(
         speedups: dict[str, float | None] = {costs: total["plain_s"] / total["decode_s"]}
         if costs == "free":
             speedups[costs] = None
-        elif costs == curve.name:
+        elif costs == M4_PRO.name:
             speedups[costs] = total["charged_plain_s"] / total["charged_s"]
         if is_streaming := arm.startswith("window"):
-            speedups[curve.name] = per_forward / curve.cost(round(fed))
+            speedups[M4_PRO.name] = per_forward / M4_PRO.cost(round(fed))
         for name, speedup in speedups.items():
             yield {
                 "chats": chats, "arm": arm, "answers": total["answers"], "is_streaming": is_streaming,

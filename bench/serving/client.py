@@ -17,8 +17,6 @@ from bench.serving.traffic import Answer, by_read
 from bench.statistics import share_tokens
 from bench.workloads import Turn
 
-_TEXT_FIELDS = ("content", "reasoning", "reasoning_content")
-
 
 @dataclass
 class Server:
@@ -117,7 +115,7 @@ class Stream:
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             calls = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
-            texts = [delta.get(name) for name in _TEXT_FIELDS]
+            texts = [delta.get(name) for name in ("content", "reasoning", "reasoning_content")]
             texts += [call.get(name) for call in calls for name in ("name", "arguments")]
             if text := "".join(text or "" for text in texts):
                 self.chunks.append((at, text))

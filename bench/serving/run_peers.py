@@ -3,9 +3,8 @@
 Stream the same chats, greedily, from OpenAI-compatible servers and from mlx_lm's generate (with --draft-model
 also from its speculative generate): one at a time, or --streams at once. Each batch goes to all of them
 before the next one, a different one first each time. mlx_lm's loops get token ids without HTTP, and have no
-cache between requests. Every round has new chats, so no prefix cache contains them; the chats of --prompts
-are the same in each round. Ratios are to the first peer. Without --server, Reprise itself is started. Errors
-are printed below the table. Exit status 1 if anything failed.
+cache between requests. Every round has new chats, except those of --prompts, so no prefix cache has them.
+Ratios are to the first peer. Exit status 1 if anything failed.
 """
 
 import argparse
@@ -28,7 +27,6 @@ from engine.text.tokenizer import Tokenizer
 
 LOOP, SPECULATIVE = "mlx_lm generate", "mlx_lm speculative"
 MIXED = "mixed"
-
 
 FLAGS = (
     *options.shared(
@@ -70,16 +68,13 @@ def _rounds(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[list[Ch
     num_rounds = 1 + arguments.rounds
     if (own := own_chats(arguments.prompts, arguments.workloads)) is not None:
         return [own] * num_rounds
-    num_chats = arguments.chats or max(3, arguments.streams)
-    rounds: list[list[Chat]] = [[] for _ in range(num_rounds)]
-    for name in arguments.workloads:
-        length = lengths_of(name, arguments.prompt_tokens)[0]
-        chats = make_chats(
-            name, num_chats * num_rounds, arguments.seed, lambda text: len(render(tokenizer, text)), length
-        )
-        for number, of_round in enumerate(rounds):
-            of_round += chats[number * num_chats :][:num_chats]
-    return rounds
+    size = arguments.chats or max(3, arguments.streams)
+    made = [
+        make_chats(name, size * num_rounds, arguments.seed, lambda text: len(render(tokenizer, text)), length)
+        for name in arguments.workloads
+        for length in lengths_of(name, arguments.prompt_tokens)[:1]
+    ]
+    return [[chat for chats in made for chat in chats[at * size :][:size]] for at in range(num_rounds)]
 
 
 def batches_of(rounds: Sequence[Sequence[Chat]], streams: int, is_mixed: bool = False) -> list[Batch]:
@@ -92,9 +87,7 @@ def batches_of(rounds: Sequence[Sequence[Chat]], streams: int, is_mixed: bool = 
     for number, chats in enumerate(rounds):
         by_workload: dict[str, list[Turn]] = defaultdict(list)
         for chat in chats:
-            if any(
-                turn.temperature or turn.num_allowed or turn.is_endless or turn.text for turn in chat.turns
-            ):
+            if any(one.temperature or one.num_allowed or one.is_endless or one.text for one in chat.turns):
                 raise ArgumentsError(f"{chat.workload} is not a greedy chat; remove it")
             by_workload[MIXED if is_mixed else chat.workload] += chat.turns
         for workload, turns in by_workload.items():
@@ -107,12 +100,11 @@ def batches_of(rounds: Sequence[Sequence[Chat]], streams: int, is_mixed: bool = 
 
 def _peers(arguments: argparse.Namespace, children: ExitStack, tokenizer: Tokenizer) -> dict[str, Ask]:
     """Start or connect all peers; mlx_lm's loops come first, because ratios are to the first peer."""
-    drafting = [str(arguments.draft_model)] if arguments.draft_model else []
-    start = partial(start_loop, children, tokenizer, arguments.max_tokens, str(arguments.model), True)
+    start = partial(start_loop, children, tokenizer, arguments.max_tokens, str(arguments.model))
     loops: dict[str, Ask] = {}
     if not arguments.no_mlx_lm and arguments.streams == 1:
         loops[LOOP] = start()
-        if drafting:
-            loops[SPECULATIVE] = start(*drafting)
-    own = ["--draft-model", *drafting] if drafting else []
+        if arguments.draft_model:
+            loops[SPECULATIVE] = start(True, str(arguments.draft_model))
+    own = options.flags(arguments, "draft_model")
     return loops | servers.connect(arguments, arguments.model, children, own)

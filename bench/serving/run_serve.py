@@ -1,9 +1,9 @@
 """`reprise bench serve`: load a server with chats and report latency and throughput.
 
-Send chats of equal length to a server, many at once, and report latency and throughput. Answers cannot end
-early (logit_bias forbids the end tokens), so all have the requested length. Prompts are random words, and no
-prompt is sent twice; their seed is a new one, which is printed, because a running server may have those of an
-earlier --seed in its prefix cache. Exit status 1 if any request failed.
+Send chats of equal length to servers, many at once. Answers cannot end early (logit_bias forbids the end
+tokens), so all have the requested length. Prompts are random words, and no prompt is sent twice; their seed
+is a new one, which is printed, because a running server may have those of an earlier --seed in its prefix
+cache. Exit status 1 if any request failed.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -30,7 +31,6 @@ from engine.text.tokenizer import Tokenizer
 
 _WIDTH = 150
 BARE = "bare loop"
-
 
 FLAGS = (
     *servers.FLAGS,
@@ -90,9 +90,8 @@ def _measured(arguments: argparse.Namespace, model: Path, seed: int) -> list[Row
     rows: list[Row] = []
     with ExitStack() as children:
         peers = servers.connect(arguments, model, children, own, sorted(tokenizer.eos_ids))
-        loops = {}
-        if arguments.bare:
-            loops[BARE] = start_loop(children, tokenizer, arguments.max_tokens, str(model), False)
+        start = partial(start_loop, children, tokenizer, arguments.max_tokens, str(model), False)
+        loops = {BARE: start()} if arguments.bare else {}
         for level in arguments.concurrency:
             size = max(4, 2 * level)
             batches = [Batch(at, "", [*islice(prompts, size)]) for at in range(arguments.rounds + 1)]

@@ -1,7 +1,7 @@
 """The same chats to several peers, batch by batch, and figures of their answers."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench import tables
-from bench.experiment import Experiment, Row, grouped
+from bench.experiment import Experiment, Row, grouped, measured
 from bench.outputs import Work
 from bench.statistics import compare, percentiles, rate
 from bench.tables import Column, format_value, interval
@@ -88,7 +88,7 @@ Ask = Callable[[Sequence[Turn], int], list[Answer]]
 def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **resume: Any) -> list[Row]:
     """Ask all peers each batch before the next one, a different one first each time; return the answers.
 
-    resume: as for Experiment.
+    Those that are not measured are of round 0. resume: as for Experiment.
     """
     work = Work(len(peers) * sum(len(batch.turns) for batch in batches))
 
@@ -98,8 +98,8 @@ def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **
         answers = peers[name](batch.turns, streams)
         work.advance(len(answers))
         return [
-            {"request": at, "round": batch.round, "streams": streams, "workload": batch.workload,
-             "has_tools": bool(turn.tools), "is_measured": turn.is_measured, **asdict(answer)}
+            {"request": at, "round": batch.round if turn.is_measured else 0, "streams": streams,
+             "workload": batch.workload, "has_tools": bool(turn.tools), **asdict(answer)}
             for at, (turn, answer) in enumerate(zip(batch.turns, answers, strict=True))
         ]  # fmt: skip
 
@@ -141,22 +141,17 @@ def first_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
 
 
 def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
-    """Return percentiles of the time between tokens.
-
-    The gap before a read is divided equally among its tokens, and each of them counts once.
-    """
+    """Return percentiles of the time between tokens, which is equal for all tokens of a read."""
     gaps = [(at - before, tokens) for row in rows for (before, _), (at, tokens) in pairwise(row["arrivals"])]
     return percentiles([(gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0])
 
 
 RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
-    "speedup": throughput,
-    "decode_speedup": decode_speed,
+    "speedup": throughput, "decode_speedup": decode_speed,
     "ttft_ratio": lambda rows: (first_tokens_s(rows) or {}).get("p50"),
     "inter_token_ratio": lambda rows: (inter_tokens_s(rows) or {}).get("p50"),
-    "inter_token_p99_ratio": lambda rows: (inter_tokens_s(rows) or {}).get("p99"),
-}
-"""What peers are compared by, round by round; each is of the answers of one round."""
+}  # fmt: skip
+"""What peers are compared by, round by round."""
 
 
 def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
@@ -177,20 +172,17 @@ def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
 
     Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
     """
-    measured, errors = _measured(answers), [row["error"] for row in answers if row["error"]]
-    speeds, decode_speeds = (
-        [one for one in _rounds(answers, of) if one] for of in (throughput, decode_speed)
-    )
-    good = [row for row in measured if not row["error"]]
+    asked, errors = measured(answers), [row["error"] for row in answers if row["error"]]
+    speeds = [one for one in _rounds(answers, throughput) if one]
+    good = [row for row in asked if not row["error"]]
     ours, theirs = {} if answers is first else _texts(answers), _texts(first)
     equal, judged = len(ours.items() & theirs.items()), len(ours.keys() & theirs.keys())
     figures: Row = {
-        "name": answers[0]["arm"], "requests": len(measured), "failed": len(errors),
+        "name": answers[0]["arm"], "requests": len(asked), "failed": len(errors),
         "refused": sum(row["is_refused"] for row in answers),
-        "early": sum(row["is_early"] for row in answers), "tokens": sum(row["tokens"] for row in measured),
+        "early": sum(row["is_early"] for row in answers), "tokens": sum(row["tokens"] for row in asked),
         "tokens_per_s": median(speeds or [0.0]), "tokens_per_s_low": min(speeds, default=0.0),
         "tokens_per_s_high": max(speeds, default=0.0),
-        "decode_tps": median(decode_speeds) if decode_speeds else None,
         "equal": equal if judged else None, "judged": judged,
         "parity": ("PASS" if equal == judged else "FAIL") if judged else None,
         "error": errors[0] if errors else None,
@@ -205,15 +197,11 @@ def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
     return figures
 
 
-def _measured(answers: Iterable[Row]) -> list[Row]:
-    return [row for row in answers if row["round"] and row["is_measured"]]
-
-
 def _rounds(answers: Sequence[Row], take: Callable[[Sequence[Row]], float | None]) -> list[float | None]:
     """Return a figure of each measured round."""
     # What is left of a round with a failure may be easier.
     broken = {row["round"] for row in answers if row["error"]}
-    rounds = grouped(_measured(answers), "round")
+    rounds = grouped(measured(answers), "round")
     return [None if at in broken else take(of_round) for (at,), of_round in rounds.items()]
 
 
@@ -222,7 +210,7 @@ def _texts(answers: Sequence[Row]) -> dict[tuple[str, int], str]:
     return {
         # A text that was cut within a character ends in replacement characters.
         (row["case"], row["request"]): row["text"].rstrip("\ufffd").strip()
-        for row in _measured(answers)
+        for row in measured(answers)
         if not row["error"] and not row["has_tools"]
     }
 

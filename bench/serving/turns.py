@@ -1,9 +1,7 @@
 """`reprise bench turns`: measure the time to the first token in each turn of a long chat.
 
-Chat about a long document for several turns, with a prefix cache and without, and report the time to the
-first token of each turn. Exit status 1 if any token differs.
-
-Then the last turn is repeated in a newly started engine, which has only the cache files on disk.
+Chat about a long document for several turns, with a prefix cache and without. Then repeat the last turn in a
+newly started engine, which has only the cache files on disk. Exit status 1 if any token differs.
 """
 
 import argparse
@@ -29,7 +27,6 @@ COLUMNS = [
     Column("warm_ms", "cache, ms", "0"), Column("cold_ms", "no cache, ms", "0"),
     Column(lambda row: row["warm_ms"] / row["cold_ms"], "/ no cache", "2"),
 ]  # fmt: skip
-
 
 FLAGS = (
     *options.shared(model=BUNDLED_MODEL, max_tokens=48, repeats=3, json=None, csv=None),
