@@ -20,6 +20,7 @@ from bench.page import sections, tuning
 from bench.page.charts import Document, Parts
 
 FOLDER = Path(__file__).parent
+_vega = cache(vl_convert.javascript_bundle)  # which takes two seconds
 _JINJA = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
 SECTIONS: dict[str, Callable[..., Parts]] = {
     "Speedup": sections.speedup, "Parity": sections.parity, "The source of each token": sections.answers,
@@ -29,8 +30,6 @@ SECTIONS: dict[str, Callable[..., Parts]] = {
     "Replayed without a model": sections.replay,
 }  # fmt: skip
 """By title: what yields the parts of a section."""
-
-
 FLAGS = (
     options.Flag("documents", Path, "FILE.json", None, "Documents to draw.", is_repeated=True),
     options.Flag("--html", options.output_file, "FILE", ..., "Page to write."),
@@ -70,17 +69,10 @@ def page(documents: Sequence[Document]) -> str:
         if variants := [(origin, parts) for origin, parts in drawn.items() if parts]:
             found.append((build.__name__, title, variants))
     style, own = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    return _JINJA.get_template("page.html").render(
-        style=style, script=f"{_vega()}\n{own}", hash=_hash, sections=found, documents=finite
-    )
-
-
-@cache
-def _vega() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script, which takes two seconds to put together."""
     # A script element ends at the first "</script", also inside a string.
-    bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]
-    return str(bundle).replace("</script", "<\\/script")
+    script = f"{_vega()}\n{own}".replace("</script", "<\\/script")
+    shown = {"style": style, "script": script, "hash": _hash, "sections": found, "documents": finite}
+    return _JINJA.get_template("page.html").render(shown)
 
 
 def _hash(text: str) -> str:

@@ -1,11 +1,10 @@
 """The sections about speed: of drafting, of other vocabularies, peers, servers, and replayed rules."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from statistics import median
-from typing import Any
 
-from bench.page.charts import Document, Parts, Row, Rows, advice, chart, label, line, rows_of, rule, table
+from bench.page.charts import Document, Parts, Row, Rows, advice, chart, label, line, rows_of, rule, tables
 
 
 def _decode_rows(document: Document, is_whole: bool = True) -> Rows:
@@ -25,7 +24,7 @@ def speedup(document: Document) -> Parts:
         "Workloads by speedup", "dots", _decode_rows(document), "value", "case", "series",
         note="At 1: plain decoding. Bars: repeated runs. Ticks: the best fixed draft length, in hindsight.",
     )  # fmt: skip
-    yield table("All figures as a table", rows_of(document, "decode"))
+    yield from tables(all_figures=rows_of(document, "decode"))
 
 
 def parity(document: Document) -> Parts:
@@ -35,10 +34,7 @@ def parity(document: Document) -> Parts:
         first = row.get("first_divergence") or {}
         row["text"] = "✓ same" if row["parity"] == "PASS" else f"✗ token {first.get('token', '?')}"
         row["margin"] = first.get("margin")
-    yield chart(
-        "Drafted answers compared with plain ones", "cells", rows, "series", "case", "parity",
-        note="Every drafted run is compared with every plain run, token by token.",
-    )  # fmt: skip
+    yield chart("Each drafted run compared with each plain run", "cells", rows, "series", "case", "parity")
 
 
 def answers(document: Document) -> Parts:
@@ -46,9 +42,8 @@ def answers(document: Document) -> Parts:
     samples = [one for one in rows_of(document, "decode", "samples") if one.get("tokens")]
     for one in samples:
         one["tokens"] = [(text, source or "model") for text, source in one["tokens"]]
-        counts = Counter(source for _, source in one["tokens"])
-        sources = sorted(counts, key=lambda source: (source == "model", -counts[source]))
-        one["shares"] = {source: counts[source] / len(one["tokens"]) for source in sources}
+        counts = Counter(source for _, source in one["tokens"]).most_common()
+        one["shares"] = {source: count / len(one["tokens"]) for source, count in counts}
     samples.sort(key=lambda one: one["shares"].get("model", 0))
     named = [(f"{one['workload']}, {one['draft_type']}", one) for one in samples]
     yield {"kind": "answers", "samples": named} if named else None
@@ -56,19 +51,15 @@ def answers(document: Document) -> Parts:
 
 def acceptance(document: Document) -> Parts:
     """Yield the parts about acceptance by position, and about gains over the turns of a chat."""
+    positions = _positions(_decode_rows(document), "case", "series")
     yield chart(
-        "Acceptance by position in the draft", "lines",
-        _positions(_decode_rows(document), "case", "series"), "position", "accepted", "series", "case",
-        note="Where the share stays high, long drafts pay.",
-    )  # fmt: skip
-    yield chart(
-        "By turn of the chat", "lines", _decode_rows(document, is_whole=False), "turn", "value", "series",
-        "case",
-        note="Drafters keep what they learned from turn to turn; it is cleared before the next chat.",
-    )  # fmt: skip
+        "Acceptance by position in the draft", "lines", positions, "position", "accepted", "series", "case"
+    )
+    turns = _decode_rows(document, is_whole=False)
+    yield chart("By turn of the chat", "lines", turns, "turn", "value", "series", "case")
 
 
-def _positions(rows: Iterable[Row], *names: str) -> Rows:
+def _positions(rows: Rows, *names: str) -> Rows:
     """Return a point for each position in the draft, with some fields of its row."""
     return [
         {name: row[name] for name in names} | {"position": at, "accepted": share}
@@ -86,10 +77,8 @@ def place(document: Document) -> str:
 
 
 def costs(*documents: Document) -> Parts:
-    """Yield the cost curves of all machines and models in one plot."""
-    # Documents of one place have nearly equal curves; the one with the most widths is drawn.
-    known = [one for one in documents if len(one.get("cost_curve") or ()) > 1]
-    curves = {place(one): one["cost_curve"] for one in sorted(known, key=lambda one: len(one["cost_curve"]))}
+    """Yield the cost curves of all machines and models in one plot; of each place the last one."""
+    curves = {place(one): one["cost_curve"] for one in documents if one.get("cost_curve")}
     rows = [
         {"curve": name, "width": point["width"], "ms": 1000 * point["seconds"]}
         | {"cost": point["seconds"] / points[0]["seconds"]}
@@ -115,47 +104,42 @@ def translation(document: Document) -> Parts:
         "value", "chats", "strategy", menus=["draft_model"],
         note="k: all drafts have k tokens. adaptive: the engine chooses lengths and may leave drafts out.",
     )  # fmt: skip
-    yield table("Translation as a table", rows_of(document, "translation"))
     refused = rows_of(document, "translation", "refused")
-    yield advice("Skipped", [f"{row['draft_model']}, {row['strategy']}: {row['reason']}" for row in refused])
+    yield from tables(translation=rows_of(document, "translation"), refused=refused)
 
 
 def peers(document: Document) -> Parts:
     """Yield the parts about other servers and loops."""
-    rows = rows_of(document, "peers")
-    for row in rows:
-        # Earlier documents had other names for peers, and no workload if there was one for all.
-        row["peer"] = next(filter(None, map(row.get, ("name", "server", "peer", "side"))), "")
-        row["workload"] = row.get("workload") or "all prompts"
-    label(rows, "chats", "workload", streams="{} streams")
-    yield from _compared(rows, f"Ratios are to {rows[0]['peer']}." if rows else "")
+    return _compared(document, "peers", "rows")
 
 
 def serve(document: Document) -> Parts:
     """Yield the parts about servers under load."""
-    rows = [row | _level(row) if "side" in row else row for row in rows_of(document, "serve", "levels")]
+    return _compared(document, "serve", "levels")
+
+
+def _compared(document: Document, section: str, part: str) -> Parts:
+    """Yield the parts that compare peers on the same chats. Fields had other names in earlier documents."""
+    rows = [row | _level(row) if "concurrency" in row else row for row in rows_of(document, section, part)]
     for row in rows:
-        row |= {"peer": row["name"], "load": f"{row['streams']} stream{'s' * (row['streams'] > 1)}"}
-    label(rows, "chats", "load", model="{}")
-    yield from _compared(rows, "Prompts are random words, and all answers have the same length.")
+        row["peer"] = next(filter(None, map(row.get, ("name", "server", "peer", "side"))), "")
+        row["workload"] = row.get("workload") or row.get("model") or "all prompts"
+    label(rows, "chats", "workload", streams="{} at a time")
+    note = f"Ratios are to {rows[0]['peer']}." if rows else ""
+    yield chart("The same prompts on each peer", "dots", rows, "value", "chats", "peer", note=note)
+    yield from tables(peers=rows)
 
 
-def _level(row: Mapping[str, Any]) -> dict[str, Any]:
+def _level(row: Row) -> Row:
     """Return the figures of a row of an earlier document by today's names."""
     ttft, inter_token = row["first_token_s"] or {}, row["inter_token_s"] or {}
     return {
-        "name": row["side"], "streams": row["concurrency"], "requests": row["num_requests"],
-        "failed": row["num_failed"], "tokens_per_s": median(row["tokens_per_s"]),
+        "streams": row["concurrency"], "requests": row["num_requests"], "failed": row["num_failed"],
+        "tokens_per_s": median(row["tokens_per_s"]),
         "tokens_per_s_low": min(row["tokens_per_s"]), "tokens_per_s_high": max(row["tokens_per_s"]),
         "decode_tps": row["decode_tokens_per_s"], "ttft_ms": ttft and 1000 * ttft["p50"],
         "inter_token_ms": inter_token and 1000 * inter_token["p50"],
     }  # fmt: skip
-
-
-def _compared(rows: Rows, note: str) -> Parts:
-    """Yield the parts that compare peers on the same chats."""
-    yield chart("The same prompts on each peer", "dots", rows, "value", "chats", "peer", note=note)
-    yield table("Peers as a table", rows)
 
 
 def replay(document: Document) -> Parts:
@@ -173,15 +157,10 @@ def replay(document: Document) -> Parts:
         "Acceptance by position, by rule", "lines", _positions(on_first, "workload", "drafter"),
         "position", "accepted", "drafter", menus=["workload"],
     )  # fmt: skip
-    yield table("Replays as a table", rows)
-    curves = [
-        [text for text in row.values() if isinstance(text, str)]
-        for row in rows_of(document, "replay", "curves")
-    ]
-    yield advice("Cost curves", map("; ".join, curves))
+    yield from tables(replays=rows, cost_curves=rows_of(document, "replay", "curves"))
 
 
-def _by_curve(row: dict[str, Any]) -> Rows:
+def _by_curve(row: Row) -> Rows:
     """Return a row for each cost curve; rows of earlier documents are for several of them."""
     speedups, slowest = row.get("speedup"), row.pop("slowest", None)
     if not isinstance(speedups, Mapping):

@@ -1,10 +1,9 @@
 """The sections about settings: what a sweep found, and when drafting pays."""
 
 from statistics import geometric_mean
-from typing import Any
 
 from bench.experiment import grouped
-from bench.page.charts import Document, Parts, Rows, advice, chart, label, line, rows_of, rule, table, tables
+from bench.page.charts import Document, Parts, Row, Rows, advice, chart, label, line, rows_of, rule, tables
 
 ALL = "mean of all"
 
@@ -15,14 +14,9 @@ def sweep(document: Document) -> Parts:
     grid, measured, sizes, ngrams, gate, warm = (rows_of(document, "sweep", name) for name in names)
     yield from _grid(grid)
     label(measured, "setting", "draft_type", num_draft_tokens="max {}", ngram_size="n = {}")
-    yield chart(
-        "Measured on the engine", "dots", measured, "value", "workload", "setting",
-        note="The default and the best of each draft type.",
-    )  # fmt: skip
-    yield chart("Size of ngram-mod's table, by requests", "lines", sizes, "entries", "value", "requests")
-    yield chart(
-        "Length of ngram-mod's n-grams, by requests", "lines", ngrams, "ngram_size", "value", "requests"
-    )
+    yield chart("Measured on the engine", "dots", measured, "value", "workload", "setting")
+    yield chart("Size of ngram-mod's table", "lines", sizes, "entries", "value", "requests")
+    yield chart("Length of ngram-mod's n-grams", "lines", ngrams, "ngram_size", "value", "requests")
     yield chart(
         "Gate threshold", "lines", gate, "threshold", "speedup", "workload", menus=["gate"],
         layers=[rule("y", 1)],
@@ -39,7 +33,7 @@ def sweep(document: Document) -> Parts:
         "Cold against warm, turn by turn", "lines", turns if any(row["turn"] > 1 for row in turns) else (),
         "turn", "speedup", "memory", "chats", menus=["draft_type"],
     )  # fmt: skip
-    yield from tables(document, "sweep", *names)
+    yield from tables(**{name: rows_of(document, "sweep", name) for name in names})
 
 
 def _grid(rows: Rows) -> Parts:
@@ -72,17 +66,16 @@ def _grid(rows: Rows) -> Parts:
 def economics(document: Document) -> Parts:
     """Yield the parts about fits, break-evens, choices, and predictions."""
     section = document.get("economics") or {}
-    plain = section.get("plain_tps") or 1
     points, fits, choices, buckets, predicted = (
-        [row | _named(row, plain) for row in rows_of(document, "economics", name)]
+        [row | _named(row) for row in rows_of(document, "economics", name)]
         for name in ("points", "fits", "choices", "buckets", "predicted")
     )
     yield advice("Advice", section.get("advice"))
     yield chart(
         "Speed by acceptance, for each draft length k", "points",
         [row for row in points if row.get("acceptance") is not None and not row.get("is_gated")],
-        "acceptance", "speed", "drafts", "k",
-        layers=[line("acceptance", "speed", "datum.draft_type == 'controlled'", "k"), rule("y", plain)],
+        "acceptance", "speedup", "drafts", "k",
+        layers=[line("acceptance", "speedup", "datum.draft_type == 'controlled'", "k"), rule("y", 1)],
         note="A mark is an answer. The fit of controlled drafts crosses plain decoding at the break-even.",
     )  # fmt: skip
     evens = [fit for fit in fits if fit.get("break_even") is not None]
@@ -104,22 +97,21 @@ def economics(document: Document) -> Parts:
         layers=[line("measured", "measured", group="by")],
         note="No prediction uses the answer that it predicts. On the slanted line, both agree.",
     )  # fmt: skip
-    yield from tables(document, "economics", "fits", "choices", "errors")
-    if energy := section.get("energy"):
-        title = f"Energy of {energy.get('measured')}, in joules per token"
-        reason = energy.get("reason") or "no reason given"
-        yield table(title, rows_of(section, "energy")) or advice("Energy", [f"Not measured: {reason}."])
+    listed = "fits", "choices", "errors"
+    yield from tables(**{name: rows_of(document, "economics", name) for name in listed})
+    energy = section.get("energy") or {}
+    yield advice("Energy in joules per token", [energy.get("measured"), energy.get("reason")])
+    yield from tables(energy=rows_of(section, "energy"))
     yield advice("Intervals", [section.get("intervals")])
 
 
-def _named(row: dict[str, Any], plain_tps: float) -> dict[str, Any]:
+def _named(row: Row) -> Row:
     """Return what charts need besides the fields of a row; buckets of earlier documents had other names."""
     kind, speedup = row.get("draft_type", "controlled"), row.get("speedup") or 0
     is_open = (row.get("low") or 1) < 1 < (row.get("high") or 1)
     return {
         "drafts": f"{kind}, gated" if row.get("is_gated") else kind,
         "k": f"k = {row.get('num_draft_tokens') or 'auto'}",
-        "text": f"{speedup:.2f}{'†' if is_open else ''}", "speed": speedup * plain_tps,
-        "label": row.get("label") or row.get("bucket"),
+        "text": f"{speedup:.2f}{'†' if is_open else ''}", "label": row.get("label") or row.get("bucket"),
         "speedup_low": row.get("lowest"), "speedup_high": row.get("highest"),
     }  # fmt: skip
