@@ -7,9 +7,8 @@ from typing import Any
 Document = Mapping[str, Any]
 Row = Spec = dict[str, Any]
 Rows = list[Row]
-Part = Spec | None
-"""None without data."""
-Parts = Iterator[Part]
+Parts = Iterator[Spec | None]
+"""None is a part without data."""
 
 MEASURES = {
     "tokens_per_s": "tokens per second", "speedup": "speedup over plain decoding",
@@ -82,7 +81,7 @@ def chart(
     menus: Sequence[str] = (),
     layers: Sequence[Spec] = (),
     note: str = "",
-) -> Part:
+) -> Spec | None:
     """Return a chart, if there are rows for it.
 
     mark: dots, a lane for each series in a band for y, the best band first; lines; points; or cells, tinted
@@ -179,7 +178,7 @@ def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
     return {"transform": [{"filter": filtered}, fit], "mark": mark, "encoding": encoding}
 
 
-def advice(title: str, sentences: Iterable[str | None] | None) -> Part:
+def advice(title: str, sentences: Iterable[str | None] | None) -> Spec | None:
     """Return a list of sentences, if there are any."""
     known = [one for one in sentences or () if one]
     return {"kind": "advice", "title": title, "sentences": known} if known else None

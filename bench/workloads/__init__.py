@@ -1,10 +1,4 @@
-"""Generated chats for benchmarks, the same everywhere for the same seed. VERSION changes when they change.
-
-    chats = make_chats("json_rag", count=4, seed=1, count_tokens=count, prompt_tokens=600)
-    chats[0].turns[0].messages, chats[0].turns[0].reference
-
-Every turn with one right answer has it as its reference; the answers in the chat history are references too.
-"""
+"""Generated chats for benchmarks, the same everywhere for the same seed. VERSION changes when they change."""
 
 import itertools
 import random
@@ -77,9 +71,7 @@ def make_chats(
 
 def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:
     """Return the chats in a user's file, if one is given. Raises ValueError for an unknown workload."""
-    if path is not None:
-        return read_prompts(path)
-    for name in workloads:
-        if name not in WORKLOADS:
-            raise ValueError(f"--workloads: {name} is not one of {', '.join(WORKLOADS)}")
-    return None
+    unknown = [] if path else [name for name in workloads if name not in WORKLOADS]
+    if unknown:
+        raise ValueError(f"--workloads: {unknown[0]} is not one of {', '.join(WORKLOADS)}")
+    return read_prompts(path) if path else None
