@@ -5,8 +5,9 @@ from itertools import chain
 from typing import Any
 
 Document = Mapping[str, Any]
-Row = Spec = dict[str, Any]
+Row = dict[str, Any]
 Rows = list[Row]
+Spec = dict[str, Any]
 Parts = Iterator[Spec | None]
 """None is a part without data."""
 
