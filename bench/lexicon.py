@@ -8,11 +8,10 @@ import random
 import tomllib
 from pathlib import Path
 
-_WORDS = {
-    name: words.split()
-    for name, words in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
-}
-NOUNS, ADJECTIVES, VERBS, FIELDS, POLISH_NOUNS, POLISH_ADJECTIVES, POLISH_NAMES, _ONSETS = _WORDS.values()
+_LISTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).values()
+NOUNS, ADJECTIVES, VERBS, FIELDS, POLISH_NOUNS, POLISH_ADJECTIVES, POLISH_NAMES, _ONSETS = (
+    words.split() for words in _LISTS
+)
 
 
 def _made_up(count: int, seed: int, taken: set[str]) -> list[str]:

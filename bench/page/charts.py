@@ -1,15 +1,15 @@
 """The parts of a section as plain dictionaries: Vega-Lite charts, tables and advice; and rows for them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 Document = Mapping[str, Any]
-Row = Mapping[str, Any]
-Rows = list[dict[str, Any]]
+Row = dict[str, Any]
+Rows = list[Row]
 Spec = dict[str, Any]
-Part = Spec | None
-"""None without data."""
-Parts = Iterator[Part]
+Parts = Iterator[Spec | None]
+"""None is a part without data."""
 
 MEASURES = {
     "tokens_per_s": "tokens per second", "speedup": "speedup over plain decoding",
@@ -26,24 +26,19 @@ MEASURES = {
 
 ABOUT = (
     "workload", "num_draft_tokens", "low", "high", "n", "ms", "plain_tps", "measured_speedup",
-    "replayed_speedup", "draft_model_share", "translated", "absorbed", "resynchronised", "skipped",
-    "repetitive", "rule", "requests", "failed", "error", "parity", "parity_pairs", "parity_differing",
-    "margin",
+    "replayed_speedup", "draft_model_share", "rule", "requests", "failed", "error", "parity", "margin",
 )  # fmt: skip
 """More fields that tooltips show."""
 
 TITLES = MEASURES | {
-    "num_draft_tokens": "draft length", "position": "position in the draft", "speed": "tokens per second",
-    "width": "width: tokens in one forward pass", "cost": "cost relative to width 1", "ngrams": "n-gram size",
+    "num_draft_tokens": "draft length", "position": "position in the draft", "ngrams": "n-gram size",
+    "width": "width: tokens in one forward pass", "cost": "cost relative to width 1",
     "accepted": "share of these tokens accepted", "draft_model_share": "share of time in the draft model",
 }  # fmt: skip
 """Titles of fields whose name does not say enough."""
 
 SHARES = [name for name, title in TITLES.items() if title.startswith("share ")]
 """Fields that are shown as percentages."""
-
-STEPS = ("turn", "threshold")
-"""Fields whose numbers have equal distances on an axis."""
 
 _SPEEDS = {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]}
 _EQUAL = {"domain": ["PASS", "FAIL"], "range": ["#bfdcf3", "#f2914f"]}
@@ -87,7 +82,7 @@ def chart(
     menus: Sequence[str] = (),
     layers: Sequence[Spec] = (),
     note: str = "",
-) -> Part:
+) -> Spec | None:
     """Return a chart, if there are rows for it.
 
     mark: dots, a lane for each series in a band for y, the best band first; lines; points; or cells, tinted
@@ -95,9 +90,9 @@ def chart(
     and ticks are drawn where a measure has NAME_low, NAME_high and NAME_best, or a row low and high. panel: a
     plot for each of this field's values. menus: fields by which the reader filters. layers: below the marks.
     """
-    rows = [{name: v for name, v in row.items() if not isinstance(v, list | Mapping)} for row in rows]
+    rows = _flat(rows)
     is_chosen = "value" in (x, y)
-    known = [name for name in MEASURES if is_chosen and any(is_number(row.get(name)) for row in rows)]
+    known = [name for name in MEASURES if is_chosen and any(_is_number(row.get(name)) for row in rows)]
     if not rows or (is_chosen and not known):
         return None
     params = [_menu("measure", "Show", known)] if known else []
@@ -137,7 +132,8 @@ def _axis(field: str, mark: str, rows: Sequence[Row]) -> Spec:
     is_text = any(isinstance(row.get(field), str) for row in rows)
     title = None if is_text or field == "value" else TITLES.get(field, field.replace("_", " "))
     axis = {"field": field, "title": title}
-    if is_text or mark == "cells" or field in STEPS:
+    # Thresholds grow by factors, but are drawn at equal distances.
+    if is_text or mark == "cells" or field in ("turn", "threshold"):
         return axis | {"type": "ordinal", "axis": {"labelAngle": 0}}
     scale = {"type": "log", "base": 2} if field == "entries" else {"zero": False}
     form = {"format": ".0%"} if field in SHARES else {}
@@ -183,39 +179,35 @@ def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
     return {"transform": [{"filter": filtered}, fit], "mark": mark, "encoding": encoding}
 
 
-def advice(title: str, sentences: Iterable[str | None] | None) -> Part:
+def advice(title: str, sentences: Iterable[str | None] | None) -> Spec | None:
     """Return a list of sentences, if there are any."""
     known = [one for one in sentences or () if one]
     return {"kind": "advice", "title": title, "sentences": known} if known else None
 
 
-def table(title: str, rows: Rows) -> Part:
-    """Return a table of all fields of the rows that are not nested, if there are rows."""
-    names = [
-        name
-        for name in dict.fromkeys(name for row in rows for name in row)
-        if any(row.get(name) is not None for row in rows)
-        and not any(isinstance(row.get(name), list | Mapping) for row in rows)
-    ]
-    numbers = [all(is_number(row.get(name) or 0) for row in rows) for name in names]
-    cells = [[_shown(name, row.get(name)) for name in names] for row in rows]
-    part = {"kind": "table", "title": title, "names": names, "numbers": numbers, "rows": cells}
-    return part if rows else None
+def tables(**named: Iterable[Row]) -> Parts:
+    """Yield a table of each list of rows that is not empty, with all fields that are not nested."""
+    for title, rows in named.items():
+        rows = _flat(rows)
+        names = [one for one in dict.fromkeys(chain(*rows)) if any(row.get(one) is not None for row in rows)]
+        numbers = [all(_is_number(row.get(name) or 0) for row in rows) for name in names]
+        cells = [[_shown(name, row.get(name)) for name in names] for row in rows]
+        title = f"{title.replace('_', ' ').capitalize()} as a table"
+        part = {"kind": "table", "title": title, "names": names, "numbers": numbers, "rows": cells}
+        yield part if rows else None
 
 
-def tables(document: Document, section: str, *names: str) -> Parts:
-    """Yield tables of the rows of a section, as they are in the document."""
-    for name in names:
-        yield table(f"{name.replace('_', ' ').capitalize()} as a table", rows_of(document, section, name))
+def _flat(rows: Iterable[Row]) -> Rows:
+    """Return copies of rows without their nested values."""
+    return [{name: v for name, v in row.items() if not isinstance(v, list | Mapping)} for row in rows]
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number."""
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _shown(name: str, value: Any) -> str:
-    if not is_number(value):
+    if not _is_number(value):
         return "-" if value is None else str(value)
     if name in SHARES:
         return f"{value:.1%}"

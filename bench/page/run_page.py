@@ -16,21 +16,12 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader
 
 from bench import document, options
-from bench.page import sections, tuning
-from bench.page.charts import Document, Parts
+from bench.page import sections
+from bench.page.charts import Document, Parts, chart, line, rule
 
 FOLDER = Path(__file__).parent
+_vega = cache(vl_convert.javascript_bundle)  # which takes two seconds
 _JINJA = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-SECTIONS: dict[str, Callable[..., Parts]] = {
-    "Speedup": sections.speedup, "Parity": sections.parity, "The source of each token": sections.answers,
-    "Acceptance": sections.acceptance, "Cost curve": sections.costs, "Settings": tuning.sweep,
-    "When drafting pays": tuning.economics, "Across vocabularies": sections.translation,
-    "Compared with others": sections.peers, "Servers under load": sections.serve,
-    "Replayed without a model": sections.replay,
-}  # fmt: skip
-"""By title: what yields the parts of a section."""
-
-
 FLAGS = (
     options.Flag("documents", Path, "FILE.json", None, "Documents to draw.", is_repeated=True),
     options.Flag("--html", options.output_file, "FILE", ..., "Page to write."),
@@ -47,40 +38,65 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write_page(path: Path, documents: Sequence[Document]) -> None:
-    """Write a page of documents. Raises OSError if it cannot be written, ValueError without documents."""
+    """Write a page of documents. Raises OSError if it cannot be written."""
     path.write_text(page(documents), encoding="utf-8", errors="xmlcharrefreplace")
 
 
+def place(document: Document) -> str:
+    """Say where and with which model a document was made."""
+    machine, model = document.get("machine") or {}, document.get("model") or {}
+    with_model = f"; model {model['name']}" if model.get("name") else ""
+    return f"{machine.get('cpu') or 'an unknown machine'}{with_model}"
+
+
+def costs(*documents: Document) -> Parts:
+    """Yield the cost curves of all machines and models in one plot; of each place the last one."""
+    curves = {place(one): one["cost_curve"] for one in documents if one.get("cost_curve")}
+    rows = [
+        {"curve": name, "width": point["width"], "ms": 1000 * point["seconds"]}
+        | {"cost": point["seconds"] / points[0]["seconds"]}
+        for name, points in curves.items()
+        for point in points
+    ]
+    top = max((row["cost"] for row in rows), default=1)
+    yield chart(
+        "c(w): cost of a forward pass by width", "lines", rows, "width", "cost", "curve",
+        layers=[rule("y", 1), line("width", "width", f"datum.width <= {top}")],
+        note="Below the slanted line, a fully accepted draft saves time. At 1, additional width is free.",
+    )  # fmt: skip
+
+
+SECTIONS: dict[str, Callable[..., Parts]] = {
+    "Speedup": sections.speedup, "Parity": sections.parity, "The source of each token": sections.answers,
+    "Acceptance": sections.acceptance, "Cost curve": costs, "Settings": sections.sweep,
+    "When drafting pays": sections.economics, "Across vocabularies": sections.translation,
+    "Compared with others": sections.peers, "Servers under load": sections.serve,
+    "Replayed without a model": sections.replay,
+}  # fmt: skip
+"""By title: what yields the parts of a section."""
+
+
 def page(documents: Sequence[Document]) -> str:
-    """Return the page as HTML. Raises ValueError if there is no document."""
-    if not documents:
-        raise ValueError("a report needs at least one document")
+    """Return a page of documents as HTML."""
     # Numbers that JSON does not have (nan, infinities) become null.
     finite = json.loads(json.dumps(documents), parse_constant=lambda _: None)
     named = {
-        f"{(one.get('date') or 'an unknown day')[:10]} on {sections.place(one)}"
+        f"{(one.get('date') or 'an unknown day')[:10]} on {place(one)}"
         + (f" ({number})" if len(finite) > 1 else ""): [one]
         for number, one in enumerate(finite, 1)
     }
     found = []
     for title, build in SECTIONS.items():
         # All cost curves share one plot; elsewhere, the reader chooses a document.
-        given = {", ".join(named): finite} if build is sections.costs else named
+        given = {", ".join(named): finite} if build is costs else named
         drawn = {origin: [part for part in build(*some) if part] for origin, some in given.items()}
         if variants := [(origin, parts) for origin, parts in drawn.items() if parts]:
             found.append((build.__name__, title, variants))
     style, own = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    return _JINJA.get_template("page.html").render(
-        style=style, script=f"{_vega()}\n{own}", hash=_hash, sections=found, documents=finite
-    )
-
-
-@cache
-def _vega() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script, which takes two seconds to put together."""
     # A script element ends at the first "</script", also inside a string.
-    bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]
-    return str(bundle).replace("</script", "<\\/script")
+    script = f"{_vega()}\n{own}".replace("</script", "<\\/script")
+    shown = {"style": style, "script": script, "hash": _hash, "sections": found, "documents": finite}
+    return _JINJA.get_template("page.html").render(shown)
 
 
 def _hash(text: str) -> str:

@@ -1,22 +1,22 @@
-"""The sections about speed: of drafting, of other vocabularies, peers, servers, and replayed rules."""
+"""The sections of the page: each yields its charts, tables and advice from a document."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from statistics import median
-from typing import Any
+from collections.abc import Mapping
+from statistics import geometric_mean, median
 
-from bench.page.charts import Document, Parts, Row, Rows, advice, chart, label, line, rows_of, rule, table
+from bench.experiment import grouped
+from bench.page.charts import Document, Parts, Row, Rows, advice, chart, label, line, rows_of, rule, tables
+
+ALL = "mean of all"
 
 
 def _decode_rows(document: Document, is_whole: bool = True) -> Rows:
     """Return the rows of decode with a series and a case. is_whole: those of all turns, or of single ones."""
-    rows = label(rows_of(document, "decode"), "series", "draft_type", num_draft_tokens="max {}")
-    label(rows, "case", "workload", prompt_tokens="{}-token prompt", streams="{} streams")
-    return [
-        row | {"speedup_best": row.get("best_width_speedup")}
-        for row in rows
-        if (row.get("turn") is None) == is_whole
-    ]
+    rows = [row for row in rows_of(document, "decode") if (row.get("turn") is None) == is_whole]
+    for row in rows:
+        row["speedup_best"] = row.get("best_width_speedup")
+    label(rows, "series", "draft_type", num_draft_tokens="max {}")
+    return label(rows, "case", "workload", prompt_tokens="{}-token prompt", streams="{} streams")
 
 
 def speedup(document: Document) -> Parts:
@@ -25,7 +25,7 @@ def speedup(document: Document) -> Parts:
         "Workloads by speedup", "dots", _decode_rows(document), "value", "case", "series",
         note="At 1: plain decoding. Bars: repeated runs. Ticks: the best fixed draft length, in hindsight.",
     )  # fmt: skip
-    yield table("All figures as a table", rows_of(document, "decode"))
+    yield from tables(all_figures=rows_of(document, "decode"))
 
 
 def parity(document: Document) -> Parts:
@@ -35,10 +35,7 @@ def parity(document: Document) -> Parts:
         first = row.get("first_divergence") or {}
         row["text"] = "✓ same" if row["parity"] == "PASS" else f"✗ token {first.get('token', '?')}"
         row["margin"] = first.get("margin")
-    yield chart(
-        "Drafted answers compared with plain ones", "cells", rows, "series", "case", "parity",
-        note="Every drafted run is compared with every plain run, token by token.",
-    )  # fmt: skip
+    yield chart("Each drafted run compared with each plain run", "cells", rows, "series", "case", "parity")
 
 
 def answers(document: Document) -> Parts:
@@ -46,9 +43,8 @@ def answers(document: Document) -> Parts:
     samples = [one for one in rows_of(document, "decode", "samples") if one.get("tokens")]
     for one in samples:
         one["tokens"] = [(text, source or "model") for text, source in one["tokens"]]
-        counts = Counter(source for _, source in one["tokens"])
-        sources = sorted(counts, key=lambda source: (source == "model", -counts[source]))
-        one["shares"] = {source: counts[source] / len(one["tokens"]) for source in sources}
+        counts = Counter(source for _, source in one["tokens"]).most_common()
+        one["shares"] = {source: count / len(one["tokens"]) for source, count in counts}
     samples.sort(key=lambda one: one["shares"].get("model", 0))
     named = [(f"{one['workload']}, {one['draft_type']}", one) for one in samples]
     yield {"kind": "answers", "samples": named} if named else None
@@ -56,19 +52,15 @@ def answers(document: Document) -> Parts:
 
 def acceptance(document: Document) -> Parts:
     """Yield the parts about acceptance by position, and about gains over the turns of a chat."""
+    positions = _positions(_decode_rows(document), "case", "series")
     yield chart(
-        "Acceptance by position in the draft", "lines",
-        _positions(_decode_rows(document), "case", "series"), "position", "accepted", "series", "case",
-        note="Where the share stays high, long drafts pay.",
-    )  # fmt: skip
-    yield chart(
-        "By turn of the chat", "lines", _decode_rows(document, is_whole=False), "turn", "value", "series",
-        "case",
-        note="Drafters keep what they learned from turn to turn; it is cleared before the next chat.",
-    )  # fmt: skip
+        "Acceptance by position in the draft", "lines", positions, "position", "accepted", "series", "case"
+    )
+    turns = _decode_rows(document, is_whole=False)
+    yield chart("By turn of the chat", "lines", turns, "turn", "value", "series", "case")
 
 
-def _positions(rows: Iterable[Row], *names: str) -> Rows:
+def _positions(rows: Rows, *names: str) -> Rows:
     """Return a point for each position in the draft, with some fields of its row."""
     return [
         {name: row[name] for name in names} | {"position": at, "accepted": share}
@@ -78,30 +70,113 @@ def _positions(rows: Iterable[Row], *names: str) -> Rows:
     ]
 
 
-def place(document: Document) -> str:
-    """Say where and with which model a document was made."""
-    machine, model = document.get("machine") or {}, document.get("model") or {}
-    with_model = f"; model {model['name']}" if model.get("name") else ""
-    return f"{machine.get('cpu') or 'an unknown machine'}{with_model}"
-
-
-def costs(*documents: Document) -> Parts:
-    """Yield the cost curves of all machines and models in one plot."""
-    # Documents of one place have nearly equal curves; the one with the most widths is drawn.
-    known = [one for one in documents if len(one.get("cost_curve") or ()) > 1]
-    curves = {place(one): one["cost_curve"] for one in sorted(known, key=lambda one: len(one["cost_curve"]))}
-    rows = [
-        {"curve": name, "width": point["width"], "ms": 1000 * point["seconds"]}
-        | {"cost": point["seconds"] / points[0]["seconds"]}
-        for name, points in curves.items()
-        for point in points
-    ]
-    top = max((row["cost"] for row in rows), default=1)
+def sweep(document: Document) -> Parts:
+    """Yield the parts about the grid, table sizes, gate thresholds, and cold against warm tables."""
+    names = "grid", "measured", "table_sizes", "ngram_sizes", "gate", "warm"
+    grid, measured, sizes, ngrams, gate, warm = (rows_of(document, "sweep", name) for name in names)
+    yield from _grid(grid)
+    label(measured, "setting", "draft_type", num_draft_tokens="max {}", ngram_size="n = {}")
+    yield chart("Measured on the engine", "dots", measured, "value", "workload", "setting")
+    yield chart("Size of ngram-mod's table", "lines", sizes, "entries", "value", "requests")
+    yield chart("Length of ngram-mod's n-grams", "lines", ngrams, "ngram_size", "value", "requests")
     yield chart(
-        "c(w): cost of a forward pass by width", "lines", rows, "width", "cost", "curve",
-        layers=[rule("y", 1), line("width", "width", f"datum.width <= {top}")],
-        note="Below the slanted line, a fully accepted draft saves time. At 1, additional width is free.",
+        "Gate threshold", "lines", gate, "threshold", "speedup", "workload", menus=["gate"],
+        layers=[rule("y", 1)],
+        note="How repetitive a prompt must be to start with long drafts. Low: time is lost; high: gains are.",
     )  # fmt: skip
+    label(warm, "chats", "workload", pair="{}")
+    yield chart(
+        "Cold and warm tables", "dots", [row for row in warm if row.get("turn") is None], "value", "chats",
+        "memory", menus=["draft_type"],
+        note="Warm: filled earlier, by the same model or another one with the same vocabulary.",
+    )  # fmt: skip
+    turns = [row for row in warm if row.get("turn") is not None]
+    yield chart(
+        "Cold against warm, turn by turn", "lines", turns if any(row["turn"] > 1 for row in turns) else (),
+        "turn", "speedup", "memory", "chats", menus=["draft_type"],
+    )  # fmt: skip
+    yield from tables(**{name: rows_of(document, "sweep", name) for name in names})
+
+
+def _grid(rows: Rows) -> Parts:
+    """Draw the grid, with menus for workload and drafter; brushed cells are shown below by workload."""
+    rows = [row | {"ngrams": row.get("ngram_size") or "any"} for row in rows if (row["speedup"] or 0) > 0]
+    means = [
+        {**same[0], "workload": ALL, "speedup": geometric_mean(row["speedup"] for row in same)}
+        for same in grouped(rows, "draft_type", "num_draft_tokens", "ngrams").values()
+    ]
+    cells = [row | {"text": f"{row['speedup']:.2f}"} for row in [*means, *rows]]
+    part = chart(
+        "Draft length by n-gram size", "cells", cells, "num_draft_tokens", "ngrams", "speedup",
+        menus=["draft_type", "workload"],
+        note="Replayed speedup. Drag over cells to see below what they give by workload, lowest to highest.",
+    )  # fmt: skip
+    if part:
+        heat = part["spec"]
+        above = {name: heat.pop(name) for name in ("data", "params")}
+        heat["layer"][0]["params"] = [{"name": "brush", "select": {"type": "interval"}}]
+        shown = heat["transform"][0], {"filter": f"datum.workload != '{ALL}'"}, {"filter": {"param": "brush"}}
+        x = {"field": "speedup", "type": "quantitative", "scale": {"zero": False}}
+        brushed = {
+            "transform": shown, "mark": {"type": "boxplot", "extent": "min-max", "size": 10},
+            "encoding": {"x": x, "y": {"field": "workload", "type": "nominal", "title": None}},
+        }  # fmt: skip
+        part["spec"] = above | {"vconcat": [plot | {"width": 480} for plot in (heat, brushed)]}
+    yield part
+
+
+def economics(document: Document) -> Parts:
+    """Yield the parts about fits, break-evens, choices, and predictions."""
+    section = document.get("economics") or {}
+    points, fits, choices, buckets, predicted = (
+        [row | _named(row) for row in rows_of(document, "economics", name)]
+        for name in ("points", "fits", "choices", "buckets", "predicted")
+    )
+    yield advice("Advice", section.get("advice"))
+    yield chart(
+        "Speed by acceptance, for each draft length k", "points",
+        [row for row in points if row.get("acceptance") is not None and not row.get("is_gated")],
+        "acceptance", "speedup", "drafts", "k",
+        layers=[line("acceptance", "speedup", "datum.draft_type == 'controlled'", "k"), rule("y", 1)],
+        note="A mark is an answer. The fit of controlled drafts crosses plain decoding at the break-even.",
+    )  # fmt: skip
+    evens = [fit for fit in fits if fit.get("break_even") is not None]
+    yield chart(
+        "Break-even by draft length", "points", evens if len(evens) > 1 else (), "num_draft_tokens",
+        "break_even", "drafts", layers=[line("num_draft_tokens", "break_even")],
+        note="Upright lines are 95 % intervals; the slanted one is the least-squares fit.",
+    )  # fmt: skip
+    yield chart(
+        "Draft types and lengths", "cells", choices, "num_draft_tokens", "workload", "speedup", "drafts",
+        note="Blue cells are faster than plain decoding, orange cells slower; † marks an interval around it.",
+    )  # fmt: skip
+    yield chart(
+        "Speedup by acceptance", "dots", buckets, "value", "label", "k",
+        note="Answers by the acceptance rate of their drafts; the bars run from the slowest to the fastest.",
+    )  # fmt: skip
+    yield chart(
+        "Predicted and measured speedup", "points", predicted, "measured", "predicted", "drafts", "by",
+        layers=[line("measured", "measured", group="by")],
+        note="No prediction uses the answer that it predicts. On the slanted line, both agree.",
+    )  # fmt: skip
+    listed = "fits", "choices", "errors"
+    yield from tables(**{name: rows_of(document, "economics", name) for name in listed})
+    energy = section.get("energy") or {}
+    yield advice("Energy in joules per token", [energy.get("measured"), energy.get("reason")])
+    yield from tables(energy=rows_of(section, "energy"))
+    yield advice("Intervals", [section.get("intervals")])
+
+
+def _named(row: Row) -> Row:
+    """Return what charts need besides the fields of a row; buckets of earlier documents had other names."""
+    kind, speedup = row.get("draft_type", "controlled"), row.get("speedup") or 0
+    is_open = (row.get("low") or 1) < 1 < (row.get("high") or 1)
+    return {
+        "drafts": f"{kind}, gated" if row.get("is_gated") else kind,
+        "k": f"k = {row.get('num_draft_tokens') or 'auto'}",
+        "text": f"{speedup:.2f}{'†' if is_open else ''}", "label": row.get("label") or row.get("bucket"),
+        "speedup_low": row.get("lowest"), "speedup_high": row.get("highest"),
+    }  # fmt: skip
 
 
 def translation(document: Document) -> Parts:
@@ -115,47 +190,41 @@ def translation(document: Document) -> Parts:
         "value", "chats", "strategy", menus=["draft_model"],
         note="k: all drafts have k tokens. adaptive: the engine chooses lengths and may leave drafts out.",
     )  # fmt: skip
-    yield table("Translation as a table", rows_of(document, "translation"))
-    refused = rows_of(document, "translation", "refused")
-    yield advice("Skipped", [f"{row['draft_model']}, {row['strategy']}: {row['reason']}" for row in refused])
+    yield from tables(translation=rows, refused=rows_of(document, "translation", "refused"))
 
 
 def peers(document: Document) -> Parts:
     """Yield the parts about other servers and loops."""
-    rows = rows_of(document, "peers")
-    for row in rows:
-        # Earlier documents had other names for peers, and no workload if there was one for all.
-        row["peer"] = next(filter(None, map(row.get, ("name", "server", "peer", "side"))), "")
-        row["workload"] = row.get("workload") or "all prompts"
-    label(rows, "chats", "workload", streams="{} streams")
-    yield from _compared(rows, f"Ratios are to {rows[0]['peer']}." if rows else "")
+    return _compared(document, "peers", "rows")
 
 
 def serve(document: Document) -> Parts:
     """Yield the parts about servers under load."""
-    rows = [row | _level(row) if "side" in row else row for row in rows_of(document, "serve", "levels")]
+    return _compared(document, "serve", "levels")
+
+
+def _compared(document: Document, section: str, part: str) -> Parts:
+    """Yield the parts that compare peers on the same chats. Fields had other names in earlier documents."""
+    rows = [row | _level(row) if "concurrency" in row else row for row in rows_of(document, section, part)]
     for row in rows:
-        row |= {"peer": row["name"], "load": f"{row['streams']} stream{'s' * (row['streams'] > 1)}"}
-    label(rows, "chats", "load", model="{}")
-    yield from _compared(rows, "Prompts are random words, and all answers have the same length.")
+        row["peer"] = next(filter(None, map(row.get, ("name", "server", "peer", "side"))), "")
+        row["workload"] = row.get("workload") or row.get("model") or "all prompts"
+    label(rows, "chats", "workload", streams="{} at a time")
+    note = f"Ratios are to {rows[0]['peer']}." if rows else ""
+    yield chart("The same prompts on each peer", "dots", rows, "value", "chats", "peer", note=note)
+    yield from tables(peers=rows)
 
 
-def _level(row: Mapping[str, Any]) -> dict[str, Any]:
+def _level(row: Row) -> Row:
     """Return the figures of a row of an earlier document by today's names."""
     ttft, inter_token = row["first_token_s"] or {}, row["inter_token_s"] or {}
     return {
-        "name": row["side"], "streams": row["concurrency"], "requests": row["num_requests"],
-        "failed": row["num_failed"], "tokens_per_s": median(row["tokens_per_s"]),
+        "streams": row["concurrency"], "requests": row["num_requests"], "failed": row["num_failed"],
+        "tokens_per_s": median(row["tokens_per_s"]),
         "tokens_per_s_low": min(row["tokens_per_s"]), "tokens_per_s_high": max(row["tokens_per_s"]),
         "decode_tps": row["decode_tokens_per_s"], "ttft_ms": ttft and 1000 * ttft["p50"],
         "inter_token_ms": inter_token and 1000 * inter_token["p50"],
     }  # fmt: skip
-
-
-def _compared(rows: Rows, note: str) -> Parts:
-    """Yield the parts that compare peers on the same chats."""
-    yield chart("The same prompts on each peer", "dots", rows, "value", "chats", "peer", note=note)
-    yield table("Peers as a table", rows)
 
 
 def replay(document: Document) -> Parts:
@@ -173,15 +242,10 @@ def replay(document: Document) -> Parts:
         "Acceptance by position, by rule", "lines", _positions(on_first, "workload", "drafter"),
         "position", "accepted", "drafter", menus=["workload"],
     )  # fmt: skip
-    yield table("Replays as a table", rows)
-    curves = [
-        [text for text in row.values() if isinstance(text, str)]
-        for row in rows_of(document, "replay", "curves")
-    ]
-    yield advice("Cost curves", map("; ".join, curves))
+    yield from tables(replays=rows, cost_curves=rows_of(document, "replay", "curves"))
 
 
-def _by_curve(row: dict[str, Any]) -> Rows:
+def _by_curve(row: Row) -> Rows:
     """Return a row for each cost curve; rows of earlier documents are for several of them."""
     speedups, slowest = row.get("speedup"), row.pop("slowest", None)
     if not isinstance(speedups, Mapping):

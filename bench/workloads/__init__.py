@@ -1,17 +1,11 @@
-"""Generated chats for benchmarks, the same everywhere for the same seed. VERSION changes when they change.
+"""Generated chats for benchmarks, the same everywhere for the same seed. VERSION changes when they change."""
 
-    chats = make_chats("json_rag", count=4, seed=1, count_tokens=count, prompt_tokens=600)
-    chats[0].turns[0].messages, chats[0].turns[0].reference
-
-Every turn with one right answer has it as its reference; the answers in the chat history are references too.
-"""
-
+import itertools
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +19,6 @@ __all__ = [
 ]  # fmt: skip
 
 VERSION = 2
-_ENGLISH = (*questions.LOOKUPS, *edits.WORKLOADS, *questions.OTHERS)
 
 
 def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Iterator[Turn]:
@@ -35,16 +28,13 @@ def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Iterator[Tur
         yield replace(turn, messages=messages, reference=polish(turn.reference or ""))
 
 
-_POLISH = (
-    Workload(f"{one.name}_polish", f"{one.summary}; with Polish words", partial(_in_polish, one))
-    for one in (*edits.WORKLOADS, *questions.LOOKUPS)
-    if one.name in ("edits", "quotes", "passages", "records")
-)
-
-WORKLOADS = {one.name: one for one in (*_ENGLISH, *_POLISH)}
+WORKLOADS = {one.name: one for one in (*questions.LOOKUPS, *edits.WORKLOADS, *questions.OTHERS)}
 """All workloads, by name."""
-ENGLISH = tuple(one.name for one in _ENGLISH)
+ENGLISH = tuple(WORKLOADS)
 """Workloads whose words the bundled model was trained on."""
+for _one in [WORKLOADS[name] for name in ("edits", "records", "quotes", "passages")]:
+    _name = f"{_one.name}_polish"
+    WORKLOADS[_name] = Workload(_name, f"{_one.summary}; with Polish words", partial(_in_polish, _one))
 
 
 def lengths_of(workload: str, requested: Sequence[int] | None = None) -> tuple[int | None, ...]:
@@ -69,12 +59,10 @@ def make_chats(
         items: list[Any] = []
 
         def size(count: int) -> int:
-            items.extend(islice(made, max(0, count - len(items))))
+            items.extend(itertools.islice(made, max(0, count - len(items))))
             return count_tokens(text_of(items[:count]))
 
-        limit = 1
-        while size(limit) < length:
-            limit *= 2
+        limit = next(2**power for power in itertools.count() if size(2**power) >= length)
         enough = bisect_left(range(limit), length, lo=1, key=size)
         return items[: min((max(1, enough - 1), enough), key=lambda count: abs(size(count) - length))]
 
@@ -83,9 +71,7 @@ def make_chats(
 
 def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:
     """Return the chats in a user's file, if one is given. Raises ValueError for an unknown workload."""
-    if path is not None:
-        return read_prompts(path)
-    for name in workloads:
-        if name not in WORKLOADS:
-            raise ValueError(f"--workloads: {name} is not one of {', '.join(WORKLOADS)}")
-    return None
+    unknown = [] if path else [name for name in workloads if name not in WORKLOADS]
+    if unknown:
+        raise ValueError(f"--workloads: {unknown[0]} is not one of {', '.join(WORKLOADS)}")
+    return read_prompts(path) if path else None

@@ -28,9 +28,8 @@ class Turn:
 
     messages: the whole chat up to the message to answer. text: a prompt without a chat template, instead.
     reference: the right answer; None if there is no single one. schema: JSON schema that constrains it.
-    is_measured: False for a turn that only fills the drafters' tables.
+    is_measured: False for a turn that only fills the drafters' tables. is_endless: end tokens are forbidden.
     num_allowed: if not 0, tokens are drawn uniformly from this many token ids.
-    is_endless: end tokens are forbidden, so the answer has the maximum length.
     max_tokens: limit in the request itself; None: the benchmark chooses.
     """
 

@@ -9,14 +9,14 @@ from bench.workloads.chats import Grow, Turn, Workload, conversation, user
 from bench.workloads.words import NOUNS, VERBS, identifiers, number, thing, value
 
 WHOLE = "Answer with the whole file."
-SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
 
 Kind = Callable[[str, random.Random], tuple[str, str]]  # changes a file: returns a request and the result
 Statement = tuple[str, str]  # one or more lines, and what to add if the file ends here
-Range = tuple[int, int]
 
 
-def _statements(rng: random.Random, constants: Range, statements: Range) -> Iterator[Statement]:
+def _statements(
+    rng: random.Random, constants: tuple[int, int] = (1, 4), statements: tuple[int, int] = (1, 4)
+) -> Iterator[Statement]:
     """Yield the statements of a random file: so many constants and a function of so many, by turns."""
     rng = random.Random(rng.random())
     unused = identifiers(rng)
@@ -119,16 +119,12 @@ def _edits(file: str, rng: random.Random, num_turns: int, kinds: Sequence[Kind] 
 
 
 def _edit_again(rng: random.Random, _: Grow) -> list[Turn]:
-    file = _snippet(rng, MEDIUM_STATEMENTS)
+    file = _file(islice(_statements(rng), 11))
     name = _constants(file)[0][0]
     return [
         Turn((user(f"{verb} {name} to {new}.\n\n{file}"),), _set_value(file, name, new), verb == "Change")
         for verb, new in zip(("Set", "Change"), rng.sample(range(100, 999), 2), strict=True)
     ]
-
-
-def _snippet(rng: random.Random, num_statements: int) -> str:
-    return _file(islice(_statements(rng, (1, 4), (1, 4)), num_statements))
 
 
 def _grown(statements: Iterator[Statement], grow: Grow) -> str:
@@ -137,14 +133,14 @@ def _grown(statements: Iterator[Statement], grow: Grow) -> str:
 
 WORKLOADS = (
     Workload("edits", "a file of about 20 lines with one value changed, answered in full",
-             lambda rng, _: _edits(_snippet(rng, MEDIUM_STATEMENTS), rng, 1, (_value,))),
+             lambda rng, _: _edits(_file(islice(_statements(rng), 11)), rng, 1, (_value,))),
     Workload("edits_again", "the same, after an earlier edit of the same file", _edit_again),
     Workload("edits_again_cold", "the chats of edits_again without the earlier edit",
              lambda rng, grow: _edit_again(rng, grow)[1:]),
     Workload("code", "one change in a file of the given length, answered in full",
-             lambda rng, grow: _edits(_grown(_statements(rng, (1, 4), (1, 4)), grow), rng, 1), (600, 800)),
+             lambda rng, grow: _edits(_grown(_statements(rng), grow), rng, 1), (600, 800)),
     Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
-             lambda rng, _: _edits(_snippet(rng, SHORT_STATEMENTS), rng, 6)),
+             lambda rng, _: _edits(_file(islice(_statements(rng), 6)), rng, 6)),
     Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",
              lambda rng, grow: _edits(_grown(_statements(rng, (12, 24), (2, 4)), grow), rng, 4), (1500,)),
 )  # fmt: skip

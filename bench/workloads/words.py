@@ -41,11 +41,9 @@ def number(rng: random.Random) -> int:
 def value(rng: random.Random) -> str | int:
     """Return a value for a field: a name, a word, two words or a number."""
     kind = rng.random()
-    if kind < 0.3:
-        return rng.choice(NAMES)
-    if kind < 0.6:
-        return rng.choice(NOUNS) if kind < 0.45 else thing(rng)
-    return number(rng)
+    if kind < 0.45:
+        return rng.choice(NAMES if kind < 0.3 else NOUNS)
+    return thing(rng) if kind < 0.6 else number(rng)
 
 
 def polonizer(rng: random.Random) -> Callable[[str], str]:

@@ -93,11 +93,6 @@ def test_what_is_no_number_in_json_is_missing():
     assert [row["speedup"] for row in spec["data"]["values"]].count(None) == 2
 
 
-def test_a_report_needs_a_document(tmp_path):
-    with pytest.raises(ValueError, match="at least one"):
-        write_page(tmp_path / "report.html", [])
-
-
 def test_the_command_draws_several_documents_as_one_page(tmp_path, capsys):
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for number, file in enumerate(files):
