@@ -110,7 +110,7 @@ class Experiment(Generic[CaseT]):
         return known
 
 
-def measured(rows: Sequence[Row]) -> list[Row]:
+def measured(rows: Iterable[Row]) -> list[Row]:
     """Return the rows of measured rounds."""
     return [row for row in rows if row["round"]]
 

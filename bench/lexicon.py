@@ -1,8 +1,4 @@
-"""The words of the bundled model's training text, of which workloads use the first ones.
-
-Common English words, made-up names, and Polish words, all different. Nothing but the standard library is
-imported, so that the training script can use it anywhere.
-"""
+"""The words of the workloads and of the training text, which needs nothing but the standard library."""
 
 import random
 import tomllib

@@ -29,10 +29,7 @@ FORCE, EVEN_OUT = 1e6, 1e4
 
 
 def equal_costs(*widths: int) -> StepCosts:
-    """Return costs by which a step takes equally long at every width, so that every draft is worth trying.
-
-    widths: also to be in the table, besides 1.
-    """
+    """Return costs that are equal at these widths and 1, so that every draft is worth trying."""
     return StepCosts({(1, width): 1.0 for width in (1, *widths)}, is_learned=False)
 
 

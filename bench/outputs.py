@@ -53,10 +53,7 @@ def finish(
 
 
 def run_command(name: str, run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Run a command and return its exit status.
-
-    An error becomes one line: 2 if the arguments are wrong, 1 if a request or a server failed.
-    """
+    """Run a command and return its exit status; after an error, 2 for wrong arguments, 1 for a failure."""
     try:
         return run(arguments)
     except (BenchError, OSError, ValueError, RuntimeError) as fault:

@@ -6,9 +6,9 @@ interval (delete-one jackknife, Student's t with the number of chats less one as
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +44,6 @@ def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> dic
     return {"of_medians": of_medians, "lowest": min(each), "highest": max(each)}
 
 
-def rate(amount: float, seconds: float) -> float | None:
-    """Return the amount per second; None if either is 0."""
-    return amount / seconds if amount and seconds else None
-
-
 def ratio(value: float | None, of: float | None) -> float | None:
     """Return value / of; None if either is missing or of is 0."""
     return value / of if value is not None and of else None
@@ -76,8 +71,7 @@ def break_even(a: float, b: float) -> float:
     return (1.0 - a) / b if b > 1e-9 else np.nan
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A value and its interval; low and high are None with fewer than three chats, or if it is unbounded."""
 
     value: float
@@ -108,9 +102,8 @@ def mean_of(values: Iterable[float]) -> Estimate:
 
 def geometric_mean_of(values: Iterable[float]) -> Estimate:
     """Return the geometric mean and its interval, from the mean of logarithms; for ratios like speedups."""
-    logs = mean_of(np.log(list(values)))
-    ends = [None if end is None else float(np.exp(end)) for end in (logs.low, logs.high)]
-    return Estimate(float(np.exp(logs.value)), *ends)
+    value, *ends = mean_of(np.log(list(values)))
+    return Estimate(float(np.exp(value)), *(None if end is None else float(np.exp(end)) for end in ends))
 
 
 @cache

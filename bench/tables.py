@@ -45,7 +45,7 @@ def format_value(value: Any, form: Form) -> str:
     if callable(form):
         return form(value)
     if value is None or form == "text":
-        return "-" if value is None else str(value)
+        return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
     return f"{100 * value:.0f} %" if form == "%" else f"{value:,.{form}f}"
 
 

@@ -23,8 +23,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.hosts is not None and not is_launched():
         return launch(arguments.hosts)
     from bench.decode import run_verify
+    from bench.outputs import run_command
 
-    status = run_verify.run(arguments)
+    status = run_command("reprise verify", run_verify.run, arguments)
     if is_launched():
         from engine.distributed.rank_0 import leave
 

@@ -5,8 +5,7 @@ interleaved, on one engine without HTTP. The best run of each turn gives the spe
 drafted runs are compared. Exit status 1 if any answer differs by a token; the report says where.
 
 Drafter tables are cleared before each chat and there is no prefix cache, so a run shows what a chat gains
-from its own text. With defaults this takes about a quarter of an hour for the bundled model on two cores;
---workloads and --cases make it shorter.
+from its own text. By default this takes a quarter of an hour on two cores, with --workloads or --cases less.
 """
 
 import argparse

@@ -82,10 +82,6 @@ FLAGS = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify, print, and return the exit status."""
-    return outputs.run_command("reprise verify", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     if arguments.rounds and not arguments.speed:
         raise ArgumentsError("--rounds needs --speed")
     chats = read_prompts(arguments.prompts) if arguments.prompts else []

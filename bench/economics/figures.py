@@ -105,8 +105,7 @@ def predictions(trials: Trials, curve: Mapping[int, float]) -> pl.DataFrame:
     ]
     steps = pl.col("forwards") + pl.Series(more, dtype=pl.Float64) / curve[0]
     predicted = pl.col("tokens") / (steps + pl.col("drafter_s") * pl.col("plain_tps"))
-    by = pl.lit("cost curve")
-    return drafted.select(*CHOICE, "chat", by=by, predicted=predicted, measured="speedup")
+    return drafted.select(*CHOICE, "chat", by=pl.lit("cost curve"), predicted=predicted, measured="speedup")
 
 
 def errors(predicted: pl.DataFrame) -> list[Row]:

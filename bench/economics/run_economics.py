@@ -9,7 +9,6 @@ of decoding only; drafters see only the chat itself.
 
 import argparse
 from itertools import chain
-from typing import Any
 
 from bench import document, options, outputs
 from bench.decode.answering import Answering, Arm, Case, settings_of
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     console, metered = outputs.make_console(120), found["energy"]["rows"]
     for name, title in TABLES.items():
         if rows := metered if name == "energy" else found[name]:
-            print_rows(console, rows, [Column(one, one.replace("_", " "), _shown) for one in rows[0]], title)
+            print_rows(console, rows, [Column(one, one.replace("_", " ")) for one in rows[0]], title)
     failed = sum(row["parity"] == "FAIL" for row in trials)
     differ = f"{failed} of {len(trials)} drafted answers differ from the plain ones; run reprise verify."
     equal = f"All {len(trials)} drafted answers equal the plain ones, token by token."
@@ -69,10 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(*lines, sep="\n", highlight=False, markup=False)
     outputs.finish(console, arguments, record, found["points"])
     return 0
-
-
-def _shown(value: Any) -> str:
-    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _measure(
@@ -92,7 +87,7 @@ def _measure(
         record = document.new_document(arguments, local.engine.info, local.engine.costs)
         cases = {str(number): Case((chat,)) for number, chat in enumerate(chats)}
         # Alternating between workloads, of which each has this many chats.
-        mixed = sorted(cases, key=lambda name: int(name) % arguments.chats)[: arguments.chats]
+        mixed = sorted(cases.items(), key=lambda case: int(case[0]) % arguments.chats)[: arguments.chats]
         of_real, of_controlled = (len(lengths) * (1 + len(some)) for some in (arguments.draft_types, LEVELS))
         work.weight = len(cases) * (4 + of_real) + len(mixed) * (1 + of_controlled)
         auto = Arm("auto", local.engine.settings.num_draft_tokens)
@@ -101,7 +96,6 @@ def _measure(
     with Answering(arguments, work, settings, forced_costs(max(lengths)), meter) as local:
         stage = "every draft verified"
         work.begin(f"{stage}: warming up")
-        few = {name: cases[name] for name in mixed}
-        trials += controlled_trials(local, few, lengths, f"{stage}, controlled acceptance: ")
+        trials += controlled_trials(local, dict(mixed), lengths, f"{stage}, controlled acceptance: ")
         trials += make_trials(local, cases, real, f"{stage}, real drafters: ")
     return trials, record

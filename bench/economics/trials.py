@@ -1,7 +1,4 @@
-"""Make trials: chats decoded in an arm, compared with plain runs of the same chat before and after it.
-
-Also drafts with a chosen acceptance rate, and step costs that make the engine verify every draft.
-"""
+"""Make trials: chats decoded in an arm, compared with plain runs of the same chat before and after it."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -81,11 +78,7 @@ class ControlledDrafter:
 
 
 def make_trials(
-    local: Answering,
-    cases: Mapping[str, Case],
-    groups: Sequence[Sequence[Arm]],
-    stage: str,
-    **own: object,
+    local: Answering, cases: Mapping[str, Case], groups: Sequence[Sequence[Arm]], stage: str, **own: object
 ) -> list[Row]:
     """Run each case in each arm, with a plain run before and after each group of arms; return the trials.
 

@@ -30,7 +30,6 @@ PUBLISHED = Path(__file__).with_name("published.md")
 _START = ("-c", "import sys; from cli.main import main; sys.exit(main())", "bench")
 _BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-
 EPILOG = f"""\
 On two cores this takes about {sum(one.seconds for one in RUNS) // 60} minutes; leave the machine alone.
 The figures: {", ".join(FIGURES)}."""

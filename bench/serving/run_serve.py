@@ -60,13 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, model in _models(arguments, Path(folder)):
             rows += [{"model": name, **row} for row in _measured(arguments, model, seed)]
-    record["serve"] = {
-        "settings": {"model": arguments.model.resolve().name, "seed": seed},
-        "levels": traffic.figures_of(rows, "model", "streams"), "notes": traffic.remarks(rows), "rows": rows,
-    }  # fmt: skip
-    console, found = outputs.make_console(_WIDTH), record["serve"]
-    notes = [*traffic.NOTES, *found["notes"]]
-    tables.print_rows(console, found["levels"], traffic.COLUMNS, f"Prompts of seed {seed}", notes, "streams")
+    levels, remarks = traffic.figures_of(rows, "model", "streams"), traffic.remarks(rows)
+    settings = {"model": arguments.model.resolve().name, "seed": seed}
+    record["serve"] = {"settings": settings, "levels": levels, "notes": remarks, "rows": rows}
+    console, notes = outputs.make_console(_WIDTH), [*traffic.NOTES, *remarks]
+    tables.print_rows(console, levels, traffic.COLUMNS, f"Prompts of seed {seed}", notes, "streams")
     outputs.finish(console, arguments, record, rows)
     return int(any(row["error"] for row in rows))
 

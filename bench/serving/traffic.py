@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from bench import tables
 from bench.experiment import Experiment, Row, grouped, measured
 from bench.outputs import Work
-from bench.statistics import compare, percentiles, rate
+from bench.statistics import compare, percentiles
+from bench.statistics import ratio as quotient
 from bench.tables import Column, format_value, interval
 from bench.workloads import Turn
 
@@ -125,14 +126,14 @@ def throughput(rows: Sequence[Row]) -> float | None:
     """Return all tokens divided by the time of all batches, which follow each other."""
     batches = grouped(rows, "case").values()
     wall_s = sum(max(row["started_s"] + row["duration_s"] for row in batch) for batch in batches)
-    return rate(sum(row["tokens"] for row in rows), wall_s)
+    return quotient(sum(row["tokens"] for row in rows), wall_s)
 
 
 def decode_speed(rows: Sequence[Row]) -> float | None:
     """Return the speed per stream after the first text."""
     arrivals = [row["arrivals"] for row in rows if row["arrivals"]]
     tokens = sum(tokens for one in arrivals for _, tokens in one[1:])
-    return rate(tokens, sum(one[-1][0] - one[0][0] for one in arrivals))
+    return quotient(tokens, sum(one[-1][0] - one[0][0] for one in arrivals))
 
 
 def first_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:

@@ -6,6 +6,7 @@ fields that only describe it. ngram_size is n of ngram-mod, and the shortest mat
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby, product
 
 import numpy as np
@@ -14,7 +15,6 @@ import polars as pl
 from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
 from bench.experiment import Row, grouped
-from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.replay.edits import AGAIN
 from bench.replay.pairs import TokenPair
@@ -156,11 +156,9 @@ def measure(
     """
 
     def arm(point: Row) -> Arm:
-        def prepare(local: LocalEngine) -> None:
-            vocabulary = local.engine.tokenizer.fingerprint
-            local.drafters.update(make_drafters(settings_of(point, settings), vocabulary))
-
-        return Arm(point["draft_type"], point["num_draft_tokens"], prepare=prepare)
+        make = partial(make_drafters, settings_of(point, settings), local.engine.tokenizer.fingerprint)
+        kind, length = point["draft_type"], point["num_draft_tokens"]
+        return Arm(kind, length, prepare=lambda _: local.drafters.update(make()))
 
     best = (best_of(overall(alike)) for alike in grouped(rows, "draft_type").values())
     points = {str(_point(one)): _point(one) for one in (default_point(settings), *best)}

@@ -10,7 +10,7 @@ table filled earlier, by the same model or another with the same vocabulary.
 import argparse
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain, product
 from pathlib import Path
 from statistics import mean
@@ -79,8 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         # The engine goes on learning its costs; all replays have those of now.
         steps = tuple((width, costs.seconds(1, width) / costs.seconds(1, 1)) for width in costs.widths)
         curve = curve or Curve(f"{engine.info.name} on this machine", steps, source="measured here")
-        replayed = replace(Settings(), ngram_table_entries=TABLE_ENTRIES)
-        setup = Setup(replayed, curve, engine.tokenizer.line_ends)
+        setup = Setup(Settings(ngram_table_entries=TABLE_ENTRIES), curve, engine.tokenizer.line_ends)
         if set(arguments.parts) != {"tables"}:
             chats = chats or [*chain(*local.chats(arguments.chats, is_short=True))]
             pairs = answer_plainly(local, chats, "plain answers")
@@ -102,7 +101,7 @@ def _print(console: Console, found: Row) -> None:
     for part, (title, by) in TABLES.items():
         rows = [row for row in found.get(part, ()) if row.get("turn") is None]
         names = by[:-1] or [name for row in rows[:1] for name in row if name != "acceptance_by_position"]
-        columns = [Column(name, name.replace("_", "\n"), _shown) for name in names]
+        columns = [Column(name, name.replace("_", "\n")) for name in names]
         if rows and by:
             notes = _conclusions(rows, by) if part in ("grid", "gate") else ()
             print_rows(console, *pivoted(overall(rows, by), columns, by[-1], _mean), title, notes)
@@ -120,10 +119,6 @@ def _conclusions(rows: Sequence[Row], by: Sequence[str]) -> Iterator[str]:
         yield f"the {name}: {about}: {_mean(found)}"
 
 
-def _shown(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
-
-
 def _mean(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.3f} ({row['lowest']:.2f})"
 
@@ -135,13 +130,11 @@ def _grid(sweep: Sweep) -> dict[str, list[Row]]:
     default = default_point(settings)
     tried += [] if default in tried else [default]
     rows = replay(sweep.setup, tried, sweep.pairs, local.work, f"replaying {len(tried)} settings")
-    if not given.repeats:
-        return {"grid": rows}
-    first_of_each = {chat.workload: chat for chat in reversed(sweep.chats)}.values()
-    return {
-        "grid": rows,
-        "measured": points.measure(local, [*first_of_each], rows, settings, given.repeats),
-    }
+    found = {"grid": rows}
+    if given.repeats:
+        first_of_each = {chat.workload: chat for chat in reversed(sweep.chats)}.values()
+        found["measured"] = points.measure(local, [*first_of_each], rows, settings, given.repeats)
+    return found
 
 
 def _gate(sweep: Sweep) -> dict[str, list[Row]]:

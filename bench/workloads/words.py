@@ -42,7 +42,7 @@ def value(rng: random.Random) -> str | int:
     """Return a value for a field: a name, a word, two words or a number."""
     kind = rng.random()
     if kind < 0.45:
-        return rng.choice(NAMES if kind < 0.3 else NOUNS)
+        return str(rng.choice(NAMES if kind < 0.3 else NOUNS))
     return thing(rng) if kind < 0.6 else number(rng)
 
 

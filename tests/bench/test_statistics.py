@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.statistics import compare, percentile, percentiles, rate, share_tokens
+from bench.statistics import compare, percentile, percentiles, ratio, share_tokens
 
 
 def once(values):
@@ -53,9 +53,9 @@ def test_a_round_that_one_side_did_not_finish_counts_for_neither():
 
 
 def test_nothing_in_no_time_has_no_rate():
-    assert rate(10, 4) == 2.5
-    assert rate(10, 0) is None
-    assert rate(0, 10) is None
+    assert ratio(10, 4) == 2.5
+    assert ratio(10, 0) is None
+    assert ratio(None, 10) is None
 
 
 def test_as_many_chunks_as_tokens_are_one_token_each():
