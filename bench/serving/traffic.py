@@ -174,7 +174,7 @@ def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
     Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
     """
     asked, errors = measured(answers), [row["error"] for row in answers if row["error"]]
-    speeds = [one for one in _rounds(answers, throughput) if one]
+    speeds, decoding = ([one for one in _rounds(answers, of) if one] for of in (throughput, decode_speed))
     good = [row for row in asked if not row["error"]]
     ours, theirs = {} if answers is first else _texts(answers), _texts(first)
     equal, judged = len(ours.items() & theirs.items()), len(ours.keys() & theirs.keys())
@@ -183,7 +183,7 @@ def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
         "refused": sum(row["is_refused"] for row in answers),
         "early": sum(row["is_early"] for row in answers), "tokens": sum(row["tokens"] for row in asked),
         "tokens_per_s": median(speeds or [0.0]), "tokens_per_s_low": min(speeds, default=0.0),
-        "tokens_per_s_high": max(speeds, default=0.0),
+        "tokens_per_s_high": max(speeds, default=0.0), "decode_tps": median(decoding) if decoding else None,
         "equal": equal if judged else None, "judged": judged,
         "parity": ("PASS" if equal == judged else "FAIL") if judged else None,
         "error": errors[0] if errors else None,
