@@ -111,8 +111,8 @@ class Experiment(Generic[CaseT]):
 
 
 def measured(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of measured rounds."""
-    return [row for row in rows if row["round"]]
+    """Return the rows of measured rounds, without those that say that they are not measured."""
+    return [row for row in rows if row["round"] and row.get("is_measured", True)]
 
 
 def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:

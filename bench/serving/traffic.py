@@ -89,7 +89,7 @@ Ask = Callable[[Sequence[Turn], int], list[Answer]]
 def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **resume: Any) -> list[Row]:
     """Ask all peers each batch before the next one, a different one first each time; return the answers.
 
-    Those that are not measured are of round 0. resume: as for Experiment.
+    resume: as for Experiment.
     """
     work = Work(len(peers) * sum(len(batch.turns) for batch in batches))
 
@@ -99,8 +99,8 @@ def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **
         answers = peers[name](batch.turns, streams)
         work.advance(len(answers))
         return [
-            {"request": at, "round": batch.round if turn.is_measured else 0, "streams": streams,
-             "workload": batch.workload, "has_tools": bool(turn.tools), **asdict(answer)}
+            {"request": at, "round": batch.round, "streams": streams, "workload": batch.workload,
+             "has_tools": bool(turn.tools), "is_measured": turn.is_measured, **asdict(answer)}
             for at, (turn, answer) in enumerate(zip(batch.turns, answers, strict=True))
         ]  # fmt: skip
 

@@ -134,6 +134,12 @@ def test_a_round_with_a_failed_request_has_no_speed():
     assert row["speedup"] == 1.0
 
 
+def test_a_turn_that_is_not_measured_spoils_its_round_if_it_fails():
+    half = Scripted("half", others={2: Answer(error="late"), 3: QUICK})
+    row = rows_of([half], [[], *[chats(1, is_measured=False) + chats(1)] * 2])["half"]
+    assert (row["requests"], row["failed"], row["tokens_per_s_high"]) == (2, 1, 2.0)
+
+
 def test_a_gap_is_shared_by_the_tokens_that_end_it():
     rows = [{"arrivals": [[1.0, 1], [2.0, 1], [5.0, 6]], "error": None}]
     assert traffic.inter_tokens_s(rows) == {"p50": 0.5, "p95": 1.0, "p99": 1.0}
