@@ -44,8 +44,10 @@ def format_value(value: Any, form: Form) -> str:
     """Return a value as text; a dash if it is missing."""
     if callable(form):
         return form(value)
+    if isinstance(value, float) and form == "text":
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     if value is None or form == "text":
-        return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+        return "-" if value is None else str(value)
     return f"{100 * value:.0f} %" if form == "%" else f"{value:,.{form}f}"
 
 

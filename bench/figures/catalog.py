@@ -10,7 +10,7 @@ from bench.costs import sampling
 from bench.decode import run_wedlm
 from bench.experiment import grouped
 from bench.serving.servers import OWN
-from bench.serving.traffic import COLUMNS, ratio
+from bench.serving.traffic import COLUMNS, ratio_text
 from bench.tables import Column, Row, format_value, interval
 from bench.workloads import WORKLOADS
 
@@ -97,9 +97,9 @@ _REPLAYED = Figure(
 )
 _PEERS = Figure("peers.rows", COLUMNS)
 _CACHES = Figure("serve.levels", [
-    Column("model", "architecture"), Column("streams", "streams"), Column(ratio("speedup"), "tokens/s"),
-    Column(ratio("ttft_ratio"), "first token, median"),
-    Column(ratio("inter_token_ratio"), "between tokens, median"),
+    Column("model", "architecture"), Column("streams", "streams"), Column(ratio_text("speedup"), "tokens/s"),
+    Column(ratio_text("ttft_ratio"), "first token, median"),
+    Column(ratio_text("inter_token_ratio"), "between tokens, median"),
 ], {"name": [OWN]})  # fmt: skip
 
 _VERIFIED = "--num-draft-tokens 7 --verify-all --cases 2 --repeats 2"

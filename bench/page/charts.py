@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from bench.tables import format_value
+
 Document = Mapping[str, Any]
 Row = dict[str, Any]
 Rows = list[Row]
@@ -207,11 +209,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(name: str, value: Any) -> str:
-    if not _is_number(value):
-        return "-" if value is None else str(value)
-    if name in SHARES:
+    if _is_number(value) and name in SHARES:
         return f"{value:.1%}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return format_value(value, "text" if not _is_number(value) or isinstance(value, float) else "0")
 
 
 def rows_of(document: Document, section: str, part: str = "rows") -> Rows:

@@ -50,8 +50,9 @@ def place(document: Document) -> str:
 
 
 def costs(*documents: Document) -> Parts:
-    """Yield the cost curves of all machines and models in one plot; of each place the last one."""
-    curves = {place(one): one["cost_curve"] for one in documents if one.get("cost_curve")}
+    """Yield the cost curves of all machines and models in one plot; of each place that with most widths."""
+    known = [one for one in documents if len(one.get("cost_curve") or ()) > 1]
+    curves = {place(one): one["cost_curve"] for one in sorted(known, key=lambda one: len(one["cost_curve"]))}
     rows = [
         {"curve": name, "width": point["width"], "ms": 1000 * point["seconds"]}
         | {"cost": point["seconds"] / points[0]["seconds"]}

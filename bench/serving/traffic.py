@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from bench import tables
 from bench.experiment import Experiment, Row, grouped, measured
 from bench.outputs import Work
-from bench.statistics import compare, percentiles
-from bench.statistics import ratio as quotient
+from bench.statistics import compare, percentiles, ratio
 from bench.tables import Column, format_value, interval
 from bench.workloads import Turn
 
@@ -27,7 +26,7 @@ NOTES = (
 """How figures are to be read."""
 
 
-def ratio(name: str) -> Callable[[tables.Row], str | None]:
+def ratio_text(name: str) -> Callable[[tables.Row], str | None]:
     """Return the cells of a ratio: of the medians, and the extremes of the rounds."""
     return lambda row: row[name] and f"{row[name]:.2f} ({interval(row, f'{name}_low', f'{name}_high')})"
 
@@ -42,8 +41,8 @@ COLUMNS = [
     Column("streams", "streams", is_key=True), Column("name", "peer", is_key=True),
     Column("requests", "requests"), Column("failed", "failed", trivial=0),
     Column("refused", "refused", trivial=0), Column("early", "early", trivial=0),
-    Column("tokens", "tokens"), Column("tokens_per_s", "tokens/s", "1"), Column(ratio("speedup"), "ratio"),
-    Column("decode_speedup", "decode\nratio", "2"),
+    Column("tokens", "tokens"), Column("tokens_per_s", "tokens/s", "1"),
+    Column(ratio_text("speedup"), "ratio"), Column("decode_speedup", "decode\nratio", "2"),
     Column(_percentiles("ttft", "0"), "first token,\nms p50 / p95 / p99"),
     Column("ttft_ratio", "first token\nratio", "2"),
     Column(_percentiles("inter_token", "1"), "inter-token,\nms p50 / p95 / p99"),
@@ -126,14 +125,14 @@ def throughput(rows: Sequence[Row]) -> float | None:
     """Return all tokens divided by the time of all batches, which follow each other."""
     batches = grouped(rows, "case").values()
     wall_s = sum(max(row["started_s"] + row["duration_s"] for row in batch) for batch in batches)
-    return quotient(sum(row["tokens"] for row in rows), wall_s)
+    return ratio(sum(row["tokens"] for row in rows), wall_s)
 
 
 def decode_speed(rows: Sequence[Row]) -> float | None:
     """Return the speed per stream after the first text."""
     arrivals = [row["arrivals"] for row in rows if row["arrivals"]]
     tokens = sum(tokens for one in arrivals for _, tokens in one[1:])
-    return quotient(tokens, sum(one[-1][0] - one[0][0] for one in arrivals))
+    return ratio(tokens, sum(one[-1][0] - one[0][0] for one in arrivals))
 
 
 def first_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:

@@ -22,6 +22,7 @@ def test_markdown_has_a_line_for_each_row_and_dashes_where_nothing_is_known() ->
         "| name | tokens/s | share | 95 % |\n|---|---|---|---|\n"
         "| one | 1,234.5 | 25 % | 1.00 to 2.00 |\n| two | - | - | - |\n"
     )
+    assert [format_value(one, "text") for one in (0.12345, 1234.5, 7)] == ["0.123", "1,234", "7"]
     assert format_value(3, lambda value: f"<{value}>") == "<3>"
 
 
