@@ -193,6 +193,8 @@ class DraftingReport:
     gate_score: how repetitive the prompt is; None if it was not scored.
     gate_decision: which drafters were chosen: "lookup", "draft-model", "wedlm", or "plain" for none.
     gate_reason: why, in words.
+    undrafted: (reason, number of plans) for each reason to decode without a draft; see draft_stats.py.
+    why_undrafted: in words, why most steps had no draft; empty if most had one, or if nothing may draft.
     """
 
     num_drafted: int = 0
@@ -213,6 +215,8 @@ class DraftingReport:
     gate_score: float | None = None
     gate_decision: str = "plain"
     gate_reason: str = ""
+    undrafted: tuple[tuple[str, int], ...] = ()
+    why_undrafted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ def make_worker(
         head.head.max_drafted if head else None,
     )
     queue = _make_queue(loaded, settings, memory_budget, head)
+    queue.prefiller.step_costs = costs
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, calibrations, reading)
 

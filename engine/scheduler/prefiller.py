@@ -17,6 +17,7 @@ from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.step_clock import Dispatch, Done, Fail, StepClock
 from engine.sequence import Sequence
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.heads.taps import Taps
 from engine.stations import station
 from engine.step_error import StepError
@@ -27,6 +28,7 @@ class Prefiller:
 
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
     clock: measures the chunks; the steps use it too.
+    step_costs: learns from the first chunks of prompts what wide steps may cost; None if nothing is drafted.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Prefiller:
         self._settings = settings
         self._prefix_lookup = prefix_lookup
         self.clock = StepClock()
+        self.step_costs: StepCosts | None = None
         # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
         # say little about its chunks of 32.
         self._costs: defaultdict[tuple[bool, bool], PrefillCosts] = defaultdict(PrefillCosts)
@@ -136,6 +139,8 @@ class Prefiller:
 
         def done(seconds: float | None) -> None:
             costs.observe(num_fed, num_before, seconds)
+            if self.step_costs and seconds and not num_before and measured is None:
+                self.step_costs.observe_chunk(num_fed, seconds)
             if drafts and seconds:
                 drafts.slowdown_budget.prefill_s += seconds
             if measured and not sequence.ended:

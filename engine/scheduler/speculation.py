@@ -17,6 +17,7 @@ from engine.speculative.draft_length import (
     Demands,
     DraftEstimate,
     choose_width,
+    expected_tokens,
     find_demands,
     meets_any,
 )
@@ -28,12 +29,22 @@ from engine.speculative.draft_model.forecast import (
     DraftForecast,
     PlannedDraft,
 )
+from engine.speculative.draft_stats import DEAR, SPENT, UNLIKELY, UNMATCHED
 from engine.speculative.mask_drafts import add_masks
 from engine.speculative.verify import RowInput
 from engine.stations import spend
 
 MODEL_DOUBT = 2.0
 """By which factor the draft model's cost may be wrong while it was hardly observed."""
+
+HOPE = 1.1
+"""By how much a width that is tried must be faster than the chosen one, if its cost is the least possible."""
+
+STRONG = 0.5
+"""Share of the tokens that a trial feeds which must be expected to be committed."""
+
+EXAMPLE_WIDTH = 8
+"""Maximum width of the step whose cost is told to explain why nothing was drafted."""
 
 STEADY_FED = 2
 """Maximum tokens fed before a draft while the draft model drafts at every step; more is catching up."""
@@ -102,6 +113,7 @@ class Planner:
             return []
         # Not even a step as short as a plain one is allowed, so no draft helps.
         if self._left_s < plain_s:
+            _note_undrafted(members, SPENT)
             return []
         estimates, min_tokens = [], MIN_GAIN * self._min_ratio(len(members))
         is_worth = self._make_is_worth(len(members))
@@ -121,10 +133,12 @@ class Planner:
                 for s, estimate in zip(members, estimates, strict=True)
             ]
             width = self._choose(members, estimates)
+        estimates, width = self._try(members, estimates, width)
         if width == 1:
             estimates, width = self._probe(members, estimates)
-            if width == 1:
-                return []
+        if width == 1:
+            self._note_undrafted(members, estimates)
+            return []
         return [_row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
 
     def model_pays(self, forecast: DraftForecast, limit: int) -> bool:
@@ -232,6 +246,55 @@ class Planner:
 
         width = choose_width([estimate], self._widths([estimate], num_rows), step_s, lambda _: True)
         return replace(estimate, expected=estimate.expected[:width])
+
+    def _note_undrafted(self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]) -> None:
+        """Count why the rows get no drafts, for people."""
+        for s, estimate in zip(members, estimates, strict=True):
+            if s.drafts is None:
+                continue
+            if estimate.is_worth:
+                s.drafts.counts.add_undrafted(SPENT)
+            elif s.drafts.best is None:
+                s.drafts.counts.add_undrafted(UNMATCHED)
+            else:
+                draft, rate = s.drafts.best
+                is_likely = expected_tokens(rate, len(draft.tokens)) >= STRONG * (1 + len(draft.tokens))
+                s.drafts.counts.add_undrafted(DEAR if is_likely else UNLIKELY)
+                if is_likely:
+                    width = min(1 + len(draft.tokens), EXAMPLE_WIDTH)
+                    s.drafts.counts.price = self.costs.price(len(members), width, self._under)
+
+    def _try(
+        self, members: SequenceOf[Sequence], estimates: list[DraftEstimate], chosen: int
+    ) -> tuple[list[DraftEstimate], int]:
+        """Try a width whose cost is believed to be too high for what it promises: the belief may be wrong.
+
+        Only drafts that are likely to be accepted are tried, only now and then, and only if every slowdown
+        budget allows it. Returns the estimates and the step's width; the given ones if no trial is due.
+        """
+        if not self.costs.is_learned:
+            return estimates, chosen
+        tried, num_rows = estimates, len(members)
+        if chosen == 1:
+            tried = [self._any_draft(s, estimate) for s, estimate in zip(members, estimates, strict=True)]
+        widest = max([len(estimate.expected) for estimate in tried])
+        if widest == 1 or self._is_model_asked(tried):
+            return estimates, chosen
+        least_s, is_allowed = self.costs.least_steps(num_rows, self._under), self._make_check(members, tried)
+
+        def promise(width: int) -> float:
+            return sum([e.expected[min(width, len(e.expected)) - 1] for e in tried])
+
+        step_s = self.costs.even_steps(num_rows, self._under)
+        best = HOPE * promise(chosen) / step_s(chosen)
+        hoped = {
+            width: promise(width) / least_s(width)
+            for width in self._measured_widths(num_rows, widest)
+            if width != chosen and promise(width) >= STRONG * num_rows * width
+        }
+        due = [w for w, speed in hoped.items() if speed > best and self.costs.is_trial_due(num_rows, w)]
+        width = next(filter(is_allowed, sorted(due, key=hoped.__getitem__, reverse=True)), chosen)
+        return (tried, width) if width != chosen else (estimates, chosen)
 
     def _probe(
         self, members: SequenceOf[Sequence], estimates: list[DraftEstimate]
@@ -370,6 +433,12 @@ class Planner:
         # Rows with a forward pass each are as exact as a single row.
         together = num_rows if self.costs.batched else 1
         return [width for width in widths if (together, width) in self._exact_shapes[self._is_long]]
+
+
+def _note_undrafted(members: SequenceOf[Sequence], reason: str) -> None:
+    for s in members:
+        if s.drafts:
+            s.drafts.counts.add_undrafted(reason)
 
 
 def _max_draft_tokens(s: Sequence) -> int:

@@ -4,10 +4,15 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.request import DraftingReport
+from engine.speculative.costs.step_price import StepPrice
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
     from engine.speculative.translation.translator import TranslationCounts, Translator
+
+UNMATCHED, UNLIKELY, DEAR, SPENT = "unmatched", "unlikely", "dear", "spent"
+"""Why a step had no draft: no drafter had one, none was likely to be accepted, a step that verifies one costs
+too much, or earlier drafts used up the time that they may cost."""
 
 PLAIN = "model"
 """The source of tokens that no drafter drafted: those of plain steps, and bonus tokens."""
@@ -20,6 +25,8 @@ class DraftCounts:
     num_fed: tokens fed in the forwards.
     by_source: drafter -> [drafted, accepted]. by_position: the same for each position in drafts.
     drafter_s: seconds that the drafters took during decoding; open_s: those before the first token.
+    undrafted: reason -> plans that decided for a plain step. price: what a step was believed to cost when that
+        was the reason for the last time.
     strategy, translation: the strategy that translates the draft model's drafts, and its counts, if the draft
         model has read the prompt.
     """
@@ -30,6 +37,8 @@ class DraftCounts:
     by_position: list[list[int]] = field(default_factory=list)
     drafter_s: float = 0.0
     open_s: float = 0.0
+    undrafted: dict[str, int] = field(default_factory=dict)
+    price: StepPrice | None = None
     strategy: str | None = None
     translation: "TranslationCounts | None" = None
     # Two lists of shared objects, not one of pairs, so that a run takes no more memory than a token.
@@ -53,6 +62,27 @@ class DraftCounts:
             self._add_run(source, num_accepted)
         if num_tokens > num_accepted:
             self._add_run(PLAIN, num_tokens - num_accepted)
+
+    def add_undrafted(self, reason: str) -> None:
+        """Count a plan that decided for a plain step."""
+        self.undrafted[reason] = self.undrafted.get(reason, 0) + 1
+
+    def why_undrafted(self) -> str:
+        """Return in words why most steps had no draft; empty if most had one, or if nothing may draft."""
+        if sum(self.undrafted.values()) * 2 < self.num_forwards or not self.undrafted:
+            return ""
+        reason = max(self.undrafted, key=self.undrafted.__getitem__)
+        drafted, accepted = (sum(each) for each in zip((0, 0), *self.by_source.values(), strict=True))
+        if reason == DEAR and self.price:
+            return self.price.describe()
+        if reason == UNLIKELY and drafted:
+            return f"drafts are seldom accepted ({accepted} of {drafted} tokens)"
+        words = {
+            UNMATCHED: "nothing matched",
+            UNLIKELY: "drafts were seldom right",
+            SPENT: f"drafts used up the time that they may cost ({accepted} of {drafted} tokens accepted)",
+        }
+        return words.get(reason, "")
 
     def track_translation(self, translator: "Translator", strategy: str) -> None:
         """Have a new translator of the draft model's drafts continue the counts of the previous one."""
@@ -93,4 +123,6 @@ class DraftCounts:
             gate_score=gate_score,
             gate_decision=gate_decision,
             gate_reason=gate_reason,
+            undrafted=tuple(self.undrafted.items()),
+            why_undrafted=self.why_undrafted(),
         )

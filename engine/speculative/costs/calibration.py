@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -15,30 +16,36 @@ import mlx.core as mx
 
 from config.settings import Settings
 from config.whole_file import read_object, write_in_folder
-from engine.kv_cache.rows import Rows, Sharing, make_caches, make_rows
+from engine.kv_cache.rows import Rows, Sharing, cache_arrays, make_caches, make_rows
 from engine.model.loading import LoadedModel, Progress
 from engine.request import ModelInfo
-from engine.speculative.costs.step_costs import StepCosts, Table
+from engine.speculative.costs.cost_table import CostTable, Measurement, Shape, without_guesses
+from engine.speculative.costs.step_costs import StepCosts
 
 log = logging.getLogger("reprise.engine")
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+DECIDING_WIDTHS = (1, 2, 4, 8, 16, 32)
+"""Measured before the others, which lie between them."""
+
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-CONTEXT_TOKENS = 48
-ROUNDS = 6
-"""Measurements of each shape; the fastest counts."""
+CONTEXT_TOKENS = 16
+
+ROUNDS, LONG_ROUNDS = 6, 2
+"""Measurements of each shape, and of one whose steps are long; the fastest counts."""
+
+LONG_S = 0.1
+"""Seconds from which on a step is long: it varies less, and a request may arrive meanwhile."""
 
 PLAIN_STEPS = 4
-"""Pipelined steps in one measurement of width 1."""
+"""Pipelined steps in one measurement of width 1, unless they are long."""
 
 TOKEN_STRIDE = 7919
 """Distance of consecutive tokens in the vocabulary; a prime, so that all tokens are visited."""
 
-CAUTIOUS_TOKENS = 8
-"""Until costs are measured, a step is believed to take a plain step's time for every so many tokens fed."""
-
-MAX_MEASURED_S = 0.25
-"""A shape that would take longer is not measured but extrapolated: a request may arrive meanwhile."""
+MAX_MEASURED_S, MAX_MEASURED_STEPS = 0.25, 12
+"""A shape that would take longer than these seconds, and than so many plain steps of one row, is not
+measured: a request may arrive meanwhile. Real steps will tell."""
 
 MAX_DEVIATION = 1.5
 """If the costs of one row's steps differ by more than this from those on disk, all are measured again."""
@@ -52,7 +59,8 @@ class Calibration:
 
     widest: the maximum width of a step.
 
-    costs: what is believed meanwhile: the costs on disk, or cautious ones. They are replaced at the end.
+    costs: what is believed: the costs on disk, or a plain step's and guesses. Each measurement goes into
+        them.
     is_done: whether nothing is left to measure.
     """
 
@@ -68,21 +76,23 @@ class Calibration:
         self._rows = sorted({r for r in ROWS if r < max_rows} | {max_rows})
         self._path = Path(settings.calibration_file).expanduser() if settings.calibration_file else None
         self._key = _key(loaded.info, settings, widest)
-        self._known = None if settings.recalibrate else self._read()
-        self._measured: dict[tuple[int, int], float] = {}
+        self._known = {} if settings.recalibrate else self._read()
+        self._rounds: dict[Shape, list[float]] = {}
+        self._measured: dict[Shape, Measurement] = {}
         self._held: Rows | None = None
         self._left = self._measure()
         self._share = 0.0
         self.is_done = False
-        self.costs = StepCosts(self._known or self._cautious(), bool(sharing))
+        known = self._known or {(1, 1): self._first()}
+        self.costs = StepCosts(CostTable(known, self._rows, self._widths), bool(sharing))
 
     @property
     def is_known(self) -> bool:
         """Whether the costs were on disk."""
-        return self._known is not None
+        return bool(self._known)
 
     def advance(self, fits: Fits = lambda _rows, _tokens: True) -> None:
-        """Make one measurement, of MAX_MEASURED_S at most by what is known; the last one ends all.
+        """Make one measurement; the last one ends all.
 
         fits: asked before each number of rows and width is measured.
         """
@@ -100,108 +110,137 @@ class Calibration:
             progress(self._share)
 
     def _measure(self) -> Iterator[None]:
-        start_s = time.perf_counter()
-        for done, num_rows in enumerate(self._rows):
-            self.release()
-            # All widths in every round, and each one's fastest time: other work only adds time.
-            for round_number in range(ROUNDS):
-                for width in self._widths:
-                    if self._may_measure(num_rows, width):
-                        self._held = self._held or self._make_rows(num_rows)
-                        self._keep(num_rows, width, _step_s(self._held, num_rows, width, self._vocab_size))
-                        self._share = (done + (round_number + 1) / ROUNDS) / len(self._rows)
-                        yield
+        start_s, stages = time.perf_counter(), self._stages()
+        for done, (num_rows, widths) in enumerate(stages):
+            yield from self._measure_widths(num_rows, widths, (done / len(stages), 1 / len(stages)))
             self.release()
             mx.clear_cache()
-            if num_rows == 1 and self._agrees():
+            if self._known and stages[done + 1 : done + 2] and stages[done + 1][0] == 1:
+                continue
+            if self._known and self._agrees():
                 log.info("the costs of %s's steps on disk still hold", self._name)
+                self._measured = self._known | self._measured
+                self._write()
                 self.is_done = True
                 return
+            self._forget_known()
+            self._write()
         self._end(time.perf_counter() - start_s)
 
+    def _stages(self) -> list[tuple[int, list[int]]]:
+        """Return what is measured together, in this order: a number of rows, and widths."""
+        first = [width for width in self._widths if width in DECIDING_WIDTHS]
+        rest = [width for width in self._widths if width not in DECIDING_WIDTHS]
+        one, *more = self._rows
+        stages = [(one, first), (one, rest), *((r, first) for r in more), *((r, rest) for r in more)]
+        return [(num_rows, widths) for num_rows, widths in stages if widths]
+
+    def _measure_widths(
+        self, num_rows: int, widths: list[int], progress: tuple[float, float]
+    ) -> Iterator[None]:
+        """Measure all widths in every round, and take each one's fastest time.
+
+        progress: the completed share before, and the share of this.
+        """
+        for number in range(ROUNDS):
+            for width in widths:
+                shape = num_rows, width
+                is_long = min(self._rounds.get(shape, [0.0])) > LONG_S
+                if (number < LONG_ROUNDS or not is_long) and self._may_measure(num_rows, width):
+                    yield from self._hold(num_rows)
+                    assert self._held is not None
+                    is_long = self.costs.table.seconds(num_rows, width) > LONG_S
+                    taken_s = _step_s(self._held, num_rows, width, self._vocab_size, is_long)
+                    self._rounds.setdefault(shape, []).append(taken_s)
+                    self._share = progress[0] + progress[1] * (number + 1) / ROUNDS
+                    yield
+        # Together, as steps are compared with each other.
+        for shape in [(num_rows, width) for width in widths if (num_rows, width) in self._rounds]:
+            rounds = self._rounds.pop(shape)
+            measured = Measurement(min(rounds), median(rounds) / min(rounds), time.time())
+            self._measured[shape] = measured
+            self.costs.measure(shape, measured)
+
+    def _forget_known(self) -> None:
+        """Drop the costs on disk, which no longer hold."""
+        for shape in self._known.keys() - self._measured.keys():
+            self.costs.table.drop(shape)
+        self._known = {}
+
     def _end(self, taken_s: float) -> None:
-        table = self._full_table()
-        self.costs.replace_table(table)
         self.is_done, self._share = True, 1.0
-        if self._path:
-            self._write(self._path, table)
-        plain_s = self.costs.seconds(1, 1)
+        plain_s = self.costs.table.seconds(1, 1)
         wide = next((w for w in self._widths if w >= 8), self._widths[-1])
         log.info(
             "measured what steps of %s cost, in %.0f s: plain %.1f ms, of width %d %.2f times that",
-            self._name, taken_s, plain_s * 1e3, wide, self.costs.seconds(1, wide) / plain_s,
+            self._name, taken_s, plain_s * 1e3, wide, self.costs.table.seconds(1, wide) / plain_s,
         )  # fmt: skip
 
     def _may_measure(self, num_rows: int, width: int) -> bool:
-        guess_s = (PLAIN_STEPS if width == 1 else 1) * self._guess_s(num_rows, width)
-        return guess_s <= MAX_MEASURED_S and self._fits(num_rows, CONTEXT_TOKENS + width)
-
-    def _guess_s(self, num_rows: int, width: int) -> float:
-        """Return what a step takes at most, by the tokens of smaller ones; 0 if none is known."""
-        told = [
-            seconds * (num_rows * width) / (rows * w)
-            for (rows, w), seconds in self._measured.items()
-            if rows <= num_rows and w <= width and (rows, w) != (num_rows, width)
-        ]
-        return min(told, default=0.0)
-
-    def _keep(self, num_rows: int, width: int, taken_s: float) -> None:
-        self._measured[num_rows, width] = min(taken_s, self._measured.get((num_rows, width), taken_s))
-
-    def _full_table(self) -> dict[tuple[int, int], float]:
-        """Return the measured costs; a shape that was not measured costs in proportion to its tokens."""
-        return {
-            (num_rows, width): self._measured.get((num_rows, width), self._guess_s(num_rows, width))
-            for num_rows in self._rows
-            for width in self._widths
-        }
+        table = self.costs.table
+        longest_s = max(MAX_MEASURED_S, MAX_MEASURED_STEPS * table.seconds(1, 1))
+        return table.seconds(num_rows, width) <= longest_s and self._fits(num_rows, CONTEXT_TOKENS + width)
 
     def _agrees(self) -> bool:
         """Whether the costs on disk are much like those that one row's steps have now."""
-        if self._known is None:
-            return False
-        ratios = [seconds / self._known[1, width] for (_, width), seconds in self._measured.items()]
+        ratios = [
+            measured.seconds / self._known[shape].seconds
+            for shape, measured in self._measured.items()
+            if shape in self._known
+        ]
         # A machine that is slower at everything changes no decision.
-        return all(1 / MAX_DEVIATION < ratio / median(ratios) < MAX_DEVIATION for ratio in ratios)
+        return len(ratios) == len(self._measured) and all(
+            1 / MAX_DEVIATION < ratio / median(ratios) < MAX_DEVIATION for ratio in ratios
+        )
 
-    def _cautious(self) -> Table:
-        """Return costs by which drafts pay only if they are accepted nearly always."""
-        rows = self._make_rows(1)
-        plain_s = min(_step_s(rows, 1, 1, self._vocab_size) for _ in range(2))
-        return {
-            (num_rows, width): plain_s * (1 + (num_rows * width - 1) / CAUTIOUS_TOKENS)
-            for num_rows in self._rows
-            for width in self._widths
-        }
+    def _first(self) -> Measurement:
+        """Measure a plain step, as nothing can be guessed without it."""
+        for _ in self._hold(1):
+            pass
+        rows, self._held = self._held, None
+        assert rows is not None
+        first_s = _step_s(rows, 1, 1, self._vocab_size, True)
+        return Measurement(min(first_s, _step_s(rows, 1, 1, self._vocab_size, first_s > LONG_S)))
 
-    def _make_rows(self, num_rows: int) -> Rows:
-        rows = make_rows(self._model, self._sharing)
-        for prompt in _varied_tokens(num_rows, CONTEXT_TOKENS, self._vocab_size):
+    def _hold(self, num_rows: int) -> Iterator[None]:
+        """Hold as many rows, whose prompts are computed one at a time."""
+        prompts = _varied_tokens(num_rows, CONTEXT_TOKENS, self._vocab_size)
+        while self._held is None or len(self._held.lengths) < num_rows:
+            self._held = self._held or make_rows(self._model, self._sharing)
             caches = make_caches(self._model, self._kv_bits)
-            self._model(mx.array([prompt]), cache=caches)
-            rows.add(caches, CONTEXT_TOKENS)
-        return rows
+            self._model(mx.array([prompts[len(self._held.lengths)]]), cache=caches)
+            mx.eval(cache_arrays(caches))
+            self._held.add(caches, CONTEXT_TOKENS)
+            yield
 
-    def _read(self) -> Table | None:
-        """Return the costs on disk for this model and machine; None if there are none."""
+    def _read(self) -> dict[Shape, Measurement]:
+        """Return the measurements on disk for this model and machine; none if there are none."""
         found = _kept(self._path).get(self._key) if self._path else None
         if not found:
-            return None
+            return {}
         try:
-            table = {(rows, width): seconds for rows, width, seconds in found}
-            StepCosts(table)
+            costs = without_guesses({(rows, width): seconds for rows, width, seconds, *_ in found})
+            table = {(r, w): Measurement(s, *more) for r, w, s, *more in found if (r, w) in costs}
+            CostTable(table)
         except (TypeError, ValueError):
             log.warning("the costs in %s for this model are unusable; measuring them again", self._path)
-            return None
-        return table
+            return {}
+        if len(table) < len(found):
+            message = "%d of the %d costs in %s for this model are guesses of an earlier version; dropped"
+            log.info(message, len(found) - len(table), len(found), self._path)
+        # By a plain step's cost alone nothing is known.
+        return table if len(table) > 1 else {}
 
-    def _write(self, path: Path, table: Table) -> None:
-        kept = _kept(path) | {self._key: [[rows, width, seconds] for (rows, width), seconds in table.items()]}
+    def _write(self) -> None:
+        """Keep what was measured so far on disk."""
+        if self._path is None:
+            return
+        found = [[rows, width, *astuple(each)] for (rows, width), each in self._measured.items()]
         try:
-            write_in_folder(path, json.dumps(kept).encode())
+            write_in_folder(self._path, json.dumps(_kept(self._path) | {self._key: found}).encode())
         except OSError as fault:
             message = "cannot write the costs to %s (%s); the next start measures them again"
-            log.warning(message, path, fault)
+            log.warning(message, self._path, fault)
 
 
 def _varied_tokens(num_rows: int, num_tokens: int, vocab_size: int) -> list[list[int]]:
@@ -216,9 +255,9 @@ def _varied_tokens(num_rows: int, num_tokens: int, vocab_size: int) -> list[list
     ]
 
 
-def _step_s(rows: Rows, num_rows: int, width: int, vocab_size: int) -> float:
-    """Measure a step: a plain one pipelined as in the worker, a wider one awaited."""
-    if width == 1:
+def _step_s(rows: Rows, num_rows: int, width: int, vocab_size: int, is_long: bool) -> float:
+    """Measure a step: a plain one pipelined as in the worker, a wider or a long one awaited."""
+    if width == 1 and not is_long:
         return _plain_step_s(rows, _varied_tokens(num_rows, PLAIN_STEPS, vocab_size))
     return _verification_step_s(rows, _varied_tokens(num_rows, width, vocab_size))
 

@@ -1,82 +1,98 @@
 """The cost of a step in seconds: measured in advance, and learned from the steps that the server takes.
 
 Plain and verification steps are learned apart. What drafting costs is judged against real plain steps, so
-plain steps are taken now and then even while drafts pay: is_plain_due() says when.
+plain steps are taken now and then even while drafts pay: is_plain_due() says when. And a belief can be wrong,
+    so
+a width that is believed not to pay is tried now and then: see least_steps() and trials.py.
 """
 
 import math
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TypeVar
 
 from engine.speculative.costs.conditions import USUAL, Conditions
+from engine.speculative.costs.cost_table import CostTable, Measurement, Shape, Table
+from engine.speculative.costs.effects import CONFIRMED, Effect, Noise
+from engine.speculative.costs.step_bounds import StepBounds
+from engine.speculative.costs.step_price import StepPrice
+from engine.speculative.costs.trials import Trials
 
-MAX_SURPRISE = math.log(1.5)
-"""Maximum difference that a step can teach, as the logarithm of observed over expected cost."""
+K = TypeVar("K")
 
-SHAPE_DECAY, PLACE_DECAY, ALL_DECAY, WIDTH_DECAY = 0.9, 0.95, 0.98, 0.95
-"""Factors on the weight of an observed step at each later one: of its shape, its conditions, and all."""
+MEASURED_VARIANCE, SEEN_VARIANCE, GUESS_VARIANCE = 0.07**2, 0.3**2, 1.0
+"""Variance of the logarithm of a cost that was measured in several rounds, seen in one step, or guessed."""
 
-PRIOR_STEPS = 1.0
-"""The more general estimate counts as much as this many observed steps."""
+SHARED_VARIANCE, OWN_VARIANCE = 0.5**2, 0.04**2
+"""The same of what all steps share, and of what those of one shape do under the same conditions."""
 
-RECENT_STEPS = 4
-"""Observed verification steps of a shape that bound its cost from above."""
+FIRST_PLACE_VARIANCE, PLACE_VARIANCE = 0.03**2, 1.0
+"""The same of what steps share under the same conditions: the first ones, which show what all share, and
+others."""
 
-RECENT_PLAIN_STEPS = 5
-"""Observed plain steps whose median bounds their cost from below."""
+SHARED_DRIFT, SHAPE_DRIFT, PLACE_DRIFT, OWN_DRIFT = 0.06**2, 0.01**2, 0.005**2, 0.005**2
+"""By how much a step raises these variances."""
 
-PLAIN_AFTER_STEPS = (8, 128)
-"""Verification steps after which plain steps are due: before any was observed under the same conditions, and
-after that."""
+CHEAPER = math.log(1.2)
+"""A trial that is cheaper than expected by more than this, on a log scale, is repeated at once."""
 
-WIDTH_PRIOR_STEPS = 8.0
-"""The costs measured in advance are believed for as many steps to say how widths compare: steps vary."""
+WRONG = math.log(1.5)
+"""A measured cost that differs from real steps by more than this, on a log scale, was wrong."""
 
-Table = Mapping[tuple[int, int], float]
-"""(rows, width) -> seconds. A full grid: every width is measured for every number of rows."""
+MAX_WRONG_SHAPES = 2
+"""Shapes whose measured costs were wrong, from which on no measurement is believed that no step has
+confirmed."""
 
 
 class StepCosts:
     """The expected seconds of a step by its rows, widths and conditions, and bounds on them.
 
-    Costs measured in advance are interpolated linearly on their grid, and extrapolated beyond it by the last
-    slope. What is learned are factors on them. Under conditions that were not observed, the factor of plain
-    steps is that of plain steps in general; that of verification steps follows the plain ones. What a width
-    is known for is its difference from all widths, so a machine that slows down or recovers does so for all.
+    They start from a table. What is learned are effects on the logarithm of its costs. Those of plain steps:
+    one of all, one for the conditions, one for the rows under these conditions. A verification step follows
+    the plain ones, and has effects of all such steps, of its shape, of the conditions, and of its shape under
+    these. So a machine that slows down or recovers does so for all widths, while one whose measured cost was
+    wrong is corrected alone.
 
-    table: the costs measured in advance, including width 1.
+    table: costs measured in advance; costs by shape count as measured.
     batched: whether all rows share a forward pass; otherwise each row has its own, and costs add up.
     is_learned: whether observed steps change the costs.
-    Raises ValueError if the table is not a full grid of positive numbers.
     """
 
-    def __init__(self, table: Table, batched: bool = True, is_learned: bool = True) -> None:
+    def __init__(self, table: CostTable | Table, batched: bool = True, is_learned: bool = True) -> None:
+        self.table = table if isinstance(table, CostTable) else CostTable.of(table)
         self.batched = batched
         self.is_learned = is_learned
-        self.replace_table(table)
-
-    def replace_table(self, table: Table) -> None:
-        """Replace the costs measured in advance, and forget what was learned as factors on the old ones."""
-        self.rows = sorted({rows for rows, _ in table})
-        self.widths = sorted({width for _, width in table})
-        full = len(table) == len(self.rows) * len(self.widths)
-        if not table or not full or self.widths[0] != 1 or not all(0 < s < math.inf for s in table.values()):
-            raise ValueError(
-                "costs must be positive seconds for a full grid of rows and widths, starting at width 1"
-            )
-        self._table = dict(table)
-        self._plain = _Factor(ALL_DECAY)
-        self._wide = _Factor(ALL_DECAY)
-        self._plain_under: dict[Conditions, _Factor] = {}
-        self._wide_under: dict[Conditions, _Factor] = {}
-        self._plain_of: dict[tuple[int, Conditions], _PlainSteps] = {}
-        self._wide_of: dict[tuple[int, int, Conditions], _Factor] = {}
-        # By the tokens that the steps fed.
-        self._wide_steps: dict[tuple[int, Conditions], dict[int, _WideSteps]] = {}
-        self._interpolated: dict[tuple[int, int], float] = {}
+        self.bounds = StepBounds()
+        self.trials = Trials()
+        self._plain = Effect(SHARED_VARIANCE, SHARED_DRIFT)
+        self._plain_under: dict[Conditions, Effect] = {}
+        self._plain_of: dict[tuple[int, Conditions], Effect] = {}
+        self._wide = Effect(SHARED_VARIANCE, SHARED_DRIFT)
+        self._wide_under: dict[Conditions, Effect] = {}
+        self._wide_of: dict[Shape, Effect] = {}
+        self._wide_of_under: dict[tuple[Shape, Conditions], Effect] = {}
+        self._plain_noise, self._wide_noise = Noise(), Noise()
+        self._wrong: set[Shape] = set()
         self._forget_estimates()
+
+    @property
+    def widths(self) -> list[int]:
+        """The widths of the table, in ascending order; the first is 1."""
+        return self.table.widths
+
+    def measure(self, shape: Shape, measured: Measurement) -> None:
+        """Take a measurement into the table; what steps taught of this shape is forgotten."""
+        self.table.put(shape, measured)
+        self._wide_of.pop(shape, None)
+        self._wide_of_under = {key: each for key, each in self._wide_of_under.items() if key[0] != shape}
+        self._forget_estimates()
+
+    def observe_chunk(self, num_tokens: int, taken_s: float) -> None:
+        """Learn from a chunk of a prompt, beside which no row decoded."""
+        if self.is_learned:
+            self.table.put_chunk(num_tokens, taken_s)
+            self._forget_estimates()
 
     def seconds(self, num_rows: int, width: int, under: Conditions = USUAL) -> float:
         """Return the expected seconds of a step whose rows all have the same width."""
@@ -88,13 +104,16 @@ class StepCosts:
         It holds until the next step is observed.
         """
         if (found := self._even_steps.get((num_rows, under))) is None:
-            plain, prior = self._plain_factor(num_rows, under), self._wide_prior(num_rows, under)
+            plain = self._plain_effect(num_rows, under)
+            wide = plain + self._wide.mean + _mean(self._wide_under, under)
 
             @cache
             def step_s(width: int) -> float:
-                key = self._wide_key(num_rows, width, under)
-                factor = plain if width == 1 else self._wide_factor(key, prior)
-                return self._even_s(num_rows, width) * math.exp(factor)
+                if width == 1:
+                    return self._even_s(num_rows, 1) * math.exp(plain)
+                shape = self._shape(num_rows, width)
+                own = _mean(self._wide_of, shape) + _mean(self._wide_of_under, (shape, under))
+                return self._even_s(num_rows, width) * math.exp(wide + own)
 
             found = self._even_steps[num_rows, under] = step_s
         return found
@@ -107,41 +126,35 @@ class StepCosts:
         share = self._sum_s(widths) / self._even_s(len(widths), widest)
         return share * self.seconds(len(widths), widest, under)
 
-    def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
-        """Return the maximum seconds that a verification step may take.
+    def least_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
+        """Return a function: the seconds that a step of this width might take if its cost were wrong.
 
-        That follows from real steps alone, not from the costs measured in advance: a plain step for each
-        token, or the price of a token in a step that was observed, and a plain step besides; and no more
-        than a larger step took. Of observed steps the dearest of the latest counts, except for a single
-        outlier. Never less than what is expected.
+        That is what the next narrower width takes of which real steps are known, at least a plain step.
         """
-        expected_s = self.step_s(widths, under)
+        step_s = self.even_steps(num_rows, under)
+        known = [w for w in self.widths if w > 1 and (num_rows, w) in self._wide_of]
+
+        def least_s(width: int) -> float:
+            at = bisect_left(known, width)
+            return max(step_s(1), step_s(known[at - 1])) if at else step_s(1)
+
+        return least_s
+
+    def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
+        """Return the maximum seconds that a verification step may take. See StepBounds.
+
+        That follows from real steps alone, not from the costs measured in advance.
+        """
         if not self.is_learned:
-            return expected_s
-        num_rows, num_fed = len(widths), self._num_fed(widths)
-        plain_s = max(self.seconds(num_rows, 1, under), self.least_plain_s(num_rows, under) or 0.0)
-        most_s = (num_fed / num_rows + 1) * plain_s
-        for fed, seen in self._wide_steps.get((num_rows, under), {}).items():
-            most_s = min(most_s, seen.most_s if fed >= num_fed else seen.most_s * num_fed / fed + plain_s)
-        return max(expected_s, most_s)
+            return self.step_s(widths, under)
+        plain_s = self.seconds(len(widths), 1, under)
+        return self.bounds.most_s(len(widths), self._num_fed(widths), plain_s, under)
 
     def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
-        """Return the minimum seconds of a plain step, by real ones; None if none was observed that tells.
-
-        The median of the latest steps counts, unless a verification step was cheaper since. Fewer rows,
-        shorter rows or simpler sampling only take less, so steps with those tell too.
-        """
+        """Return the minimum seconds of a plain step, by real ones; None if none was observed that tells."""
         if not self.is_learned:
             return self.seconds(num_rows, 1, under)
-        key = num_rows, under
-        if key not in self._least:
-            told = [
-                steps.least_s
-                for (rows, there), steps in self._plain_of.items()
-                if rows <= num_rows and there.context <= under.context and there.sampling <= under.sampling
-            ]
-            self._least[key] = max((each for each in told if each is not None), default=None)
-        return self._least[key]
+        return self.bounds.least_plain_s(num_rows, under)
 
     def min_ratio(self, num_rows: int, under: Conditions = USUAL) -> float:
         """Return the expected cost of the cheapest verification step, relative to a plain step."""
@@ -154,84 +167,106 @@ class StepCosts:
 
     def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
         """Whether a plain step should be taken next, because what it costs is not known well enough."""
+        return self.is_learned and self.bounds.is_plain_due(num_rows, under)
+
+    def is_trial_due(self, num_rows: int, width: int) -> bool:
+        """Count a chance of a width that is believed not to pay; return whether it is to be tried now."""
         if not self.is_learned:
             return False
-        steps = self._plain_of.get((num_rows, under))
-        if steps is None or not steps.recent_s:
-            if self.least_plain_s(num_rows, under) is None:
-                return True
-            return steps is not None and steps.num_wide >= PLAIN_AFTER_STEPS[0]
-        return steps.num_wide >= PLAIN_AFTER_STEPS[1]
+        shape = self._shape(num_rows, width)
+        return self.trials.is_due(shape, is_guess=shape not in self.table.measured)
+
+    def price(self, num_rows: int, width: int, under: Conditions = USUAL) -> StepPrice:
+        """Return what a step costs beside a plain one, and how that is known."""
+        step_s, shape = self.even_steps(num_rows, under), self._shape(num_rows, width)
+        measured = self.table.measured.get(shape)
+        return StepPrice(
+            num_rows,
+            width,
+            step_s(width) / step_s(1),
+            shape in self._wide_of,
+            measured is not None,
+            measured.measured_at if measured else None,
+        )
 
     def observe_plain(self, num_rows: int, taken_s: float, under: Conditions = USUAL) -> None:
         """Learn from a plain step that was dispatched while another was in flight."""
         if not self.is_learned:
             return
-        known = self._plain_factor(num_rows, under)
-        seen = self._surprising(taken_s, self._even_s(num_rows, 1), known)
-        steps = self._steps(num_rows, under)
-        steps.factor.learn(seen)
-        steps.recent_s.append(taken_s)
-        steps.num_wide, steps.least_wide_s = 0, math.inf
-        self._plain_under.setdefault(under, _Factor(PLACE_DECAY)).learn(seen)
-        self._plain.learn(seen)
+        difference = math.log(max(taken_s, 1e-9) / self.seconds(num_rows, 1, under))
+        self._plain_noise.learn(self._plain_effects(num_rows, under), self._plain, difference)
+        self.bounds.observe_plain(num_rows, taken_s, under)
+        self._forget_estimates()
 
     def observe_wide(self, widths: Sequence[int], taken_s: float, under: Conditions = USUAL) -> None:
         """Learn from a verification step."""
         if not self.is_learned:
             return
-        num_rows, base_s = len(widths), self._sum_s(widths)
-        key = self._wide_key(num_rows, max(widths), under)
-        known = self._wide_factor(key, self._wide_prior(num_rows, under))
-        seen = self._surprising(taken_s, base_s, known)
-        beside_plain = seen - self._plain_factor(num_rows, under)
-        self._wide_under.setdefault(under, _Factor(PLACE_DECAY)).learn(beside_plain)
-        self._wide.learn(beside_plain)
-        beside_others = seen - self._wide_prior(num_rows, under)
-        self._wide_of.setdefault(key, _Factor(WIDTH_DECAY)).learn(beside_others)
-        observed = self._wide_steps.setdefault((num_rows, under), {})
-        observed.setdefault(self._num_fed(widths), _WideSteps()).recent_s.append(taken_s)
-        steps = self._steps(num_rows, under)
-        steps.num_wide += 1
-        # No plain step can have taken longer than this one did.
-        steps.least_wide_s = min(steps.least_wide_s, taken_s)
-
-    def _steps(self, num_rows: int, under: Conditions) -> "_PlainSteps":
-        return self._plain_of.setdefault((num_rows, under), _PlainSteps())
-
-    def _surprising(self, taken_s: float, base_s: float, known: float) -> float:
-        """Return the logarithm of the observed factor, as far as a single step is believed."""
-        surprise = math.log(max(taken_s, 1e-9) / base_s) - known
+        num_rows, taken_s = len(widths), max(taken_s, 1e-9)
+        shape = self._shape(num_rows, max(widths))
+        if shape not in self.table.measured and (self.batched or num_rows == 1):
+            self._take_from_step(shape, max(widths), taken_s, under)
+        difference = math.log(taken_s / self.step_s(widths, under))
+        effects = [
+            self._wide_of.setdefault(shape, self._new_effect(shape)),
+            self._wide_under.setdefault(under, _place(self._wide)),
+            self._wide_of_under.setdefault((shape, under), Effect(OWN_VARIANCE, OWN_DRIFT)),
+            self._wide,
+        ]
+        is_surprise = self._wide_noise.learn(effects, self._wide, difference)
+        self.trials.record(shape, is_surprise or difference < -CHEAPER)
+        if not is_surprise:
+            self._judge(shape)
+        # The machine may have changed since the last plain step.
+        for effect in self._plain_effects(num_rows, under):
+            effect.variance += effect.drift
+        self.bounds.observe_wide(num_rows, self._num_fed(widths), taken_s, under)
         self._forget_estimates()
-        return known + max(-MAX_SURPRISE, min(MAX_SURPRISE, surprise))
+
+    def _take_from_step(self, shape: Shape, width: int, taken_s: float, under: Conditions) -> None:
+        """Take the first real step of a shape that was not measured as its measurement."""
+        num_rows, on_grid = shape
+        shared = self._plain_effect(num_rows, under) + self._wide.mean + _mean(self._wide_under, under)
+        grown = self._even_s(num_rows, on_grid) / self._even_s(num_rows, width)
+        self.table.put(shape, Measurement(grown * taken_s / math.exp(shared)))
+        self._wide_of[shape] = Effect(SEEN_VARIANCE, SHAPE_DRIFT)
+        self._forget_estimates()
+
+    def _new_effect(self, shape: Shape) -> Effect:
+        measured = self.table.measured.get(shape)
+        if measured is None:
+            return Effect(GUESS_VARIANCE, SHAPE_DRIFT)
+        return Effect(MEASURED_VARIANCE + math.log(measured.spread) ** 2, SHAPE_DRIFT)
+
+    def _judge(self, shape: Shape) -> None:
+        """Doubt measured costs once several of them were found to be wrong."""
+        if abs(self._wide_of[shape].mean) < WRONG or shape in self._wrong:
+            return
+        self._wrong.add(shape)
+        self.trials.doubt()
+        if len(self._wrong) >= MAX_WRONG_SHAPES:
+            for unconfirmed in [s for s in self.table.measured if s[1] > 1 and s not in self._wide_of]:
+                self.table.drop(unconfirmed)
 
     def _forget_estimates(self) -> None:
         self._even_steps: dict[tuple[int, Conditions], Callable[[int], float]] = {}
         self._min_ratios: dict[tuple[int, Conditions], float] = {}
-        self._least: dict[tuple[int, Conditions], float | None] = {}
 
-    def _wide_key(self, num_rows: int, widest: int, under: Conditions) -> tuple[int, int, Conditions]:
+    def _shape(self, num_rows: int, widest: int) -> Shape:
         """Return what a verification step is learned under: its widest row counts, rounded up to the grid."""
-        at = bisect_left(self.widths, widest)
-        return num_rows, self.widths[at] if at < len(self.widths) else widest, under
+        widths = self.table.widths
+        at = bisect_left(widths, widest)
+        return num_rows, widths[at] if at < len(widths) else widest
 
-    def _plain_factor(self, num_rows: int, under: Conditions) -> float:
-        general = self._plain.value(0.0)
-        if there := self._plain_under.get(under):
-            general = there.value(general)
-        steps = self._plain_of.get((num_rows, under))
-        return steps.factor.value(general) if steps else general
+    def _plain_effects(self, num_rows: int, under: Conditions) -> list[Effect]:
+        return [
+            self._plain,
+            self._plain_under.setdefault(under, _place(self._plain)),
+            self._plain_of.setdefault((num_rows, under), Effect(OWN_VARIANCE, OWN_DRIFT)),
+        ]
 
-    def _wide_prior(self, num_rows: int, under: Conditions) -> float:
-        """Return the factor of verification steps of these rows, by the plain ones and all other steps."""
-        general = self._wide.value(0.0)
-        if there := self._wide_under.get(under):
-            general = there.value(general)
-        return self._plain_factor(num_rows, under) + general
-
-    def _wide_factor(self, key: tuple[int, int, Conditions], prior: float) -> float:
-        seen = self._wide_of.get(key)
-        return prior + seen.value(0.0, WIDTH_PRIOR_STEPS) if seen else prior
+    def _plain_effect(self, num_rows: int, under: Conditions) -> float:
+        return self._plain.mean + _mean(self._plain_under, under) + _mean(self._plain_of, (num_rows, under))
 
     def _num_fed(self, widths: Sequence[int]) -> int:
         """Return the tokens that a step feeds, with the padding of rows that share a forward pass."""
@@ -240,85 +275,21 @@ class StepCosts:
     def _sum_s(self, widths: Sequence[int]) -> float:
         """Return what steps with these widths cost by the table."""
         if self.batched:
-            return self._at(len(widths), max(widths))
-        return sum(self._at(1, width) for width in widths)
+            return self.table.seconds(len(widths), max(widths))
+        return sum(self.table.seconds(1, width) for width in widths)
 
     def _even_s(self, num_rows: int, width: int) -> float:
-        return self._at(num_rows, width) if self.batched else num_rows * self._at(1, width)
-
-    def _at(self, rows: int, width: int) -> float:
-        if (found := self._interpolated.get((rows, width))) is None:
-            found = self._interpolated[rows, width] = self._interpolate(rows, width)
-        return found
-
-    def _interpolate(self, rows: int, width: int) -> float:
-        low, high, part = _locate(self.rows, rows)
-        at_low, at_high = self._at_width(low, width), self._at_width(high, width)
-        return max(at_low + part * (at_high - at_low), 1e-9)
-
-    def _at_width(self, rows: int, width: int) -> float:
-        low, high, part = _locate(self.widths, width)
-        return self._table[rows, low] + part * (self._table[rows, high] - self._table[rows, low])
+        if self.batched:
+            return self.table.seconds(num_rows, width)
+        return num_rows * self.table.seconds(1, width)
 
 
-class _Factor:
-    """A learned factor on a cost, as a logarithm: a decayed mean over observed steps."""
-
-    def __init__(self, decay: float) -> None:
-        self._decay = decay
-        self._total = 0.0
-        self._weight = 0.0
-
-    def learn(self, seen: float) -> None:
-        """Learn from a step with this factor."""
-        self._total = self._decay * self._total + seen
-        self._weight = self._decay * self._weight + 1.0
-
-    def value(self, prior: float, prior_steps: float = PRIOR_STEPS) -> float:
-        """Return the factor. prior: the more general estimate, which counts as much as prior_steps."""
-        return (self._total + prior_steps * prior) / (self._weight + prior_steps)
+def _place(shared: Effect) -> Effect:
+    """Return the effect of conditions under which no step was seen. shared: that of all steps."""
+    is_first = shared.num_seen < CONFIRMED
+    return Effect(FIRST_PLACE_VARIANCE if is_first else PLACE_VARIANCE, PLACE_DRIFT)
 
 
-class _PlainSteps:
-    """The plain steps of one number of rows under the same conditions.
-
-    recent_s: seconds of the latest. num_wide, least_wide_s: the verification steps since the last one, and
-    the seconds of the cheapest of them.
-    """
-
-    def __init__(self) -> None:
-        self.factor = _Factor(SHAPE_DECAY)
-        self.recent_s: deque[float] = deque(maxlen=RECENT_PLAIN_STEPS)
-        self.num_wide = 0
-        self.least_wide_s = math.inf
-
-    @property
-    def least_s(self) -> float | None:
-        """The minimum seconds of such a step; None if none was observed."""
-        if not self.recent_s:
-            return None
-        return min(sorted(self.recent_s)[(len(self.recent_s) - 1) // 2], self.least_wide_s)
-
-
-class _WideSteps:
-    """The verification steps of one number of rows under the same conditions that fed as many tokens.
-
-    recent_s: seconds of the latest.
-    """
-
-    def __init__(self) -> None:
-        self.recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
-
-    @property
-    def most_s(self) -> float:
-        """The maximum seconds of such a step."""
-        return sorted(self.recent_s)[-2] if len(self.recent_s) > 1 else self.recent_s[0]
-
-
-def _locate(grid: list[int], x: int) -> tuple[int, int, float]:
-    """Return two neighboring grid points and the position of x between them, in [0, 1] within the grid."""
-    if len(grid) == 1:
-        return grid[0], grid[0], 0.0
-    at = min(max(bisect_left(grid, x), 1), len(grid) - 1)
-    low, high = grid[at - 1], grid[at]
-    return low, high, (x - low) / (high - low)
+def _mean(effects: dict[K, Effect], key: K) -> float:
+    found = effects.get(key)
+    return found.mean if found else 0.0

@@ -34,7 +34,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Return the shapes measured so far, on a machine whose steps take step_s()."""
     shapes: list[tuple[int, int]] = []
 
-    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int) -> float:
+    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int, _is_long: bool) -> float:
         shapes.append((num_rows, width))
         return step_s(num_rows, width)
 
@@ -84,33 +84,112 @@ def test_costs_on_disk_that_do_not_hold_are_measured_again(
     file = tmp_path / "costs.json"
     kept = json.loads(file.read_text())
     key = next(iter(kept))
-    kept[key] = [[rows, width, seconds * (factor if width == 5 else 1)] for rows, width, seconds in kept[key]]
+    kept[key] = [[r, w, s * (factor if w == 5 else 1), *more] for r, w, s, *more in kept[key]]
     file.write_text(json.dumps(kept))
     wrong = make(tmp_path)
+    assert wrong.costs.seconds(1, 5) == pytest.approx(step_s(1, 5) * factor)
     wrong.finish(lambda _: None)
-    assert wrong.costs.seconds(1, 5) == pytest.approx(step_s(1, 5) * (factor if holds else 1))
+    # Those of one row were measured, and show whether the others can be believed.
+    assert wrong.costs.seconds(1, 5) == pytest.approx(step_s(1, 5))
+    assert wrong.costs.seconds(4, 5) == pytest.approx(step_s(4, 5) * (factor if holds else 1))
+    assert make(tmp_path).costs.seconds(4, 5) == wrong.costs.seconds(4, 5)
 
 
-def test_what_takes_long_or_does_not_fit_is_extrapolated(
+def test_guesses_of_earlier_versions_are_dropped(
+    tmp_path: Path, measured: list[tuple[int, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They filled gaps with a straight line, which they wrote to the file as if it had been measured."""
+    caplog.set_level(logging.INFO, logger="reprise.engine")
+    make(tmp_path).finish(lambda _: None)
+    file = tmp_path / "costs.json"
+    kept = json.loads(file.read_text())
+    key, plain_s = next(iter(kept)), 0.1683
+    kept[key] = [[r, w, plain_s * r * w] for r in (1, 2, 4) for w in (1, 2, 3, 4, 5, 6, 8, 9)]
+    file.write_text(json.dumps(kept))
+    measured.clear()
+    again = make(tmp_path)
+    assert not again.is_known
+    # All that it knows is a plain step, which it measured.
+    assert again.costs.seconds(1, 9) == pytest.approx(2 * step_s(1, 1))
+    assert any("guesses of an earlier version" in record.getMessage() for record in caplog.records)
+    # Real measurements of that version are believed, without the guesses beside them.
+    kept[key] = [[1, 1, 0.1], [1, 2, 0.13], [1, 4, 0.18], [1, 8, 0.36], [2, 1, 0.2]]
+    file.write_text(json.dumps(kept))
+    again = make(tmp_path)
+    assert again.is_known
+    assert again.costs.table.measured.keys() == {(1, 1), (1, 2), (1, 4)}
+
+
+def test_what_takes_long_or_does_not_fit_is_guessed(
     tmp_path: Path, measured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "MAX_MEASURED_S", 0.06)
+    monkeypatch.setattr(calibration, "MAX_MEASURED_S", 0.011)
+    monkeypatch.setattr(calibration, "MAX_MEASURED_STEPS", 1.15)
     calibrated = make(tmp_path)
     while not calibrated.is_done:
         calibrated.advance(lambda rows, _tokens: rows < 4)
-    assert {num_rows for num_rows, _ in measured} == {1, 2}
-    # Plain steps are measured by four at a time.
-    assert (2, 1) not in measured
-    # In proportion to the tokens, which is more than it would be.
-    assert calibrated.costs.seconds(2, 1) == pytest.approx(2 * step_s(1, 1))
-    assert calibrated.costs.seconds(4, 9) == pytest.approx(2 * step_s(2, 9))
+    assert {shape for shape in measured if shape[0] == 2} <= {(2, 1), (2, 2), (2, 3), (2, 4)}
+    assert not any(num_rows == 4 for num_rows, _ in measured)
+    # Guesses continue what was measured, ever more slowly.
+    seconds = [calibrated.costs.seconds(1, width) for width in (1, 3, 5, 9)]
+    assert seconds[2] - seconds[1] >= (seconds[3] - seconds[2]) / 2 > 0
+    assert calibrated.costs.seconds(4, 9) == pytest.approx(step_s(4, 9), rel=0.15)
+    kept = json.loads((tmp_path / "costs.json").read_text())
+    assert {(rows, width) for rows, width, *_ in next(iter(kept.values()))} == set(measured)
+
+
+@pytest.mark.parametrize("plain_s", [0.002, 0.05, 0.2, 1.0])
+def test_a_model_of_any_speed_is_measured(
+    plain_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[int, int]] = []
+
+    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int, _is_long: bool) -> float:
+        shapes.append((num_rows, width))
+        return plain_s * (1 + 0.2 * (num_rows * width - 1))
+
+    monkeypatch.setattr(calibration, "_step_s", take)
+    calibrated = make(tmp_path)
+    shapes.clear()
+    calibrated.finish(lambda _: None)
+    # Those that decide come first; long steps are measured fewer times.
+    assert shapes[:5] == [(1, 1), (1, 2), (1, 4), (1, 8), (1, 1)]
+    is_long = 2.4 * plain_s > calibration.LONG_S
+    assert shapes.count((1, 8)) == (calibration.LONG_ROUNDS if is_long else calibration.ROUNDS)
+    for num_rows in (1, 2, 4):
+        for width in (1, 2, 3, 8):
+            expected_s = plain_s * (1 + 0.2 * (num_rows * width - 1))
+            assert calibrated.costs.seconds(num_rows, width) == pytest.approx(expected_s)
+
+
+def test_a_request_waits_for_one_forward_pass_of_a_measurement_at_most(tmp_path: Path) -> None:
+    """Between two parts of a measurement a request can be answered, whatever the rows of the shape."""
+    forwards = 0
+
+    class Counted:
+        def __init__(self, model: Any) -> None:
+            self.model = model
+            self.layers, self.make_cache = model.layers, partial(make_prompt_cache, model)
+
+        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+            nonlocal forwards
+            forwards += 1
+            return self.model(tokens, cache=cache)
+
+    settings = Settings(calibration_file=str(tmp_path / "costs.json"), max_rows=4)
+    made = Calibration(make_loaded("llama", Counted), settings, Sharing.GROUPS, WIDEST)
+    while not made.is_done:
+        before = forwards
+        made.advance()
+        # Plain steps are measured pipelined, unless they are long.
+        assert forwards - before <= calibration.PLAIN_STEPS
 
 
 def test_a_slow_first_measurement_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first steps of a shape may take long, as kernels are compiled."""
     seen: set[tuple[int, int]] = set()
 
-    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int) -> float:
+    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int, _is_long: bool) -> float:
         is_first = (num_rows, width) not in seen
         seen.add((num_rows, width))
         return step_s(num_rows, width) + is_first
@@ -183,7 +262,7 @@ def test_an_engine_listens_before_it_has_measured(
     started, asked, answers = threading.Event(), request(prompt_of(20), 12), []
     num_measured = 0
 
-    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int) -> float:
+    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int, _is_long: bool) -> float:
         nonlocal num_measured
         num_measured += 1
         # Two are made before the engine has started. A request arrives during the fifth one.
@@ -219,7 +298,7 @@ def test_a_measurement_that_fails_costs_nothing_but_its_result(
 ) -> None:
     calls = []
 
-    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int) -> float:
+    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int, _is_long: bool) -> float:
         calls.append(width)
         if len(calls) > 4:
             raise RuntimeError("no memory")

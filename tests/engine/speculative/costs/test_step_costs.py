@@ -15,7 +15,8 @@ from engine.speculative.costs.conditions import (
     context_class,
     sampling_class,
 )
-from engine.speculative.costs.step_costs import PLAIN_AFTER_STEPS, StepCosts
+from engine.speculative.costs.step_bounds import PLAIN_AFTER_STEPS
+from engine.speculative.costs.step_costs import StepCosts
 
 TABLE = {(1, 1): 1.0, (1, 8): 2.0, (4, 1): 2.0, (4, 8): 5.5}
 LONG = Conditions(context=3)
@@ -78,7 +79,7 @@ def test_conditions_are_learned_apart_and_begin_with_what_is_known() -> None:
     assert costs.seconds(1, 8, LONG) == pytest.approx(24.0, rel=0.1)
     observe(costs, 6.0, 60.0, LONG)
     assert costs.seconds(1, 8, LONG) == pytest.approx(60.0, rel=0.1)
-    assert costs.seconds(1, 8) == pytest.approx(12.0, rel=0.1)
+    assert costs.seconds(1, 8) == pytest.approx(12.0, rel=0.15)
 
 
 def test_what_was_never_observed_is_bounded_by_real_steps() -> None:
@@ -108,9 +109,9 @@ def test_rows_with_a_forward_pass_each_are_bounded_by_what_they_feed() -> None:
 
 def test_a_machine_that_recovers_does_so_for_all_widths() -> None:
     costs = StepCosts({(1, 1): 1.0, (1, 2): 1.2, (1, 4): 1.5, (1, 8): 2.0})
-    for _ in range(4):
+    for slowness in (1, 1, 1, 3, 3, 3, 3):
         for width, seconds in ((2, 1.2), (4, 1.5), (8, 2.0)):
-            costs.observe_wide([width], 3 * seconds)
+            costs.observe_wide([width], slowness * seconds)
     for _ in range(STEADY):
         costs.observe_wide([4], 1.5)
     assert costs.seconds(1, 8) < 2.6
@@ -187,10 +188,10 @@ def test_costs_that_are_not_learned_stay() -> None:
 
 @pytest.mark.parametrize(
     "table",
-    [{}, {(1, 2): 1.0}, {(1, 1): 0.0}, {(1, 1): 1.0, (1, 2): 1.0, (2, 1): 1.0}, {(1, 1): float("nan")}],
+    [{}, {(1, 2): 1.0}, {(1, 1): 0.0}, {(1, 1): 1.0, (1, 2): -1.0}, {(1, 1): float("nan")}],
 )
-def test_a_table_that_is_no_grid_of_seconds_is_refused(table: dict[tuple[int, int], float]) -> None:
-    with pytest.raises(ValueError, match="full grid"):
+def test_a_table_without_positive_seconds_is_refused(table: dict[tuple[int, int], float]) -> None:
+    with pytest.raises(ValueError, match="positive seconds"):
         StepCosts(table)
 
 
