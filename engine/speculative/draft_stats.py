@@ -25,8 +25,8 @@ class DraftCounts:
     num_fed: tokens fed in the forwards.
     by_source: drafter -> [drafted, accepted]. by_position: the same for each position in drafts.
     drafter_s: seconds that the drafters took during decoding; open_s: those before the first token.
-    undrafted: reason -> plans that decided for a plain step. price: what a step was believed to cost when that
-        was the reason for the last time.
+    undrafted: reason -> plans that decided for a plain step. price: what a step was believed to cost when
+        that was the reason for the last time.
     strategy, translation: the strategy that translates the draft model's drafts, and its counts, if the draft
         model has read the prompt.
     """
