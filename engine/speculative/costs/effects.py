@@ -63,7 +63,7 @@ class Noise:
         square = difference * difference
         doubted = next((each for each in effects if each.num_seen < CONFIRMED), shared)
         limit = SURPRISE * math.sqrt(known + self.variance)
-        if doubted is not shared:
+        if doubted.num_seen < CONFIRMED:
             limit = min(limit, MAX_DIFFERENCE)
         if is_surprise := abs(difference) > limit:
             if doubted.surprise * difference > 0:

@@ -24,10 +24,11 @@ K = TypeVar("K")
 MEASURED_VARIANCE, SEEN_VARIANCE, GUESS_VARIANCE = 0.07**2, 0.3**2, 1.0
 """Variance of the logarithm of a cost that was measured in several rounds, seen in one step, or guessed."""
 
-SHARED_VARIANCE, OWN_VARIANCE = 0.5**2, 0.04**2
-"""The same of what all steps share, and of what those of one shape do under the same conditions."""
+PLAIN_VARIANCE, WIDE_VARIANCE, OWN_VARIANCE = 0.5**2, 0.15**2, 0.04**2
+"""The same of what all plain steps share, all verification steps, and those of one shape under the same
+conditions."""
 
-FIRST_PLACE_VARIANCE, PLACE_VARIANCE = 0.03**2, 1.0
+FIRST_PLACE_VARIANCE, PLACE_VARIANCE = 0.03**2, 0.2**2
 """The same of what steps share under the same conditions: the first ones, which show what all share, and
 others."""
 
@@ -65,10 +66,10 @@ class StepCosts:
         self.is_learned = is_learned
         self.bounds = StepBounds()
         self.trials = Trials()
-        self._plain = Effect(SHARED_VARIANCE, SHARED_DRIFT)
+        self._plain = Effect(PLAIN_VARIANCE, SHARED_DRIFT)
         self._plain_under: dict[Conditions, Effect] = {}
         self._plain_of: dict[tuple[int, Conditions], Effect] = {}
-        self._wide = Effect(SHARED_VARIANCE, SHARED_DRIFT)
+        self._wide = Effect(WIDE_VARIANCE, SHARED_DRIFT)
         self._wide_under: dict[Conditions, Effect] = {}
         self._wide_of: dict[Shape, Effect] = {}
         self._wide_of_under: dict[tuple[Shape, Conditions], Effect] = {}
@@ -210,7 +211,9 @@ class StepCosts:
         effects = [
             self._wide_of.setdefault(shape, self._new_effect(shape)),
             self._wide_under.setdefault(under, _place(self._wide)),
-            self._wide_of_under.setdefault((shape, under), Effect(OWN_VARIANCE, OWN_DRIFT)),
+            self._wide_of_under.setdefault(
+                (shape, under), Effect(OWN_VARIANCE, OWN_DRIFT, num_seen=CONFIRMED)
+            ),
             self._wide,
         ]
         is_surprise = self._wide_noise.learn(effects, self._wide, difference)

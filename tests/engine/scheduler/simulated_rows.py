@@ -127,6 +127,8 @@ class Device:
         self.rows: list[Any] = []
         self.in_flight: list[Any] = []
         self.is_steady = self.was_plain = False
+        # (answers begun before, width) of each verification step.
+        self.widths_used: list[tuple[int, int]] = []
 
     def join(self) -> None:
         asked = GenerationRequest("r", (5,) * self.prompt_tokens, self.limit, Sampling(0, 0.0))
@@ -189,6 +191,7 @@ class Device:
         work = self.draft(rows, inputs)
         drafting_s = self.head_share * plain_s * work.num_drafted if work else 0.0
         widths = [one.width for one in inputs]
+        self.widths_used.append((len(self.spent), max(widths)))
         taken_s = drafting_s + self.cost(rows, max(widths))
         outcomes = []
         for row, one in zip(rows, inputs, strict=True):
