@@ -112,7 +112,11 @@ class StepCosts:
             def step_s(width: int) -> float:
                 if width == 1:
                     return self._even_s(num_rows, 1) * math.exp(plain)
-                shape = self._shape(num_rows, width)
+                at = bisect_left(self.widths, width)
+                if 0 < at < len(self.widths) and self.widths[at] != width:
+                    low, high = self.widths[at - 1 : at + 1]
+                    return step_s(low) + (width - low) / (high - low) * (step_s(high) - step_s(low))
+                shape = num_rows, width
                 own = _mean(self._wide_of, shape) + _mean(self._wide_of_under, (shape, under))
                 return self._even_s(num_rows, width) * math.exp(wide + own)
 
@@ -230,7 +234,7 @@ class StepCosts:
         """Take the first real step of a shape that was not measured as its measurement."""
         num_rows, on_grid = shape
         shared = self._plain_effect(num_rows, under) + self._wide.mean + _mean(self._wide_under, under)
-        grown = self._even_s(num_rows, on_grid) / self._even_s(num_rows, width)
+        grown = self.seconds(num_rows, on_grid, under) / self.seconds(num_rows, width, under)
         self.table.put(shape, Measurement(grown * taken_s / math.exp(shared)))
         self._wide_of[shape] = Effect(SEEN_VARIANCE, SHAPE_DRIFT)
         self._forget_estimates()

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
@@ -34,7 +35,7 @@ def true_costs(curve: str, plain_s: float) -> TrueCosts:
 
     @cache
     def relative(num_tokens: float) -> float:
-        ends = zip(points, points[1:], strict=False)
+        ends = pairwise(points)
         (low, low_s), (high, high_s) = next(
             ((a, b) for a, b in ends if num_tokens <= b[0]), (points[-2], points[-1])
         )
