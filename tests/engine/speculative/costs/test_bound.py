@@ -25,9 +25,13 @@ NUM_TOKENS = 90
 
 
 class TimedDevice:
-    """A model on a device whose clock the test reads instead of the machine's."""
+    """A model on a device whose clock the test reads instead of the machine's.
 
-    def __init__(self) -> None:
+    slowness: how much longer its steps take than step_s(). sleeps: whether they really do.
+    """
+
+    def __init__(self, slowness: float = 1.0, sleeps: bool = False) -> None:
+        self.slowness, self.sleeps = slowness, sleeps
         self.now_s = 0.0
         self.model: Any = None
 
@@ -39,7 +43,10 @@ class TimedDevice:
         return self
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
-        self.now_s += step_s(*tokens.shape)
+        taken_s = self.slowness * step_s(*tokens.shape)
+        self.now_s += taken_s
+        if self.sleeps:
+            time.sleep(taken_s)
         return self.model(tokens, cache=cache)
 
 
@@ -121,6 +128,60 @@ def test_no_answer_of_the_engine_is_slower_than_stated(
         assert drafted_s <= (1 + OVERHEAD + PROBING) * plain_s + ALLOWANCE_STEPS * step_s(1, 1)
         if chance > 0.9 and number == 1:
             assert drafted_s < plain_s / 2
+
+
+@pytest.mark.parametrize("wrong", ["a straight line", "ten times too dear", "ten times too cheap"])
+@pytest.mark.parametrize("plain_s", [0.002, 0.05, 1.0])
+def test_the_engine_finds_out_that_costs_are_wrong(
+    plain_s: float, wrong: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = TimedDevice(plain_s / step_s(1, 1))
+    monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
+    monkeypatch.setattr(step_clock, "perf_counter", lambda: device.now_s)
+    gains = gains_of_copies(device, wrong, start_engine, num_answers=20)
+    # With costs that are known a copy takes a third of the time.
+    assert (
+        sum(gains[-4:]) / 4 > 0.9 * sum(gains_of_copies(device, "not", start_engine, num_answers=8)[-4:]) / 4
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["a straight line", "ten times too dear"])
+def test_a_slow_model_finds_out_that_costs_are_wrong(wrong: str, start_engine: StartEngine) -> None:
+    """On the machine's clock, as a model that sleeps in each forward pass."""
+    device = TimedDevice(10.0, sleeps=True)
+    assert min(gains_of_copies(device, wrong, start_engine, num_answers=8)[-2:]) > 2
+
+
+def gains_of_copies(
+    device: TimedDevice, wrong: str, start_engine: StartEngine, num_answers: int
+) -> list[float]:
+    """Return by how much drafts made each copy faster; every other answer is none, and all keep the bound."""
+    plain_step_s, drafter, gains = device.slowness * step_s(1, 1), Coin(0.97), []
+    factor = {"ten times too dear": 10.0, "ten times too cheap": 0.1}.get(wrong, 1.0)
+    table = {
+        (1, width): width * plain_step_s
+        if wrong == "a straight line"
+        else device.slowness * step_s(1, width) * (factor if width > 1 else 1)
+        for width in (1, 2, 3, 4, 6, 8, 12, 16)
+    }
+    engine = start_engine(
+        wrap=device.wrap,
+        make_sources=lambda _: DraftSources({"suffix": drafter}, scored(1.0)),
+        costs=StepCosts(table),
+        draft_type="suffix",
+        num_draft_tokens=15,
+    )
+    for number in range(num_answers):
+        asked = request(prompt_of(20, number), NUM_TOKENS)
+        plain_s, tokens = decode_s(engine, replace(asked, draft=DraftChoice("none")))
+        drafter.answers[asked.prompt], drafter.chance = tokens, (0.97, 0.0)[number % 2]
+        drafted_s, drafted = decode_s(engine, asked)
+        assert drafted == tokens
+        assert drafted_s <= (1 + OVERHEAD + PROBING) * plain_s + ALLOWANCE_STEPS * plain_step_s
+        if number % 2 == 0:
+            gains.append(plain_s / drafted_s)
+    return gains
 
 
 class Slow(Coin):
