@@ -130,27 +130,26 @@ def test_no_answer_of_the_engine_is_slower_than_stated(
             assert drafted_s < plain_s / 2
 
 
-@pytest.mark.parametrize("wrong", ["a straight line", "ten times too dear", "ten times too cheap"])
-@pytest.mark.parametrize("plain_s", [0.002, 0.05, 1.0])
+@pytest.mark.parametrize(
+    ("plain_s", "wrong"),
+    [(0.002, "ten times too dear"), (0.05, "ten times too cheap"), (1.0, "a straight line")],
+)
 def test_the_engine_finds_out_that_costs_are_wrong(
     plain_s: float, wrong: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = TimedDevice(plain_s / step_s(1, 1))
     monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
     monkeypatch.setattr(step_clock, "perf_counter", lambda: device.now_s)
-    gains = gains_of_copies(device, wrong, start_engine, num_answers=20)
-    # With costs that are known a copy takes a third of the time.
-    assert (
-        sum(gains[-4:]) / 4 > 0.9 * sum(gains_of_copies(device, "not", start_engine, num_answers=8)[-4:]) / 4
-    )
+    gains = gains_of_copies(device, wrong, start_engine, num_answers=12)
+    assert sum(gains[-2:]) > 0.9 * sum(gains_of_copies(device, "not", start_engine, num_answers=4)[-2:])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["a straight line", "ten times too dear"])
 def test_a_slow_model_finds_out_that_costs_are_wrong(wrong: str, start_engine: StartEngine) -> None:
     """On the machine's clock, as a model that sleeps in each forward pass."""
-    device = TimedDevice(10.0, sleeps=True)
-    assert min(gains_of_copies(device, wrong, start_engine, num_answers=8)[-2:]) > 2
+    device = TimedDevice(3.0, sleeps=True)
+    assert min(gains_of_copies(device, wrong, start_engine, num_answers=6)[-2:]) > 2
 
 
 def gains_of_copies(
