@@ -193,11 +193,11 @@ def _answer(loaded: LoadedModel, asked: GenerationRequest) -> list[int]:
     return tokens[len(asked.prompt) :]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition is true. Fails after a minute."""
-    deadline = time.monotonic() + 60
+def wait_until(condition: Callable[[], bool], within_s: float = 60) -> None:
+    """Wait until a condition is true. Fails after within_s seconds."""
+    deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true within a minute"
+        assert time.monotonic() < deadline, f"the condition did not become true within {within_s} s"
         time.sleep(0.02)
 
 

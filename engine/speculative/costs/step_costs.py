@@ -246,9 +246,12 @@ class StepCosts:
         return Effect(MEASURED_VARIANCE + math.log(measured.spread) ** 2, SHAPE_DRIFT)
 
     def _judge(self, shape: Shape) -> None:
-        """Doubt measured costs once several of them were found to be wrong."""
-        if abs(self._wide_of[shape].mean) < WRONG or shape in self._wrong:
+        """Replace a measured cost that was found to be wrong, and doubt others once there are several."""
+        own, measured = self._wide_of[shape], self.table.measured.get(shape)
+        if abs(own.mean) < WRONG or measured is None:
             return
+        self.table.put(shape, Measurement(measured.seconds * math.exp(own.mean)))
+        own.mean = 0.0
         self._wrong.add(shape)
         self.trials.doubt()
         if len(self._wrong) >= MAX_WRONG_SHAPES:

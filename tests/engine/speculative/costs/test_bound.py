@@ -140,8 +140,8 @@ def test_the_engine_finds_out_that_costs_are_wrong(
     device = TimedDevice(plain_s / step_s(1, 1))
     monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
     monkeypatch.setattr(step_clock, "perf_counter", lambda: device.now_s)
-    gains = gains_of_copies(device, wrong, start_engine, num_answers=12)
-    assert sum(gains[-2:]) > 0.9 * sum(gains_of_copies(device, "not", start_engine, num_answers=4)[-2:])
+    gains = gains_of_copies(device, wrong, start_engine, num_answers=20)
+    assert sum(gains[-4:]) > 0.9 * sum(gains_of_copies(device, "not", start_engine, num_answers=8)[-4:])
 
 
 @pytest.mark.slow

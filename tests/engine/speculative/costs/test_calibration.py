@@ -3,7 +3,6 @@
 import json
 import logging
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -283,8 +282,8 @@ def test_an_engine_listens_before_it_has_measured(
     engine.start()
     try:
         started.set()
-        while not file.exists():
-            time.sleep(0.01)
+        wait_until(lambda: any(record.msg.startswith("measured what steps of") for record in caplog.records))
+        assert file.exists()
         assert list(answers[1].tokens) == oracle(make_loaded("llama"), asked)
     finally:
         engine.stop(drain_s=0)

@@ -1,0 +1,90 @@
+"""Measurements are kept apart from guesses, and guesses have the shape of real costs."""
+
+from itertools import pairwise
+
+import pytest
+
+from engine.speculative.costs.cost_table import CostTable, Measurement, without_guesses
+from engine.speculative.costs.step_price import StepPrice
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def table(**seconds: float) -> CostTable:
+    """Return a table of one to eight rows. seconds: by "r<rows>w<width>"."""
+    measured = {
+        tuple(int(part) for part in name[1:].split("w")): Measurement(each) for name, each in seconds.items()
+    }
+    return CostTable(measured, (1, 2, 4, 8), WIDTHS)  # type: ignore[arg-type]
+
+
+def test_with_a_plain_step_alone_eight_tokens_are_believed_to_take_another() -> None:
+    costs = table(r1w1=1.0)
+    assert costs.seconds(1, 9) == pytest.approx(2.0)
+    assert costs.seconds(4, 4) == pytest.approx(1 + 15 / 8)
+
+
+def test_a_prompts_chunk_tells_what_a_further_token_costs() -> None:
+    costs = table(r1w1=1.0)
+    costs.put_chunk(8, 0.1)
+    assert costs.seconds(1, 9) == pytest.approx(2.0)
+    costs.put_chunk(101, 21.0)
+    assert costs.seconds(1, 11) == pytest.approx(3.0)
+    # The chunk with the cheapest tokens counts, and nothing against a measurement.
+    costs.put_chunk(50, 40.0)
+    assert costs.seconds(1, 11) == pytest.approx(3.0)
+    costs.put((1, 11), Measurement(5.0))
+    assert costs.seconds(1, 11) == 5.0
+
+
+def test_gaps_lie_on_lines_and_what_is_wider_grows_ever_more_slowly() -> None:
+    costs = table(r1w1=1.0, r1w4=1.6, r1w8=2.8)
+    assert costs.seconds(1, 6) == pytest.approx(2.2)
+    steps = [costs.seconds(1, width) for width in (8, 16, 24, 32)]
+    growth = [after - before for before, after in pairwise(steps)]
+    assert growth == sorted(growth, reverse=True)
+    assert 2.8 < steps[1] < 2 * 2.8
+
+
+def test_more_rows_are_guessed_by_their_tokens() -> None:
+    costs = table(r1w1=1.0, r1w8=2.4, r1w32=7.0, r2w1=1.3)
+    assert costs.seconds(2, 1) == 1.3
+    # Beside a plain step as much as two rows with the same tokens.
+    assert costs.seconds(2, 4) == pytest.approx(1.3 * 2.4 / costs.seconds(1, 2))
+    assert costs.seconds(8, 4) == pytest.approx(
+        costs.seconds(8, 1) * costs.seconds(2, 16) / costs.seconds(2, 4)
+    )
+
+
+def test_costs_in_proportion_to_tokens_are_no_measurements() -> None:
+    real = {(1, 1): 0.168, (1, 2): 0.21, (1, 4): 0.3, (2, 1): 0.2}
+    guessed = {(1, 8): 2 * 0.3, (2, 2): 2 * 0.2, (2, 4): 2 * 0.3}
+    assert without_guesses(real | guessed) == real
+    straight = {(rows, width): 0.168 * rows * width for rows in (1, 2) for width in WIDTHS}
+    assert without_guesses(straight) == {(1, 1): 0.168}
+
+
+@pytest.mark.parametrize("seconds", [{}, {(1, 2): 1.0}, {(1, 1): 0.0}, {(1, 1): float("inf")}])
+def test_without_a_plain_step_there_is_no_table(seconds: dict[tuple[int, int], float]) -> None:
+    with pytest.raises(ValueError, match="positive seconds"):
+        CostTable.of(seconds)
+
+
+@pytest.mark.parametrize(
+    ("price", "words"),
+    [
+        (StepPrice(1, 8, 7.6, False, True, 1000.0), "measured 3 minutes ago"),
+        (StepPrice(1, 8, 7.6, False, True, 1000.0 + 185), "measured just now"),
+        (StepPrice(1, 8, 7.6, False, True, 1190.0 - 86400), "measured 1 day ago"),
+        (StepPrice(1, 8, 7.6, True, True, 1000.0), "seen in real steps"),
+        (StepPrice(1, 8, 7.6, False, True), "measured"),
+        (StepPrice(1, 8, 7.6), "a guess"),
+    ],
+)
+def test_a_price_says_how_it_is_known(price: StepPrice, words: str) -> None:
+    assert price.describe(now=1190.0) == f"a step of 8 tokens costs 7.6 plain ones here ({words})"
+
+
+def test_a_price_names_the_rows() -> None:
+    said = StepPrice(4, 2, 1.25).describe()
+    assert said == "a step of 2 tokens for each of 4 rows costs 1.2 plain ones here (a guess)"

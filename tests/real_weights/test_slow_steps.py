@@ -1,0 +1,139 @@
+"""Drafts pay on models whose steps take long: cold, measured, with wrong costs on disk, and after a load."""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bench.workloads.chats import render
+from config.settings import Settings
+from drafters.assembly import make_drafters
+from drafters.repetition import score_in_slices
+from engine.engine import Engine
+from engine.request import DraftChoice, Finished
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from engine.speculative.proposers import DraftSources
+from tests.engine.support import ask, request, wait_until
+from tests.real_weights.packages import FETCHED_WITHIN_S
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(FETCHED_WITHIN_S + 500)]
+
+NUM_TOKENS = 40
+TEXT = (
+    "The lighthouse keeper wrote down the weather every morning, the names of the ships that passed, and how "
+    "much oil the lamp had burned during the night."
+)
+QUOTE = f"Repeat the following text exactly, word for word.\n\n{TEXT}"
+CHAT = "Tell me a short story about a dog and a river."
+
+
+@pytest.fixture(scope="module", params=["smollm2_folder", "gemma3_folder"])
+def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    file = tmp_path_factory.mktemp("costs") / "costs.json"
+    folder = request.getfixturevalue(request.param)
+    return Settings(model=str(folder), calibration_file=str(file), max_rows=2)
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Engine]:
+    """Run an engine as the server does: it measures costs in idle moments."""
+
+    def sources(vocabulary: str) -> DraftSources:
+        return DraftSources(make_drafters(settings, vocabulary), score_in_slices)
+
+    engine = Engine(settings, make_sources=sources)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop(drain_s=0)
+
+
+def answer(engine: Engine, text: str, draft: str = "auto") -> Finished:
+    tokenizer = engine.tokenizer
+    # A base model continues a text that it has begun to repeat.
+    begun = f"{text}\n\n{TEXT}\n\n{TEXT[:40]}" if text == QUOTE else text
+    prompt = render(tokenizer, text) if tokenizer.has_chat_template else tuple(tokenizer.encode(begun))
+    return ask(engine, replace(request(prompt, NUM_TOKENS), draft=DraftChoice(draft))).finished()
+
+
+@pytest.fixture(scope="module")
+def plain(settings: Settings) -> dict[str, tuple[int, ...]]:
+    with running(replace(settings, calibration_file=None)) as engine:
+        return {text: tuple(answer(engine, text, "none").tokens) for text in (QUOTE, CHAT)}
+
+
+def check(engine: Engine, plain: dict[str, tuple[int, ...]]) -> None:
+    """From the second answer on a quote takes a third of the forward passes, and chat keeps the bound."""
+    first, second = answer(engine, QUOTE), answer(engine, QUOTE)
+    assert tuple(first.tokens) == tuple(second.tokens) == plain[QUOTE]
+    assert second.usage.drafting.num_forwards <= len(second.tokens) / 3
+    chat = answer(engine, CHAT)
+    assert tuple(chat.tokens) == plain[CHAT]
+    for each in (first, second, chat):
+        drafting = each.usage.drafting
+        plain_step_s = drafting.charged_plain_s / len(each.tokens)
+        assert drafting.charged_s <= 1.03 * drafting.charged_plain_s + ALLOWANCE_STEPS * plain_step_s
+
+
+def is_measured(engine: Engine) -> bool:
+    """Whether an idle moment has shown what steps of one row cost."""
+    measured = engine.costs.table.measured
+    return all((1, width) in measured and measured[1, width].measured_at for width in (1, 2, 3, 4, 8, 24))
+
+
+def test_on_a_cold_server(settings: Settings, plain: dict[str, tuple[int, ...]]) -> None:
+    with running(replace(settings, calibration_file=None)) as engine:
+        check(engine, plain)
+
+
+def test_after_costs_were_measured_while_idle(settings: Settings, plain: dict[str, tuple[int, ...]]) -> None:
+    with running(settings) as engine:
+        wait_until(partial(is_measured, engine), within_s=200)
+        check(engine, plain)
+
+
+def test_after_a_restart_with_a_straight_line_on_disk(
+    settings: Settings, plain: dict[str, tuple[int, ...]]
+) -> None:
+    """As earlier versions wrote it: with such costs no draft ever paid, and none was ever tried."""
+    assert settings.calibration_file
+    file = Path(settings.calibration_file)
+    with running(settings) as engine:
+        wait_until(lambda: file.exists() and is_measured(engine), within_s=200)
+        plain_s = engine.costs.seconds(1, 1)
+    widths = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+    straight = [[rows, width, plain_s * rows * width] for rows in (1, 2) for width in widths]
+    file.write_text(json.dumps(dict.fromkeys(json.loads(file.read_text()), straight)))
+    with running(settings) as engine:
+        assert engine.costs.table.measured.keys() == {(1, 1)}
+        check(engine, plain)
+
+
+def test_after_costs_were_measured_beside_a_load_that_went_away(
+    settings: Settings, plain: dict[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    load = [multiprocessing.get_context("spawn").Process(target=spin, daemon=True) for _ in range(4)]
+    with running(replace(settings, calibration_file=str(tmp_path / "costs.json"))) as engine:
+        for process in load:
+            process.start()
+        try:
+            wait_until(partial(is_measured, engine), within_s=400)
+        finally:
+            for process in load:
+                process.kill()
+                process.join()
+        check(engine, plain)
+
+
+def spin() -> None:
+    """Keep a processor busy until this process is killed."""
+    until = time.monotonic() + 600
+    while time.monotonic() < until:
+        pass
