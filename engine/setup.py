@@ -123,6 +123,8 @@ def make_worker(
         head.head.max_drafted if head else None,
     )
     queue = _make_queue(loaded, settings, memory_budget, head)
+    if is_measured:
+        queue.prefiller.clock.note_plain(costs.seconds(1, 1))
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, calibrations, reading)
 
