@@ -30,6 +30,7 @@ from engine.request import (
     EngineStatus,
     Event,
     Failed,
+    Finished,
     GenerationRequest,
     Grammar,
     ModelInfo,
@@ -98,7 +99,7 @@ class Engine:
         self._load_draft = load_draft or make_draft_loader(settings)
         self._find_head = find_head
         self._inbox: Inbox = inbox or queue.SimpleQueue()
-        self._lifecycle = Lifecycle(settings.max_rows, settings.max_rows + settings.max_queue)
+        self._lifecycle = Lifecycle(settings.max_rows + settings.max_queue)
         self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
         self._loaded: LoadedModel | None = None
         self._grammars: Grammars
@@ -282,8 +283,8 @@ class Engine:
             explain = self._ranks and self._ranks.explain
             if explain and isinstance(event, Failed) and event.kind == "request" and (reason := explain()):
                 event = replace(event, kind="engine", message=f"the engine has stopped: {reason}")
-            if event.is_terminal:
-                self._lifecycle.note_end()
+            if isinstance(event, Finished | Failed):
+                self._lifecycle.note_end(event)
             try:
                 sink(event)
             # A sink must not raise; if it does, only its own request is affected.
