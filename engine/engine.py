@@ -20,6 +20,7 @@ from engine.model.loading import (
     Load,
     LoadedModel,
     ModelError,
+    Progress,
     StartProgress,
     make_draft_loader,
     make_loader,
@@ -221,14 +222,17 @@ class Engine:
 
         return float(self._between_steps(measure))
 
-    def find_exact(self, shapes: Iterable[Shape]) -> Exactness:
-        """Try of which (rows, width) the logits equal those of width 1 byte for byte; takes a while."""
+    def find_exact(self, shapes: Iterable[Shape], progress: Progress = lambda _: None) -> Exactness:
+        """Try of which (rows, width) the logits equal those of width 1 byte for byte; takes a while.
+
+        progress: called on the engine's thread with the share that is done.
+        """
 
         def find() -> Exactness:
             loaded, kv_bits = self._require_loaded(), self.settings.kv_bits
             info, sharing = loaded.info, loaded.find_sharing(kv_bits)
             return find_exact_shapes(
-                loaded.model, sharing, kv_bits, info.vocab_size, shapes, info.context_tokens, lambda _: None
+                loaded.model, sharing, kv_bits, info.vocab_size, shapes, info.context_tokens, progress
             )
 
         found: Exactness = self._between_steps(find)

@@ -251,11 +251,16 @@ def _find_exact(
         # A rollback feeds the accepted tokens again, at a width that depends on what was rejected.
         log.info("exact: the model keeps recurrent state, so nothing is drafted")
         return Exactness()
-    max_rows = settings.max_rows if sharing else 1
-    shapes = [(rows, width) for rows in range(1, max_rows + 1) for width in costs.widths if width > 1]
+    max_rows, widths = settings.max_rows if sharing else 1, [width for width in costs.widths if width > 1]
+    shapes = [(rows, width) for rows in range(1, max_rows + 1) for width in widths]
     info = loaded.info
-    found = find_exact_shapes(
-        loaded.model, sharing, settings.kv_bits, info.vocab_size, shapes, info.context_tokens, progress
-    )
+    try_them = partial(
+        find_exact_shapes,
+        loaded.model, sharing, settings.kv_bits, info.vocab_size, shapes, info.context_tokens, progress,
+    )  # fmt: skip
+    # Thousands of forward passes: once is enough.
+    under = f"{settings.kv_bits} bits, {sharing.name}, {info.context_tokens} tokens"
+    name = f"exact, {under}, {max_rows} rows, widths {widths}"
+    found = loaded.findings.find(name, try_them, lambda _: True, Exactness.encode, Exactness.of)
     log.info("exact: widths that equal width 1 byte for byte: %s", found.describe())
     return found

@@ -89,5 +89,6 @@ class Findings:
 @cache
 def _own_digest() -> str:
     """Return a digest of the code that decides what is found."""
-    files = [*sorted((_ENGINE / "kv_cache").rglob("*.py")), _ENGINE / "scheduler" / "footprint.py"]
+    others = _ENGINE / "scheduler" / "footprint.py", _ENGINE / "speculative" / "costs" / "exact_widths.py"
+    files = [*sorted((_ENGINE / "kv_cache").rglob("*.py")), *others]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

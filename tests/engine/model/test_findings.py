@@ -12,6 +12,7 @@ from engine.model.findings import Findings
 from engine.model.loading import LoadedModel
 from engine.scheduler import memory_budget
 from engine.setup import make_worker
+from engine.speculative.costs import exact_widths
 from tests.engine.support import make_loaded
 
 TRIED = (
@@ -58,6 +59,27 @@ def test_the_next_start_tries_nothing_and_finds_the_same(tmp_path: Path, tried: 
     assert second.info == first.info
     footprints = [memory_budget._find_footprint(one, None, True) for one in (first, second)]
     assert footprints[0] == footprints[1]
+
+
+def test_exact_widths_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_widths, "LENGTHS", (21,))
+    monkeypatch.setattr(exact_widths, "LONG_LENGTHS", ())
+    stages: list[list[str]] = []
+    found = []
+    for _ in range(2):
+        stages.append([])
+        loaded = make_loaded("llama")
+        loaded.findings = Findings.of(loaded.info, tmp_path)
+        settings = Settings(
+            memory_bytes=2**40, calibration_file=None, exact=True, max_rows=2, num_draft_tokens=3
+        )
+        note = lambda stage, _, told=stages[-1]: told.append(stage)  # noqa: E731
+        make_worker(loaded, settings, lambda _: None, None, None, False, note)
+        found.append(loaded.info.exact)
+    first, second = (stage.count("Trying which widths are exact") for stage in stages)
+    assert first > 10
+    assert not second
+    assert found[0] == found[1] == "1 to 2 rows: all up to 4"
 
 
 @pytest.mark.parametrize("changes", [{"fingerprint": "another"}, {"device": "another"}])
