@@ -2,7 +2,7 @@
 
 import logging
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -103,13 +103,20 @@ class LocalEngine:
             ))  # fmt: skip
         return made
 
-    def answer(self, requests: Sequence[GenerationRequest]) -> list[Finished]:
-        """Answer all requests at once and return when all have finished. Raises RuntimeError if one fails."""
+    def answer(
+        self, requests: Sequence[GenerationRequest], on_delta: Callable[[], None] = lambda: None
+    ) -> list[Finished]:
+        """Answer all requests at once and return when all have finished. Raises RuntimeError if one fails.
+
+        on_delta: called on the engine's thread when there is more of an answer.
+        """
         ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
         def listen(event: Event, at: int) -> None:
             if event.is_terminal:
                 ended.put((at, event))
+            else:
+                on_delta()
 
         for at, request in enumerate(requests):
             self.engine.submit(request, partial(listen, at=at))
