@@ -118,7 +118,8 @@ class Prefiller:
         if not (num_fed := min(num_tokens, num_left)):
             return 0.0
         # Long chunks do not tell how much of their time is the forward pass itself. A plain step does.
-        return max(self.clock.plain_s, costs.seconds(num_fed, sequence.prefill.num_computed))
+        plain_s = self.clock.plain_s
+        return max(plain_s, costs.seconds(num_fed, sequence.prefill.num_computed, plain_s))
 
     def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts, dispatch: Dispatch) -> None:
         """Feed the next tokens of a prompt, in parts if state is to be kept of a length between them."""
