@@ -110,6 +110,11 @@ class Worker:
         """Whether a step would do anything."""
         return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
 
+    @property
+    def plain_s(self) -> float:
+        """What a plain step takes now; 0 before any is known."""
+        return self._clock.plain_s
+
     def prefix_status(self) -> dict[str, PrefixStatus]:
         """Return the counts of the prefix caches of "target" and "draft". May be called on any thread."""
         reading = self._draft_reading
