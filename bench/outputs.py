@@ -77,6 +77,7 @@ class Work:
         # By part: seconds, and the units that took them.
         self._taken: dict[str, tuple[float, float]] = {}
         self._label, self._share, self._is_planned = "", 0.0, True
+        self._first_share = 0.0
         self._began_at = self._shown_at = monotonic()
         self._console = console or Console(stderr=True)
         columns = (
@@ -116,18 +117,18 @@ class Work:
     def show(self, label: str, share: float) -> None:
         """Show something that is not planned, and what share of it is done. On any thread, if others wait."""
         if label != self._label:
-            self._began_at, self._is_planned = monotonic(), False
+            self._began_at, self._is_planned, self._first_share = monotonic(), False, share
         self._show(label, share)
 
     @property
     def left_s(self) -> float | None:
         """Seconds that are left; None before anything is known."""
-        if not (self._taken if self._is_planned else self._share):
+        if not (self._taken if self._is_planned else self._share > self._first_share):
             return None
         running_s = monotonic() - self._began_at
         left_s = sum(units * self._unit_s(part) for part, units in self.left.items()) if self._taken else 0.0
         if not self._is_planned:
-            return left_s + running_s * (1 / self._share - 1)
+            return left_s + running_s * (1 - self._share) / (self._share - self._first_share)
         if not self.left.get(self._part):
             return left_s
         # What takes longer than expected takes longer still, nobody knows by how much.
@@ -136,9 +137,11 @@ class Work:
 
     @property
     def done_share(self) -> float:
-        """The share of the time that is over."""
+        """The share of the time that is over, or of the work if nothing is known of the time."""
+        if self.left_s is None:
+            return self._share
         taken_s = sum(seconds for seconds, _ in self._taken.values()) + monotonic() - self._began_at
-        return taken_s / (taken_s + self.left_s) if self.left_s is not None and taken_s else 0.0
+        return taken_s / (taken_s + self.left_s) if taken_s else 0.0
 
     @property
     def _part(self) -> str:

@@ -78,6 +78,16 @@ def test_work_that_is_not_planned_has_a_share_of_its_own(clock: Clock) -> None:
     assert "trying (51 % done, about 2 min left)" in printed.getvalue()
 
 
+def test_what_was_done_before_it_was_looked_at_says_nothing(clock: Clock) -> None:
+    work, printed = make_work({})
+    work.show("loading", 0.5)
+    assert work.left_s is None
+    clock.now += 10
+    work.show("loading", 0.75)
+    assert work.left_s == pytest.approx(10)
+    assert printed.getvalue() == "loading (50 % done)\n"
+
+
 def test_without_a_terminal_there_is_a_line_for_each_part_and_each_minute(clock: Clock) -> None:
     work, printed = make_work({"a": 100, "b": 1})
     for _ in range(100):
