@@ -2,7 +2,7 @@
 
 import logging
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from engine.distributed import follow
 from engine.distributed.place import Place, read_place
 from engine.distributed.rank_0 import Ranks
 from engine.engine import Engine
-from engine.model.loading import ModelError
+from engine.model.loading import ModelError, StartProgress
 from engine.request import DraftChoice, Event, Failed, Finished, GenerationRequest, Grammar, Sampling
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
@@ -36,13 +36,16 @@ def equal_costs(*widths: int) -> StepCosts:
 class LocalEngine:
     """An engine that runs while the context is open.
 
-    costs: step costs to use instead of measuring them.
+    costs: step costs to use instead of measuring them. on_progress: told how far the start is.
     drafters: by name, once the engine runs; they may be replaced while no request runs.
 
     Where mlx.launch has started several processes, they share the model: one that is not rank 0 ends here.
     """
 
-    def __init__(self, settings: Settings, costs: StepCosts | None = None) -> None:
+    def __init__(
+        self, settings: Settings, costs: StepCosts | None = None, on_progress: StartProgress | None = None
+    ) -> None:
+        self._on_progress = on_progress
         self.drafters: dict[str, Drafter] = {}
         self._ranks = _join(place, settings) if (place := read_place()) else None
         self.engine = Engine(
@@ -52,7 +55,7 @@ class LocalEngine:
 
     def __enter__(self) -> Self:
         try:
-            self.engine.start()
+            self.engine.start(self._on_progress)
         except ModelError as fault:
             if self._ranks:
                 self._ranks.release(1)
@@ -100,13 +103,20 @@ class LocalEngine:
             ))  # fmt: skip
         return made
 
-    def answer(self, requests: Sequence[GenerationRequest]) -> list[Finished]:
-        """Answer all requests at once and return when all have finished. Raises RuntimeError if one fails."""
+    def answer(
+        self, requests: Sequence[GenerationRequest], on_delta: Callable[[], None] = lambda: None
+    ) -> list[Finished]:
+        """Answer all requests at once and return when all have finished. Raises RuntimeError if one fails.
+
+        on_delta: called on the engine's thread when there is more of an answer.
+        """
         ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
         def listen(event: Event, at: int) -> None:
             if event.is_terminal:
                 ended.put((at, event))
+            else:
+                on_delta()
 
         for at, request in enumerate(requests):
             self.engine.submit(request, partial(listen, at=at))

@@ -2,14 +2,18 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn
+from rich.text import Text
 
 from bench import document, tables
 from bench.errors import ArgumentsError, BenchError
+
+LINE_EVERY_S = 60.0
+"""Seconds after which another line says how far the work is, where there is no terminal."""
 
 
 def make_console(width: int) -> Console:
@@ -62,35 +66,100 @@ def run_command(name: str, run: Callable[[argparse.Namespace], int], arguments: 
 
 
 class Work:
-    """Shows the progress of work with a known weight: a bar in a terminal, otherwise a line per label."""
+    """Shows the progress of work: a bar in a terminal, otherwise a line for each part, and for each minute.
 
-    def __init__(self, weight: float = 0.0, console: Console | None = None) -> None:
-        self.weight = weight
-        console = console or Console(stderr=True)
-        self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._progress.add_task("")
-        (self._task,) = self._progress.tasks
+    left: units that are left of each part, by its label; "" has those of parts that are not listed. How long
+    they will take is measured in this run: as long as units of the same part took, or those of all.
+    """
+
+    def __init__(self, left: Mapping[str, float] | None = None, console: Console | None = None) -> None:
+        self.left = dict(left or {})
+        # By part: seconds, and the units that took them.
+        self._taken: dict[str, tuple[float, float]] = {}
+        self._label, self._share, self._is_planned = "", 0.0, True
+        self._first_share = 0.0
+        self._began_at = self._shown_at = monotonic()
+        self._console = console or Console(stderr=True)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            _Left(self),
+        )
+        is_hidden = not self._console.is_terminal
+        self._progress = Progress(*columns, console=self._console, transient=True, disable=is_hidden)
+        self._task = self._progress.add_task("", total=1.0)
+
+    def plan(self, left: Mapping[str, float]) -> None:
+        """Say what is to be done from now on. What earlier work took tells nothing about it."""
+        self.left, self._taken = dict(left), {}
 
     def begin(self, label: str) -> None:
-        """Show what is running now."""
-        task, text = self._task, escape(label)
-        if self._progress.disable and text != task.description:
-            share = min(1.0, task.completed / self.weight) if self.weight else 0.0
-            left = f", about {(task.elapsed or 0.0) * (1 / share - 1):.0f} s left" if share else ""
-            line = f"{label} ({100 * share:.0f} % done{left})"
-            self._progress.console.print(line, highlight=False, markup=False)
-        self._progress.update(task.id, description=text, total=self.weight)
+        """Show the part that is running now."""
+        self._began_at, self._is_planned = monotonic(), True
+        self._show(label, 0.0)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
-        """Begin a stage with its own total weight; return a function to call after each unit of it."""
-        self.weight = weight
-        self._progress.reset(self._task.id)
+        """Begin a stage, which is all that is left; return a function to call after each unit of it."""
+        self.plan({label: weight})
         self.begin(label)
         return self.advance
 
     def advance(self, weight: float = 1.0) -> None:
-        """Add finished work of this weight."""
-        self._progress.update(self._task.id, advance=weight, total=self.weight)
+        """Add finished work of this weight, to the part that is running."""
+        part, now = self._part, monotonic()
+        seconds, units = self._taken.get(part, (0.0, 0.0))
+        self._taken[part] = seconds + now - self._began_at, units + weight
+        self.left[part] = max(0.0, self.left.get(part, 0.0) - weight)
+        self._began_at, self._is_planned = now, True
+        self._show(self._label, 0.0)
+
+    def show(self, label: str, share: float) -> None:
+        """Show something that is not planned, and what share of it is done. On any thread, if others wait."""
+        if label != self._label:
+            self._began_at, self._is_planned, self._first_share = monotonic(), False, share
+        self._show(label, share)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left; None before anything is known."""
+        if not (self._taken if self._is_planned else self._share > self._first_share):
+            return None
+        running_s = monotonic() - self._began_at
+        left_s = sum(units * self._unit_s(part) for part, units in self.left.items()) if self._taken else 0.0
+        if not self._is_planned:
+            return left_s + running_s * (1 - self._share) / (self._share - self._first_share)
+        if not self.left.get(self._part):
+            return left_s
+        # What takes longer than expected takes longer still, nobody knows by how much.
+        unit_s = self._unit_s(self._part)
+        return left_s - unit_s + abs(unit_s - running_s)
+
+    @property
+    def done_share(self) -> float:
+        """The share of the time that is over, or of the work if nothing is known of the time."""
+        if self.left_s is None:
+            return self._share
+        taken_s = sum(seconds for seconds, _ in self._taken.values()) + monotonic() - self._began_at
+        return taken_s / (taken_s + self.left_s) if taken_s else 0.0
+
+    @property
+    def _part(self) -> str:
+        return self._label if self._label in self.left else ""
+
+    def _unit_s(self, part: str) -> float:
+        seconds, units = self._taken.get(part) or map(sum, zip(*self._taken.values(), strict=True))
+        return seconds / units
+
+    def _show(self, label: str, share: float) -> None:
+        is_new = label != self._label
+        self._label, self._share = label, share
+        self._progress.update(self._task, description=label, completed=self.done_share)
+        if self._progress.disable and (is_new or monotonic() - self._shown_at >= LINE_EVERY_S):
+            self._shown_at = monotonic()
+            left = f", {format_left(self.left_s)}" if self.left_s is not None else ""
+            line = f"{label} ({100 * self.done_share:.0f} % done{left})"
+            self._console.print(line, highlight=False, markup=False)
 
     def __enter__(self) -> "Work":
         self._progress.start()
@@ -98,3 +167,22 @@ class Work:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+
+
+class _Left(ProgressColumn):
+    """The time that is left."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def render(self, task: Task) -> Text:  # noqa: ARG002
+        """See ProgressColumn."""
+        return Text(format_left(self._work.left_s) if self._work.left_s is not None else "")
+
+
+def format_left(seconds: float) -> str:
+    """Say how much time is left, as exactly as an estimate can be."""
+    if seconds < 90:
+        return f"about {seconds:.0f} s left"
+    return f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"

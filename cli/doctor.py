@@ -81,6 +81,7 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
     from cli.checks import machine
     from cli.checks.check import Check
     from cli.checks.trial import TrialError, answer, find_device, trial
+    from server.banner import LoadingBar
 
     yield machine.check_python()
     yield machine.check_packages()
@@ -110,7 +111,9 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
             yield Check("answer", "warning", "not tried, since the model cannot be loaded")
             return
         try:
-            found.answer = process.call(answer, settings, measures_costs)
+            with LoadingBar() as bar:
+                process.show = bar.advance
+                found.answer = process.call(answer, settings, measures_costs)
         except TrialError as fault:
             yield Check("answer", "problem", str(fault), "report it with `reprise doctor --share`")
             return
@@ -150,7 +153,7 @@ def check_answer(answer: "Answer") -> "Check":
     from cli.checks.check import Check
 
     found = (
-        f"loaded in {answer.load_s:.1f} s, {answer.num_tokens} tokens at {answer.tokens_per_s:.0f} a second: "
+        f"loaded in {answer.load_s:.1f} s, {answer.num_tokens} tokens at {answer.tokens_per_s:.3g} a second: "
         f"{answer.text.strip()!r}"
     )
     if not answer.num_tokens:

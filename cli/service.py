@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 HELP = "Run the server in the background and at every login, by launchd or systemd."
 
 _NOT_INSTALLED = "not installed; `reprise service install` does that"
-EXIT_S = 20
-"""Seconds that the server gets to end, beside those in which running requests may finish."""
+EXIT_S = 40
+"""Seconds that the server gets to end, beside those in which running requests may finish: more than it gives
+its engine and its connections (STUCK_S and LAST_WRITES_S in server/run.py)."""
 
 _FOREIGN = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN", "XDG_CACHE_HOME")
 """Variables of others that change what the server does."""

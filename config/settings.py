@@ -140,8 +140,9 @@ class Settings:
     prefill_chunk_tokens: int = setting(2048, "Maximum prompt tokens prefilled per step.", at_least=1)
     max_stall_ms: float = setting(
         50.0,
-        "Milliseconds by which prefill may lengthen a step while rows decode, exceeded in at most one of a "
-        "hundred such steps. A prompt advances even if a single token takes longer.",
+        "Milliseconds by which prefill may lengthen a step while rows decode, or three plain steps if these "
+        "take longer; exceeded in at most one of a hundred such steps. 0: as little as a prompt needs to "
+        "advance.",
         at_least=0,
     )
     keep_alive_s: float = setting(

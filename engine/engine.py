@@ -20,6 +20,7 @@ from engine.model.loading import (
     Load,
     LoadedModel,
     ModelError,
+    Progress,
     StartProgress,
     make_draft_loader,
     make_loader,
@@ -30,6 +31,7 @@ from engine.request import (
     EngineStatus,
     Event,
     Failed,
+    Finished,
     GenerationRequest,
     Grammar,
     ModelInfo,
@@ -98,7 +100,7 @@ class Engine:
         self._load_draft = load_draft or make_draft_loader(settings)
         self._find_head = find_head
         self._inbox: Inbox = inbox or queue.SimpleQueue()
-        self._lifecycle = Lifecycle(settings.max_rows, settings.max_rows + settings.max_queue)
+        self._lifecycle = Lifecycle(settings.max_rows + settings.max_queue)
         self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
         self._loaded: LoadedModel | None = None
         self._grammars: Grammars
@@ -220,14 +222,17 @@ class Engine:
 
         return float(self._between_steps(measure))
 
-    def find_exact(self, shapes: Iterable[Shape]) -> Exactness:
-        """Try of which (rows, width) the logits equal those of width 1 byte for byte; takes a while."""
+    def find_exact(self, shapes: Iterable[Shape], progress: Progress = lambda _: None) -> Exactness:
+        """Try of which (rows, width) the logits equal those of width 1 byte for byte; takes a while.
+
+        progress: called on the engine's thread with the share that is done.
+        """
 
         def find() -> Exactness:
             loaded, kv_bits = self._require_loaded(), self.settings.kv_bits
             info, sharing = loaded.info, loaded.find_sharing(kv_bits)
             return find_exact_shapes(
-                loaded.model, sharing, kv_bits, info.vocab_size, shapes, info.context_tokens, lambda _: None
+                loaded.model, sharing, kv_bits, info.vocab_size, shapes, info.context_tokens, progress
             )
 
         found: Exactness = self._between_steps(find)
@@ -282,8 +287,8 @@ class Engine:
             explain = self._ranks and self._ranks.explain
             if explain and isinstance(event, Failed) and event.kind == "request" and (reason := explain()):
                 event = replace(event, kind="engine", message=f"the engine has stopped: {reason}")
-            if event.is_terminal:
-                self._lifecycle.note_end()
+            if isinstance(event, Finished | Failed):
+                self._lifecycle.note_end(event)
             try:
                 sink(event)
             # A sink must not raise; if it does, only its own request is affected.

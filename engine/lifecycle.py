@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from engine.request import RETRY_AFTER_S, EngineError, EngineStatus
-from engine.scheduler.retry_after import CompletionRate
+from engine.request import RETRY_AFTER_S, EngineError, EngineStatus, Failed, Finished
+from engine.scheduler.retry_after import AnswerTimes
 
 State = Literal["loading", "ready", "draining", "dead"]
 
@@ -15,19 +15,18 @@ State = Literal["loading", "ready", "draining", "dead"]
 class Lifecycle:
     """Decides whether a request is accepted, and counts those that were.
 
-    max_live: requests that may run or wait at once. max_rows: how many of them may run.
+    max_live: requests that may run or wait at once.
     fault: why the engine is dead.
     """
 
-    def __init__(self, max_rows: int, max_live: int) -> None:
+    def __init__(self, max_live: int) -> None:
         self.state: State = "loading"
         self.fault: str | None = None
         self.num_live = 0
         self.num_ended = 0
-        self._max_rows = max_rows
         self._max_live = max_live
         self._drained_at: float | None = None
-        self._completions = CompletionRate()
+        self._answer_times = AnswerTimes()
         self._lock = threading.Lock()
 
     def begin_ready(self) -> None:
@@ -71,6 +70,8 @@ class Lifecycle:
                     f"{self.num_live} requests are running or waiting; try again later",
                     self._retry_after_s(),
                 )
+            if not self.num_live:
+                self._answer_times.begin()
             self.num_live += 1
             yield
 
@@ -80,12 +81,13 @@ class Lifecycle:
         with self._lock:
             yield self.state
 
-    def note_end(self) -> None:
+    def note_end(self, end: Finished | Failed) -> None:
         """Count the end of a request that was accepted."""
+        answered_s = end.usage.total_s - end.usage.queue_s if isinstance(end, Finished) else None
         with self._lock:
             self.num_live -= 1
             self.num_ended += 1
-            self._completions.note_end()
+            self._answer_times.end(answered_s, is_last=not self.num_live)
 
     def status(self, num_running: int) -> EngineStatus:
         """Return a snapshot for /health. num_running: requests that have been admitted."""
@@ -94,7 +96,7 @@ class Lifecycle:
             return EngineStatus(self.state, num_running, num_waiting, self.fault, self._retry_after_s())
 
     def _retry_after_s(self) -> float:
-        """Seconds until a batch of requests will have ended or, while draining, until the server is gone."""
+        """Seconds until the running requests will have ended or, while draining, until the server is gone."""
         if self.state == "draining" and self._drained_at is not None:
             return max(RETRY_AFTER_S, self._drained_at - time.perf_counter())
-        return self._completions.wait_s(self._max_rows, RETRY_AFTER_S)
+        return self._answer_times.wait_s()

@@ -186,6 +186,7 @@ class Loop:
 
     def _submit(self, submitted: Submit) -> None:
         try:
+            self._grammars.plain_s = self.worker.plain_s
             sequence = Sequence.of(submitted.request, submitted.sink, self._tokenizer, self._grammars)
             self.worker.submit(sequence)
         except Exception as fault:

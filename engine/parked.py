@@ -12,7 +12,7 @@ class ParkedWorker:
     queue: itself, as it does nothing but wait. waiting: in the order of their submission.
     """
 
-    has_work = False
+    has_work, plain_s = False, 0.0
 
     def __init__(self) -> None:
         self.waiting: deque[Sequence] = deque()

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 
 from config.groups import GROUPS
 from config.settings import SETTINGS, Settings
@@ -50,6 +51,10 @@ PREFIX_CACHE_SHARE = 4
 FindHead = Callable[[LoadedModel], NamedHead | None]
 """Finds and loads the head of a model; None if it has none. Raises ModelError."""
 
+TRIALS = {"sharing": 100, "rollback": 27, "footprint": 68, "prefix": 10}
+"""The tokens that each trial of a model feeds it, in order, by the beginning of its finding's name. Together
+they take 35 forward passes."""
+
 FREE = StepCosts({(1, 1): 1e-9})
 """Costs of the draft model's steps where they are not measured."""
 
@@ -73,6 +78,7 @@ def make_worker(
     find_head: returns the head that drafts from the model's hidden states, if there is one.
     Raises ModelError if the settings do not suit the model.
     """
+    _show_trials(progress, loaded, *([draft] if draft else []))
     if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
         raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
     if settings.draft_type == MASKS and loaded.info.mask_token_id is None:
@@ -124,8 +130,22 @@ def make_worker(
     )
     queue = _make_queue(loaded, settings, memory_budget, head)
     queue.prefiller.step_costs = costs
+    if is_measured:
+        queue.prefiller.clock.note_plain(costs.seconds(1, 1))
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, calibrations, reading)
+
+
+def _show_trials(progress: StartProgress, *models: LoadedModel) -> None:
+    """Let the models say how much of their trials is done, before each that is not known yet."""
+
+    def show(stage: str, name: str) -> None:
+        if name.startswith(tuple(TRIALS)):
+            before = takewhile(lambda tried: not name.startswith(tried), TRIALS)
+            progress(stage, sum(TRIALS[tried] for tried in before) / sum(TRIALS.values()))
+
+    for one in models:
+        one.findings.on_try = partial(show, f"Trying what {one.info.name} can do")
 
 
 def _prepare_streaming(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
@@ -250,11 +270,16 @@ def _find_exact(
         # A rollback feeds the accepted tokens again, at a width that depends on what was rejected.
         log.info("exact: the model keeps recurrent state, so nothing is drafted")
         return Exactness()
-    max_rows = settings.max_rows if sharing else 1
-    shapes = [(rows, width) for rows in range(1, max_rows + 1) for width in costs.widths if width > 1]
+    max_rows, widths = settings.max_rows if sharing else 1, [width for width in costs.widths if width > 1]
+    shapes = [(rows, width) for rows in range(1, max_rows + 1) for width in widths]
     info = loaded.info
-    found = find_exact_shapes(
-        loaded.model, sharing, settings.kv_bits, info.vocab_size, shapes, info.context_tokens, progress
-    )
+    try_them = partial(
+        find_exact_shapes,
+        loaded.model, sharing, settings.kv_bits, info.vocab_size, shapes, info.context_tokens, progress,
+    )  # fmt: skip
+    # Thousands of forward passes: once is enough.
+    under = f"{settings.kv_bits} bits, {sharing.name}, {info.context_tokens} tokens"
+    name = f"exact, {under}, {max_rows} rows, widths {widths}"
+    found = loaded.findings.find(name, try_them, lambda _: True, Exactness.encode, Exactness.of)
     log.info("exact: widths that equal width 1 byte for byte: %s", found.describe())
     return found

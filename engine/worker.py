@@ -110,6 +110,11 @@ class Worker:
         """Whether a step would do anything."""
         return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
 
+    @property
+    def plain_s(self) -> float:
+        """What a plain step takes now; 0 before any is known."""
+        return self._clock.plain_s
+
     def prefix_status(self) -> dict[str, PrefixStatus]:
         """Return the counts of the prefix caches of "target" and "draft". May be called on any thread."""
         reading = self._draft_reading
@@ -209,7 +214,7 @@ class Worker:
         if self._awaits_prompts():
             self.batch.start_copies()
             self._prefill(0)
-            self.proposers.work.advance()
+            self.proposers.work.advance(self._clock.plain_s)
             return
         inputs = self._plan()
         if inputs and self.batch.in_flight:
@@ -222,7 +227,7 @@ class Worker:
             self._decode()
         self._prefill(len(self.members))
         # Now the device is busy with what was dispatched.
-        self.proposers.work.advance()
+        self.proposers.work.advance(self._clock.plain_s)
         if self._draft_reading:
             self._read_texts(self._draft_reading)
         self._num_steps += 1
@@ -371,10 +376,13 @@ class Worker:
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
+        taken_s = step.taken_s if step.is_computed else self._clock.lap()
+        if taken_s and step.is_steady:
+            self._clock.note_plain(taken_s)
         self.planner.accounts.charge_plain(
             [s.drafts.slowdown_budget if s.drafts else None for s in step.members],
             self.planner.conditions(step.members),
-            step.taken_s if step.is_computed else self._clock.lap(),
+            taken_s,
             step.is_steady,
             step.follows_drafts,
             planning_s,
@@ -421,8 +429,7 @@ class Worker:
         if any(s.num_to_prefill > longest for s in self.prefilling):
             return False
         waited_s = time.perf_counter() - min(s.timing.joined_at for s in self.members)
-        num_rows = len(self.members) + len(self.prefilling)
-        steps_s = MAX_TOGETHER_STEPS * self.planner.costs.seconds(num_rows, 1)
+        steps_s = MAX_TOGETHER_STEPS * self._clock.plain_s
         return waited_s + self.queue.prefiller.left_s() <= max(MAX_TOGETHER_S, steps_s)
 
     @station("prefill")

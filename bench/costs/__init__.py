@@ -26,7 +26,7 @@ def measure_all(
     rows: list[Row] = []
     record = document.new_document(arguments, model) | {section: {"rows": rows}}
     combinations = [dict(zip(cases, values, strict=True)) for values in product(*cases.values())]
-    with outputs.Work(len(combinations)) as work:
+    with outputs.Work({"": len(combinations)}) as work:
         for case in combinations:
             work.begin(", ".join(map(str, case.values())))
             rows.append(case | measure(**case))

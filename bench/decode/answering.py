@@ -75,7 +75,7 @@ class Answering(LocalEngine):
         costs: StepCosts | None = None,
         meter: EnergyMeter | None = None,
     ) -> None:
-        super().__init__(settings, costs)
+        super().__init__(settings, costs, work.show)
         self.arguments, self.work, self.meter = arguments, work, meter
         self.skipped: dict[str, None] = {}
 
@@ -95,8 +95,13 @@ class Answering(LocalEngine):
 
         stage: begins the name of each case in the progress; None: no case is shown. more: of Experiment.
         """
-        num_runs = len(arms) * sum(repeats + case.is_first for case in cases.values())
-        self.work.weight = self.work.weight or num_runs
+        planned: Counter[str] = Counter()
+        for case in cases.values():
+            planned[case.label if stage is None else stage + case.label] += len(arms) * (
+                repeats + case.is_first
+            )
+        if not any(self.work.left.values()):
+            self.work.plan(planned)
 
         def run(arm: Arm, case: Case) -> list[Row]:
             if stage is not None:

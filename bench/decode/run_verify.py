@@ -10,8 +10,10 @@ Exit status 1 then means that a request took longer than the bound on drafting a
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, product
 from math import comb, sqrt
 from statistics import mean, median, quantiles
@@ -128,7 +130,8 @@ def _compare(local: Answering, chats: Sequence[Chat]) -> list[Row]:
 def _report_parity(local: Answering, rows: Sequence[Row]) -> int:
     """Print the exact widths by number of rows and circumstance, what a batch shares, and the rows."""
     info, arguments = local.engine.info, local.arguments
-    exact = local.engine.find_exact([*product(EXACT_ROWS, local.engine.costs.widths[1:])])
+    shapes = [*product(EXACT_ROWS, local.engine.costs.widths[1:])]
+    exact = local.engine.find_exact(shapes, partial(local.work.show, "trying which widths are exact"))
     widths = [
         {"rows": num_rows, "with": circumstance, "exact": found}
         for num_rows in EXACT_ROWS
@@ -155,7 +158,10 @@ def _time(local: Answering, chats: Sequence[Chat]) -> list[Row]:
     local.arguments.workloads = TIMED_WORKLOADS
     chats = chats or [*chain(*local.chats(1))]
     num_rounds = local.arguments.rounds or ROUNDS
-    local.work.weight = (4 * num_rounds + 2) * len(chats)
+    planned: Counter[str] = Counter()
+    for chat in chats:
+        planned[Case((chat,)).label] += 4 * num_rounds + 2
+    local.work.plan(planned)
     for number in range(num_rounds):
         # All chats before the next round, so that no disturbance lasts for all rounds of a chat.
         # The first run compiles kernels and fills the prefix cache.

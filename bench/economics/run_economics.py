@@ -89,7 +89,7 @@ def _measure(
         # Alternating between workloads, of which each has this many chats.
         mixed = sorted(cases.items(), key=lambda case: int(case[0]) % arguments.chats)[: arguments.chats]
         of_real, of_controlled = (len(lengths) * (1 + len(some)) for some in (arguments.draft_types, LEVELS))
-        work.weight = len(cases) * (4 + of_real) + len(mixed) * (1 + of_controlled)
+        work.plan({"": len(cases) * (4 + of_real) + len(mixed) * (1 + of_controlled)})
         auto = Arm("auto", local.engine.settings.num_draft_tokens)
         trials = make_trials(local, cases, [[auto]], "auto, as on a server: ", is_gated=True)
     settings = settings_of(arguments, **fixed, num_draft_tokens=max(lengths))

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     status = 0
     if arguments.documents:
         arguments.documents.mkdir(parents=True, exist_ok=True)
-    with outputs.Work(sum(one.seconds for one in runs)) as work:
+    with outputs.Work({"": sum(one.seconds for one in runs)}) as work:
         for at, one in enumerate(runs):
             names = [name for name in one.figures if name in wanted]
             work.begin(", ".join(names))

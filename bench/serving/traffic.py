@@ -90,7 +90,7 @@ def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **
 
     resume: as for Experiment.
     """
-    work = Work(len(peers) * sum(len(batch.turns) for batch in batches))
+    work = Work({"": len(peers) * sum(len(batch.turns) for batch in batches)})
 
     def ask(name: str, batch: Batch) -> list[Row]:
         stage = f"round {batch.round}" if batch.round else "warm-up"

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     warm: list[list[Finished]] = []
     cold: list[list[Finished]] = []
-    with tempfile.TemporaryDirectory() as folder, Work(2 * arguments.repeats) as work:
+    with tempfile.TemporaryDirectory() as folder, Work({"": 2 * arguments.repeats}) as work:
         on_disk, no_cache = {"prefix_cache_dir": folder}, {"prefix_cache_bytes": 0}
         for repeat in range(arguments.repeats):
             # Only the first chat writes files: a later one would find its first turn in them.

@@ -3,14 +3,16 @@
 A fault in MLX or in a driver may end the process, which is then one of the things that are found.
 """
 
+import itertools
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures import TimeoutError as OutOfTime
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from multiprocessing.queues import Queue
+from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
 from config.settings import Settings
@@ -18,8 +20,12 @@ from config.settings import Settings
 QUESTION = "Who are you?"
 MAX_TOKENS = 24
 
-LIMIT_S = 120
-"""Seconds after which a process that says nothing is given up. The bundled model takes a few."""
+LIMIT_S, TICK_S = 300.0, 0.2
+"""Seconds after which a process that says nothing is given up, however long it takes in all, and seconds
+between two looks at what it has said. It speaks before each trial of the model and with each token."""
+
+Show = Callable[[str, float], None]
+"""Called with what is done now, and the share of it that is over."""
 
 _Result = TypeVar("_Result")
 _Given = ParamSpec("_Given")
@@ -55,20 +61,33 @@ class Answer:
 
 
 class Trial:
-    """A process in which functions run one after the other."""
+    """A process in which functions run one after the other.
 
-    def __init__(self, pool: ProcessPoolExecutor) -> None:
+    said: what they say on their way; see say().
+    """
+
+    def __init__(self, pool: ProcessPoolExecutor, said: "Queue[tuple[str, float]]") -> None:
         self._pool = pool
+        self._said = said
+        self.show: Show = lambda _stage, _share: None
 
     def call(
         self, function: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
     ) -> _Result:
         """Return what the function returns in the process. Raises TrialError."""
         try:
-            return self._pool.submit(function, *given, **named).result(LIMIT_S)
-        except OutOfTime as fault:
-            self.kill()
-            raise TrialError(f"nothing came within {LIMIT_S} seconds") from fault
+            future = self._pool.submit(function, *given, **named)
+            heard_at = monotonic()
+            while not wait([future], TICK_S).done:
+                while not self._said.empty():
+                    heard_at = monotonic()
+                    self.show(*self._said.get())
+                if monotonic() - heard_at > LIMIT_S:
+                    self.kill()
+                    raise TrialError(f"nothing came within {LIMIT_S:g} seconds")
+            return future.result()
+        except TrialError:
+            raise
         except BrokenProcessPool as fault:
             raise TrialError(
                 "the process ended without a word, as after a fault in MLX or a driver"
@@ -87,11 +106,27 @@ class Trial:
 @contextmanager
 def trial() -> Iterator[Trial]:
     """Start a process for a trial, and end it at the end."""
-    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    context = get_context("spawn")
+    said: Queue[tuple[str, float]] = context.Queue()
+    pool = ProcessPoolExecutor(1, context, _say_to, (said,))
     try:
-        yield Trial(pool)
+        yield Trial(pool, said)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+_said: list["Queue[tuple[str, float]]"] = []
+"""Where this process says how far it is, if it is one for a trial."""
+
+
+def _say_to(said: "Queue[tuple[str, float]]") -> None:
+    _said.append(said)
+
+
+def say(stage: str, share: float) -> None:
+    """Tell the process that waits what is done now, and the share of it that is over."""
+    for said in _said:
+        said.put((stage, share))
 
 
 def find_device() -> Device:
@@ -125,7 +160,7 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
     )
     # By these costs every draft is worth verifying, so that verification is tried too.
     flat = StepCosts({(1, 1): 1.0, (1, 32): 1.0}, is_learned=False)
-    with LocalEngine(settings, None if measures_costs else flat) as local:
+    with LocalEngine(settings, None if measures_costs else flat, say) as local:
         prompt = render(local.engine.tokenizer, QUESTION)
         requests = [
             GenerationRequest(
@@ -133,7 +168,11 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
             )
             for choice in (DraftChoice("none"), DraftChoice())
         ]
-        plain, drafted = (local.answer([request])[0] for request in requests)
+        num_said = itertools.count(1)
+        plain, drafted = (
+            local.answer([request], lambda: say("Answering", next(num_said) / (2 * MAX_TOKENS)))[0]
+            for request in requests
+        )
         costs = local.engine.costs if measures_costs else None
         known = new_document(Namespace(), local.engine.info, costs)
         return Answer(

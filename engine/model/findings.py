@@ -31,9 +31,13 @@ Found = TypeVar("Found")
 
 
 class Findings:
-    """What is known of one model. path: the file; None to keep nothing."""
+    """What is known of one model. path: the file; None to keep nothing.
+
+    on_try: called with the name of what is about to be tried, as that can take as long as many steps.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
+        self.on_try: Callable[[str], None] = lambda _: None
         self._path = path
         self._known: dict[str, Any] = {}
         if path is not None:
@@ -66,6 +70,7 @@ class Findings:
             # A file that another program wrote.
             with suppress(TypeError, ValueError):
                 return decode(self._known[name])
+        self.on_try(name)
         found = try_it()
         if is_kept(found):
             self._known[name] = encode(found)
@@ -89,5 +94,6 @@ class Findings:
 @cache
 def _own_digest() -> str:
     """Return a digest of the code that decides what is found."""
-    files = [*sorted((_ENGINE / "kv_cache").rglob("*.py")), _ENGINE / "scheduler" / "footprint.py"]
+    others = _ENGINE / "scheduler" / "footprint.py", _ENGINE / "speculative" / "costs" / "exact_widths.py"
+    files = [*sorted((_ENGINE / "kv_cache").rglob("*.py")), *others]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from engine.request import Grammar, GrammarCostError, GrammarError
-from engine.sampling.grammar_budget import MAX_WALK_S, GrammarBudget, Stopwatch
+from engine.sampling.grammar_budget import GrammarBudget, Stopwatch
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Vocabulary, VocabularyError
 
@@ -59,9 +59,12 @@ class Grammars:
     """Compiled grammars for one vocabulary. May be used from several threads, their matchers by one.
 
     watch: measures the matchers' time.
+    plain_s: seconds of a plain step, which is the measure of the time that later matchers may take; 0 if not
+        known.
     """
 
     def __init__(self, tokenizer: Tokenizer, watch: Stopwatch | None = None) -> None:
+        self.plain_s = 0.0
         self._tokenizer = tokenizer
         self._made: LLTokenizer | VocabularyError | None = None
         self._is_prepared = False
@@ -112,7 +115,8 @@ class Grammars:
         Raises GrammarError if the grammar cannot be used.
         """
         tokenizer, compiled = self._tokenizer, self.compile(grammar).compiled
-        return Matcher(compiled.deep_copy(), tokenizer.vocab_size, tokenizer.eos_ids, self._watch)
+        budget = GrammarBudget(self.plain_s)
+        return Matcher(compiled.deep_copy(), tokenizer.vocab_size, tokenizer.eos_ids, self._watch, budget)
 
     def _find(self, grammar: Grammar) -> LLMatcher:
         """Return the compiled form of a grammar from those that are kept, or compile it and keep it."""
@@ -230,17 +234,22 @@ class Matcher:
 
     End-of-answer tokens are never fed to llguidance, because its rollback does not count them.
 
-    watch: measures what the answer takes; GrammarBudget says how much it may.
+    watch: measures what the answer takes. budget: says how much it may.
     """
 
     def __init__(
-        self, matcher: LLMatcher, vocab_size: int, eos_ids: Collection[int], watch: Stopwatch
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        eos_ids: Collection[int],
+        watch: Stopwatch,
+        budget: GrammarBudget,
     ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._watch = watch
-        self._budget = GrammarBudget()
+        self._budget = budget
         self._masks_s: list[float] = []
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -279,7 +288,7 @@ class Matcher:
     def masks(self, drafted: Sequence[int] = ()) -> list[Mask]:
         """Return the mask of the next token and of the token after each drafted one: (k + 1,) masks.
 
-        There are fewer if they take longer than MAX_WALK_S; the rest of the draft must then be dropped.
+        There are fewer if they take longer than the budget allows; the rest of the draft must be dropped.
 
         drafted: (k,) tokens that the grammar allows, as counted by count_allowed().
         Raises GrammarCostError if the grammar exceeds a limit or the answer its budget.
@@ -289,7 +298,7 @@ class Matcher:
         self._masks_s = [self._watch.last_s]
         num_walked = 0
         for token in drafted:
-            if sum(self._masks_s) > MAX_WALK_S:
+            if sum(self._masks_s) > self._budget.walk_s:
                 break
             masks.append(self._mask(token))
             self._masks_s.append(self._watch.last_s)

@@ -9,19 +9,18 @@ from types import TracebackType
 from engine.request import GrammarCostError
 from engine.stations import spend
 
-MAX_TOKEN_S = 0.25
-"""Maximum seconds that the grammar may take for one token of an answer."""
+MAX_TOKEN_S, MAX_TOKEN_STEPS = 0.25, 1.0
+"""Maximum seconds that the grammar may take for one token of an answer, or plain steps if that is longer."""
 
-MAX_MEAN_S = 0.02
-"""Maximum seconds that the grammar may take for a token, on average over the last WINDOW_TOKENS tokens."""
+MAX_MEAN_S, MAX_MEAN_STEPS = 0.02, 0.2
+"""The same for a token on average over the last WINDOW_TOKENS tokens, and for the masks of one draft, whose
+rest is then dropped."""
 
 WINDOW_TOKENS = 32
 
-MAX_DRAFTING_MEAN_S = 0.0025
-"""Above this average an answer gets no drafts: each drafted position costs about as much as a token."""
-
-MAX_WALK_S = 0.02
-"""Maximum seconds to compute the masks of one draft; the rest of the draft is dropped."""
+MAX_DRAFTING_MEAN_S, MAX_DRAFTING_MEAN_STEPS = 0.0025, 0.05
+"""The same: above this average an answer gets no drafts. Each drafted position costs about as much as a
+token, and the longer a step takes, the more is gained."""
 
 
 class Stopwatch(AbstractContextManager[None]):
@@ -51,15 +50,21 @@ class GrammarBudget:
     """The time that one answer's tokens took in its grammar.
 
     Only tokens of the answer are charged, as if there were no drafts: no draft may make an answer fail.
+
+    plain_s: seconds of a plain step; 0 if not known.
+    walk_s: maximum seconds to compute the masks of one draft.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plain_s: float = 0.0) -> None:
+        self.walk_s = self._mean_s = max(MAX_MEAN_S, MAX_MEAN_STEPS * plain_s)
+        self._token_s = max(MAX_TOKEN_S, MAX_TOKEN_STEPS * plain_s)
+        self._drafting_mean_s = max(MAX_DRAFTING_MEAN_S, MAX_DRAFTING_MEAN_STEPS * plain_s)
         self._tokens_s: deque[float] = deque(maxlen=WINDOW_TOKENS)
 
     @property
     def has_time_for_drafts(self) -> bool:
         """Whether the grammar is fast enough to check drafts as well."""
-        return sum(self._tokens_s) <= MAX_DRAFTING_MEAN_S * WINDOW_TOKENS
+        return sum(self._tokens_s) <= self._drafting_mean_s * WINDOW_TOKENS
 
     def charge(self, taken_s: float, num_tokens: int) -> None:
         """Charge the time of tokens that were committed together, in equal parts."""
@@ -69,13 +74,13 @@ class GrammarBudget:
     def check(self) -> None:
         """Raise GrammarCostError if the tokens so far took too long."""
         longest_s, spent_s = max(self._tokens_s, default=0.0), sum(self._tokens_s)
-        if longest_s > MAX_TOKEN_S:
+        if longest_s > self._token_s:
             raise GrammarCostError(
                 f"took {1000 * longest_s:.0f} ms to choose the tokens allowed at one position; at most "
-                f"{1000 * MAX_TOKEN_S:.0f} ms are allowed"
+                f"{1000 * self._token_s:.0f} ms are allowed"
             )
-        if spent_s > MAX_MEAN_S * WINDOW_TOKENS:
+        if spent_s > self._mean_s * WINDOW_TOKENS:
             raise GrammarCostError(
                 f"took {1000 * spent_s:.0f} ms for the last {len(self._tokens_s)} tokens; at most "
-                f"{1000 * MAX_MEAN_S * WINDOW_TOKENS:.0f} ms for {WINDOW_TOKENS} tokens are allowed"
+                f"{1000 * self._mean_s * WINDOW_TOKENS:.0f} ms for {WINDOW_TOKENS} tokens are allowed"
             )

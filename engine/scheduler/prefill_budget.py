@@ -5,14 +5,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MIN_CHUNK_TOKENS = 4
-"""Prompt tokens that a step feeds if even one takes longer than rows may wait: prompts must advance."""
+"""Prompt tokens that a step feeds where nothing says how long it may take, so that prompts advance."""
 
-ALONE_S = 1.0
-"""Maximum seconds of a step's chunks while no row decodes: how long a cancellation or a new request waits."""
+STALL_STEPS = 3.0
+"""Plain steps that the chunks of a step may take where these are longer than --max-stall-ms. A forward pass
+of one token takes about one, and estimates have a margin: with less, a chunk would be little else."""
 
-MIN_ALONE_TOKENS = 64
-"""Prompt tokens that a step feeds while no row decodes, even if they take longer: each forward pass has a
-cost of its own. Not more: a cancellation and a stop wait for them."""
+ALONE_S, ALONE_STEPS = 1.0, 4.0
+"""Maximum seconds of a step's chunks while no row decodes, or plain steps if these take longer: how long a
+cancellation or a new request waits."""
+
+SHARE = 4
+"""The oldest prompt gets 1/SHARE of the time."""
+
+SHARE_PASSES = 2
+"""Forward passes of one token that a share in every step must hold; else it is one step in SHARE."""
 
 Seconds = Callable[[int], float]
 """Returns an upper estimate of the seconds that this many more tokens of a prompt take."""
@@ -22,23 +29,30 @@ Seconds = Callable[[int], float]
 class PrefillLimits:
     """What one step may spend on prompts: seconds, but never more than max_tokens.
 
-    min_tokens: fed even if they take longer; if rows wait, only if not even one token fits into the seconds.
+    min_tokens: fed if not even one token fits into the seconds.
     """
 
     seconds: float
     min_tokens: int
     max_tokens: int
-    do_rows_wait: bool
 
     @classmethod
-    def of_step(cls, num_decoding: int, max_stall_ms: float, max_tokens: int) -> "PrefillLimits":
+    def of_step(
+        cls, num_decoding: int, max_stall_ms: float, max_tokens: int, plain_s: float = 0.0
+    ) -> "PrefillLimits":
         """Return the limits of a step with num_decoding rows, which the prompts make wait.
 
-        max_tokens: that memory and settings allow.
+        max_stall_ms: 0 for as little as possible. max_tokens: that memory and settings allow.
+        plain_s: seconds of a plain step; 0 if not known.
         """
+        if num_decoding and not max_stall_ms:
+            return cls(0.0, min(MIN_CHUNK_TOKENS, max_tokens), max_tokens)
+        seconds = max(ALONE_S, ALONE_STEPS * plain_s)
         if num_decoding:
-            return cls(max_stall_ms / 1000, min(MIN_CHUNK_TOKENS, max_tokens), max_tokens, True)
-        return cls(ALONE_S, min(MIN_ALONE_TOKENS, max_tokens), max_tokens, False)
+            seconds = max(max_stall_ms / 1000, STALL_STEPS * plain_s)
+        # A token that takes longer attends to a long context, and a second one would take as long again.
+        min_tokens = 1 if plain_s else MIN_CHUNK_TOKENS
+        return cls(seconds, min(min_tokens, max_tokens), max_tokens)
 
 
 def plan_prefill(
@@ -46,19 +60,19 @@ def plan_prefill(
     costs: Sequence[Seconds],
     limits: PrefillLimits,
     most: Sequence[int] | None = None,
+    num_passed: int = 0,
 ) -> list[int]:
     """Share a step's seconds among prompts that lack remaining[i] >= 0 tokens; returns each one's tokens.
 
-    most: the maximum tokens of each.
+    most: the maximum tokens of each. num_passed: steps since the oldest prompt was fed.
 
     Prompts that complete within the limits are served first, then those that lack less than a quarter of what
     the oldest lacks, so that a short prompt never waits for a long one. The oldest prompt always gets a
-    quarter of the seconds, so that a long one always advances.
+    quarter of the seconds, so that a long one always advances; of every fourth step all, where a quarter is
+    spent on little but the forward pass.
     """
     chunks, spent_s = [0] * len(remaining), [0.0] * len(remaining)
     fed = [min(pair) for pair in zip(remaining, most or remaining, strict=True)]
-    is_kept = limits.do_rows_wait and remaining and costs[0](1) <= limits.seconds
-    min_tokens = 1 if is_kept else limits.min_tokens
 
     def extend(i: int, max_tokens: int, max_s: float) -> None:
         """Give a prompt as many tokens as fit into max_s seconds, those that it has included."""
@@ -66,32 +80,32 @@ def plan_prefill(
         if num_tokens > chunks[i]:
             chunks[i], spent_s[i] = num_tokens, costs[i](num_tokens)
 
-    if remaining:
-        extend(0, -(-limits.max_tokens // 4), limits.seconds / 4)
-        if not chunks[0] and fed[0]:
-            chunks[0] = min(fed[0], -(-min_tokens // 4), limits.max_tokens)
-            spent_s[0] = costs[0](chunks[0])
+    if remaining and SHARE_PASSES * costs[0](1) <= limits.seconds / SHARE:
+        extend(0, -(-limits.max_tokens // SHARE), limits.seconds / SHARE)
+    is_due = not any(chunks) and num_passed >= SHARE - 1
 
     def room(i: int) -> tuple[int, float]:
         """Return the tokens and seconds that a prompt may have, those that it has included."""
         return limits.max_tokens - sum(chunks) + chunks[i], limits.seconds - sum(spent_s) + spent_s[i]
 
-    def is_late(i: int) -> bool:
-        """Whether the prompt cannot be completed in this step."""
+    def rank(i: int) -> tuple[bool, bool, bool]:
+        """Return the smaller, the earlier the prompt is served: late are those that cannot be completed."""
         max_tokens, max_s = room(i)
-        return remaining[i] > min(fed[i], max_tokens) or costs[i](remaining[i]) > max_s
+        is_late = remaining[i] > min(fed[i], max_tokens) or costs[i](remaining[i]) > max_s
+        return not (is_due and i == 0), is_late, SHARE * remaining[i] >= remaining[0]
 
-    order = sorted(range(len(remaining)), key=lambda i: (is_late(i), 4 * remaining[i] >= remaining[0]))
+    order = sorted(range(len(remaining)), key=rank)
     for i in order:
         extend(i, *room(i))
-    for i in order:
-        chunks[i] += max(0, min(fed[i] - chunks[i], min_tokens - sum(chunks)))
+    if not any(chunks):
+        for i in order:
+            chunks[i] = min(fed[i], limits.min_tokens - sum(chunks))
     return chunks
 
 
 def share_tokens(remaining: Sequence[int], max_tokens: int) -> list[int]:
     """Share max_tokens among prompts as plan_prefill() would if time were no limit."""
-    limits = PrefillLimits(math.inf, 0, max_tokens, do_rows_wait=False)
+    limits = PrefillLimits(math.inf, 0, max_tokens)
     return plan_prefill(remaining, [lambda _: 0.0] * len(remaining), limits)
 
 

@@ -20,7 +20,7 @@ MAX_CAUTION = math.log(4.0)
 """Maximum factor, as a logarithm, by which chunks that took too long raise the estimate of the next."""
 
 UNKNOWN_S = 1.0
-"""Seconds that each token is expected to take before anything was measured."""
+"""Seconds that each token is expected to take before anything is known."""
 
 OVERRUN_SHARE = 0.005
 """Share of chunks that may take longer than estimated."""
@@ -43,13 +43,14 @@ class PrefillCosts:
         # Logarithms. margin: follows the noise. caution: raised by chunks that took too long, soon forgotten.
         self._margin, self._caution = FIRST_MARGIN, 0.0
 
-    def seconds(self, num_tokens: int, num_before: int) -> float:
+    def seconds(self, num_tokens: int, num_before: int, token_s: float = 0.0) -> float:
         """Return an upper estimate of the seconds of a chunk; 0 for none.
 
         num_before: tokens of the prompt that were computed before it.
+        token_s: seconds that a token takes at most, until a chunk was measured; 0 if not known.
         """
         if not self._factors:
-            return UNKNOWN_S * num_tokens
+            return (token_s or UNKNOWN_S) * num_tokens
         if not num_tokens:
             return 0.0
         return self._expected(num_tokens, num_before) * math.exp(self._margin + self._caution)

@@ -45,6 +45,8 @@ class Prefiller:
         # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
         # say little about its chunks of 32.
         self._costs: defaultdict[tuple[bool, bool], PrefillCosts] = defaultdict(PrefillCosts)
+        # Steps since the oldest prompt was fed.
+        self._num_passed = 0
 
     def drop_ended(self) -> None:
         """Forget sequences that ended."""
@@ -100,10 +102,14 @@ class Prefiller:
     def _plan(self, num_rows: int) -> list[int]:
         """Return how many tokens of each prompt this step feeds."""
         most = [s.prefill.max_chunk_tokens for s in self.prefilling]
-        limits = prefill_budget.PrefillLimits.of_step(num_rows, self._settings.max_stall_ms, sum(most))
+        limits = prefill_budget.PrefillLimits.of_step(
+            num_rows, self._settings.max_stall_ms, sum(most), self.clock.plain_s
+        )
         costs = [partial(self._seconds, s, self._costs_of(s, num_rows)) for s in self.prefilling]
         remaining = [s.num_to_prefill for s in self.prefilling]
-        return prefill_budget.plan_prefill(remaining, costs, limits, most)
+        chunks = prefill_budget.plan_prefill(remaining, costs, limits, most, self._num_passed)
+        self._num_passed = 0 if chunks[0] else self._num_passed + 1
+        return chunks
 
     def _costs_of(self, sequence: Sequence, num_rows: int) -> PrefillCosts:
         """Return the costs of a sequence's chunks. Log probabilities need logits, which others do not."""
@@ -112,7 +118,11 @@ class Prefiller:
     def _seconds(self, sequence: Sequence, costs: PrefillCosts, num_tokens: int) -> float:
         """Return an upper estimate of the seconds that the next num_tokens of a prompt take."""
         num_left = len(sequence.tokens) - 1 - sequence.prefill.num_computed
-        return costs.seconds(min(num_tokens, num_left), sequence.prefill.num_computed)
+        if not (num_fed := min(num_tokens, num_left)):
+            return 0.0
+        # Long chunks do not tell how much of their time is the forward pass itself. A plain step does.
+        plain_s = self.clock.plain_s
+        return max(plain_s, costs.seconds(num_fed, sequence.prefill.num_computed, plain_s))
 
     def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts, dispatch: Dispatch) -> None:
         """Feed the next tokens of a prompt, in parts if state is to be kept of a length between them."""

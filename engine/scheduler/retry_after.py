@@ -1,30 +1,45 @@
-"""Estimate Retry-After from recent completions."""
+"""Estimate Retry-After from how long requests take, on this machine and now."""
 
 from collections import deque
+from statistics import mean
 from time import perf_counter
 
 NUM_KEPT = 64
-"""Number of recent completions that count."""
+"""Number of recent answers that count."""
+MIN_WAIT_S = 1.0
+"""What the wait is rounded up to: a client that asks more often gains nothing."""
 MAX_WAIT_S = 60.0
 """A longer wait would be a guess, and OpenAI's clients ignore longer ones."""
 
 
-class CompletionRate:
-    """The times at which the most recent requests ended. Not thread-safe by itself."""
+class AnswerTimes:
+    """The seconds that recent answers took, without the time that they waited. Not thread-safe by itself.
+
+    Idle time does not count, so a burst after a quiet night is not told to come back in a minute.
+    """
 
     def __init__(self) -> None:
-        self._ends: deque[float] = deque(maxlen=NUM_KEPT)
+        self._taken_s: deque[float] = deque(maxlen=NUM_KEPT)
+        self._changed_at: float | None = None
 
-    def note_end(self) -> None:
-        """Record that a request ended now."""
-        self._ends.append(perf_counter())
+    def begin(self) -> None:
+        """Record that a request came when there was none."""
+        self._changed_at = perf_counter()
 
-    def wait_s(self, num_ends: int, unknown_s: float) -> float:
-        """Return the seconds until num_ends more requests end, at the rate since the oldest kept end.
+    def end(self, taken_s: float | None, is_last: bool) -> None:
+        """Record that a request ended. taken_s: since its admission; None if it was not answered.
 
-        unknown_s: returned while fewer than two have ended.
+        is_last: whether none is left.
         """
-        if len(self._ends) < 2:
-            return unknown_s
-        passed_s = perf_counter() - self._ends[0]
-        return min(MAX_WAIT_S, num_ends * passed_s / (len(self._ends) - 1))
+        self._changed_at = None if is_last else perf_counter()
+        if taken_s is not None:
+            self._taken_s.append(taken_s)
+
+    def wait_s(self) -> float:
+        """Return the seconds until the requests that run now will have ended: as many as earlier ones took.
+
+        Or as many as have passed since the last end, if these are more: what has taken long takes longer.
+        """
+        usual_s = mean(self._taken_s) if self._taken_s else 0.0
+        since_s = 0.0 if self._changed_at is None else perf_counter() - self._changed_at
+        return min(MAX_WAIT_S, max(MIN_WAIT_S, usual_s, since_s))

@@ -1,7 +1,9 @@
 """The clock of the engine's thread: how long each step and each prompt chunk kept the device busy."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from time import perf_counter
 from typing import cast
 
@@ -9,6 +11,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from engine.stations import station
+
+NUM_PLAIN = 5
+"""Plain steps of which the median says what one takes."""
 
 Done = Callable[[float | None], None]
 """Called with the seconds that the device took, None if they are not known. May wait for the device."""
@@ -44,6 +49,19 @@ class StepClock:
         self._read_at: float | None = None
         self._num_skipped = 0
         self._works: list[_Work] = []
+        self._plain_s: deque[float] = deque(maxlen=NUM_PLAIN)
+
+    @property
+    def plain_s(self) -> float:
+        """What a plain step takes, by the last few; 0 before any is known.
+
+        The measure of how long anything may keep rows waiting that takes as long as the model is large.
+        """
+        return median(self._plain_s) if self._plain_s else 0.0
+
+    def note_plain(self, seconds: float) -> None:
+        """Record what a plain step took."""
+        self._plain_s.append(seconds)
 
     def dispatch(self, arrays: Sequence[object], done: Done, fail: Fail) -> None:
         """Start computing arrays, or trees of arrays, without waiting for them; first wait for earlier work.

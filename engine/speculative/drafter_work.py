@@ -6,8 +6,10 @@ from time import perf_counter
 from drafters.base import Slices
 from engine.stations import station
 
-STEP_S = 0.0005
-"""Seconds that a step may give to this work, besides the slices that were begun within them."""
+STEP_S, STEP_SHARE = 0.0005, 0.1
+"""Seconds that a step may give to this work, or share of a plain step if that is longer, besides the slices
+that were begun within them. The device is busy meanwhile. In a second a step drafts nothing from what it has
+not read, so a slow model must not read as slowly."""
 
 MAX_CLOSING = 64
 """Maximum number of finished texts that wait to be learned; the oldest is dropped first."""
@@ -19,7 +21,7 @@ class DrafterWork:
     Prompts take turns, so that a short one never waits for a long one. Finished texts are learned one after
     the other, as drafters ask for, and as many slices of them are done as of prompts.
 
-    step_s: see STEP_S. At least one slice of each kind is done in every step.
+    step_s: see STEP_S; 0 for one slice of each kind. At least these are done in every step.
     """
 
     def __init__(self, step_s: float = STEP_S) -> None:
@@ -41,14 +43,14 @@ class DrafterWork:
         self._reading.pop(seq, None)
         self._closing.append(slices)
 
-    def advance(self) -> None:
-        """Do one step's share of the work."""
+    def advance(self, plain_s: float = 0.0) -> None:
+        """Do one step's share of the work. plain_s: seconds of a plain step; 0 if not known."""
         if self.is_left:
-            self._advance()
+            self._advance(max(self.step_s, STEP_SHARE * plain_s) if self.step_s else 0.0)
 
     @station("drafters")
-    def _advance(self) -> None:
-        end = perf_counter() + self.step_s
+    def _advance(self, limit_s: float) -> None:
+        end = perf_counter() + limit_s
         while True:
             self._advance_each()
             if perf_counter() >= end or not self.is_left:

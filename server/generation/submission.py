@@ -16,8 +16,9 @@ from server.generation.event_queue import EventQueue
 from server.generation.service import Service
 from server.logs import is_logging_prompts
 
-SETTLE_S = 1.0
-"""How long a cancelled request waits for its sequences to end. The log line lacks the usage of later ones."""
+SETTLE_S = 5.0
+"""How long a cancelled request waits for its sequences to end: a step and a chunk if a step takes a second.
+The log line lacks the usage of later ones."""
 
 
 class Submission:

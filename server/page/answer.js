@@ -72,7 +72,8 @@ export async function* ask(body, signal) {
 export function describe({ timings, startedAt, firstAt }) {
   const parts = [];
   if (timings?.forwards) parts.push(`${(timings.predicted_n / timings.forwards).toFixed(2)} tokens a forward pass`);
-  if (timings?.predicted_per_second) parts.push(`${timings.predicted_per_second.toFixed(0)} tokens/s`);
+  const rate = timings?.predicted_per_second;
+  if (rate) parts.push(`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`);
   if (firstAt !== null) parts.push(`first token ${(firstAt - startedAt).toFixed(0)} ms`);
   return parts.join(" · ");
 }

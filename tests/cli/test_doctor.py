@@ -5,14 +5,16 @@ import os
 import shutil
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.checks import machine, sharing
+from cli.checks import trial as trials
 from cli.checks.check import Check
-from cli.checks.trial import Answer, Device, TrialError, find_device, trial
+from cli.checks.trial import TICK_S, Answer, Device, TrialError, find_device, say, trial
 from cli.doctor import check_answer, check_device
 from cli.main import main
 from config.settings import Settings
@@ -59,6 +61,27 @@ def test_a_process_that_dies_or_fails_is_a_finding() -> None:
             process.call(divmod, 1, 0)
         with pytest.raises(TrialError, match="without a word"):
             process.call(os._exit, 1)
+
+
+def talk(num_words: int, times: int) -> int:
+    """Do slow work, in another process."""
+    for at in range(num_words):
+        time.sleep(times * TICK_S)
+        say("talking", at / num_words)
+    return num_words
+
+
+def test_a_process_is_given_up_for_its_silence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "LIMIT_S", 10 * TICK_S)
+    told: list[tuple[str, float]] = []
+    with trial() as process:
+        process.call(os.getpid)
+        process.show = lambda *said: told.append(said)
+        # In all it takes longer than it may be silent.
+        assert process.call(talk, 5, 3) == 5
+        assert told[:4] == [("talking", at / 5) for at in range(4)]
+        with pytest.raises(TrialError, match="nothing came within 2 seconds"):
+            process.call(talk, 1, 100)
 
 
 def level(check: Check) -> str:

@@ -13,6 +13,7 @@ from cli import service
 from cli.main import main
 from cli.services.launchd import LABEL, Launchd
 from cli.services.systemd import UNIT, Systemd
+from server.run import LAST_WRITES_S, STUCK_S
 
 ARGUMENTS = ["--model", "/models/a b", "--served-model-name", 'x"$%y', "--drain-s", "40"]
 
@@ -158,6 +159,10 @@ def test_variables_that_the_service_does_not_see_are_named_without_their_values(
     said = capsys.readouterr().out
     assert "does not see: HF_TOKEN, REPRISE_PORT" in said
     assert "secret" not in said + machine.file.read_text()
+
+
+def test_the_supervisor_waits_until_the_server_gives_itself_up() -> None:
+    assert service.EXIT_S > STUCK_S + LAST_WRITES_S
 
 
 def test_the_property_list_says_what_to_run_and_where() -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from engine.scheduler.step_clock import NUM_PLAIN
 from engine.worker import MAX_TOGETHER_S, MAX_TOGETHER_STEPS
 from tests.engine.driven import Driven
 from tests.engine.support import make_loaded, oracle, prompt_of, request
@@ -26,12 +27,25 @@ def test_prompts_that_arrive_while_the_first_is_computed_are_decoded_together_wi
 def test_where_steps_take_long_prompts_may_take_longer_too() -> None:
     driven = Driven(make_loaded("gemma3_text"), max_rows=8)
     driven.worker.queue.prefiller.left_s = lambda: 2 * MAX_TOGETHER_S  # type: ignore[method-assign]
-    driven.worker.planner.costs.seconds = lambda *_: 3 * MAX_TOGETHER_S / MAX_TOGETHER_STEPS  # type: ignore[method-assign]
+    for _ in range(NUM_PLAIN):
+        driven.worker.queue.prefiller.clock.note_plain(3 * MAX_TOGETHER_S / MAX_TOGETHER_STEPS)
     first = driven.ask(request(prompt_of(30), 40))
     driven.step_until(lambda: bool(driven.worker.members))
     driven.ask(request(prompt_of(25, 1), 4, name="later"))
     driven.step_until(lambda: not driven.worker.prefilling)
     assert not first.text
+
+
+def test_of_a_model_that_drafts_nothing_steps_are_not_taken_for_long() -> None:
+    driven = Driven(make_loaded("gemma3_text"), max_rows=8, prefill_chunk_tokens=4)
+    driven.worker.queue.prefiller.left_s = lambda: 2 * MAX_TOGETHER_S  # type: ignore[method-assign]
+    first = driven.ask(request(prompt_of(60), 40))
+    driven.step_until(lambda: bool(driven.worker.members))
+    driven.ask(request(prompt_of(50, 1), 4, name="later"))
+    driven.step_until(lambda: len(driven.worker.prefilling) == 1)
+    driven.step_until(lambda: bool(first.text) or not driven.worker.prefilling)
+    assert first.text
+    driven.finish()
 
 
 def test_prompts_that_take_long_are_not_waited_for() -> None:

@@ -53,7 +53,7 @@ def run(script: list[str]) -> list[int]:
         inbox.script.append(event if event == "pause" else _noting(worker, seen))
     inbox.script.append(Stop())
     grammars = SimpleNamespace(prepare=lambda: False)
-    Loop(worker, inbox, Lifecycle(1, 1), None, grammars).run()  # type: ignore[arg-type]
+    Loop(worker, inbox, Lifecycle(1), None, grammars).run()  # type: ignore[arg-type]
     return seen
 
 

@@ -4,7 +4,7 @@ Kernels differ by width and number of rows, by whether there is a mask, and with
 is tried with one row and with several: several of equal length need no mask, several of different lengths do.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, product
 from typing import Any
@@ -19,7 +19,8 @@ LENGTHS = (21, 70, 200)
 """Tokens in the probed rows."""
 
 LONG_LENGTHS = (1100, 8300)
-"""Tokens of long contexts. MLX's attention on Metal has other kernels from 1,024, 4,096 or 8,192 on."""
+"""Tokens of long contexts. MLX's attention on Metal has other kernels from 1,024, 4,096 or 8,192 on. A
+processor has not, and reads 8,300 tokens for minutes: there only the first is tried."""
 
 SHORT_TOKENS = 1000
 """Up to so many tokens, the step's included, a context is short."""
@@ -32,6 +33,12 @@ CHUNK_TOKENS = 512
 
 EQUAL, DIFFERENT, LONG = "equal lengths", "different lengths", "long contexts"
 """Circumstances: rows with short contexts, of equal lengths or of different ones; rows with long contexts."""
+
+TOKENS_PER_PASS = 8
+"""Tokens that count as much as a forward pass itself, to say how much of all is done."""
+
+Tick = Callable[[float], None]
+"""Called after a part of the work, with its weight; see _weight()."""
 
 Shape = tuple[int, int]
 """The number of rows of a step, and the tokens that it feeds each of them at most."""
@@ -47,6 +54,17 @@ class Exactness:
 
     differing: Mapping[Shape, Collection[str]] = field(default_factory=dict)
     lengths: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "Exactness":
+        """Make it from what encode() returned. Raises TypeError or ValueError."""
+        differing = {(int(rows), int(w)): tuple(map(str, found)) for rows, w, found in facts["differing"]}
+        return cls(differing, tuple(map(int, facts["lengths"])))
+
+    def encode(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        differing = [[rows, width, sorted(found)] for (rows, width), found in self.differing.items()]
+        return {"differing": differing, "lengths": list(self.lengths)}
 
     def shapes(self, is_long: bool = False) -> frozenset[Shape]:
         """Return the shapes that never differed. They are very likely exact, but that is no proof.
@@ -102,26 +120,30 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Probe:
-    """A model, and how its rows are kept."""
+    """A model, and how its rows are kept. tick: told of what was done."""
 
     model: Any
     sharing: Sharing
     kv_bits: int | None
     vocab_size: int
+    tick: Tick
 
     def read(self, length: int, num_more: int) -> _Text:
         """Read a text of length tokens and num_more more."""
         tokens = [(at * 61 + 11) % self.vocab_size for at in range(length + num_more)]
         caches = make_caches(self.model, self.kv_bits)
         for at in range(0, length, CHUNK_TOKENS):
-            self.model(mx.array([tokens[at : min(length, at + CHUNK_TOKENS)]]), cache=caches)
+            chunk = tokens[at : min(length, at + CHUNK_TOKENS)]
+            self.model(mx.array([chunk]), cache=caches)
             evaluate(caches)
+            self.tick(_weight(len(chunk)))
         slices, states = [cut_slice(caches, 0, length)], [take_state(caches)]
         for at in range(length, length + num_more):
             self.model(mx.array([[tokens[at]]]), cache=caches)
             slices.append(cut_slice(caches, at, at + 1))
             states.append(take_state(caches))
         mx.eval(slices, states)
+        self.tick(_weight(1, num_more))
         return _Text(length, slices, states)
 
     def find_differing(self, text: _Text, num_rows: int, widths: Sequence[int], is_ragged: bool) -> list[int]:
@@ -136,15 +158,15 @@ class _Probe:
         steps = [
             narrow.forward(mx.array([[tokens[at]] for tokens in fed]))[:, 0] for at in range(max(widths))
         ]
-        return [
-            width
-            for width in widths
-            if not self._is_exact(
-                self._make_rows(text, num_rows, is_ragged),
-                [tokens[: max(1, width - is_ragged * row)] for row, tokens in enumerate(fed)],
-                steps,
-            )
-        ]
+        mx.eval(steps)
+        self.tick(_weight(num_rows, max(widths)))
+        differing = []
+        for width in widths:
+            part = [tokens[: max(1, width - is_ragged * row)] for row, tokens in enumerate(fed)]
+            if not self._is_exact(self._make_rows(text, num_rows, is_ragged), part, steps):
+                differing.append(width)
+            self.tick(_weight(num_rows * width) + _weight(num_rows))
+        return differing
 
     def _is_exact(self, rows: Rows, fed: Sequence[Sequence[int]], steps: Sequence[mx.array]) -> bool:
         wide = rows.forward_ragged(fed)
@@ -182,6 +204,7 @@ def find_exact_shapes(
     """Find out of which shapes the logits have the same bytes as those of width 1, in every trial.
 
     context_tokens: of the model; lengths beyond it are not tried.
+    progress: called after every forward pass or few, with the share that is done, by the tokens fed.
     """
     widths_of: dict[int, list[int]] = {}
     for num_rows, width in sorted(shapes):
@@ -192,22 +215,63 @@ def find_exact_shapes(
     if not differing:
         return Exactness()
     most_rows, widest = max(widths_of), max(width for _, width in differing)
-    probe = _Probe(model, sharing, kv_bits, vocab_size)
-    lengths = [n for n in (*LENGTHS, *LONG_LENGTHS) if n + most_rows + widest <= context_tokens]
-    for done, length in enumerate(lengths):
+    trials = {length: _trials(widths_of, length in LONG_LENGTHS) for length in _lengths()}
+    lengths = [n for n, tried in trials.items() if tried and n + most_rows + widest <= context_tokens]
+    total = sum(
+        _read_weight(length, max(rows for rows, _ in trials[length]))
+        + sum(_trial_weight(rows, widths_of[rows]) for rows, _ in trials[length])
+        for length in lengths
+    )
+    done = 0.0
+
+    def tick(weight: float) -> None:
+        nonlocal done
+        done += weight
+        progress(min(1.0, done / total))
+
+    probe = _Probe(model, sharing, kv_bits, vocab_size, tick)
+    for length in lengths:
         is_long = length in LONG_LENGTHS
-        tried = [rows for rows in widths_of if rows <= LONG_ROWS or not is_long]
-        text = probe.read(length, max(tried, default=1))
-        for rows, is_ragged in product(tried, (False, True)):
-            if is_ragged and rows == 1:
-                continue
+        text = probe.read(length, max(rows for rows, _ in trials[length]))
+        for rows, is_ragged in trials[length]:
+            named = LONG if is_long else DIFFERENT if is_ragged else EQUAL
+            # One difference is enough.
+            widths = [width for width in widths_of[rows] if named not in differing[rows, width]]
+            tick(_trial_weight(rows, widths_of[rows]) - _trial_weight(rows, widths))
             # With long contexts, more rows than were tried are as exact as these.
             alike = [more for more in widths_of if is_long and more > rows == LONG_ROWS]
-            for width in probe.find_differing(text, rows, widths_of[rows], is_ragged):
+            for width in probe.find_differing(text, rows, widths, is_ragged) if widths else ():
                 for num_rows in (rows, *alike):
                     if width in widths_of[num_rows]:
-                        differing[num_rows, width].add(LONG if is_long else DIFFERENT if is_ragged else EQUAL)
-            progress((done + (tried.index(rows) + 1) / len(tried)) / len(lengths))
+                        differing[num_rows, width].add(named)
         del text
     mx.clear_cache()
     return Exactness(differing, lengths)
+
+
+def _lengths() -> Sequence[int]:
+    is_processor = mx.default_device().type == mx.DeviceType.cpu
+    return *LENGTHS, *(LONG_LENGTHS[:1] if is_processor else LONG_LENGTHS)
+
+
+def _trials(all_rows: Iterable[int], is_long: bool) -> list[tuple[int, bool]]:
+    """Return what is tried with contexts of a length: numbers of rows, and whether they are ragged."""
+    tried = [rows for rows in all_rows if rows <= LONG_ROWS or not is_long]
+    return [(rows, ragged) for rows, ragged in product(tried, (False, True)) if rows > 1 or not ragged]
+
+
+def _weight(num_fed: int, num_passes: int = 1) -> float:
+    """Return what forward passes take, each of which is fed num_fed tokens; 1 is a pass without any."""
+    return num_passes * (1 + num_fed / TOKENS_PER_PASS)
+
+
+def _read_weight(length: int, num_more: int) -> float:
+    """Return what _Probe.read() takes."""
+    whole, rest = divmod(length, CHUNK_TOKENS)
+    return _weight(CHUNK_TOKENS, whole) + _weight(rest, rest > 0) + _weight(1, num_more)
+
+
+def _trial_weight(num_rows: int, widths: Sequence[int]) -> float:
+    """Return what _Probe.find_differing() takes."""
+    narrow = _weight(num_rows, max(widths, default=0))
+    return narrow + sum(_weight(num_rows * width) + _weight(num_rows) for width in widths)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from config.settings import Settings
@@ -11,7 +12,8 @@ from engine.model import loading
 from engine.model.findings import Findings
 from engine.model.loading import LoadedModel
 from engine.scheduler import memory_budget
-from engine.setup import make_worker
+from engine.setup import TRIALS, flat_costs, make_worker
+from engine.speculative.costs import exact_widths
 from tests.engine.support import make_loaded
 
 TRIED = (
@@ -58,6 +60,54 @@ def test_the_next_start_tries_nothing_and_finds_the_same(tmp_path: Path, tried: 
     assert second.info == first.info
     footprints = [memory_budget._find_footprint(one, None, True) for one in (first, second)]
     assert footprints[0] == footprints[1]
+
+
+def test_exact_widths_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_widths, "LENGTHS", (21,))
+    monkeypatch.setattr(exact_widths, "LONG_LENGTHS", ())
+    stages: list[list[str]] = []
+    found = []
+    for _ in range(2):
+        stages.append([])
+        loaded = make_loaded("llama")
+        loaded.findings = Findings.of(loaded.info, tmp_path)
+        settings = Settings(
+            memory_bytes=2**40, calibration_file=None, exact=True, max_rows=2, num_draft_tokens=3
+        )
+        note = lambda stage, _, told=stages[-1]: told.append(stage)  # noqa: E731
+        make_worker(loaded, settings, lambda _: None, None, None, False, note)
+        found.append(loaded.info.exact)
+    first, second = (stage.count("Trying which widths are exact") for stage in stages)
+    assert first > 10
+    assert not second
+    assert found[0] == found[1] == "1 to 2 rows: all up to 4"
+
+
+class Counted:
+    """A model that counts the tokens that it is fed."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.num_fed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        self.num_fed += tokens.size
+        logits: mx.array = self.model(tokens, cache=cache)
+        return logits
+
+
+def test_a_start_tells_what_is_tried_and_how_much_of_it_is_done_by_the_tokens_fed() -> None:
+    loaded = make_loaded("llama", Counted)
+    told: list[tuple[str, float, int]] = []
+    note = lambda stage, share: told.append((stage, share, loaded.model.num_fed))  # noqa: E731
+    settings = Settings(memory_bytes=2**40, prefix_cache_bytes=2**20, calibration_file=None)
+    make_worker(loaded, settings, lambda _: None, None, flat_costs(), False, note)
+    assert {stage for stage, _, _ in told} == {"Trying what llama can do"}
+    assert [share for _, share, _ in told] == [num_fed / loaded.model.num_fed for _, _, num_fed in told]
+    assert len(told) == len(TRIALS)
 
 
 @pytest.mark.parametrize("changes", [{"fingerprint": "another"}, {"device": "another"}])

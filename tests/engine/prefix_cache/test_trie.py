@@ -273,6 +273,9 @@ def test_a_prompt_is_cut_at_the_answers_opening_only_if_state_cannot_look_back(
 
 def test_the_rest_of_a_prompt_that_is_cut_is_fed_in_the_same_step() -> None:
     driven = Driven(make_loaded("lfm2"), prefix_cache_bytes=2**24)
+    # Learns what prompts cost.
+    driven.ask(request(prompt_of(9, 7), 2, name="earlier"))
+    driven.finish()
     driven.ask(request([*prompt_of(40), *driven.loaded.tokenizer.answer_opening, *prompt_of(5, 3)], 8))
     driven.worker.step()
     assert driven.worker.members

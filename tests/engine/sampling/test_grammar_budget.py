@@ -12,8 +12,8 @@ from engine.sampling import grammar as grammar_module
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.grammar_budget import (
     MAX_MEAN_S,
+    MAX_MEAN_STEPS,
     MAX_TOKEN_S,
-    MAX_WALK_S,
     WINDOW_TOKENS,
     Stopwatch,
 )
@@ -97,8 +97,10 @@ class Clock:
         return self._now_s
 
 
-def make_matcher(grammar: Grammar, cost: Callable[[int], float]) -> Matcher:
-    return Grammars(make_tokenizer(), Stopwatch(Clock(cost))).matcher(grammar)
+def make_matcher(grammar: Grammar, cost: Callable[[int], float], plain_s: float = 0.0) -> Matcher:
+    grammars = Grammars(make_tokenizer(), Stopwatch(Clock(cost)))
+    grammars.plain_s = plain_s
+    return grammars.matcher(grammar)
 
 
 def walk(matcher: Matcher, num_tokens: int, seed: int = 0, drafted: tuple[int, ...] = ()) -> int:
@@ -165,7 +167,7 @@ def test_no_draft_makes_an_answer_fail() -> None:
     (token,) = make_tokenizer().encode_answer("a")
     draft = (token,) * 50
     masks = matcher.masks(draft)
-    assert 1 < len(masks) <= MAX_WALK_S / cost_s + 1
+    assert 1 < len(masks) <= MAX_MEAN_S / cost_s + 1
     assert walk(matcher, 200, drafted=draft) == 200
 
 
@@ -177,6 +179,19 @@ def test_a_slow_grammar_gets_no_drafts() -> None:
         walk(matcher, WINDOW_TOKENS)
     assert (fast.count_allowed([token]), bool(fast.forced_tokens())) == (1, True)
     assert (slow.count_allowed([token]), slow.forced_tokens()) == (0, [])
+
+
+@pytest.mark.parametrize(("plain_s", "may_draft"), [(0.001, 0), (0.05, 0), (0.2, 1), (1.0, 1)])
+def test_where_a_step_takes_long_a_grammar_may_take_a_share_of_it(plain_s: float, may_draft: int) -> None:
+    (token,) = make_tokenizer().encode_answer("a")
+    only_a = Grammar("lark", 'start: "a"{500}')
+    # 8 ms a token: the largest schemas take 5 to 14.
+    matcher = make_matcher(only_a, lambda _: 4e-3, plain_s)
+    walk(matcher, WINDOW_TOKENS)
+    assert matcher.count_allowed([token]) == may_draft
+    # A fifth of a step is not worth ending an answer for.
+    slow = make_matcher(only_a, lambda _: 0.49 * MAX_MEAN_STEPS * max(0.1, plain_s), plain_s)
+    assert walk(slow, 2 * WINDOW_TOKENS) == 2 * WINDOW_TOKENS
 
 
 @pytest.mark.parametrize("grammar", REAL.values(), ids=REAL)

@@ -111,6 +111,10 @@ def test_prompt_logprobs_come_first_whatever_is_cached(chunk: int, start_engine:
 def test_prompt_logprobs_are_sent_once_even_if_the_first_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     driven = Driven(loaded_once("llama"), prefix_cache_bytes=0)
     one = dataclasses.replace(request(prompt_of(12)), top_logprobs=0, prompt_logprobs=True)
+    # Learns what prompts cost, so that rows wait for each other.
+    for each in (one, request(prompt_of(12, 1))):
+        driven.ask(dataclasses.replace(each, id="earlier"))
+        driven.finish()
     answer = driven.ask(one)
     other = driven.ask(request(prompt_of(12, 1), name="other"))
     driven.step_until(lambda: len(driven.worker.members) == 2)

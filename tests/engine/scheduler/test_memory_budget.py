@@ -287,11 +287,11 @@ def test_a_recurrent_model_that_names_no_context_takes_longer_texts_than_others(
 @pytest.mark.usefixtures("free_sampling")
 def test_a_lone_prompt_is_fed_in_larger_chunks_if_memory_is_left_over(monkeypatch) -> None:
     # So that memory alone limits the chunks, however long they take.
-    monkeypatch.setattr(prefill_budget, "MIN_ALONE_TOKENS", 512)
+    monkeypatch.setattr(prefill_budget, "ALONE_S", 1e9)
     loaded = make_loaded("llama")
     fed: list[list[int]] = []
     for memory_bytes in (memory_for(loaded, 900), ROOMY):
-        driven = Driven(loaded, memory_bytes=memory_bytes, prefix_cache_bytes=0)
+        driven = Driven(loaded, memory_bytes=memory_bytes, prefix_cache_bytes=0, prefill_chunk_tokens=512)
         driven.ask(request(prompt_of(890), 4))
         lengths = [0]
         while not driven.worker.members:

@@ -1,10 +1,10 @@
-"""Retry-After is estimated from how fast requests complete."""
+"""Retry-After is estimated from how long requests take."""
 
 import pytest
 
 from engine.request import EngineError
 from engine.scheduler import retry_after
-from engine.scheduler.retry_after import MAX_WAIT_S, CompletionRate
+from engine.scheduler.retry_after import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
 from tests.engine.conftest import StartEngine
 from tests.engine.support import Answer, ask, prompt_of, request
 
@@ -17,30 +17,53 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_before_two_have_ended_nothing_is_known(clock: list[float]) -> None:
-    del clock
-    ends = CompletionRate()
-    ends.note_end()
-    assert ends.wait_s(8, 1.5) == 1.5
+def test_at_first_it_is_a_second() -> None:
+    assert AnswerTimes().wait_s() == MIN_WAIT_S
 
 
-def test_at_two_a_second_eight_take_four_seconds(clock: list[float]) -> None:
-    ends = CompletionRate()
+def test_before_any_has_ended_the_wait_grows_with_the_time_that_the_first_have_taken(
+    clock: list[float],
+) -> None:
+    times = AnswerTimes()
+    times.begin()
+    clock[0] += 12.0
+    assert times.wait_s() == 12.0
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.05, 0.2, 1.0])
+def test_it_is_as_long_as_answers_take(clock: list[float], step_s: float) -> None:
+    times = AnswerTimes()
+    times.begin()
     for _ in range(200):
-        clock[0] += 0.5
-        ends.note_end()
-    assert ends.wait_s(8, 1.0) == pytest.approx(4.0)
+        clock[0] += step_s
+        # Forty tokens each, of many at once.
+        times.end(40 * step_s, is_last=False)
+    assert times.wait_s() == pytest.approx(max(MIN_WAIT_S, 40 * step_s))
+
+
+def test_after_a_quiet_night_it_is_no_longer_than_before(clock: list[float]) -> None:
+    times = AnswerTimes()
+    times.begin()
+    for _ in range(9):
+        times.end(2.0, is_last=False)
+    times.end(2.0, is_last=True)
+    clock[0] += 30_000
+    assert times.wait_s() == 2.0
+    times.begin()
+    assert times.wait_s() == 2.0
 
 
 def test_a_pause_lengthens_the_wait_but_not_for_ever(clock: list[float]) -> None:
-    ends = CompletionRate()
-    for _ in range(5):
-        clock[0] += 0.5
-        ends.note_end()
-    clock[0] += 2.0
-    assert ends.wait_s(1, 1.0) == pytest.approx(1.0)
+    times = AnswerTimes()
+    times.begin()
+    times.end(2.0, is_last=False)
+    clock[0] += 7.0
+    assert times.wait_s() == 7.0
+    # Requests that were never answered say nothing, but that there is progress.
+    times.end(None, is_last=False)
+    assert times.wait_s() == 2.0
     clock[0] += 10_000
-    assert ends.wait_s(1, 1.0) == MAX_WAIT_S
+    assert times.wait_s() == MAX_WAIT_S
 
 
 def test_a_refused_request_gets_a_retry_after(start_engine: StartEngine) -> None:

@@ -1,5 +1,6 @@
 """Drafters read prompts and learn texts in slices between steps, and only for requests that may draft."""
 
+import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -88,6 +89,22 @@ def test_a_step_does_one_slice_of_each_kind_if_that_takes_its_whole_time() -> No
     for num_steps in range(1, 6):
         work.advance()
         assert (log.count("read"), log.count("learn")) == (num_steps, num_steps)
+
+
+def test_beside_long_steps_more_is_read_as_the_device_is_busy_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = itertools.count(step=0.001)
+    monkeypatch.setattr("engine.speculative.drafter_work.perf_counter", lambda: next(now))
+    num_read = []
+    for plain_s in (0.001, 0.005, 0.050, 0.200, 1.0):
+        log: list[str] = []
+        work = DrafterWork()
+        work.read(1, slices(log, "read", 1000))
+        work.advance(plain_s)
+        num_read.append(len(log))
+    # Slices of a millisecond: a tenth of a plain step, and never less than one.
+    assert num_read == [1, 1, 5, 20, 100]
 
 
 def test_a_closed_sequence_is_not_read_further() -> None:

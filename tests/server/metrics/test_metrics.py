@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.request import GAP_BOUNDS_S, DraftingReport, EngineCounts, Failed, Usage
 from server.app import create_app
-from server.generation.submission import SETTLE_S
+from server.generation import submission
 from server.metrics.definitions import GROUPS, RANKS
 from server.reference.__main__ import METRICS_PAGE
 from server.reference.metrics_page import write_metrics_page
@@ -215,12 +215,13 @@ async def test_a_cancelled_sequence_is_counted_by_stage(client, engine, queue_s,
     assert samples["reprise_queue_seconds_count"] == (stage != "waiting")
 
 
-def test_a_sequence_is_counted_however_late_it_ends(engine, url):
+def test_a_sequence_is_counted_however_late_it_ends(engine, url, monkeypatch):
     """The engine may end a sequence long after its client has left and the response is over."""
+    monkeypatch.setattr(submission, "SETTLE_S", 0.5)
 
     def linger(engine, job):
         job.cancelled.wait(10)
-        engine.wait_until(lambda: False, SETTLE_S + 0.5)
+        engine.wait_until(lambda: False, 1.0)
         return Failed("cancelled", "the client left", Usage(num_prompt_tokens=5, total_s=1.0))
 
     engine.script = linger

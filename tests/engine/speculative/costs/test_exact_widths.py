@@ -1,5 +1,7 @@
 """Exact widths are tried with and without a mask, with one row and several, and with long contexts."""
 
+import json
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -77,6 +79,44 @@ def test_kernels_that_differ_in_long_contexts_count_there_for_any_number_of_rows
     assert found.shapes(is_long=True) == {shape for shape in SHAPES if shape[0] == 1}
     said = "1 to 3 rows: all up to 8. Beyond 1000 tokens: 1 row: all up to 8; 2 to 3 rows: none"
     assert found.describe() == said
+
+
+def test_progress_comes_with_every_few_forward_passes_and_ends_at_all() -> None:
+    told: list[float] = []
+    find_exact_shapes(make_model("llama"), Sharing.GROUPS, None, VOCAB_SIZE, SHAPES, 512, told.append)
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1.0)
+    assert max(after - before for before, after in pairwise([0.0, *told])) < 0.1
+
+
+def test_a_width_that_differs_is_not_tried_again_and_progress_still_ends_at_all() -> None:
+    told: list[float] = []
+    num_wide = 0
+
+    def count(_: mx.array, __: Any) -> bool:
+        nonlocal num_wide
+        num_wide += 1
+        return True
+
+    model = Rounding("llama", count)
+    found = find_exact_shapes(model, Sharing.GROUPS, None, VOCAB_SIZE, SHAPES, 512, told.append)
+    assert found.describe() == "1 to 3 rows: none"
+    # Once for each width, number of rows and circumstance.
+    assert num_wide == 3 * (5 + 2)
+    assert told[-1] == pytest.approx(1.0)
+
+
+def test_a_processor_is_spared_the_longest_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_widths, "LONG_LENGTHS", (120, 200))
+    assert list(find(lambda *_: False).lengths) == [21, 30, 120]
+
+
+def test_what_was_found_can_be_kept() -> None:
+    found = find(lambda tokens, _: tokens.shape[1] == 4)
+    again = Exactness.of(json.loads(json.dumps(found.encode())))
+    assert again.describe() == found.describe()
+    assert again.shapes(is_long=True) == found.shapes(is_long=True)
+    assert list(again.lengths) == list(found.lengths)
 
 
 def test_long_contexts_are_not_tried_beyond_the_models_own() -> None:
