@@ -80,6 +80,7 @@ export function Now({ onFault }) {
   const accepted = new Map(sumBy(samples, "reprise_accepted_tokens_total", "source"));
   const drafted = sumBy(samples, "reprise_drafted_tokens_total", "source");
   const reasons = sumBy(samples, "reprise_undrafted_steps_total", "reason").sort(([, a], [, b]) => b - a);
+  const latest = requests.find((one) => one.undrafted);
   const gate = sumBy(samples, "reprise_gate_decisions_total", "decision").filter(([, count]) => count);
   return html`<section class="now">
     <dl class="tiles">
@@ -95,6 +96,7 @@ export function Now({ onFault }) {
     <${Table} caption="Drafts since the server started" head=${["source", "tokens drafted", "accepted", ""]} nothing="None yet."
       rows=${drafted.map(([source, count]) => [source, count, accepted.get(source) ?? 0, percent(accepted.get(source) ?? 0, count)])} />
     <${Table} caption="Steps without a draft since the server started, by reason" head=${["reason", "steps"]} nothing="None yet." rows=${reasons} />
+    ${latest && html`<p class="notice">Most recently: ${latest.undrafted}.</p>`}
     <${Table} caption="What the gate decided" head=${["decision", "answers"]} nothing="Nothing yet." rows=${gate} />
     <${Table} caption="The last requests" nothing="None yet."
       head=${["ended", "endpoint", "status", "end", "prompt", "cached", "answer", "tokens/pass", "drafts accepted", "first token", "total"]}

@@ -10,17 +10,14 @@ const LANES = {
   drafts: ["With drafts", { trace: true }],
 };
 
-/** From this ratio of times on, drafts have gained something. */
-const GAIN = 1.05;
-
-/** Return the sentences about two finished answers; if the drafts gained nothing, with the reason. */
+/** Return the sentences about two finished answers; if next to nothing was drafted, with the reason. */
 export function verdict({ drafts, plain }) {
   const isEqual = ["content", "reasoning"].every((name) => drafts[name] === plain[name]) &&
     JSON.stringify(drafts.calls.map(({ name, input }) => [name, input])) ===
       JSON.stringify(plain.calls.map(({ name, input }) => [name, input]));
   if (!isEqual) return { isEqual, text: "The texts differ. This should never happen: please report it, with the prompt and the seed." };
   const ratio = plain.timings.predicted_ms / drafts.timings.predicted_ms;
-  const why = ratio < GAIN ? whyUndrafted(drafts.timings) : "";
+  const why = whyUndrafted(drafts.timings);
   return { isEqual, text: `The texts are equal. With drafts the answer took ${(100 / ratio).toFixed(0)} % of the time: ${ratio.toFixed(2)} times as fast.${why && ` There were ${why}.`}` };
 }
 

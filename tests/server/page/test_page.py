@@ -213,6 +213,7 @@ def test_an_answer_without_drafts_says_why(open_page, engine):
     page.get_by_role("button", name="Retry").click()
     expect(last_answer(page).locator(".figures")).to_contain_text("few drafts: nothing matched")
     page.get_by_role("link", name="Now").click()
+    expect(page.get_by_text("Most recently: nothing matched.")).to_be_visible()
     requests = page.get_by_role("table", name="The last requests").locator("tbody tr")
     expect(requests).to_contain_text(
         ["suffix 0/8, few drafts: nothing matched", "no drafts: nothing matched"]
