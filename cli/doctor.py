@@ -80,6 +80,7 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
 
     from cli.checks import machine
     from cli.checks.check import Check
+    from cli.checks.costs import check_costs
     from cli.checks.trial import TrialError, answer, find_device, trial
     from server.banner import LoadingBar
 
@@ -88,7 +89,7 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
     yield machine.check_disk(Path(constants.HF_HUB_CACHE).expanduser(), "models")
     if settings.calibration_file:
         yield machine.check_disk(Path(settings.calibration_file).expanduser().parent, "what is measured")
-    yield machine.check_costs(settings.calibration_file)
+    yield from check_costs(settings.calibration_file)
     yield machine.check_port(settings)
     with trial() as process:
         try:

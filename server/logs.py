@@ -36,6 +36,7 @@ class RequestRecord:
     num_cached_tokens: None if the client left and the engine had yet to notice.
     first_token_ms, tokens_per_s: None if no token was generated.
     num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
+    undrafted: why nothing, or next to nothing, was drafted; None otherwise, or if nothing may draft.
     wedlm_decoding: "streaming" if a WeDLM model filled in several tokens at once: the answer may differ from
         that of plain decoding.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
@@ -56,6 +57,7 @@ class RequestRecord:
     tokens_per_s: float | None = None
     num_forwards: int = 0
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    undrafted: str | None = None
     wedlm_decoding: Literal["off", "streaming"] = "off"
     translation: dict[str, str | int] | None = None
     total_ms: float = 0.0
@@ -110,6 +112,8 @@ class RequestRecord:
             parts.append(f"drafts {' + '.join(counts)} accepted")
             if self.translation:
                 parts[-1] += f" ({_translation_text(self.translation)})"
+        if self.undrafted:
+            parts.append(f"{'few' if self.drafts else 'no'} drafts: {self.undrafted}")
         is_streaming = self.wedlm_decoding == "streaming"
         if is_streaming:
             parts.append("wedlm_decoding streaming")

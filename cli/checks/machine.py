@@ -1,6 +1,5 @@
-"""Check what can be known without MLX: Python, memory, disk, port, and the file of stored costs."""
+"""Check what can be known without MLX: Python, memory, disk and port."""
 
-import json
 import platform
 import shutil
 import socket
@@ -17,8 +16,6 @@ from config.settings import Settings
 
 NEWEST_PYTHON = (3, 14)
 LOW_DISK_BYTES, NO_DISK_BYTES = 10 << 30, 1 << 30
-OLD_DAYS = 180
-_DAY_S = 86_400
 
 
 def check_python() -> Check:
@@ -112,30 +109,6 @@ def check_port(settings: Settings) -> Check:
             )
         return Check("address", "problem", str(error), "end what uses it, or choose another with --port")
     return Check("address", "problem", fault) if fault else Check("address", "ok", f"{place} is free")
-
-
-def check_costs(file: str | None, now_s: float | None = None) -> Check:
-    """Check the file of measured costs: whether it can be read, and its age. now_s: by default, the time."""
-    name = "costs of steps"
-    if file is None:
-        return Check(name, "ok", "measured after every start (--calibration-file none)")
-    path = Path(file).expanduser()
-    try:
-        count = len(json.loads(path.read_text()))
-        age_s = (time.time() if now_s is None else now_s) - path.stat().st_mtime
-    except FileNotFoundError:
-        return Check(name, "ok", "none stored; they are measured in the first idle seconds of a server")
-    except (OSError, ValueError, TypeError) as fault:
-        return Check(
-            name, "warning", f"{path} cannot be read: {fault}", "delete it; costs are measured again"
-        )
-    found = f"of {count} model(s) or setting(s), written {max(age_s, 0) / _DAY_S:.0f} days ago"
-    if age_s < -_DAY_S:
-        advice = "the clock was set back since, or is wrong; --recalibrate measures them again"
-        return Check(name, "warning", f"{found}: later than now", advice)
-    if age_s > OLD_DAYS * _DAY_S:
-        return Check(name, "warning", found, "--recalibrate measures them again")
-    return Check(name, "ok", found)
 
 
 def _answers(settings: Settings) -> bool:

@@ -109,6 +109,7 @@ class DraftReading:
         if sequence.drafts and sequence.drafts.uses_model:
             try:
                 sequence.drafts.uses_model = self._is_wanted()
+                sequence.drafts.counts.is_model_left_out = not sequence.drafts.uses_model
             except Exception as fault:
                 sequence.give_up_draft_model(fault)
 

@@ -12,6 +12,7 @@ from engine.speculative.costs.conditions import USUAL, Conditions, context_class
 from engine.speculative.costs.exact_widths import SHORT_TOKENS, Exactness
 from engine.speculative.costs.slowdown_budget import LOW_STEPS
 from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.costs.step_price import StepPrice
 from engine.speculative.draft_length import (
     MIN_GAIN,
     Demands,
@@ -29,7 +30,7 @@ from engine.speculative.draft_model.forecast import (
     DraftForecast,
     PlannedDraft,
 )
-from engine.speculative.draft_stats import DEAR, SPENT, UNLIKELY, UNMATCHED
+from engine.speculative.draft_stats import DEAR, INEXACT, SPENT, UNLIKELY, UNMATCHED, UNREAD
 from engine.speculative.mask_drafts import add_masks
 from engine.speculative.verify import RowInput
 from engine.stations import spend
@@ -113,7 +114,7 @@ class Planner:
             return []
         # Not even a step as short as a plain one is allowed, so no draft helps.
         if self._left_s < plain_s:
-            _note_undrafted(members, SPENT)
+            _note_spent(members)
             return []
         estimates, min_tokens = [], MIN_GAIN * self._min_ratio(len(members))
         is_worth = self._make_is_worth(len(members))
@@ -249,20 +250,36 @@ class Planner:
 
     def _note_undrafted(self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]) -> None:
         """Count why the rows get no drafts, for people."""
+        # The plan is made; would a width pay if the budgets allowed it?
+        self._left_s = math.inf
+        is_spent = any(estimate.is_worth for estimate in estimates) and self._choose(members, estimates) > 1
         for s, estimate in zip(members, estimates, strict=True):
-            if s.drafts is None:
+            if not s.drafts or not _may_draft(s):
                 continue
+            num_tokens = len(estimate.draft.tokens)
             if estimate.is_worth:
-                s.drafts.counts.add_undrafted(SPENT)
-            elif s.drafts.best is None:
-                s.drafts.counts.add_undrafted(UNMATCHED)
-            else:
+                # Alone the draft would pay; other rows have too little to draft.
+                reason = SPENT if is_spent else DEAR
+            elif s.drafts.best:
                 draft, rate = s.drafts.best
-                is_likely = expected_tokens(rate, len(draft.tokens)) >= STRONG * (1 + len(draft.tokens))
-                s.drafts.counts.add_undrafted(DEAR if is_likely else UNLIKELY)
-                if is_likely:
-                    width = min(1 + len(draft.tokens), EXAMPLE_WIDTH)
-                    s.drafts.counts.price = self.costs.price(len(members), width, self._under)
+                num_tokens = len(draft.tokens)
+                reason = DEAR if _is_likely(rate, num_tokens) else UNLIKELY
+                if not self._measured_widths(len(members), 1 + num_tokens):
+                    reason = INEXACT
+            elif s.drafts.can_ask_model:
+                reason = DEAR if _is_likely(s.drafts.forecast.rate, 1) else UNLIKELY
+            else:
+                reason = UNREAD if s.drafts.uses_model else UNMATCHED
+            price = self._price(len(members), num_tokens) if reason == DEAR else None
+            s.drafts.counts.add_undrafted(reason, price)
+
+    def _price(self, num_rows: int, num_tokens: int) -> StepPrice | None:
+        """Return what a step costs that verifies a draft of so many tokens.
+
+        None without any: the draft model makes its tokens later, and most of their cost is its own.
+        """
+        width = min(1 + num_tokens, EXAMPLE_WIDTH)
+        return self.costs.price(num_rows, width, self._under) if num_tokens else None
 
     def _try(
         self, members: SequenceOf[Sequence], estimates: list[DraftEstimate], chosen: int
@@ -435,10 +452,21 @@ class Planner:
         return [width for width in widths if (together, width) in self._exact_shapes[self._is_long]]
 
 
-def _note_undrafted(members: SequenceOf[Sequence], reason: str) -> None:
+def _note_spent(members: SequenceOf[Sequence]) -> None:
     for s in members:
-        if s.drafts:
-            s.drafts.counts.add_undrafted(reason)
+        if s.drafts and _may_draft(s):
+            s.drafts.counts.add_undrafted(SPENT)
+
+
+def _may_draft(s: Sequence) -> bool:
+    """Whether anything might be drafted for a row: not with drafting off, nor for an answer's last token."""
+    return s.drafts is not None and s.drafts.can_draft and _max_draft_tokens(s) > 0
+
+
+def _is_likely(rate: float, num_tokens: int) -> bool:
+    """Whether so much of a draft is expected to be accepted that only a step's cost can be against it."""
+    num_judged = min(num_tokens, EXAMPLE_WIDTH - 1)
+    return expected_tokens(rate, num_judged) - 1 >= STRONG * num_judged
 
 
 def _max_draft_tokens(s: Sequence) -> int:

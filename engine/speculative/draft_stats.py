@@ -14,6 +14,22 @@ UNMATCHED, UNLIKELY, DEAR, SPENT = "unmatched", "unlikely", "dear", "spent"
 """Why a step had no draft: no drafter had one, none was likely to be accepted, a step that verifies one costs
 too much, or earlier drafts used up the time that they may cost."""
 
+UNREAD, INEXACT = "unread", "inexact"
+"""Rarer reasons: the draft model or head has not read the prompt yet; exact mode allows no such step."""
+
+WORDS = {
+    UNMATCHED: "nothing matched",
+    UNLIKELY: "drafts were unlikely to be right",
+    DEAR: "drafting takes longer than it saves here",
+    SPENT: "drafts used up the time that they may cost",
+    UNREAD: "the draft model or head had not read the prompt yet",
+    INEXACT: "steps that verify such drafts are not exact here (--exact)",
+}
+"""The reasons for people, where nothing more is known."""
+
+LEFT_OUT = "the draft model does not pay now, and few requests try it"
+"""Why nothing was ever asked, where only the draft model or a head may draft."""
+
 PLAIN = "model"
 """The source of tokens that no drafter drafted: those of plain steps, and bonus tokens."""
 
@@ -26,7 +42,8 @@ class DraftCounts:
     by_source: drafter -> [drafted, accepted]. by_position: the same for each position in drafts.
     drafter_s: seconds that the drafters took during decoding; open_s: those before the first token.
     undrafted: reason -> plans that decided for a plain step. price: what a step was believed to cost when
-        that was the reason for the last time.
+        that was the reason: the widest such step, and the last of that width.
+    is_model_left_out: whether the draft model or head does not read this prompt, as it does not pay now.
     strategy, translation: the strategy that translates the draft model's drafts, and its counts, if the draft
         model has read the prompt.
     """
@@ -39,6 +56,7 @@ class DraftCounts:
     open_s: float = 0.0
     undrafted: dict[str, int] = field(default_factory=dict)
     price: StepPrice | None = None
+    is_model_left_out: bool = False
     strategy: str | None = None
     translation: "TranslationCounts | None" = None
     # Two lists of shared objects, not one of pairs, so that a run takes no more memory than a token.
@@ -63,26 +81,29 @@ class DraftCounts:
         if num_tokens > num_accepted:
             self._add_run(PLAIN, num_tokens - num_accepted)
 
-    def add_undrafted(self, reason: str) -> None:
-        """Count a plan that decided for a plain step."""
+    def add_undrafted(self, reason: str, price: StepPrice | None = None) -> None:
+        """Count a plan that decided for a plain step. price: of the step that would have verified a draft."""
         self.undrafted[reason] = self.undrafted.get(reason, 0) + 1
+        # The last drafts of an answer are short, and so say less.
+        if price and (self.price is None or price.width >= self.price.width):
+            self.price = price
 
     def why_undrafted(self) -> str:
         """Return in words why most steps had no draft; empty if most had one, or if nothing may draft."""
-        if sum(self.undrafted.values()) * 2 < self.num_forwards or not self.undrafted:
+        if not self.undrafted:
+            is_left_out = self.is_model_left_out and not self.by_source and self.num_forwards > 1
+            return LEFT_OUT if is_left_out else ""
+        if sum(self.undrafted.values()) * 2 < self.num_forwards:
             return ""
         reason = max(self.undrafted, key=self.undrafted.__getitem__)
-        drafted, accepted = (sum(each) for each in zip((0, 0), *self.by_source.values(), strict=True))
         if reason == DEAR and self.price:
             return self.price.describe()
-        if reason == UNLIKELY and drafted:
+        drafted, accepted = (sum(each) for each in zip((0, 0), *self.by_source.values(), strict=True))
+        if reason == UNLIKELY and 2 * accepted < drafted:
             return f"drafts are seldom accepted ({accepted} of {drafted} tokens)"
-        words = {
-            UNMATCHED: "nothing matched",
-            UNLIKELY: "drafts were seldom right",
-            SPENT: f"drafts used up the time that they may cost ({accepted} of {drafted} tokens accepted)",
-        }
-        return words.get(reason, "")
+        if reason == SPENT and drafted:
+            return f"{WORDS[SPENT]} ({accepted} of {drafted} tokens accepted)"
+        return WORDS[reason]
 
     def track_translation(self, translator: "Translator", strategy: str) -> None:
         """Have a new translator of the draft model's drafts continue the counts of the previous one."""

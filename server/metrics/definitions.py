@@ -176,6 +176,13 @@ DRAFTS = MetricGroup(
             "Total number of forward passes of decoding, summed over sequences.",
         ),
         MetricEntry(
+            "reprise_undrafted_steps_total",
+            "counter",
+            "Total number of steps planned without a draft though one was allowed, summed over sequences, by "
+            "reason.",
+            ("reason",),
+        ),
+        MetricEntry(
             "reprise_gate_decisions_total",
             "counter",
             "Total number of sequences, by the gate's decision.",
@@ -195,6 +202,8 @@ DRAFTS = MetricGroup(
         ),
     ),
     "`source` is the drafter. `decision` is `lookup`, `draft-model`, `mtp`, `dflash`, `wedlm` or `plain`. "
+    "`reason` is `unmatched`, `unlikely`, `dear`, `spent`, `unread` or `inexact` "
+    "([what they mean](drafting.md#why-was-nothing-drafted)). "
     "`strategy` is that of `--draft-translation` in use. `outcome` is `translated`, `absorbed` (nothing new "
     "was left of the draft) or `skipped` (the target's tokens cannot express it exactly).",
     is_by_model=True,

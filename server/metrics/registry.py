@@ -112,6 +112,8 @@ class Metrics:
         drafting = usage.drafting
         self._count("forwards", drafting.num_forwards, *by_model)
         self._count("gate_decisions", 1, drafting.gate_decision, *by_model)
+        for reason, num_steps in drafting.undrafted:
+            self._count("undrafted_steps", num_steps, reason, *by_model)
         for source, drafted, accepted in drafting.by_source:
             self._count("drafted_tokens", drafted, source, *by_model)
             self._count("accepted_tokens", accepted, source, *by_model)

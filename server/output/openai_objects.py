@@ -61,11 +61,15 @@ class TranslationBlock(BaseModel):
 
 
 class GateBlock(BaseModel):
-    """The gate's decision about the prompt before the first token; see engine.request.DraftingReport."""
+    """The gate's decision about the prompt before the first token; see engine.request.DraftingReport.
+
+    undrafted: why nothing, or next to nothing, was drafted all the same; see explain_undrafted().
+    """
 
     score: float | None
     decision: str
     reason: str
+    undrafted: str | None
 
 
 class StreamingBlock(BaseModel):
@@ -87,7 +91,7 @@ class Timings(BaseModel):
     prompt_ms: from the end of the wait for a row to the first token.
     predicted_ms: from the start of the step that made the first token to the end.
     forwards: forward passes of decoding. fed: tokens fed in them.
-    gate: the gate's decision for the first choice.
+    gate: the gate's decision for the first choice, and what came of it over all choices.
     translation: sent if a draft model read the prompt. streaming: sent if the answer was streamed.
     """
 

@@ -20,6 +20,9 @@ from server.output.openai_objects import (
 DRAFT_MODEL = "draft-model"
 """The draft model's name among the drafters."""
 
+FEW = 0.1
+"""Share of the tokens below which those that drafters got right are next to nothing."""
+
 
 def count_usage(
     engine_requests: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int, num_reasoning: int = 0
@@ -86,6 +89,7 @@ def measure_timings(usages: Collection[Usage]) -> Timings:
             score=first.drafting.gate_score,
             decision=first.drafting.gate_decision,
             reason=first.drafting.gate_reason,
+            undrafted=explain_undrafted(usages),
         ),
         **{name: block for name, block in optional.items() if block},
     )
@@ -124,6 +128,18 @@ def count_by_source(usages: Collection[Usage]) -> dict[str, tuple[int, int]]:
     return counts
 
 
+def explain_undrafted(usages: Collection[Usage]) -> str | None:
+    """Return in words why nothing, or next to nothing, was drafted; None otherwise, or if nothing may draft.
+
+    The timings, the log, the list of requests and the page all have these words. Of several choices it is the
+    first one's reason, if all have one.
+    """
+    reasons = [usage.drafting.why_undrafted for usage in usages]
+    num_accepted = sum(usage.drafting.num_accepted for usage in usages)
+    num_tokens = sum(usage.num_completion_tokens for usage in usages)
+    return reasons[0] if reasons and all(reasons) and num_accepted < FEW * num_tokens else None
+
+
 def fill_record(
     record: RequestRecord, engine_requests: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int
 ) -> None:
@@ -136,6 +152,7 @@ def fill_record(
     record.num_cached_tokens = counts.prompt_tokens_details.cached_tokens if is_known else None
     record.num_forwards = sum(usage.drafting.num_forwards for usage in ended.values())
     record.drafts = count_by_source(ended.values())
+    record.undrafted = explain_undrafted(ended.values())
     if any(request.streaming for request in engine_requests):
         record.wedlm_decoding = "streaming"
     if translation := count_translation(ended.values()):

@@ -68,12 +68,19 @@ export async function* ask(body, signal) {
   }
 }
 
+/** Return "no drafts: nothing matched"; "" if more than next to nothing was drafted. why: the server's words. */
+export const undrafted = (isAnyDrafted, why) => (why ? `${isAnyDrafted ? "few" : "no"} drafts: ${why}` : "");
+
+/** The same of an answer's timings, once they are complete. */
+export const whyUndrafted = ({ draft_n, gate }) => undrafted(draft_n > 0, gate?.undrafted);
+
 /** Return "3.2 tokens a forward pass · 48 tokens/s · first token 120 ms", as far as it is known. */
-export function describe({ timings, startedAt, firstAt }) {
+export function describe({ timings, startedAt, firstAt }, isDone) {
   const parts = [];
   if (timings?.forwards) parts.push(`${(timings.predicted_n / timings.forwards).toFixed(2)} tokens a forward pass`);
   const rate = timings?.predicted_per_second;
   if (rate) parts.push(`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`);
   if (firstAt !== null) parts.push(`first token ${(firstAt - startedAt).toFixed(0)} ms`);
-  return parts.join(" · ");
+  if (timings && isDone) parts.push(whyUndrafted(timings));
+  return parts.filter(Boolean).join(" · ");
 }

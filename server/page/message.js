@@ -30,7 +30,7 @@ function Origins({ trace }) {
 /** message: an answer, or {role, content}. showsOrigins: as coloured text. children: its buttons. */
 export function Message({ message, showsOrigins, isDone = true, children }) {
   const { role, content, reasoning, calls = [], trace = [], notice, fault } = message;
-  const figures = message.timings ? describe(message) : "";
+  const figures = message.timings ? describe(message, isDone) : "";
   return html`<article class=${`message ${role}`} aria-label=${role}>
     ${reasoning && html`<details class="thought" open=${!content && !isDone}><summary>Thinking</summary><p>${reasoning}</p></details>`}
     ${showsOrigins && trace.length

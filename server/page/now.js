@@ -1,6 +1,7 @@
 /** What the server does now, from its metrics and its list of requests. Counts and times only: it has no texts. */
 
 import { html, useEffect, useState } from "./vendor/preact.js";
+import { undrafted } from "./answer.js";
 import { getJson, send } from "./api.js";
 import { parse, quantile, sum, sumBy } from "./metrics.js";
 
@@ -44,7 +45,7 @@ function requestRow(one) {
     new Date(one.time).toLocaleTimeString(), one.model ? `${one.endpoint} (${one.model})` : one.endpoint, one.status, one.error ?? one.finish_reason ?? "",
     one.num_prompt_tokens, one.num_cached_tokens ?? "", one.num_completion_tokens,
     one.num_forwards ? (one.num_completion_tokens / one.num_forwards).toFixed(2) : "",
-    drafts.join(", "), one.first_token_ms === null ? "" : `${one.first_token_ms.toFixed(0)} ms`, `${(one.total_ms / 1000).toFixed(1)} s`,
+    [...drafts, undrafted(drafts.length, one.undrafted)].filter(Boolean).join(", "), one.first_token_ms === null ? "" : `${one.first_token_ms.toFixed(0)} ms`, `${(one.total_ms / 1000).toFixed(1)} s`,
   ];
 }
 
@@ -78,6 +79,8 @@ export function Now({ onFault }) {
   const hits = all("prefix_cache_hits_total");
   const accepted = new Map(sumBy(samples, "reprise_accepted_tokens_total", "source"));
   const drafted = sumBy(samples, "reprise_drafted_tokens_total", "source");
+  const reasons = sumBy(samples, "reprise_undrafted_steps_total", "reason").sort(([, a], [, b]) => b - a);
+  const latest = requests.find((one) => one.undrafted);
   const gate = sumBy(samples, "reprise_gate_decisions_total", "decision").filter(([, count]) => count);
   return html`<section class="now">
     <dl class="tiles">
@@ -92,6 +95,8 @@ export function Now({ onFault }) {
     </dl>
     <${Table} caption="Drafts since the server started" head=${["source", "tokens drafted", "accepted", ""]} nothing="None yet."
       rows=${drafted.map(([source, count]) => [source, count, accepted.get(source) ?? 0, percent(accepted.get(source) ?? 0, count)])} />
+    <${Table} caption="Steps without a draft since the server started, by reason" head=${["reason", "steps"]} nothing="None yet." rows=${reasons} />
+    ${latest && html`<p class="notice">Most recently: ${latest.undrafted}.</p>`}
     <${Table} caption="What the gate decided" head=${["decision", "answers"]} nothing="Nothing yet." rows=${gate} />
     <${Table} caption="The last requests" nothing="None yet."
       head=${["ended", "endpoint", "status", "end", "prompt", "cached", "answer", "tokens/pass", "drafts accepted", "first token", "total"]}

@@ -1,7 +1,7 @@
 /** The same prompt twice, with drafts and without. One after the other: at once, each would slow the other. */
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
-import { ask, newAnswer } from "./answer.js";
+import { ask, newAnswer, whyUndrafted } from "./answer.js";
 import { Composer, Message } from "./message.js";
 import { Parameters, requestOf, useParameters } from "./parameters.js";
 
@@ -10,14 +10,15 @@ const LANES = {
   drafts: ["With drafts", { trace: true }],
 };
 
-/** Return the sentence about two finished answers. */
+/** Return the sentences about two finished answers; if next to nothing was drafted, with the reason. */
 export function verdict({ drafts, plain }) {
   const isEqual = ["content", "reasoning"].every((name) => drafts[name] === plain[name]) &&
     JSON.stringify(drafts.calls.map(({ name, input }) => [name, input])) ===
       JSON.stringify(plain.calls.map(({ name, input }) => [name, input]));
   if (!isEqual) return { isEqual, text: "The texts differ. This should never happen: please report it, with the prompt and the seed." };
   const ratio = plain.timings.predicted_ms / drafts.timings.predicted_ms;
-  return { isEqual, text: `The texts are equal. With drafts the answer took ${(100 / ratio).toFixed(0)} % of the time: ${ratio.toFixed(2)} times as fast.` };
+  const why = whyUndrafted(drafts.timings);
+  return { isEqual, text: `The texts are equal. With drafts the answer took ${(100 / ratio).toFixed(0)} % of the time: ${ratio.toFixed(2)} times as fast.${why && ` There were ${why}.`}` };
 }
 
 export function Race({ models, onFault }) {

@@ -14,6 +14,7 @@ import pytest
 from cli.checks import machine, sharing
 from cli.checks import trial as trials
 from cli.checks.check import Check
+from cli.checks.costs import MAX_MODELS, check_costs
 from cli.checks.trial import TICK_S, Answer, Device, TrialError, find_device, say, trial
 from cli.doctor import check_answer, check_device
 from cli.main import main
@@ -113,14 +114,47 @@ def test_a_full_or_a_missing_disk_is_found(tmp_path: Path, monkeypatch: pytest.M
 
 def test_costs_are_of_some_age(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
-    assert level(machine.check_costs(None)) == level(machine.check_costs(str(file))) == "ok"
-    file.write_text("{}")
+    (none,), (missing,) = check_costs(None), check_costs(str(file))
+    assert level(none) == level(missing) == "ok"
+    assert missing.found.startswith("nothing is measured yet")
+    file.write_text(json.dumps({"a": [[1, 1, 0.01], [1, 8, 0.02]]}))
     written_s = file.stat().st_mtime
     days = {0: "ok", 200: "warning", -2: "warning"}
     for count, expected in days.items():
-        assert level(machine.check_costs(str(file), written_s + count * 86_400)) == expected
-    file.write_text("{")
-    assert level(machine.check_costs(str(file))) == "warning"
+        whole, _ = check_costs(str(file), written_s + count * 86_400)
+        assert level(whole) == expected
+    for text in ("{", "5"):
+        file.write_text(text)
+        (unreadable,) = check_costs(str(file))
+        assert level(unreadable) == "warning"
+
+
+def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
+    """Newest first: with every width, of a machine that was busy, up to 4 tokens, of a draft model, ..."""
+    now_s, file = 1e9, tmp_path / "costs.json"
+    entries = {
+        "old": [[1, 1, 0.005], [1, 8, 0.0105]],
+        "newest": [[1, 1, 0.01, 1.0, now_s - 200], [1, 8, 0.076, 1.2, now_s - 200]],
+        "busy": [[1, 1, 0.004, 1.4, now_s - 4000], [1, 8, 0.008, 1.0, now_s - 4000]],
+        "narrow": [[1, 1, 0.01, 1.0, now_s - 90_000], [1, 4, 0.03, 1.0, now_s - 90_000]],
+        "draft model": [[1, 1, 0.002, 1.0, now_s - 99_000], [2, 1, 0.003, 1.0, now_s - 99_000]],
+    }
+    file.write_text(json.dumps(entries))
+    _, *models = check_costs(str(file), now_s)
+    assert [level(check) for check in models] == ["ok", "warning", "ok", "ok", "ok"]
+    assert [check.found.removeprefix("a plain step takes ") for check in models] == [
+        "10 ms; a step of 8 tokens costs 7.6 plain ones here (measured 3 minutes ago)",
+        "4 ms; a step of 8 tokens costs 2.0 plain ones here (measured 1 hour ago), on a busy machine",
+        "10 ms; a step of 4 tokens costs 3.0 plain ones here (measured 1 day ago)",
+        "2 ms; no wider one is measured, as of a draft model",
+        "5 ms; a step of 8 tokens costs 2.1 plain ones here (measured)",
+    ]
+    file.write_text(json.dumps({"a": [[1, 8, 0.01]], "b": 5, "c": [[1, 1]]} | entries))
+    _, *models = check_costs(str(file), now_s)
+    assert len(models) == MAX_MODELS
+    file.write_text(json.dumps({"a": [[1, 8, 0.01]], "b": 5, "c": [[1, 1]]}))
+    _, *models = check_costs(str(file), now_s)
+    assert [level(check) for check in models] == ["warning"] * 3
 
 
 def test_the_address_must_be_free_and_need_a_key() -> None:

@@ -39,7 +39,7 @@ class Timings(BaseModel):
 def valid_timings(given: dict[str, Any]) -> Timings:
     timings = Timings.model_validate(given)
     assert all(counts.keys() == {"draft_n", "draft_n_accepted"} for counts in timings.by_source.values())
-    assert timings.gate.keys() == {"score", "decision", "reason"}
+    assert timings.gate.keys() == {"score", "decision", "reason", "undrafted"}
     return timings
 
 

@@ -60,6 +60,7 @@ async def test_a_request_is_one_line_of_json_with_all_its_figures(client, log, s
         "num_completion_tokens": num_tokens,
         "num_forwards": 0,
         "drafts": {},
+        "undrafted": None,
         "wedlm_decoding": "off",
         "translation": None,
         "first_token_ms": 250.0,
@@ -93,6 +94,22 @@ async def test_a_line_says_what_drafts_did(client, engine, log):
     line = json.loads(_only_line(written))
     assert line["drafts"] == {"suffix": [10, 9], "prediction": [4, 2]}
     assert line["num_forwards"] == 5
+
+
+async def test_a_line_says_why_nothing_or_little_was_drafted(client, engine, log):
+    engine.drafting = DraftingReport(num_forwards=16, why_undrafted="nothing matched")
+    written = log("text")
+    await client.post(CHAT, json=BODY)
+    assert "10.0 tokens/s, no drafts: nothing matched, total" in _only_line(written)
+    engine.drafting = replace(engine.drafting, num_drafted=4, num_accepted=1, by_source=(("suffix", 4, 1),))
+    written = log("text")
+    await client.post(CHAT, json=BODY)
+    assert "drafts suffix 1/4 accepted, few drafts: nothing matched, 1.0 tokens/forward, " in _only_line(
+        written
+    )
+    written = log("json")
+    await client.post(CHAT, json=BODY)
+    assert json.loads(_only_line(written))["undrafted"] == "nothing matched"
 
 
 async def test_a_line_says_that_the_answer_may_differ(client, engine, log):

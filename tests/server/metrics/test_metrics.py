@@ -29,6 +29,7 @@ DRAFTING = DraftingReport(
     num_forwards=4,
     by_source=(("suffix", 10, 6), ("prediction", 4, 1)),
     gate_decision="lookup",
+    undrafted=(("dear", 3), ("unmatched", 1)),
 )
 
 
@@ -68,6 +69,8 @@ async def test_a_request_is_counted_with_its_tokens_and_drafts(client, engine, s
     assert samples["reprise_accepted_tokens_total{source=prediction}"] == 2
     assert samples["reprise_forwards_total"] == 8
     assert samples["reprise_gate_decisions_total{decision=lookup}"] == 2
+    assert samples["reprise_undrafted_steps_total{reason=dear}"] == 6
+    assert samples["reprise_undrafted_steps_total{reason=unmatched}"] == 2
 
 
 async def test_times_and_shares_are_observed_for_each_sequence(client, engine):

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from engine.request import DraftingReport, Usage
-from server.output.usage import measure_timings
+from server.output.usage import explain_undrafted, measure_timings
 from tests.server import fake_engine
 from tests.server.openai_shapes import stream_data, valid_timings
 
@@ -43,7 +43,38 @@ async def test_a_response_has_timings(client, engine, path):
         "score": 0.25,
         "decision": "lookup",
         "reason": "repetition 0.250, threshold 0.01",
+        "undrafted": None,
     }
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_timings_say_why_nothing_was_drafted(client, engine, path):
+    engine.drafting = DraftingReport(gate_decision="lookup", why_undrafted="nothing matched")
+    answer = (await client.post(path, json=BODIES[path] | {"n": 2})).json()
+    assert valid_timings(answer["timings"]).gate["undrafted"] == "nothing matched"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "num_accepted", "told"),
+    [
+        (["nothing matched"], 0, "nothing matched"),
+        (["nothing matched"], 9, "nothing matched"),
+        (["nothing matched"], 10, None),
+        (["nothing matched", "a reason"], 9, "nothing matched"),
+        (["nothing matched", ""], 9, None),
+        ([""], 0, None),
+        ([], 0, None),
+    ],
+)
+def test_why_is_said_if_next_to_nothing_was_drafted(reasons, num_accepted, told):
+    usages = [
+        Usage(
+            num_completion_tokens=100,
+            drafting=DraftingReport(num_accepted=num_accepted, why_undrafted=reason),
+        )
+        for reason in reasons
+    ]
+    assert explain_undrafted(usages) == told
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 from chromium import browser, find_browser, open_tab, settle
@@ -202,6 +203,41 @@ def test_text_has_the_colour_of_what_drafted_it(open_page, engine):
     expect(last_answer(page).locator(".figures")).to_contain_text("first token")
 
 
+def test_an_answer_without_drafts_says_why(open_page, engine):
+    engine.script = tells("well")
+    engine.drafting = DraftingReport(num_forwards=4, why_undrafted="nothing matched")
+    page = open_page()
+    send(page, "Hello")
+    expect(last_answer(page).locator(".figures")).to_contain_text("no drafts: nothing matched")
+    engine.drafting = replace(engine.drafting, num_drafted=8, by_source=(("suffix", 8, 0),))
+    page.get_by_role("button", name="Retry").click()
+    expect(last_answer(page).locator(".figures")).to_contain_text("few drafts: nothing matched")
+    page.get_by_role("link", name="Now").click()
+    expect(page.get_by_text("Most recently: nothing matched.")).to_be_visible()
+    requests = page.get_by_role("table", name="The last requests").locator("tbody tr")
+    expect(requests).to_contain_text(
+        ["suffix 0/8, few drafts: nothing matched", "no drafts: nothing matched"]
+    )
+
+
+def test_nothing_is_said_of_drafts_while_the_answer_grows(open_page, engine):
+    """The next step may have one."""
+
+    def tell(engine, job):
+        end = tells("well")(engine, job)
+        engine.wait_for_release(job)
+        return end
+
+    engine.script = tell
+    engine.drafting = DraftingReport(num_forwards=4, why_undrafted="nothing matched")
+    page = open_page()
+    send(page, "Hello")
+    expect(last_answer(page).locator(".figures")).to_contain_text("tokens/s")
+    expect(last_answer(page).locator(".figures")).not_to_contain_text("no drafts")
+    engine.release()
+    expect(last_answer(page).locator(".figures")).to_contain_text("no drafts: nothing matched")
+
+
 def test_thinking_is_folded(open_page, engine):
     engine.tokenizer.markers = THINKING
     engine.script = says("<think>", "Let me see.", "</think>", "Yes.")
@@ -254,6 +290,12 @@ def test_a_race_says_whether_the_texts_are_equal(open_page, engine):
     assert (plain.draft.type, drafts.draft.type) == ("none", None)
     assert plain.sampling == drafts.sampling
     assert plain.prompt == drafts.prompt
+    engine.drafting = DraftingReport(why_undrafted="nothing matched")
+    page.get_by_role("button", name="Race").click()
+    expect(page.locator(".verdict")).to_contain_text(
+        "1.00 times as fast. There were no drafts: nothing matched. Seed"
+    )
+    engine.drafting = DraftingReport()
     numbers = iter("12")
     engine.script = lambda engine, job: tells(f"answer {next(numbers)}")(engine, job)
     page.get_by_role("button", name="Race").click()
@@ -270,6 +312,16 @@ def test_now_shows_counts_and_no_texts(open_page):
     expect(requests).to_contain_text("POST /v1/chat/completions")
     expect(page.locator(".tile").filter(has_text="N-gram table")).to_contain_text("25 %")
     assert "secret" not in page.locator("main").inner_text()
+
+
+def test_now_counts_steps_without_drafts_by_reason(open_page, engine):
+    engine.drafting = DraftingReport(num_forwards=4, undrafted=(("unmatched", 1), ("dear", 3)))
+    page = open_page()
+    send(page, "Hello")
+    expect(last_answer(page)).to_contain_text("Hello")
+    page.get_by_role("link", name="Now").click()
+    table = page.get_by_role("table", name="Steps without a draft since the server started, by reason")
+    expect(table.locator("tbody tr")).to_have_text(["dear3", "unmatched1"])
 
 
 def test_a_server_of_one_model_says_how_to_have_more(open_page):
