@@ -42,7 +42,7 @@ HOPE = 1.1
 """By how much a width that is tried must be faster than the chosen one, if its cost is the least possible."""
 
 STRONG = 0.5
-"""Share of the tokens that a trial feeds which must be expected to be committed."""
+"""Share of the tokens that a trial feeds, without masks, which must be expected to be committed."""
 
 EXAMPLE_WIDTH = 8
 """Maximum width of the step whose cost is told to explain why nothing was drafted."""
@@ -186,34 +186,22 @@ class Planner:
             )
             estimate = by_model if by_model.num_tokens else estimate
         if s.drafts.masks and estimate.draft.source not in MODELS:
-            estimate = self._best_masked(s, estimate, num_rows, is_worth)
+            masked = self._masked(s, estimate, self.costs.even_steps(num_rows, self._under))
+            masked.is_worth = is_worth(masked)
+            estimate = masked if masked.is_worth else estimate
         return estimate
 
-    def _best_masked(
-        self,
-        s: Sequence,
-        estimate: DraftEstimate,
-        num_rows: int,
-        is_worth: Callable[[DraftEstimate], bool],
-    ) -> DraftEstimate:
-        """Return a row's best draft with masks behind it if that pays, else the given one.
-
-        The draft is the given one, or what the masks of the last step predict.
-        """
+    def _masked(self, s: Sequence, estimate: DraftEstimate, step_s: Callable[[int], float]) -> DraftEstimate:
+        """Return a row's best draft with masks behind it: the given draft, or what the last masks predict."""
         assert s.drafts
         assert s.drafts.masks
-        limit, step_s = (
-            min(_max_draft_tokens(s), s.drafts.limit),
-            self.costs.even_steps(num_rows, self._under),
-        )
+        limit = min(_max_draft_tokens(s), s.drafts.limit)
         values = s.drafts.masks.values(step_s, limit)
         tried = [
             add_masks(each, values, limit)
             for each in (self._any_draft(s, estimate), s.drafts.estimate_predicted(limit))
         ]
-        best = max(tried, key=lambda e: max(value / step_s(1 + fed) for fed, value in enumerate(e.expected)))
-        best.is_worth = is_worth(best)
-        return best if best.is_worth else estimate
+        return max(tried, key=lambda e: max(value / step_s(1 + fed) for fed, value in enumerate(e.expected)))
 
     def _any_draft(self, s: Sequence, estimate: DraftEstimate) -> DraftEstimate:
         """Return a row's estimate; if it has no draft worth its cost, that of its best draft.
@@ -292,12 +280,18 @@ class Planner:
         if not self.costs.is_learned:
             return estimates, chosen
         tried, num_rows = estimates, len(members)
+        least_s = self.costs.least_steps(num_rows, self._under)
         if chosen == 1:
-            tried = [self._any_draft(s, estimate) for s, estimate in zip(members, estimates, strict=True)]
+            tried = [
+                self._masked(s, estimate, least_s)
+                if s.drafts and s.drafts.masks and _max_draft_tokens(s) > 0
+                else self._any_draft(s, estimate)
+                for s, estimate in zip(members, estimates, strict=True)
+            ]
         widest = max([len(estimate.expected) for estimate in tried])
         if widest == 1 or self._is_model_asked(tried):
             return estimates, chosen
-        least_s, is_allowed = self.costs.least_steps(num_rows, self._under), self._make_check(members, tried)
+        is_allowed = self._make_check(members, tried)
 
         def promise(width: int) -> float:
             return sum([e.expected[min(width, len(e.expected)) - 1] for e in tried])
@@ -307,7 +301,7 @@ class Planner:
         hoped = {
             width: promise(width) / least_s(width)
             for width in self._measured_widths(num_rows, widest)
-            if width != chosen and promise(width) >= STRONG * num_rows * width
+            if width != chosen and promise(width) >= STRONG * sum([1 + _num_text(e, width) for e in tried])
         }
         due = [w for w, speed in hoped.items() if speed > best and self.costs.is_trial_due(num_rows, w)]
         width = next(filter(is_allowed, sorted(due, key=hoped.__getitem__, reverse=True)), chosen)
@@ -491,6 +485,12 @@ def _planned(members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]
 def _num_drafted(estimate: DraftEstimate, width: int) -> int:
     """Return how many drafted tokens a row feeds in a step of that width, after its newest token."""
     return min(width - 1, estimate.num_tokens)
+
+
+def _num_text(estimate: DraftEstimate, width: int) -> int:
+    """Return how many drafted tokens a row feeds in a step of that width, without masks."""
+    num_drafted = _num_drafted(estimate, width)
+    return estimate.splits[num_drafted] if estimate.splits else num_drafted
 
 
 def _fed_width(estimate: DraftEstimate, width: int) -> int:

@@ -117,3 +117,18 @@ def test_within_20_answers_drafts_gain_what_the_true_costs_give(
             assert max(one.worst_steps for one in device.spent) <= ALLOWANCE_STEPS
     assert sum(gains) / len(gains) > 0.9 * gain_of_true_costs(curve, num_rows)
     assert sum(errors) < 0.15 * len(errors)
+
+
+@pytest.mark.parametrize("wrong", ["a straight line", "all dear"])
+@pytest.mark.parametrize("source", ["head_chances", "mask_chances"])
+def test_heads_and_masks_are_tried_though_steps_are_believed_to_cost_too_much(
+    source: str, wrong: str
+) -> None:
+    """Where no text can be looked up, only their drafts can show what verifying them costs."""
+    true_s = true_costs("flat", 0.2)
+    costs = StepCosts(table(true_s, wrong, 0))
+    device = Device(true_s, costs, [NONE], 48, 400, overhead=0.03, **{source: [0.95]})  # type: ignore[arg-type]
+    device.run(1, NUM_ANSWERS)
+    assert max(one.worst_steps for one in device.spent) <= ALLOWANCE_STEPS
+    late = device.spent[-4:]
+    assert sum(one.plain_s for one in late) > 1.5 * sum(one.spent_s for one in late)
