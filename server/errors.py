@@ -2,6 +2,7 @@
 
 ApiError
 |- BadRequestError            400  the request is wrong; param and code say where and how
+|  `- ContextLengthError          the prompt is too long; said in the words that the API's agents look for
 |- UnauthorizedError          401  no API key, or an invalid one
 |- ForbiddenError             403  the Host or Origin header is not allowed, or no model may be loaded
 |- NotFoundError              404  no such endpoint or stored object; 405 for a wrong method
@@ -58,6 +59,12 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
+    def __copy__(self) -> "ApiError":
+        # An exception is otherwise copied by calling its class with its message, which some cannot take.
+        error = type(self).__new__(type(self), *self.args)
+        error.__dict__.update(self.__dict__)
+        return error
+
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
         """Return the same error, with the request's own name for the field at fault. names: by this API's."""
         param = self.param and requested_name(self.param, names)
@@ -67,6 +74,10 @@ class ApiError(Exception):
         error.message = self.message.replace(f"'{self.param}'", f"'{param}'")
         error.param = param
         return error
+
+    def worded(self, path: str) -> "ApiError":  # noqa: ARG002 - for the error that depends on it
+        """Return the same error in the words of the API that a path belongs to."""
+        return self
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return OpenAI's error object: the body of a response, or one event of a stream."""
@@ -78,6 +89,42 @@ class BadRequestError(ApiError):
 
     status = 400
     type = "invalid_request_error"
+
+
+class ContextLengthError(BadRequestError):
+    """The prompt leaves no room in the context.
+
+    Agents condense their conversation if they find their vendor's sentence. With any other they send the same
+    prompt again and again. The way out follows it.
+    """
+
+    CODE = "context_length_exceeded"
+
+    def __init__(self, num_tokens: int, context_tokens: int, param: str, way_out: str) -> None:
+        noun = "messages" if param in ("messages", "tools") else "prompt"
+        super().__init__(
+            f"This model's maximum context length is {context_tokens} tokens. However, your {noun} resulted "
+            f"in {num_tokens} tokens. Please reduce the length of the {noun}. {way_out}",
+            param=param,
+            code=self.CODE,
+        )
+        self._num_tokens, self._context_tokens, self._way_out = num_tokens, context_tokens, way_out
+
+    def worded(self, path: str) -> ApiError:
+        """See ApiError."""
+        error = copy(self)
+        if path.startswith("/v1/messages"):
+            # One token of the context is kept for the answer, so this maximum is always exceeded.
+            longest = self._context_tokens - 1
+            error.message = (
+                f"prompt is too long: {self._num_tokens} tokens > {longest} maximum. {self._way_out}"
+            )
+        if path.startswith("/v1/responses"):
+            sentence = (
+                "Your input exceeds the context window of this model. Please adjust your input and try again."
+            )
+            error.message = f"{sentence} {self._way_out}"
+        return error
 
 
 class UnauthorizedError(ApiError):

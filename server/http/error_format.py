@@ -42,14 +42,20 @@ def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
+def _told(fault: ApiError, scope: Scope) -> ApiError:
+    """Note an error in the request's log record; return it in the words and names of the request."""
+    record = record_in(scope)
+    record.note(fault.code or fault.type)
+    return fault.renamed(record.field_names).worded(scope["path"])
+
+
 def error_frame(fault: ApiError, scope: Scope) -> bytes:
     """Return the event with which a stream ends that has had nothing but comments, in its API's format.
 
     scope: the request's; the error's code is noted in its log record.
     """
     record = record_in(scope)
-    record.note(fault.code or fault.type)
-    fault = fault.renamed(record.field_names)
+    fault = _told(fault, scope)
     if speaks_anthropic(scope["path"]):
         return b"event: error\ndata: " + to_json(anthropic_error(fault, record.id)) + b"\n\n"
     if scope["path"] == "/v1/responses":
@@ -64,7 +70,6 @@ def error_response(fault: ApiError, scope: Scope) -> JSONResponse:
     scope: the request's; the error's code is noted in its log record.
     """
     record = record_in(scope)
-    record.note(fault.code or fault.type)
-    fault = fault.renamed(record.field_names)
+    fault = _told(fault, scope)
     body = anthropic_error(fault, record.id) if speaks_anthropic(scope["path"]) else fault.body()
     return JSONResponse(body, fault.status, fault.headers)
