@@ -177,7 +177,9 @@ class Settings:
         "it the prompts of a session share their beginning, which is then cached.",
     )
     max_body_bytes: int = setting(
-        8 * 2**20, "Maximum size of a request body. A larger one gets a 413.", at_least=1
+        32 * 2**20,
+        "Maximum size of a request body, also once it is decompressed. A larger one gets a 413.",
+        at_least=1,
     )
     body_timeout_s: float = setting(
         60.0,

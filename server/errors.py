@@ -2,7 +2,8 @@
 
 ApiError
 |- BadRequestError            400  the request is wrong; param and code say where and how
-|  `- ContextLengthError          the prompt is too long; said in the words that the API's agents look for
+|  |- ContextLengthError          the prompt is too long; said in the words that the API's agents look for
+|  `- InvalidEncodingError        the body is not compressed as its Content-Encoding says
 |- UnauthorizedError          401  no API key, or an invalid one
 |- ForbiddenError             403  the Host or Origin header is not allowed, or no model may be loaded
 |- NotFoundError              404  no such endpoint or stored object; 405 for a wrong method
@@ -10,6 +11,7 @@ ApiError
 |- BodyTimeoutError           408  the client sends its body too slowly
 |- BodyTooLargeError          413  the body is larger than --max-body-bytes
 |- ContentTypeError           415  the body is not declared as JSON
+|- ContentEncodingError       415  the body is compressed in a way that is not decoded here
 |- HeadersTooLargeError       431  too many headers
 |- TooBusyError               429  the request queue is full; Retry-After says when to try again
 |- RequestFailedError         500  this request failed; others are not affected
@@ -210,6 +212,32 @@ class ContentTypeError(ApiError):
         super().__init__(
             f"{fault}. Send JSON with the header Content-Type: application/json.",
             code="unsupported_content_type",
+        )
+
+
+class ContentEncodingError(ApiError):
+    """The body is compressed in a way that is not decoded here."""
+
+    status = 415
+    type = "invalid_request_error"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(
+            f"The Content-Encoding '{shortened(given)}' is not supported. Send the body as it is, or "
+            "compressed with gzip or deflate.",
+            code="unsupported_content_encoding",
+            headers={"Accept-Encoding": "gzip, deflate"},
+        )
+
+
+class InvalidEncodingError(BadRequestError):
+    """The body is not compressed as its Content-Encoding says, or it is cut off."""
+
+    def __init__(self, coding: str) -> None:
+        super().__init__(
+            f"The request body is not whole data of the Content-Encoding '{coding}'. Compress it again, or "
+            "leave the header out if the body is not compressed.",
+            code="invalid_content_encoding",
         )
 
 
