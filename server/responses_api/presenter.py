@@ -105,7 +105,7 @@ class ResponsePresenter:
         response = self._response("incomplete" if is_cut else "completed", self._output.items)
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        response["completed_at"] = None if is_cut else time.time()
+        response["completed_at"] = None if is_cut else int(time.time())
         response["usage"] = {
             "input_tokens": usage.prompt_tokens,
             # Cache writes are not counted: they are not billed.
@@ -127,7 +127,7 @@ class ResponsePresenter:
         return {
             "id": response_id(self._head),
             "object": "response",
-            "created_at": float(self._head.created),
+            "created_at": self._head.created,
             "completed_at": None,
             "status": status,
             "model": self._head.model,
