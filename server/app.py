@@ -82,9 +82,7 @@ def create_app(engine: EngineProtocol, settings: Settings, models: ModelsProtoco
     """
     keys = load_keys(settings)
     counters = Metrics(engine, models)
-    recorder = (
-        Recorder(Path(settings.record).expanduser(), settings.record_bytes) if settings.record else None
-    )
+    recorder = Recorder(Path(settings.record), settings.record_bytes) if settings.record else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,7 +1,7 @@
 """Validate responses against the openai package's models. Only three fields may be unknown to them.
 
-These are timings, whose shape is defined here, the reasoning_content of messages and deltas, and the status of
-a free-form tool's call, which the package knows in stored items only.
+These are timings, whose shape is defined here, the reasoning_content of messages and deltas, and the
+status of a custom_tool_call, which the package knows in stored items only.
 """
 
 import json
