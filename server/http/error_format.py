@@ -3,9 +3,10 @@
 An ApiError has its status and OpenAI's error object; the request's path decides which format is sent.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.types import Scope
 
@@ -24,6 +25,37 @@ _ANTHROPIC_TYPES = {
 
 _CODES_FOR_SDKS = frozenset({"thread_unsupported_request"})
 """Codes that Anthropic's SDKs react to: after this one they send the whole conversation instead."""
+
+
+class ErrorObject(BaseModel):
+    """An error. message: for people. param: the field at fault. code: for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every error response, except under /v1/messages."""
+
+    error: ErrorObject
+
+
+class MessagesErrorObject(BaseModel):
+    """An error in Anthropic's format. details: error_code, where Anthropic's packages react to it."""
+
+    type: str
+    message: str
+    details: dict[str, str] | None = None
+
+
+class MessagesErrorResponse(BaseModel):
+    """The body of every error response under /v1/messages."""
+
+    type: Literal["error"]
+    error: MessagesErrorObject
+    request_id: str
 
 
 def speaks_anthropic(path: str) -> bool:

@@ -96,7 +96,9 @@ async def unload_model(request: Request) -> Response:
     return await _card_response(service, body.model)
 
 
-@router.post("/v1/models/pull", openapi_extra=body_schema(PullRequest))
+@router.post(
+    "/v1/models/pull", response_class=Response, openapi_extra=body_schema(PullRequest, is_streamed=True)
+)
 async def pull_model(request: Request) -> Response:
     """Download a model from the hub, with events about the progress. Only where there are several models.
 

@@ -77,7 +77,7 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
     return response
 
 
-@router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
+@router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest, is_streamed=False))
 async def count_input_tokens(request: Request) -> Response:
     """Count the prompt tokens that this request would have at /v1/responses."""
     body = await read_body(request, ResponsesRequest)
