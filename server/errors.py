@@ -27,6 +27,9 @@ from math import ceil
 
 from engine.request import RETRY_AFTER_S, EngineError, Failed, ModelLoadError
 
+_VENDORS = ("claude-", "gpt-")
+"""Beginnings of the names that agents ask for unless they are told another."""
+
 LOAD_RETRY_S = 10.0
 """Seconds after which to ask again for a model that could not be loaded for now."""
 
@@ -159,9 +162,11 @@ class ModelNotFoundError(NotFoundError):
     def __init__(self, requested: str, served: tuple[str, ...] = ()) -> None:
         names = " or ".join(f"'{name}'" for name in served)
         known = f"this server serves {names}" if served else "GET /v1/models lists those that do"
+        is_vendors = requested.startswith(_VENDORS)
+        agents = " `reprise connect AGENT` gives a coding agent the right name." if is_vendors else ""
         super().__init__(
             f"The model '{shortened(requested)}' does not exist; {known}. Start it with "
-            "--served-model-name '*' to have it answer to any name.",
+            f"--served-model-name '*' to have it answer to any name.{agents}",
             param="model",
             code="model_not_found",
         )

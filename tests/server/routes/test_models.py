@@ -64,6 +64,11 @@ async def test_an_unknown_model_is_a_404_that_says_what_is_served(client):
         message = assert_error(response.json(), "model", "model_not_found")
         assert "'gpt-4o'" in message
         assert "'org/fake-model' or 'alias'" in message
+        assert message.endswith("`reprise connect AGENT` gives a coding agent the right name.")
+
+
+async def test_other_unknown_models_have_no_word_about_agents(client):
+    assert "reprise connect" not in (await client.get("/v1/models/qwen")).text
 
 
 @pytest.mark.parametrize(
