@@ -8,6 +8,7 @@ ApiError
 |- ForbiddenError             403  the Host or Origin header is not allowed, or no model may be loaded
 |- NotFoundError              404  no such endpoint or stored object; 405 for a wrong method
 |- ModelNotFoundError         404  no such model
+|- ConflictError              409  the server as it was started has no table, or no file for it
 |- BodyTimeoutError           408  the client sends its body too slowly
 |- BodyTooLargeError          413  the body is larger than --max-body-bytes
 |- ContentTypeError           415  the body is not declared as JSON
@@ -170,6 +171,13 @@ class ModelNotFoundError(NotFoundError):
             param="model",
             code="model_not_found",
         )
+
+
+class ConflictError(ApiError):
+    """The request is right, but the server as it was started cannot do it."""
+
+    status = 409
+    type = "invalid_request_error"
 
 
 class BodyTimeoutError(ApiError):
