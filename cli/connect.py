@@ -5,6 +5,7 @@ import json
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import quote
 
 from cli.arguments import UsageError
 from config.agents.config_file import ConfigFileError, difference, read, render, write
@@ -23,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--api-key", metavar="KEY", help="Key that the server wants. Default: none")
     parser.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        help="Name by which the agent asks for the model, such as claude-sonnet-4-5 where it insists on one. "
+        "The server must answer to it. Default: the first name that it lists",
+    )
+    parser.add_argument(
         "--write",
         action="store_true",
         help="Merge the settings into the agent's files, after showing the difference.",
@@ -32,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the settings of the agent, or write them; return 0, or 1 if it has no file to write."""
-    agent = AGENTS[arguments.agent](_find_model(arguments.url, arguments.api_key))
+    model = _find_model(arguments.url, arguments.api_key, arguments.served_model_name)
+    agent = AGENTS[arguments.agent](model)
     if arguments.write:
         try:
             _write(agent.files)
@@ -46,26 +54,32 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if arguments.write and not agent.files else 0
 
 
-def _find_model(url: str, key: str | None) -> ServedModel:
-    """Return the first model that GET /v1/models lists.
+def _find_model(url: str, key: str | None, name: str | None) -> ServedModel:
+    """Return the model that the server has under a name; without one, the first that it lists.
 
     url: with or without /v1 at the end.
-    Raises UsageError if no Reprise server answers there, or if it refuses the key.
+    Raises UsageError if no Reprise server answers there, or if it refuses the key or the name.
     """
     url = url.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--url is {url}; it must start with http:// or https://")
+    path = "/v1/models" if name is None else f"/v1/models/{quote(name, safe='')}"
     request = urllib.request.Request(
-        f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {}
+        f"{url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {}
     )
     try:
         with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
-            card = json.load(response)["data"][0]
+            found = json.load(response)
+        card = found["data"][0] if name is None else found
         return ServedModel(url, card["id"], card["context_length"], card["tools"], key)
     except urllib.error.HTTPError as error:
         if error.code == 401:
             raise UsageError(f"{url} wants an API key: pass --api-key") from None
-        raise UsageError(f"{url}/v1/models answers with status {error.code}") from None
+        if error.code == 404 and name is not None:
+            raise UsageError(
+                f"the server at {url} has no model {name}: start it with --served-model-name {name}"
+            ) from None
+        raise UsageError(f"{url}{path} answers with status {error.code}") from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise UsageError(f"no server at {url} ({reason}): start `reprise serve`, or pass --url") from None

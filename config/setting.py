@@ -1,6 +1,7 @@
 """Describe one setting: its type and limits, how its value is read from text, and its error messages."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
@@ -31,6 +32,7 @@ class Setting:
     choices: the allowed values; empty if every value of the kind is allowed.
     secret: the value is never shown, neither in error messages nor by `reprise config`.
     unset: the effect of None, in words, such as "the model's own limit"; empty if None has no effect.
+    is_path: ~ at its beginning is the home folder. Nowhere else is it expanded.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Setting:
     at_most: float | None = None
     secret: bool = False
     unset: str = ""
+    is_path: bool = False
 
     @property
     def flag(self) -> str:
@@ -96,7 +99,8 @@ class Setting:
             return None
         match self.kind, value:
             case "text", str(text) if text and (not self.choices or text in self.choices):
-                return text
+                # Not Path's: it drops the ./ and the last /, which tell folders from names on the hub.
+                return os.path.expanduser(text) if self.is_path else text  # noqa: PTH111
             case "list", list(parts) | tuple(parts) if all(isinstance(p, str) and p for p in parts):
                 return tuple(parts)
             case "boolean", bool(choice):
@@ -151,10 +155,12 @@ def setting(
     at_most: float | None = None,
     secret: bool = False,
     unset: str = "",
+    is_path: bool = False,
 ) -> ValueT:
     """Declare a field of Settings. The keywords are those of Setting; help_text is one or more sentences."""
     make: Callable[..., ValueT] = field
-    metadata = {"help": help_text, "at_least": at_least, "at_most": at_most, "secret": secret, "unset": unset}
+    limits = {"at_least": at_least, "at_most": at_most}
+    metadata = {"help": help_text, "secret": secret, "unset": unset, "is_path": is_path, **limits}
     return make(default=default, metadata=metadata, repr=not secret)
 
 

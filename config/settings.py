@@ -35,6 +35,7 @@ class Settings:
         None,
         "Model to serve: a folder in mlx-lm's format, or a name on the model hub.",
         unset="the bundled demo model",
+        is_path=True,
     )
     served_model_name: tuple[str, ...] = setting(
         (),
@@ -42,7 +43,10 @@ class Settings:
         "several.",
     )
     chat_template: str | None = setting(
-        None, "File with a chat template, in place of the model's own.", unset="the model's own"
+        None,
+        "File with a chat template, in place of the model's own.",
+        unset="the model's own",
+        is_path=True,
     )
     sampling_defaults: Literal["model", "openai"] = setting(
         "model",
@@ -69,12 +73,15 @@ class Settings:
         False, "Allow a model that needs it to run the Python code in its folder."
     )
     adapter_path: str | None = setting(
-        None, "Folder of a LoRA adapter in mlx-lm's format, which is added to the model."
+        None,
+        "Folder of a LoRA adapter in mlx-lm's format, which is added to the model.",
+        is_path=True,
     )
     models_dir: str | None = setting(
         None,
         "Folder of model folders, as FOLDER/NAME or FOLDER/OWNER/NAME. Requests may ask for these models and "
         "for those in the model hub's cache, which are then loaded.",
+        is_path=True,
     )
     allow_load: bool | None = setting(
         None,
@@ -96,6 +103,7 @@ class Settings:
         None,
         "Start the model on several machines with mlx.launch: a host file, or names separated by commas.",
         unset="one machine",
+        is_path=True,
     )
     split: Literal["pipeline", "tensor"] = setting(
         "pipeline",
@@ -118,7 +126,9 @@ class Settings:
         secret=True,
     )
     api_key_file: str | None = setting(
-        None, "File of keys that clients must send, one per line. Lines that start with # are comments."
+        None,
+        "File of keys that clients must send, one per line. Lines that start with # are comments.",
+        is_path=True,
     )
     insecure: bool = setting(
         False, "Let other machines, and the web pages of any site, use the server without an API key."
@@ -177,7 +187,9 @@ class Settings:
         "it the prompts of a session share their beginning, which is then cached.",
     )
     max_body_bytes: int = setting(
-        8 * 2**20, "Maximum size of a request body. A larger one gets a 413.", at_least=1
+        32 * 2**20,
+        "Maximum size of a request body, also once it is decompressed. A larger one gets a 413.",
+        at_least=1,
     )
     body_timeout_s: float = setting(
         60.0,
@@ -205,7 +217,9 @@ class Settings:
         unset="a quarter of the memory left after weights",
     )
     prefix_cache_dir: str | None = setting(
-        None, "Folder that also keeps cached prefixes, so that they survive a restart."
+        None,
+        "Folder that also keeps cached prefixes, so that they survive a restart.",
+        is_path=True,
     )
     prefix_cache_dir_bytes: int = setting(
         8 * 2**30,
@@ -250,6 +264,7 @@ class Settings:
         default_calibration_file(),
         "File that keeps the measured costs of steps; its folder also keeps the tokens' bytes. With none, "
         "both are found anew after every start.",
+        is_path=True,
     )
     recalibrate: bool = setting(
         False, "Measure the costs of steps again, even if they are known, and before the server listens."
@@ -258,6 +273,7 @@ class Settings:
         None,
         "Small model that drafts for the target model: a folder, or a name on the model hub. It may have "
         "another vocabulary. Or the folder of an MTP head or a DFlash drafter that was made for the model.",
+        is_path=True,
     )
     dflash_window: int | None = setting(
         None,
@@ -294,7 +310,9 @@ class Settings:
         4 * 2**20, "Entries in ngram-mod's table, 4 bytes each.", at_least=1024, at_most=2**31
     )
     ngram_table_file: str | None = setting(
-        None, "File from which ngram-mod's table is restored at start, and to which it is saved on exit."
+        None,
+        "File from which ngram-mod's table is restored at start, and to which it is saved on exit.",
+        is_path=True,
     )
     ngram_scope: Literal["process", "api-key"] = setting(
         "process",
@@ -330,6 +348,7 @@ class Settings:
         None,
         "File to which every finished answer is appended with its request, as JSON lines for reprise bench. "
         "Only its owner may read it.",
+        is_path=True,
     )
     record_bytes: int = setting(
         2**30, "Maximum size of the --record file. Once it is full, nothing more is recorded.", at_least=1

@@ -62,7 +62,7 @@ def resolve(
         origins[known.name] = origin
 
     if file is None and environment.get(CONFIG_VARIABLE):
-        file = Path(environment[CONFIG_VARIABLE])
+        file = Path(environment[CONFIG_VARIABLE]).expanduser()
     sections: dict[str, Section] = {}
     if file is not None:
         table = _read(file)

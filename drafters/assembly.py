@@ -17,7 +17,7 @@ def make_drafters(settings: Settings, vocabulary: str) -> dict[str, Drafter]:
     vocabulary: its fingerprint. Token ids learned in one vocabulary are never drafted in another.
     """
     s = settings
-    file = None if s.ngram_table_file is None else Path(s.ngram_table_file).expanduser()
+    file = None if s.ngram_table_file is None else Path(s.ngram_table_file)
     tables = NgramModTables(vocabulary, s.ngram_mod_size, s.ngram_table_entries, s.ngram_scope, file)
     drafters: list[Drafter] = [
         PredictionDrafter(),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from config.settings import Settings
 from config.version import VERSION
@@ -17,6 +18,7 @@ from server.http.access import OPEN_PATHS, Access
 from server.http.api_keys import load_keys
 from server.http.body_limit import BodyLimit
 from server.http.error_handlers import install_error_handlers
+from server.http.head import HeadRequests
 from server.http.model_uses import ModelUses
 from server.http.openapi import complete_document
 from server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
@@ -80,9 +82,7 @@ def create_app(engine: EngineProtocol, settings: Settings, models: ModelsProtoco
     """
     keys = load_keys(settings)
     counters = Metrics(engine, models)
-    recorder = (
-        Recorder(Path(settings.record).expanduser(), settings.record_bytes) if settings.record else None
-    )
+    recorder = Recorder(Path(settings.record), settings.record_bytes) if settings.record else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -107,7 +107,8 @@ def create_app(engine: EngineProtocol, settings: Settings, models: ModelsProtoco
     for routes in ROUTES:
         app.include_router(routes.router)
     complete_document(app, *BODIES, open_paths=OPEN_PATHS if keys else None)
-    install_error_handlers(app)
+    all_routes = (*app.routes, *(route for routes in ROUTES for route in routes.router.routes))
+    install_error_handlers(app, [route for route in all_routes if isinstance(route, Route)])
     app.add_middleware(
         BodyLimit, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
     )
@@ -123,5 +124,6 @@ def create_app(engine: EngineProtocol, settings: Settings, models: ModelsProtoco
             # Browsers ask for this before a public site's page may reach a server on a private network.
             allow_private_network=True,
         )
+    app.add_middleware(HeadRequests)
     app.add_middleware(RequestLog, metrics=counters)
     return app

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -79,8 +80,14 @@ def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo | None 
     if info and info.draft_strategy not in (None, "none"):
         model += f" (translated: {info.draft_strategy})"
     file = settings.calibration_file
-    costs = f"step costs from {file}" if file else "step costs measured at every start"
+    costs = f"step costs from {_from_home(file)}" if file else "step costs measured at every start"
     return f"{settings.draft_type}{model}, {costs}"
+
+
+def _from_home(file: str) -> str:
+    """Return a path as people write it, with ~ for the home folder."""
+    home = str(Path.home())
+    return f"~{file.removeprefix(home)}" if file.startswith(f"{home}/") else file
 
 
 def describe_decoding(settings: Settings) -> str:

@@ -2,13 +2,17 @@
 
 ApiError
 |- BadRequestError            400  the request is wrong; param and code say where and how
+|  |- ContextLengthError          the prompt is too long; said in the words that the API's agents look for
+|  `- InvalidEncodingError        the body is not compressed as its Content-Encoding says
 |- UnauthorizedError          401  no API key, or an invalid one
 |- ForbiddenError             403  the Host or Origin header is not allowed, or no model may be loaded
 |- NotFoundError              404  no such endpoint or stored object; 405 for a wrong method
 |- ModelNotFoundError         404  no such model
+|- ConflictError              409  the server as it was started has no table, or no file for it
 |- BodyTimeoutError           408  the client sends its body too slowly
 |- BodyTooLargeError          413  the body is larger than --max-body-bytes
 |- ContentTypeError           415  the body is not declared as JSON
+|- ContentEncodingError       415  the body is compressed in a way that is not decoded here
 |- HeadersTooLargeError       431  too many headers
 |- TooBusyError               429  the request queue is full; Retry-After says when to try again
 |- RequestFailedError         500  this request failed; others are not affected
@@ -23,6 +27,9 @@ from copy import copy
 from math import ceil
 
 from engine.request import RETRY_AFTER_S, EngineError, Failed, ModelLoadError
+
+_VENDORS = ("claude-", "gpt-")
+"""Beginnings of the names that agents ask for unless they are told another."""
 
 LOAD_RETRY_S = 10.0
 """Seconds after which to ask again for a model that could not be loaded for now."""
@@ -58,6 +65,12 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
+    def __copy__(self) -> "ApiError":
+        # An exception is otherwise copied by calling its class with its message, which some cannot take.
+        error = type(self).__new__(type(self), *self.args)
+        error.__dict__.update(self.__dict__)
+        return error
+
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
         """Return the same error, with the request's own name for the field at fault. names: by this API's."""
         param = self.param and requested_name(self.param, names)
@@ -67,6 +80,10 @@ class ApiError(Exception):
         error.message = self.message.replace(f"'{self.param}'", f"'{param}'")
         error.param = param
         return error
+
+    def worded(self, path: str) -> "ApiError":  # noqa: ARG002 - for the error that depends on it
+        """Return the same error in the words of the API that a path belongs to."""
+        return self
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return OpenAI's error object: the body of a response, or one event of a stream."""
@@ -78,6 +95,42 @@ class BadRequestError(ApiError):
 
     status = 400
     type = "invalid_request_error"
+
+
+class ContextLengthError(BadRequestError):
+    """The prompt leaves no room in the context.
+
+    Agents condense their conversation if they find their vendor's sentence. With any other they send the same
+    prompt again and again. The way out follows it.
+    """
+
+    CODE = "context_length_exceeded"
+
+    def __init__(self, num_tokens: int, context_tokens: int, param: str, way_out: str) -> None:
+        noun = "messages" if param in ("messages", "tools") else "prompt"
+        super().__init__(
+            f"This model's maximum context length is {context_tokens} tokens. However, your {noun} resulted "
+            f"in {num_tokens} tokens. Please reduce the length of the {noun}. {way_out}",
+            param=param,
+            code=self.CODE,
+        )
+        self._num_tokens, self._context_tokens, self._way_out = num_tokens, context_tokens, way_out
+
+    def worded(self, path: str) -> ApiError:
+        """See ApiError."""
+        error = copy(self)
+        if path.startswith("/v1/messages"):
+            # One token of the context is kept for the answer, so this maximum is always exceeded.
+            longest = self._context_tokens - 1
+            error.message = (
+                f"prompt is too long: {self._num_tokens} tokens > {longest} maximum. {self._way_out}"
+            )
+        if path.startswith("/v1/responses"):
+            sentence = (
+                "Your input exceeds the context window of this model. Please adjust your input and try again."
+            )
+            error.message = f"{sentence} {self._way_out}"
+        return error
 
 
 class UnauthorizedError(ApiError):
@@ -110,12 +163,21 @@ class ModelNotFoundError(NotFoundError):
     def __init__(self, requested: str, served: tuple[str, ...] = ()) -> None:
         names = " or ".join(f"'{name}'" for name in served)
         known = f"this server serves {names}" if served else "GET /v1/models lists those that do"
+        is_vendors = requested.startswith(_VENDORS)
+        agents = " `reprise connect AGENT` gives a coding agent the right name." if is_vendors else ""
         super().__init__(
             f"The model '{shortened(requested)}' does not exist; {known}. Start it with "
-            "--served-model-name '*' to have it answer to any name.",
+            f"--served-model-name '*' to have it answer to any name.{agents}",
             param="model",
             code="model_not_found",
         )
+
+
+class ConflictError(ApiError):
+    """The request is right, but the server as it was started cannot do it."""
+
+    status = 409
+    type = "invalid_request_error"
 
 
 class BodyTimeoutError(ApiError):
@@ -163,6 +225,32 @@ class ContentTypeError(ApiError):
         super().__init__(
             f"{fault}. Send JSON with the header Content-Type: application/json.",
             code="unsupported_content_type",
+        )
+
+
+class ContentEncodingError(ApiError):
+    """The body is compressed in a way that is not decoded here."""
+
+    status = 415
+    type = "invalid_request_error"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(
+            f"The Content-Encoding '{shortened(given)}' is not supported. Send the body as it is, or "
+            "compressed with gzip or deflate.",
+            code="unsupported_content_encoding",
+            headers={"Accept-Encoding": "gzip, deflate"},
+        )
+
+
+class InvalidEncodingError(BadRequestError):
+    """The body is not compressed as its Content-Encoding says, or it is cut off."""
+
+    def __init__(self, coding: str) -> None:
+        super().__init__(
+            f"The request body is not whole data of the Content-Encoding '{coding}'. Compress it again, or "
+            "leave the header out if the body is not compressed.",
+            code="invalid_content_encoding",
         )
 
 

@@ -34,7 +34,7 @@ def check_costs(file: str | None, now_s: float | None = None) -> Iterator[Check]
     if file is None:
         yield Check(FILE, "ok", "measured after every start (--calibration-file none)")
         return
-    path, now_s = Path(file).expanduser(), time.time() if now_s is None else now_s
+    path, now_s = Path(file), time.time() if now_s is None else now_s
     try:
         kept = dict(json.loads(path.read_text()))
         age_s = now_s - path.stat().st_mtime

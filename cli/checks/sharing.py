@@ -53,7 +53,7 @@ def source_of(settings: Settings) -> str:
     """Return the model's name without its owner's; of a folder, only that it is one."""
     if settings.model is None:
         return "bundled"
-    if Path(settings.model).expanduser().exists():
+    if Path(settings.model).exists():
         return "a folder"
     return settings.model.rpartition("/")[2]
 

@@ -1,5 +1,6 @@
 """The agents, and the settings that each documents for a server of one's own."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -152,6 +153,157 @@ def _zed(model: ServedModel) -> AgentSettings:
     return AgentSettings((AgentFile(".config/zed/settings.json", "json", settings),), (_export(model),))
 
 
+def _pi(model: ServedModel) -> AgentSettings:
+    entry = {
+        "id": model.name,
+        "reasoning": False,
+        "input": ["text"],
+        "contextWindow": model.context_tokens,
+        "maxTokens": model.answer_tokens,
+    }
+    provider = {
+        "baseUrl": model.openai_url,
+        "api": "openai-completions",
+        "apiKey": model.sent_key,
+        "models": [entry],
+    }
+    chosen = {"defaultProvider": _PROVIDER, "defaultModel": model.name}
+    return AgentSettings(
+        (
+            AgentFile(".pi/agent/models.json", "json", {"providers": {_PROVIDER: provider}}),
+            AgentFile(".pi/agent/settings.json", "json", chosen),
+        )
+    )
+
+
+def _crush(model: ServedModel) -> AgentSettings:
+    entry = {
+        "id": model.name,
+        "name": model.name,
+        "context_window": model.context_tokens,
+        "default_max_tokens": model.answer_tokens,
+    }
+    provider = {
+        "name": "Reprise",
+        "type": "openai-compat",
+        "base_url": model.openai_url,
+        "api_key": model.sent_key,
+        "models": [entry],
+    }
+    chosen = {"provider": _PROVIDER, "model": model.name}
+    settings = {"providers": {_PROVIDER: provider}, "models": {"large": chosen, "small": chosen}}
+    schema = {"$schema": "https://charm.land/crush.json"}
+    return AgentSettings((AgentFile(".config/crush/crush.json", "json", settings, schema),))
+
+
+def _goose(model: ServedModel) -> AgentSettings:
+    provider = {
+        "name": _PROVIDER,
+        "engine": "openai",
+        "display_name": "Reprise",
+        "description": "Reprise on this machine",
+        "api_key_env": KEY_VARIABLE,
+        "base_url": f"{model.openai_url}/chat/completions",
+        "models": [{"name": model.name, "context_limit": model.context_tokens}],
+        "supports_streaming": True,
+    }
+    chosen = {"GOOSE_PROVIDER": _PROVIDER, "GOOSE_MODEL": model.name}
+    return AgentSettings(
+        (
+            AgentFile(f".config/goose/custom_providers/{_PROVIDER}.json", "json", provider),
+            AgentFile(".config/goose/config.yaml", "yaml", chosen),
+        ),
+        (_export(model),),
+    )
+
+
+def _vscode(model: ServedModel) -> AgentSettings:
+    entry = {
+        "id": model.name,
+        "name": model.name,
+        "url": f"{model.openai_url}/chat/completions",
+        "toolCalling": model.can_call,
+        "vision": False,
+        "maxInputTokens": model.context_tokens - model.answer_tokens,
+        "maxOutputTokens": model.answer_tokens,
+    }
+    return AgentSettings(
+        notes=(
+            'In VS Code run "Chat: Manage Language Models", add a "Custom Endpoint" with the API type "Chat',
+            f'Completions" and the key {model.sent_key}, which VS Code keeps itself. In the file that opens,',
+            f"chatLanguageModels.json, give it this model (its context is {model.context_tokens} tokens):",
+            *(f"  {line}" for line in json.dumps({"models": [entry]}, indent=2).splitlines()),
+        )
+    )
+
+
+def _copilot(model: ServedModel) -> AgentSettings:
+    limits = model.context_tokens - model.answer_tokens, model.answer_tokens
+    return AgentSettings(
+        notes=(
+            "GitHub Copilot CLI takes the server from the environment (`copilot help providers`):",
+            f"  export COPILOT_PROVIDER_BASE_URL={model.openai_url}",
+            f"  export COPILOT_PROVIDER_API_KEY={model.sent_key}",
+            f"  export COPILOT_MODEL={model.name}",
+            f"  export COPILOT_PROVIDER_MAX_PROMPT_TOKENS={limits[0]}",
+            f"  export COPILOT_PROVIDER_MAX_OUTPUT_TOKENS={limits[1]}",
+            f"Both limits together are the context of {model.context_tokens} tokens.",
+        )
+    )
+
+
+def _openclaw(model: ServedModel) -> AgentSettings:
+    entry = {
+        "id": model.name,
+        "name": model.name,
+        "input": ["text"],
+        "contextWindow": model.context_tokens,
+        "maxTokens": model.answer_tokens,
+    }
+    provider = {
+        "baseUrl": model.openai_url,
+        "api": "openai-completions",
+        "apiKey": model.sent_key,
+        "models": [entry],
+    }
+    settings = {
+        "models": {"providers": {_PROVIDER: provider}},
+        "agents": {"defaults": {"model": {"primary": f"{_PROVIDER}/{model.name}"}}},
+    }
+    return AgentSettings((AgentFile(".openclaw/openclaw.json", "json", settings),))
+
+
+def _kimi(model: ServedModel) -> AgentSettings:
+    provider = {"type": "openai", "base_url": model.openai_url, "api_key": model.sent_key}
+    entry = {
+        "provider": _PROVIDER,
+        "model": model.name,
+        "max_context_size": model.context_tokens,
+        "capabilities": ["tool_use"] if model.can_call else [],
+    }
+    settings = {
+        "default_model": _PROVIDER,
+        "providers": {_PROVIDER: provider},
+        "models": {_PROVIDER: entry},
+    }
+    return AgentSettings((AgentFile(".kimi-code/config.toml", "toml", settings),))
+
+
+def _droid(model: ServedModel) -> AgentSettings:
+    entry = {
+        "displayName": "Reprise",
+        "model": model.name,
+        "baseUrl": model.openai_url,
+        "apiKey": model.sent_key,
+        "provider": "generic-chat-completion-api",
+        "maxOutputTokens": model.answer_tokens,
+    }
+    return AgentSettings(
+        (AgentFile(".factory/settings.json", "json", {"customModels": [entry]}),),
+        (f"Choose Reprise with /model. Droid cannot be told the context ({model.context_tokens} tokens).",),
+    )
+
+
 def _export(model: ServedModel) -> str:
     return f"The key comes from the environment: export {KEY_VARIABLE}={model.sent_key}"
 
@@ -164,4 +316,12 @@ AGENTS: Mapping[str, Callable[[ServedModel], AgentSettings]] = {
     "continue": _continue,
     "cline": _cline,
     "zed": _zed,
+    "pi": _pi,
+    "crush": _crush,
+    "goose": _goose,
+    "vscode": _vscode,
+    "copilot": _copilot,
+    "openclaw": _openclaw,
+    "kimi": _kimi,
+    "droid": _droid,
 }

@@ -7,8 +7,9 @@ from typing import Any
 def merge(held: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return held with the settings set, and everything else as it was.
 
-    Tables are merged key by key. In a list of tables, one with the same "name" is replaced, in its place, and
-    others are added at the end. Any other value is replaced. Neither argument is changed.
+    Tables are merged key by key. In a list of tables, one with the same "name" (or "displayName") is
+    replaced, in its place, and others are added at the end. Any other value is replaced. Neither argument is
+    changed.
     """
     merged = dict(held)
     for key, value in settings.items():
@@ -23,14 +24,14 @@ def merge(held: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any
 
 
 def _are_named(values: list[Any]) -> bool:
-    return all(isinstance(value, Mapping) and "name" in value for value in values)
+    return all(_name_of(value) is not None for value in values)
 
 
 def _merge_named(held: list[Any], settings: list[Any]) -> list[Any]:
-    by_name = {value["name"]: value for value in settings}
+    by_name = {_name_of(value): value for value in settings}
     kept = [by_name.pop(_name_of(value), value) for value in held]
     return kept + list(by_name.values())
 
 
 def _name_of(value: object) -> object:
-    return value.get("name") if isinstance(value, Mapping) else None
+    return value.get("name", value.get("displayName")) if isinstance(value, Mapping) else None

@@ -59,7 +59,7 @@ def digest_files(folder: Path) -> str:
 def _digest_adapter(path: str | None) -> str:
     if path is None:
         return "none"
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if not (config := folder / "adapter_config.json").is_file():
         raise ModelError(f"--adapter-path {path}: there is no adapter_config.json")
     return _digest(config, sorted(folder.glob("*.safetensors")))

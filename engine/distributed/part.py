@@ -74,7 +74,7 @@ def load_part(
 def _open_files(model: Any, settings: Settings, place: str, group: mx.distributed.Group) -> PartFiles:
     assert settings.prefix_cache_dir
     # A folder that machines share, or processes on one, has all of their parts.
-    folder = Path(settings.prefix_cache_dir).expanduser() / f"rank-{group.rank()}-of-{group.size()}"
+    folder = Path(settings.prefix_cache_dir) / f"rank-{group.rank()}-of-{group.size()}"
     known = (place, weights_fingerprint(model), settings.kv_bits, version("mlx"), version("mlx-lm"))
     try:
         return PartFiles(folder, hashlib.sha256(repr(known).encode()).hexdigest())

@@ -144,7 +144,7 @@ def read_template(file: str | None) -> str | None:
     if file is None:
         return None
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as fault:
         raise ModelError(f"cannot read the chat template {file}: {fault}") from fault
 
@@ -152,7 +152,7 @@ def read_template(file: str | None) -> str | None:
 def _load_options(settings: Settings) -> dict[str, Any]:
     # Where costs are kept, tables of tokens are too.
     file = settings.calibration_file
-    cache_folder = Path(file).expanduser().parent if file else None
+    cache_folder = Path(file).parent if file else None
     return {"trusts_code": settings.trust_remote_code, "cache_folder": cache_folder}
 
 
@@ -188,7 +188,7 @@ def load_model(
     is_path = source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1
     if not folder.exists() and is_path:
         raise ModelError(f"there is no model folder {source}")
-    if adapter is not None and not (Path(adapter).expanduser() / "adapter_config.json").is_file():
+    if adapter is not None and not (Path(adapter) / "adapter_config.json").is_file():
         raise ModelError(f"--adapter-path {adapter}: there is no adapter_config.json")
     if not folder.exists():
         folder = _fetch(source, progress)
@@ -196,7 +196,7 @@ def load_model(
         load = partial(
             mlx_lm.load,
             str(folder),
-            adapter_path=None if adapter is None else str(Path(adapter).expanduser()),
+            adapter_path=adapter,
             lazy=True,
             return_config=True,
             # Without this setting, transformers asks at the terminal.

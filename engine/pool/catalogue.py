@@ -41,7 +41,7 @@ class Catalogue:
 
     def __init__(self, settings: Settings, hub: HubCache | None = None) -> None:
         self._settings = settings
-        self._folder = Path(settings.models_dir).expanduser() if settings.models_dir else None
+        self._folder = Path(settings.models_dir) if settings.models_dir else None
         self._hub = (hub or HubCache()) if settings.serves_several else None
 
     def find(self, name: str) -> FoundModel | None:
@@ -74,7 +74,7 @@ class Catalogue:
 
     def weight_bytes(self, source: str) -> int:
         """Return the bytes of the weights in a folder, or of a model in the hub's cache; 0 for neither."""
-        path = Path(source).expanduser()
+        path = Path(source)
         folder = describe_folder(path) if path.is_dir() else _in_hub(self._hub or HubCache(), source)
         return folder.weight_bytes if folder else 0
 

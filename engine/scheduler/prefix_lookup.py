@@ -81,9 +81,7 @@ class PrefixLookup:
             self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)
         self.store: PrefixStore | None = None
         if self.cache is not None and settings.prefix_cache_dir is not None:
-            self.store = self._open_store(
-                loaded.model, settings, Path(settings.prefix_cache_dir).expanduser()
-            )
+            self.store = self._open_store(loaded.model, settings, Path(settings.prefix_cache_dir))
 
     def status(self) -> PrefixStatus | None:
         """Return the prefix cache's counts, None without one. May be called on any thread."""

@@ -33,7 +33,7 @@ def restore(sources: DraftSources, settings: Settings) -> None:
     Raises ModelError if the file is not such a table, so that it is not overwritten on exit.
     """
     file = settings.ngram_table_file
-    if file is not None and sources.drafters and Path(file).expanduser().exists():
+    if file is not None and sources.drafters and Path(file).exists():
         try:
             log.info("%s", find_table(sources).load())
         except TableFileError as fault:

@@ -7,7 +7,7 @@ from typing import get_args
 from config.settings import Settings
 from engine.request import DraftType, GenerationRequest, Grammar, ModelInfo, Sampling
 from engine.stations import station
-from server.errors import BadRequestError
+from server.errors import BadRequestError, ContextLengthError
 from server.generation.streaming_decoding import choose_streaming
 from server.requests.generation_fields import GenerationFields
 
@@ -178,7 +178,7 @@ def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
 def context_error(
     num_tokens: int, param: str, info: ModelInfo, is_lower_bound: bool = False
 ) -> BadRequestError:
-    """Make the error for a prompt or prediction that leaves no room in the context.
+    """Make the error for a prompt, prediction or array of tokens that leaves no room in the context.
 
     is_lower_bound: the tokens were not counted exactly; there are at least num_tokens.
     """
@@ -197,7 +197,9 @@ def context_error(
             f"{info.context_tokens} tokens, prompt and output together. Shorten it, or start the server with "
             "a larger --memory-bytes."
         )
-    return BadRequestError(message, param=param, code="context_length_exceeded")
+    if noun != "prompt":
+        return BadRequestError(message, param=param, code="context_length_exceeded")
+    return ContextLengthError(num_tokens, info.context_tokens, param, message)
 
 
 def _mebibytes(num_bytes: int) -> str:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from sse_starlette import EventSourceResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.stations import station
@@ -31,6 +32,11 @@ class TokenStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._at_end()
+
+
+def failed_stream(frames: bytes) -> Response:
+    """Return a stream that reports an error and nothing else."""
+    return Response(frames, headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
 
 
 async def write_frames(output: RequestOutput, presenter: Presenter, first: Events) -> AsyncIterator[bytes]:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import socket
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -17,6 +18,8 @@ OPEN_PATHS = frozenset({"/health"})
 """Paths that need no API key, so that monitoring works without one."""
 PAGE = "/ui"
 """The page and its files need none either: they ask for one, and have nothing to show without."""
+_PRIVATE = (".localhost", ".local", ".internal")
+"""Ends of names that no public DNS answers: this machine's, its network's (mDNS), and those of containers."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:@/?#\[\]\s]+))(?::[0-9]*)?")
 
 
@@ -31,7 +34,9 @@ class Access:
     def __init__(self, app: ASGIApp, settings: Settings, keys: ApiKeys) -> None:
         self.app = app
         self._keys = keys
-        self._names = frozenset(name.lower() for name in ("localhost", settings.host, *settings.allowed_host))
+        machine = socket.gethostname()
+        own = ("localhost", machine, machine.partition(".")[0], settings.host, *settings.allowed_host)
+        self._names = frozenset(name.lower() for name in own)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if it is allowed; else send the error."""
@@ -72,7 +77,7 @@ class Access:
             return False
         name = (match[1] or match[2]).lower().removesuffix(".")
         # An IP address is safe: no DNS lookup decides what it means.
-        return name in self._names or name.endswith(".localhost") or _address(name) is not None
+        return name in self._names or name.endswith(_PRIVATE) or _address(name) is not None
 
 
 def _is_open(scope: Scope) -> bool:

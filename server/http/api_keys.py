@@ -52,7 +52,7 @@ def _read(file: str | None) -> list[str]:
     if file is None:
         return []
     try:
-        text = Path(file).expanduser().read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "it is not UTF-8 text"
         raise SettingsError(f"cannot read the API keys in {file} (api_key_file): {reason}") from None

@@ -2,9 +2,11 @@
 
 import asyncio
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import BodyTimeoutError, BodyTooLargeError, HeadersTooLargeError
+from server.errors import ApiError, BodyTimeoutError, BodyTooLargeError, HeadersTooLargeError
+from server.http.content_encoding import coding_of, decoded
 from server.http.refusal import refuse
 
 MAX_HEADERS = 100
@@ -13,7 +15,7 @@ MAX_HEADERS = 100
 class BodyLimit:
     """ASGI middleware that refuses large bodies (413), slow bodies (408) and too many headers (431).
 
-    The size limit holds with and without a Content-Length header.
+    The size limit holds with and without a Content-Length header, and for what a body is decoded to.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float) -> None:
@@ -26,12 +28,10 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if (num_headers := len(scope["headers"])) > MAX_HEADERS:
-            await refuse(HeadersTooLargeError(num_headers, MAX_HEADERS), scope, receive, send)
-            return
-        declared = dict(scope["headers"]).get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > self.max_body_bytes:
-            await refuse(BodyTooLargeError(self.max_body_bytes), scope, receive, send)
+        try:
+            coding = self._check_headers(Headers(scope=scope))
+        except ApiError as fault:
+            await refuse(fault, scope, receive, send)
             return
         body = bytearray()
         more_body = True
@@ -46,10 +46,23 @@ class BodyLimit:
         except TimeoutError:
             await refuse(BodyTimeoutError(self.body_timeout_s), scope, receive, send, lingers=False)
             return
-        if len(body) > self.max_body_bytes:
-            await refuse(BodyTooLargeError(self.max_body_bytes), scope, receive, send, lingers=more_body)
+        try:
+            if len(body) > self.max_body_bytes:
+                raise BodyTooLargeError(self.max_body_bytes)
+            whole = bytes(body) if coding is None else await decoded(bytes(body), coding, self.max_body_bytes)
+        except ApiError as fault:
+            await refuse(fault, scope, receive, send, lingers=more_body)
             return
-        await self.app(scope, _replaying(bytes(body), receive), send)
+        await self.app(scope, _replaying(whole, receive), send)
+
+    def _check_headers(self, headers: Headers) -> str | None:
+        """Return how the body is encoded. Raises ApiError if the headers announce what is refused."""
+        if (num_headers := len(headers)) > MAX_HEADERS:
+            raise HeadersTooLargeError(num_headers, MAX_HEADERS)
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self.max_body_bytes:
+            raise BodyTooLargeError(self.max_body_bytes)
+        return coding_of(headers.get("content-encoding", ""))
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:

@@ -3,9 +3,10 @@
 An ApiError has its status and OpenAI's error object; the request's path decides which format is sent.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.types import Scope
 
@@ -26,6 +27,37 @@ _CODES_FOR_SDKS = frozenset({"thread_unsupported_request"})
 """Codes that Anthropic's SDKs react to: after this one they send the whole conversation instead."""
 
 
+class ErrorObject(BaseModel):
+    """An error. message: for people. param: the field at fault. code: for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every error response, except under /v1/messages."""
+
+    error: ErrorObject
+
+
+class MessagesErrorObject(BaseModel):
+    """An error in Anthropic's format. details: error_code, where Anthropic's packages react to it."""
+
+    type: str
+    message: str
+    details: dict[str, str] | None = None
+
+
+class MessagesErrorResponse(BaseModel):
+    """The body of every error response under /v1/messages."""
+
+    type: Literal["error"]
+    error: MessagesErrorObject
+    request_id: str
+
+
 def speaks_anthropic(path: str) -> bool:
     """Return whether a path belongs to Anthropic's API."""
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
@@ -42,14 +74,20 @@ def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
+def _told(fault: ApiError, scope: Scope) -> ApiError:
+    """Note an error in the request's log record; return it in the words and names of the request."""
+    record = record_in(scope)
+    record.note(fault.code or fault.type)
+    return fault.renamed(record.field_names).worded(scope["path"])
+
+
 def error_frame(fault: ApiError, scope: Scope) -> bytes:
     """Return the event with which a stream ends that has had nothing but comments, in its API's format.
 
     scope: the request's; the error's code is noted in its log record.
     """
     record = record_in(scope)
-    record.note(fault.code or fault.type)
-    fault = fault.renamed(record.field_names)
+    fault = _told(fault, scope)
     if speaks_anthropic(scope["path"]):
         return b"event: error\ndata: " + to_json(anthropic_error(fault, record.id)) + b"\n\n"
     if scope["path"] == "/v1/responses":
@@ -64,7 +102,6 @@ def error_response(fault: ApiError, scope: Scope) -> JSONResponse:
     scope: the request's; the error's code is noted in its log record.
     """
     record = record_in(scope)
-    record.note(fault.code or fault.type)
-    fault = fault.renamed(record.field_names)
+    fault = _told(fault, scope)
     body = anthropic_error(fault, record.id) if speaks_anthropic(scope["path"]) else fault.body()
     return JSONResponse(body, fault.status, fault.headers)

@@ -1,14 +1,32 @@
 """Turn every exception of the app and the framework into an error response."""
 
+from collections.abc import Sequence
+
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError, NotFoundError, shortened
 from server.http.error_format import error_response
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Register handlers that answer each exception with an error object in the format of its path."""
+def _allowed_methods(scope: Scope, routes: Sequence[Route]) -> str:
+    """Return the methods of all routes with a path; only of those without parameters, if there are any.
+
+    The framework names those of one route alone.
+    """
+    matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    exact = [route for route in matching if route.path == scope["path"]]
+    methods = {method for route in exact or matching for method in route.methods or ()}
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
+
+
+def install_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
+    """Register handlers that answer each exception with an error object in the format of its path.
+
+    routes: all of the app's, with which an error tells a path's methods.
+    """
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, fault: ApiError) -> Response:
@@ -27,12 +45,11 @@ def install_error_handlers(app: FastAPI) -> None:
                 code="unknown_url",
             )
         else:
-            allowed = (fault.headers or {}).get("Allow")
-            way_out = f" Use {allowed}." if allowed else ""
+            allowed = _allowed_methods(request.scope, routes)
             error = NotFoundError(
-                f"{request.method} {path}: {fault.detail}.{way_out}",
+                f"{request.method} {path}: {fault.detail}. Use {allowed}.",
                 code="method_not_allowed",
-                headers=fault.headers,
+                headers={"Allow": allowed},
             )
             error.status = fault.status_code
         return await api_error(request, error)

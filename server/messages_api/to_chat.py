@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from copy import copy
 from itertools import groupby
 from typing import Any
 
@@ -62,8 +63,9 @@ def to_prompt_request(body: ConversationFields, *, drops_billing: bool = True) -
 def with_request_names(fault: BadRequestError) -> BadRequestError:
     """Return an error about the chat request as one about the Messages request."""
     param = fault.param and with_request_name(fault.param)
-    message = with_request_name(fault.message)
-    return BadRequestError(message, param=param, code=fault.code, headers=fault.headers)
+    error = copy(fault)
+    error.param, error.message = param, with_request_name(fault.message)
+    return error
 
 
 def with_request_name(text: str) -> str:

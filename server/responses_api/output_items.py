@@ -103,8 +103,9 @@ class OutputItems:
         item = self.items[-1]
         if self._open == "call":
             self._open, whole = None, "".join(self._texts)
+            item["status"] = status
             if self._decoder is None:
-                item |= {"status": status, "arguments": whole}
+                item["arguments"] = whole
                 yield self._event("function_call_arguments.done", arguments=whole)
             else:
                 item["input"] = whole
@@ -135,9 +136,8 @@ class OutputItems:
             "call_id": call.id,
             "name": call.name if shown is None else shown.tool.name,
             "input" if is_custom else "arguments": "",
+            "status": "in_progress",
         }
-        if not is_custom:
-            item["status"] = "in_progress"
         if shown is not None and shown.namespace is not None:
             item["namespace"] = shown.namespace
         yield self._added(item)

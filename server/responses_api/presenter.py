@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from server.errors import ApiError
+from server.errors import ApiError, ContextLengthError
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
@@ -63,7 +63,7 @@ class ResponsePresenter:
                 pass
         return to_json(self._finish(end, usage, timings))
 
-    def format_opening(self, _usage: UsageBlock) -> bytes:
+    def format_opening(self, _usage: UsageBlock | None = None) -> bytes:
         """See Presenter."""
         created = {"type": "response.created", "response": self._response("in_progress", [])}
         return self._frame(created) + self.format_silence()
@@ -94,6 +94,8 @@ class ResponsePresenter:
         error = {"type": "error", "code": fault.code, "message": message, "param": param}
         response = self._response("failed", self._output.interrupt())
         code = "invalid_prompt" if fault.status < 500 else "server_error"
+        # Codex condenses the conversation after this code here, and after nothing else.
+        code = fault.CODE if isinstance(fault, ContextLengthError) else code
         response["error"] = {"code": code, "message": message}
         return self._frame(error) + self._frame({"type": "response.failed", "response": response})
 
@@ -103,7 +105,7 @@ class ResponsePresenter:
         response = self._response("incomplete" if is_cut else "completed", self._output.items)
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        response["completed_at"] = None if is_cut else time.time()
+        response["completed_at"] = None if is_cut else int(time.time())
         response["usage"] = {
             "input_tokens": usage.prompt_tokens,
             # Cache writes are not counted: they are not billed.
@@ -125,7 +127,7 @@ class ResponsePresenter:
         return {
             "id": response_id(self._head),
             "object": "response",
-            "created_at": float(self._head.created),
+            "created_at": self._head.created,
             "completed_at": None,
             "status": status,
             "model": self._head.model,

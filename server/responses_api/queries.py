@@ -26,6 +26,9 @@ class GetQuery(RequestModel):
     starting_after: unsupported(phrase="is not supported: stored responses cannot be streamed") = None  # type: ignore[valid-type]
 
 
+_LimitSchema = Annotated[int, Field(ge=1, le=MAX_LISTED)]
+
+
 def _limit(given: object) -> object:
     if not isinstance(given, str) or not given.isascii() or not given.isdigit() or len(given) > 3:
         raise field_error("invalid_type", f"must be a number from 1 to {MAX_LISTED}")
@@ -35,7 +38,7 @@ def _limit(given: object) -> object:
 class ListQuery(RequestModel):
     """Query of GET /v1/responses/{response_id}/input_items."""
 
-    limit: Annotated[int, BeforeValidator(_limit), Field(ge=1, le=MAX_LISTED)] = Field(
+    limit: Annotated[int, BeforeValidator(_limit, _LimitSchema), Field(ge=1, le=MAX_LISTED)] = Field(
         20, description="Maximum number of items to list."
     )
     order: Literal["asc", "desc"] = Field("desc", description="asc: oldest item first; desc: newest first.")

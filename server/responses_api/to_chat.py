@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from server.errors import BadRequestError
@@ -208,8 +209,9 @@ class ChatConversion:
         if param is None:
             return fault
         name = self.request_name(param)
-        message = fault.message.replace(f"'{param}'", f"'{name}'")
-        return BadRequestError(message, param=name, code=fault.code, headers=fault.headers)
+        error = copy(fault)
+        error.param, error.message = name, fault.message.replace(f"'{param}'", f"'{name}'")
+        return error
 
     def request_name(self, param: str) -> str:
         """Map a path in the chat request to a path in the Responses request."""

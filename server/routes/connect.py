@@ -8,8 +8,9 @@ from config.agents.config_file import render
 from config.agents.known import AGENTS
 from config.agents.served_model import ServedModel
 from server.errors import BadRequestError, ModelNotFoundError
+from server.generation.service import service_of
 from server.http.api_keys import sent_keys
-from server.routes.models import list_models
+from server.routes.models import served_models
 
 KEY_PLACEHOLDER = "YOUR-API-KEY"
 
@@ -23,7 +24,7 @@ async def connect(request: Request, model: str | None = None) -> dict[str, Any]:
     model: the name of the model for them; the first of /v1/models if absent. Where a key was sent, the
     settings have YOUR-API-KEY in its place.
     """
-    cards = (await list_models(request)).data
+    cards = (await served_models(service_of(request))).data
     card = next((card for card in cards if model in (None, card.id)), None)
     if card is None:
         raise ModelNotFoundError(model or "")

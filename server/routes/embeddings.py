@@ -10,7 +10,7 @@ from server.validation.body import read_body
 router = APIRouter()
 
 
-@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
+@router.post("/v1/embeddings", status_code=501, openapi_extra=body_schema(EmbeddingsRequest))
 async def create_embeddings(request: Request) -> Response:
     """Answer 501: the models that mlx-lm loads generate text and have no pooling layer."""
     await read_body(request, EmbeddingsRequest)

@@ -39,15 +39,5 @@ async def greet(request: Request) -> Response:
     """List the endpoints; for a browser, show the page."""
     if wants_page(request.scope):
         return page_file("index.html")
-    return JSONResponse(_greeting())
-
-
-def _greeting() -> dict[str, object]:
-    return {"message": "This is Reprise, an OpenAI-compatible inference server.", "endpoints": ENDPOINTS}
-
-
-# In no schema: a client made from it would check the body.
-@router.head("/", include_in_schema=False)
-async def greet_briefly() -> dict[str, object]:
-    """Answer as GET / without the body. Claude Code asks with it whether a server is there."""
-    return _greeting()
+    message = "This is Reprise, an OpenAI-compatible inference server."
+    return JSONResponse({"message": message, "endpoints": ENDPOINTS})

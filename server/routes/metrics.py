@@ -1,7 +1,7 @@
 """GET /metrics, and GET /v1/requests."""
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from server.generation.service import service_of
 from server.metrics.registry import CONTENT_TYPE
@@ -9,7 +9,7 @@ from server.metrics.registry import CONTENT_TYPE
 router = APIRouter()
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def scrape(request: Request) -> Response:
     """Return all metrics in Prometheus' text format. Counters start at 0 when the server starts."""
     return Response(service_of(request).metrics.as_text(), media_type=CONTENT_TYPE)

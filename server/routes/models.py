@@ -16,6 +16,13 @@ from server.generation.sse import TokenStream
 from server.http.openapi import body_schema
 from server.http.request_log import record_of
 from server.logs import LOGGER
+from server.messages_api.models import (
+    MessagesModel,
+    MessagesModelList,
+    is_anthropic_client,
+    messages_model,
+    messages_models,
+)
 from server.output.openai_objects import ListedModelCard, ListedModels, ModelCard, ModelList, ModelMeta
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.validation.body import read_body
@@ -27,9 +34,17 @@ router = APIRouter()
 
 
 @router.get("/v1/models")
-async def list_models(request: Request) -> ModelList | ListedModels:
-    """List the served model under its name and its aliases, or all models that requests may ask for."""
-    service = service_of(request)
+async def list_models(request: Request) -> ModelList | ListedModels | MessagesModelList:
+    """List the served model under its name and its aliases, or all models that requests may ask for.
+
+    With the header anthropic-version, in Anthropic's shape.
+    """
+    listed = await served_models(service_of(request))
+    return messages_models(listed.data) if is_anthropic_client(request) else listed
+
+
+async def served_models(service: Service) -> ModelList | ListedModels:
+    """Return the cards of all models that requests may ask for. Raises UnavailableError."""
     service.check_ready()
     if service.models is None:
         return ModelList(data=[_card(service, name) for name in service.model_names])
@@ -41,13 +56,16 @@ async def list_models(request: Request) -> ModelList | ListedModels:
 
 # Of type path, since model names may contain slashes.
 @router.get("/v1/models/{name:path}")
-async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModelCard:
+async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModelCard | MessagesModel:
     """Return a model, by its name or one of its aliases."""
     service = service_of(request)
     service.check_ready()
+    card: ModelCard
     if service.models is None:
-        return _card(service, service.check_model(name))
-    return await _find_card(service, service.models, name)
+        card = _card(service, service.check_model(name))
+    else:
+        card = await _find_card(service, service.models, name)
+    return messages_model(card) if is_anthropic_client(request) else card
 
 
 @router.post("/v1/models/load", openapi_extra=body_schema(LoadRequest))
@@ -78,7 +96,9 @@ async def unload_model(request: Request) -> Response:
     return await _card_response(service, body.model)
 
 
-@router.post("/v1/models/pull", openapi_extra=body_schema(PullRequest))
+@router.post(
+    "/v1/models/pull", response_class=Response, openapi_extra=body_schema(PullRequest, is_streamed=True)
+)
 async def pull_model(request: Request) -> Response:
     """Download a model from the hub, with events about the progress. Only where there are several models.
 

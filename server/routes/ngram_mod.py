@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from engine.request import SharedTableError
-from server.errors import BadRequestError, ForbiddenError, shortened
+from server.errors import ConflictError, ForbiddenError, shortened
 from server.generation.service import Service, service_of
 from server.logs import LOGGER
 
@@ -61,7 +61,7 @@ async def _change(request: Request, action: Callable[[], str]) -> JSONResponse:
         done = await asyncio.to_thread(action)
     except SharedTableError as fault:
         service.check_ready()
-        raise _bad_request(fault) from fault
+        raise _conflict(fault) from fault
     LOGGER.info("ngram-mod: %s", done)
     return JSONResponse({"status": done, "table": _status(service)})
 
@@ -70,12 +70,12 @@ def _status(service: Service) -> dict[str, Any]:
     try:
         return service.engine.table_status()
     except SharedTableError as fault:
-        raise _bad_request(fault) from fault
+        raise _conflict(fault) from fault
 
 
-def _bad_request(fault: SharedTableError) -> BadRequestError:
+def _conflict(fault: SharedTableError) -> ConflictError:
     message = str(fault)
-    return BadRequestError(f"{message[:1].upper()}{message[1:]}.", code="shared_memory_error")
+    return ConflictError(f"{message[:1].upper()}{message[1:]}.", code="shared_memory_error")
 
 
 def _check_origin(request: Request) -> None:

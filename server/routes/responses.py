@@ -6,13 +6,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.errors import BadRequestError
+from server.errors import BadRequestError, ContextLengthError
 from server.generation.chat import answer_chat, check_tools
 from server.generation.model_use import serve_model
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
+from server.generation.sse import failed_stream
 from server.http.openapi import body_schema, query_schema
-from server.http.request_log import note_ignored, rename_relaxed
+from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.http.tenants import key_digest
 from server.responses_api.chat_tools import ignored_tools
 from server.responses_api.ids import item_id
@@ -65,12 +66,18 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
     try:
         response = await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
-        raise conversion.with_request_names(fault) from fault
+        named = conversion.with_request_names(fault)
+        if not (body.stream and isinstance(fault, ContextLengthError)):
+            raise named from fault
+        # Codex takes a 400 for a mistake of its own and gives up.
+        record_of(request).note(fault.CODE)
+        opening = presenter.format_opening()
+        return failed_stream(opening + presenter.format_error(named.worded(request.url.path)))
     rename_relaxed(request, conversion.request_name)
     return response
 
 
-@router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
+@router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest, is_streamed=False))
 async def count_input_tokens(request: Request) -> Response:
     """Count the prompt tokens that this request would have at /v1/responses."""
     body = await read_body(request, ResponsesRequest)

@@ -22,6 +22,12 @@ FILES = {
     "aider": ".aider.conf.yml",
     "continue": ".continue/config.yaml",
     "zed": ".config/zed/settings.json",
+    "pi": ".pi/agent/models.json",
+    "crush": ".config/crush/crush.json",
+    "goose": ".config/goose/config.yaml",
+    "openclaw": ".openclaw/openclaw.json",
+    "kimi": ".kimi-code/config.toml",
+    "droid": ".factory/settings.json",
 }
 PARSERS = {".toml": tomllib.loads, ".json": json.loads, ".yml": yaml.safe_load, ".yaml": yaml.safe_load}
 
@@ -31,10 +37,13 @@ class Models(BaseHTTPRequestHandler):
 
     def do_GET(self):
         is_refused = self.headers.get("Authorization", "Bearer right") != "Bearer right"
-        is_ours = self.path == "/v1/models"
-        self.send_response(401 if is_refused else 200 if is_ours else 404)
+        answers = {
+            "/v1/models": {"data": [CARD]},
+            "/v1/models/claude-sonnet-4-5": CARD | {"id": self.path[11:]},
+        }
+        self.send_response(401 if is_refused else 200 if self.path in answers else 404)
         self.end_headers()
-        self.wfile.write(json.dumps({"data": [CARD]}).encode())
+        self.wfile.write(json.dumps(answers.get(self.path)).encode())
 
     def log_message(self, *_):
         pass
@@ -106,6 +115,12 @@ HELD = {
     "continue": "name: Mine\nversion: 2.0.0\nschema: v1\nmodels:\n"
     "- name: Other\n  model: m\n- name: Reprise\n  model: old\n",
     "zed": '{"vim_mode": true, "agent": {"enabled": true}}',
+    "pi": '{"providers": {"ollama": {"models": [{"id": "a"}]}}}',
+    "crush": '{"options": {"debug": true}, "models": {"large": {"provider": "p", "model": "m"}}}',
+    "goose": "GOOSE_MODE: auto\nGOOSE_MODEL: old\n",
+    "openclaw": '{"agents": {"defaults": {"workspace": "~/w", "model": {"fallbacks": ["a/b"]}}}}',
+    "kimi": '# mine\ntelemetry = false\n\n[providers."managed:kimi-code"]\ntype = "kimi"\n',
+    "droid": '{"theme": "x", "customModels": [{"displayName": "Other", "model": "m"}]}',
 }
 
 
@@ -126,7 +141,7 @@ def test_everything_else_in_a_file_stays_and_the_difference_is_shown(agent, url,
 
 def kept(before: dict, after: dict) -> bool:
     """Whether everything of before is in after, but what holds the model that was chosen before."""
-    changed = {"model", "ANTHROPIC_MODEL", "models"}
+    changed = {"model", "ANTHROPIC_MODEL", "GOOSE_MODEL", "models", "provider", "customModels"}
     return all(
         kept(value, after[key]) if isinstance(value, dict) else key in changed or after[key] == value
         for key, value in before.items()
@@ -188,10 +203,36 @@ def test_a_hash_within_a_value_is_no_comment(url, home):
     assert parsed(home / ".aider.conf.yml")["commit-prompt"] == "use #1"
 
 
-def test_cline_has_no_file_to_write(url, home, capsys):
-    assert main(["connect", "cline", "--url", url, "--write"]) == 1
-    assert "cline auth -p openai" in capsys.readouterr().out
+def test_droid_keeps_its_other_models(url, home):
+    path = home / FILES["droid"]
+    path.parent.mkdir()
+    path.write_text(HELD["droid"])
+    for _ in range(2):
+        main(["connect", "droid", "--url", url, "--write"])
+    names = [(one["displayName"], one["model"]) for one in parsed(path)["customModels"]]
+    assert names == [("Other", "m"), ("Reprise", "qwen/coder")]
+
+
+@pytest.mark.parametrize(
+    ("agent", "part"),
+    [
+        ("cline", "cline auth -p openai"),
+        ("copilot", "export COPILOT_PROVIDER_BASE_URL=http://127.0.0.1"),
+        ("vscode", '"url": "http://127.0.0.1'),
+    ],
+)
+def test_some_agents_have_no_file_to_write(agent, part, url, home, capsys):
+    assert main(["connect", agent, "--url", url, "--write"]) == 1
+    assert part in capsys.readouterr().out
     assert list(home.iterdir()) == []
+
+
+def test_an_agent_may_ask_by_another_name_if_the_server_answers_to_it(url, home, capsys):
+    name = "claude-sonnet-4-5"
+    assert main(["connect", "claude", "--url", url, "--served-model-name", name, "--write"]) == 0
+    assert parsed(home / FILES["claude"])["env"]["ANTHROPIC_MODEL"] == name
+    assert main(["connect", "claude", "--url", url, "--served-model-name", "gpt-5"]) == 2
+    assert "start it with --served-model-name gpt-5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import re
 from itertools import product
 
 import pytest
@@ -214,3 +215,38 @@ def test_the_printed_settings_with_sections_are_a_settings_file(toml):
     resolved = resolve(file=toml(text))
     again = resolve(file=toml(as_toml(resolved)))
     assert (again.settings, again.sections) == (resolved.settings, resolved.sections)
+
+
+PATHS = [name for name, known in SETTINGS.items() if known.is_path]
+
+
+def test_every_setting_that_is_a_file_or_folder_is_a_path():
+    named = {name for name, known in SETTINGS.items() if re.match(r"(File|Folder)\b", known.help)}
+    assert named <= set(PATHS)
+    assert {"model", "draft_model", "hosts"} <= set(PATHS)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_tilde_in_a_path_is_the_home_folder_wherever_it_is_set(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text, expected = "~/some thing.x", f"{tmp_path}/some thing.x"
+    file = tmp_path / "reprise.toml"
+    file.write_text(f'{name} = "{text}"\n')
+    for found in (
+        resolve({name: text}),
+        resolve(environment={SETTINGS[name].variable: text}),
+        resolve(environment={"REPRISE_CONFIG": "~/reprise.toml"}),
+    ):
+        assert getattr(found.settings, name) == expected
+    assert getattr(Settings(**{name: text}), name) == expected
+
+
+def test_names_of_the_hub_and_of_machines_stay_as_they_are():
+    settings = Settings(model="owner/model~1", hosts="one,two")
+    assert (settings.model, settings.hosts) == ("owner/model~1", "one,two")
+
+
+def test_the_documented_default_has_the_tilde(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Settings(calibration_file="~/costs.json").calibration_file == f"{tmp_path}/costs.json"
+    assert str(tmp_path) not in SETTINGS["calibration_file"].default_text

@@ -1,6 +1,7 @@
-"""Validate responses against the openai package's models. Only two fields may be unknown to them.
+"""Validate responses against the openai package's models. Only three fields may be unknown to them.
 
-These are timings, whose shape is defined here, and the reasoning_content of messages and deltas.
+These are timings, whose shape is defined here, the reasoning_content of messages and deltas, and the
+status of a custom_tool_call, which the package knows in stored items only.
 """
 
 import json
@@ -122,6 +123,8 @@ def _forbid_unknown(value: object, where: str) -> None:
         extra = dict(value.model_extra or {})
         if isinstance(value, ChatCompletionMessage | ChoiceDelta):
             assert isinstance(extra.pop("reasoning_content", ""), str)
+        if getattr(value, "type", None) == "custom_tool_call":
+            extra.pop("status", None)
         assert not extra, f"{where} has fields that OpenAI does not know: {extra}"
         for name in type(value).model_fields:
             _forbid_unknown(getattr(value, name), f"{where}.{name}")

@@ -74,7 +74,7 @@ class Calibration:
         # If each row has a forward of its own, a step costs one row's forward times their number.
         max_rows = settings.max_rows if sharing else 1
         self._rows = sorted({r for r in ROWS if r < max_rows} | {max_rows})
-        self._path = Path(settings.calibration_file).expanduser() if settings.calibration_file else None
+        self._path = Path(settings.calibration_file) if settings.calibration_file else None
         self._key = _key(loaded.info, settings, widest)
         self._known = {} if settings.recalibrate else self._read()
         self._rounds: dict[Shape, list[float]] = {}

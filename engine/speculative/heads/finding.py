@@ -28,7 +28,7 @@ def find_given_head(settings: Settings) -> FoundHead | None:
 
     Raises ModelError if it is a drafter of hidden states that is not supported, or cannot be read.
     """
-    folder = Path(settings.draft_model).expanduser() if settings.draft_model else None
+    folder = Path(settings.draft_model) if settings.draft_model else None
     return identify(folder) if folder and (folder / "config.json").is_file() else None
 
 

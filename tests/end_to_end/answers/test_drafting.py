@@ -78,7 +78,7 @@ def test_the_table_is_saved_emptied_and_loaded_again(client, http, server_folder
 def test_the_table_s_file_is_refused_where_it_is_none(http, server_folder):
     (server_folder / "ngrams").write_bytes(b"something else")
     refused = http.post("/v1/ngram-mod/load")
-    assert refused.status_code == 400
+    assert refused.status_code == 409
     assert refused.json()["error"]["code"] == "shared_memory_error"
     assert http.post("/v1/ngram-mod/save").status_code == 200
 

@@ -210,7 +210,10 @@ def test_errors_are_the_sdks_own_classes(client, fields, error, code):
 
 
 def test_a_prompt_over_the_context_is_told_both_numbers(client):
-    with pytest.raises(openai.BadRequestError, match=r"has at least \d+ tokens; the limit is \d+"):
+    with pytest.raises(
+        openai.BadRequestError,
+        match=r"maximum context length is \d+ tokens. However, your prompt resulted in \d+",
+    ):
         client.completions.create(model="demo", prompt=CONTEXT)
 
 

@@ -1,5 +1,7 @@
 """Access: API keys, the Host header, and the origins of web pages."""
 
+import socket
+
 import httpx
 import openai
 import pytest
@@ -175,6 +177,19 @@ async def test_the_document_says_that_a_key_is_needed(connect, with_keys):
         ("LocalHost:8000", 200),
         ("localhost.:8000", 200),
         ("app.localhost", 200),
+        ("host.docker.internal", 200),
+        ("host.docker.internal:8000", 200),
+        ("studio.local", 200),
+        ("Studio.local.", 200),
+        ("gateway.internal", 200),
+        (socket.gethostname(), 200),
+        (f"{socket.gethostname().upper()}:8000", 200),
+        (socket.gethostname().partition(".")[0], 200),
+        ("local", 403),
+        ("internal", 403),
+        ("evil.local.example", 403),
+        ("host.docker.internal.evil.example", 403),
+        ("evillocal", 403),
         ("127.0.0.1", 200),
         ("[::1]:8000", 200),
         ("192.168.0.7:8000", 200),

@@ -1,6 +1,7 @@
 import json
 import re
 
+from server.http.error_format import MessagesErrorResponse
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.responses_api.queries import ListQuery
@@ -26,12 +27,14 @@ async def test_the_document_has_every_query_and_the_shape_of_errors(client):
     document = (await client.get("/openapi.json")).json()
     listed = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
     assert {asked["name"] for asked in listed if asked.get("in") == "query"} == set(ListQuery.model_fields)
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
         for operation in operations.values():
             # The framework validates nothing: its own errors would be a 422.
-            assert operation["responses"].keys() == {"200", "default"}
+            assert len(operation["responses"]) == 2
+            assert "422" not in operation["responses"]
             content = operation["responses"]["default"]["content"]["application/json"]
-            assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
+            if not path.startswith("/v1/messages"):
+                assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
 
 
 async def test_every_route_accepts_and_returns_a_request_id(client):
@@ -55,3 +58,47 @@ async def test_the_document_shows_which_fields_are_refused(client):
     modalities = schemas["ChatRequest"]["properties"]["modalities"]
     assert modalities["enum"] == [None, ["text"]]
     assert modalities["x-refused"] == "is not supported yet; leave it out"
+
+
+async def test_errors_of_messages_are_described_in_anthropic_s_shape(client):
+    document = (await client.get("/openapi.json")).json()
+    paths = [path for path in document["paths"] if path.startswith("/v1/messages")]
+    assert len(paths) == 2
+    for path in paths:
+        content = document["paths"][path]["post"]["responses"]["default"]["content"]["application/json"]
+        assert content["schema"] == {"$ref": "#/components/schemas/MessagesErrorResponse"}
+        sent = (await client.post(path, content=b"x")).json()
+        assert MessagesErrorResponse.model_validate(sent, strict=True).model_dump(exclude_unset=True) == sent
+
+
+async def test_the_document_has_the_content_types_that_are_sent(client):
+    document = (await client.get("/openapi.json")).json()
+
+    def types(method, path):
+        return set(document["paths"][path][method]["responses"]["200"]["content"])
+
+    sent = (await client.get("/metrics")).headers["content-type"].partition(";")[0]
+    assert types("get", "/metrics") == {sent} == {"text/plain"}
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
+        assert types("post", path) == {"application/json", "text/event-stream"}
+    assert types("post", "/v1/models/pull") == {"text/event-stream"}
+    assert types("post", "/v1/responses/input_tokens") == {"application/json"}
+
+
+async def test_null_is_described_wherever_it_stands_for_the_default(client):
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    assert {"type": "null"} in schemas["ChatRequest"]["properties"]["stream"]["anyOf"]
+    assert schemas["ModelRequest"]["properties"]["model"]["type"] == "string"
+    assert (await client.post("/v1/completions", json={"prompt": "a", "stream": None, "n": None})).is_success
+
+
+async def test_the_limit_of_a_list_is_described(client):
+    document = (await client.get("/openapi.json")).json()
+    asked = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
+    (limit,) = [one["schema"] for one in asked if one.get("name") == "limit"]
+    assert (limit["type"], limit["minimum"], limit["maximum"]) == ("integer", 1, 100)
+
+
+async def test_an_endpoint_that_does_not_exist_here_is_described_so(client):
+    responses = (await client.get("/openapi.json")).json()["paths"]["/v1/embeddings"]["post"]["responses"]
+    assert responses.keys() == {"501", "default"}

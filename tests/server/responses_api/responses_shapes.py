@@ -62,8 +62,7 @@ def _check_items(events: list[Any]) -> None:
     for event in events:
         if event.type == "response.output_item.added":
             assert event.output_index == len(begun)
-            # A free-form tool's calls have no status.
-            assert getattr(event.item, "status", "in_progress") == "in_progress"
+            assert event.item.status == "in_progress"
             begun[event.output_index] = event.item.id
         elif event.type == "response.output_item.done":
             done[event.output_index] = event.item
@@ -75,6 +74,7 @@ def _check_items(events: list[Any]) -> None:
             assert event.text == texts.get(event.output_index, "")
         elif event.type.endswith(".arguments.done"):
             assert event.arguments == texts[event.output_index]
+    assert all(item.status in ("completed", "incomplete") for item in done.values())
     last = events[-1].response
     if last.status != "failed":
         assert done.keys() == begun.keys()

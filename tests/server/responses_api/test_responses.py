@@ -66,6 +66,11 @@ async def test_an_answer_is_what_the_sdk_expects(client):
     assert message.content[0].annotations == message.content[0].logprobs == []
 
 
+async def test_times_are_integers(client):
+    response = (await client.post(PATH, json={"input": "hello"})).json()
+    assert (type(response["created_at"]), type(response["completed_at"])) == (int, int)
+
+
 async def test_usage_has_the_names_of_this_api(client):
     usage = (await ask(client)).usage
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (12, 12, 24)

@@ -1,9 +1,12 @@
 """The model under its names, and the sampling that it recommends."""
 
+import re
 from dataclasses import replace
 
+import anthropic
 import httpx
 import pytest
+from anthropic.types import ModelInfo
 
 from config.settings import Settings
 from engine.request import SamplingDefaults
@@ -24,6 +27,30 @@ async def test_a_model_is_found_by_each_of_its_names(client, path):
     assert valid_model((await client.get(f"/v1/models/{path}")).json()).object == "model"
 
 
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+async def test_anthropic_s_clients_get_the_list_in_their_shape(client):
+    listed = (await client.get("/v1/models?limit=1000", headers=ANTHROPIC)).json()
+    assert {key: listed[key] for key in ("first_id", "last_id", "has_more")} == {
+        "first_id": "org/fake-model",
+        "last_id": "alias",
+        "has_more": False,
+    }
+    for given in [*listed["data"], (await client.get("/v1/models/alias", headers=ANTHROPIC)).json()]:
+        model = ModelInfo.model_validate(given)
+        assert (model.type, model.display_name) == ("model", model.id)
+        assert model.max_input_tokens == model.max_tokens == CONTEXT_TOKENS
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", given["created_at"])
+    assert "context_length" in (await client.get("/v1/models")).json()["data"][0]
+
+
+def test_anthropic_s_package_lists_and_finds_models(url):
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as sdk:
+        assert [model.id for model in sdk.models.list()] == ["org/fake-model", "alias"]
+        assert sdk.models.retrieve("alias").display_name == "alias"
+
+
 async def test_an_unknown_model_is_a_404_that_says_what_is_served(client):
     responses = [
         await client.get("/v1/models/gpt-4o"),
@@ -37,6 +64,11 @@ async def test_an_unknown_model_is_a_404_that_says_what_is_served(client):
         message = assert_error(response.json(), "model", "model_not_found")
         assert "'gpt-4o'" in message
         assert "'org/fake-model' or 'alias'" in message
+        assert message.endswith("`reprise connect AGENT` gives a coding agent the right name.")
+
+
+async def test_other_unknown_models_have_no_word_about_agents(client):
+    assert "reprise connect" not in (await client.get("/v1/models/qwen")).text
 
 
 @pytest.mark.parametrize(

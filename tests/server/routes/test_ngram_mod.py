@@ -30,19 +30,19 @@ async def test_a_reset_shows_an_empty_table(client):
     ("method", "path"),
     [("GET", PATH), *(("POST", f"{PATH}/{action}") for action in ("reset", "save", "load"))],
 )
-async def test_without_a_table_every_action_is_a_400(client, engine, method, path):
+async def test_without_a_table_every_action_is_a_409(client, engine, method, path):
     engine.memory = None
     response = await client.request(method, path)
-    assert response.status_code == 400
+    assert response.status_code == 409
     assert assert_error(response.json(), None, "shared_memory_error") == "There is no table."
     assert engine.memory_calls == []
 
 
 @pytest.mark.parametrize("action", ["save", "load"])
-async def test_a_missing_or_invalid_file_is_a_400(client, engine, action):
+async def test_a_missing_or_invalid_file_is_a_409(client, engine, action):
     engine.memory_fault = "no file is set; start with --ngram-table-file PATH"
     response = await client.post(f"{PATH}/{action}")
-    assert response.status_code == 400
+    assert response.status_code == 409
     assert "--ngram-table-file" in assert_error(response.json(), None, "shared_memory_error")
 
 

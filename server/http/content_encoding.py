@@ -1,0 +1,52 @@
+"""Decode compressed bodies, within the limit of size."""
+
+import asyncio
+import zlib
+
+from server.errors import BodyTooLargeError, ContentEncodingError, InvalidEncodingError
+
+SLICE_BYTES = 2**20
+"""Bytes that are decoded at a time; in between, the event loop serves others."""
+_AUTOMATIC, _RAW = 47, -15
+"""How zlib reads gzip's and zlib's headers, and data without a header."""
+_NONE = frozenset({"", "identity"})
+_KNOWN = _NONE | {"gzip", "x-gzip", "deflate"}
+
+
+def coding_of(header: str) -> str | None:
+    """Return the encoding that a Content-Encoding header names, None for none.
+
+    Raises ContentEncodingError if it cannot be decoded here.
+    """
+    coding = header.strip().lower()
+    if coding not in _KNOWN:
+        raise ContentEncodingError(header)
+    return None if coding in _NONE else coding
+
+
+async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
+    """Decode a body.
+
+    limit_bytes: of what it is decoded to; little more than that is ever held in memory.
+    Raises BodyTooLargeError, and InvalidEncodingError if the body is not exactly one whole encoded text.
+    """
+    is_raw = coding == "deflate" and not _has_zlib_header(body)
+    decoder = zlib.decompressobj(_RAW if is_raw else _AUTOMATIC)
+    text, rest = bytearray(), body
+    try:
+        while rest and not decoder.eof:
+            text += decoder.decompress(rest, min(SLICE_BYTES, limit_bytes + 1 - len(text)))
+            if len(text) > limit_bytes:
+                raise BodyTooLargeError(limit_bytes)
+            rest = decoder.unconsumed_tail
+            await asyncio.sleep(0)
+    except zlib.error:
+        raise InvalidEncodingError(coding) from None
+    if not decoder.eof or decoder.unused_data:
+        raise InvalidEncodingError(coding)
+    return bytes(text)
+
+
+def _has_zlib_header(body: bytes) -> bool:
+    """Return whether a deflate body has the header that it should have; some clients leave it out."""
+    return len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
