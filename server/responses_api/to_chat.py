@@ -33,6 +33,7 @@ CHAT_FIELDS = (
     "logit_bias",
     "stop_token_ids",
     "min_tokens",
+    "loop_guard_tokens",
     "ignore_eos",
     "allowed_token_ids",
     "include_stop_str_in_output",
