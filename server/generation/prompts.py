@@ -29,6 +29,7 @@ from server.tool_formats.harmony_prompt import (
     to_harmony_messages,
     to_harmony_tools,
 )
+from server.validation.closed_schema import closed
 from server.validation.grammar_errors import explain_grammar_error
 from server.validation.json_schema import check_schema
 from server.validation.relaxed_schema import RelaxedSchema, relaxations
@@ -160,7 +161,7 @@ class PromptEncoder:
         """
         try:
             check_schema(schema)
-            return await self.compile_grammar(request, json_grammar(schema), param), False
+            return await self.compile_grammar(request, json_grammar(closed(schema)), param), False
         except (BadRequestError, PydanticCustomError) as fault:
             grammar, relaxed = await self.compile_some(request, schema, param, fault)
             note_relaxed(request, relaxed.paths(param))
@@ -174,7 +175,8 @@ class PromptEncoder:
             if not relaxed.dropped and relaxed.schema == schema:
                 continue
             try:
-                return await self.compile_grammar(request, json_grammar(relaxed.schema), param), relaxed
+                grammar = json_grammar(closed(relaxed.schema))
+                return await self.compile_grammar(request, grammar, param), relaxed
             except BadRequestError as refused:
                 fault = refused
         raise fault
