@@ -21,6 +21,7 @@ from server.output.parts import MakeParser, ToolCallRules
 from server.output.presenter import Presenter
 from server.requests.chat import ChatRequest
 from server.requests.tools import Tool, check_enforced_in_full
+from server.tool_formats.bare_calls import bare_calls
 from server.tool_formats.formats import find_format
 from server.tool_formats.reader import make_reader
 from server.validation.json_schema import check_schema
@@ -120,11 +121,14 @@ def _make_parser_factory(
         client, request_id = client_of(request), record_of(request).id
         call_format = find_format(service.engine.tokenizer.markers)
         schemas = {tool.function.name: tool.function.parameters for tool in body.shown_tools}
+        # What must be enforced is only where a call has its marker.
+        names = {t.function.name for t in body.callable_tools if not t.function.strict and t.lark is None}
         rules = ToolCallRules(
             lambda text: service.tool_calls.parse(client, request_id, text, tools),
             body.parallel_tool_calls,
             None if call_format is None else partial(make_reader, call_format, schemas),
             is_streamed=body.stream,
             note_read=partial(service.metrics.count_parse, "parsed"),
+            bare_calls=bare_calls(service.engine.tokenizer.markers, names),
         )
     return parser_factory(service.engine.tokenizer.markers, prompt.is_thinking, rules)
