@@ -13,7 +13,7 @@ from server.generation.chat_grammar import chat_grammar, with_budget
 from server.generation.prompts import ChatPrompt, json_grammar
 from server.generation.respond import respond
 from server.generation.service import Service
-from server.http.request_log import note_relaxed, record_of
+from server.http.request_log import note_ignored, note_relaxed, record_of
 from server.http.tenants import client_of
 from server.output.checked import WholeSchemas, checked
 from server.output.parser import parser_factory
@@ -37,6 +37,8 @@ async def answer_chat(
     """Generate the response to a chat request. Raises ApiError before any of the response is sent."""
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
+    if prompt.num_dropped:
+        note_ignored(request, [f"truncation: the {prompt.num_dropped} oldest messages"])
     content, is_relaxed = await service.prompts.compile_requested_grammar(request, body)
 
     async def compile_whole(asked: ChatRequest) -> Grammar | None:

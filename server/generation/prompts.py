@@ -18,6 +18,7 @@ from engine.request import EngineError, Grammar, GrammarError, PromptEnd
 from server.engine_protocol import EngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine
 from server.generation.engine_requests import check_token_ids, context_error
+from server.generation.truncation import cuts, fit
 from server.http.request_log import note_relaxed
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
@@ -48,11 +49,13 @@ class ChatPrompt:
 
     prediction: token ids of the output that the client predicts; often none.
     is_thinking: the prompt has already opened the model's reasoning.
+    num_dropped: the oldest messages that were left out, as the request asked for it.
     """
 
     tokens: TokenIds
     prediction: TokenIds = ()
     is_thinking: bool = False
+    num_dropped: int = 0
 
 
 def json_grammar(schema: dict[str, Any]) -> Grammar:
@@ -95,17 +98,30 @@ class PromptEncoder:
         messages = merge_leading_systems([message.for_template() for message in body.messages])
         calls = (call for message in body.messages for call in message.tool_calls or ())
         num_characters = sum(len(message["content"] or "") for message in messages)
-        self._check_size(
-            num_characters + sum(len(call.function.arguments) for call in calls),
-            "messages",
-            _num_contexts(body),
-        )
+        reserved = None
+        if body.truncation == "auto":
+            # Of a conversation that is too long only what may fit is encoded.
+            room = self._engine.info.context_tokens // 4
+            reserved = min(room, body.requested_max_tokens or room)
+        else:
+            self._check_size(
+                num_characters + sum(len(call.function.arguments) for call in calls),
+                "messages",
+                _num_contexts(body),
+            )
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
         tools = [tool.function.for_template() for tool in body.shown_tools]
         self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_UTF8_BYTES, "tools")
         return await self._run(
-            request, self._encode_chat, messages, tools, body.template_arguments, predicted, body.prompt_end
+            request,
+            self._encode_chat,
+            messages,
+            tools,
+            body.template_arguments,
+            predicted,
+            body.prompt_end,
+            reserved,
         )
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
@@ -257,15 +273,31 @@ class PromptEncoder:
         arguments: dict[str, Any],
         predicted: str,
         end: PromptEnd,
+        reserved_tokens: int | None,
     ) -> ChatPrompt:
-        if self._engine.tokenizer.markers.is_harmony:
-            messages, tools = to_harmony_messages(messages), to_harmony_tools(tools)
-            arguments = to_harmony_arguments(arguments)
+        """Render and encode. reserved_tokens: for the answer if turns may be left out; None if none may."""
+        is_harmony = self._engine.tokenizer.markers.is_harmony
+        if is_harmony:
+            tools, arguments = to_harmony_tools(tools), to_harmony_arguments(arguments)
+
+        def encode(some: Sequence[dict[str, Any]]) -> TokenIds:
+            return self._render(
+                to_harmony_messages(some) if is_harmony else list(some), tools, arguments, end
+            )
+
         prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
         if len(prediction) >= self._engine.info.context_tokens:
             raise context_error(len(prediction), "prediction", self._engine.info)
-        tokens = self._render(messages, tools, arguments, end)
-        return ChatPrompt(tokens, prediction, self._engine.tokenizer.opens_thinking(tokens))
+        num_dropped = 0
+        if reserved_tokens is None:
+            tokens = encode(messages)
+        else:
+            # The newest turn may be too long to encode.
+            newest = cuts(messages, 1)[-1]
+            self._check_size(sum(len(one["content"] or "") for one in newest.messages), "messages")
+            tokens, num_dropped = fit(messages, self._engine.info.context_tokens, reserved_tokens, encode)
+        is_thinking = self._engine.tokenizer.opens_thinking(tokens)
+        return ChatPrompt(tokens, prediction, is_thinking, num_dropped)
 
     def _render(
         self,

@@ -238,7 +238,9 @@ class ResponsesRequest(AcceptsPeerFields):
 
     keep_alive: KeepAlive = None
     truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="auto is accepted without effect: an input that is too long gets a 400."
+        None,
+        description="What to do if the input is too long for the context. auto: leave out the oldest turns, "
+        "and say so in x-reprise-ignored. Otherwise it gets a 400.",
     )
     background: unsupported(  # type: ignore[valid-type]
         False,

@@ -242,6 +242,7 @@ def _fields(body: ResponsesRequest, tools: Sequence[ShownTool]) -> dict[str, Any
         "parallel_tool_calls": body.parallel_tool_calls if tools else None,
         "response_format": _response_format(body),
         "reasoning_effort": body.reasoning.effort,
+        "truncation": body.truncation,
         "logprobs": body.wants_logprobs or None,
         "top_logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
         **{name: getattr(body, name) for name in CHAT_FIELDS},
