@@ -25,6 +25,7 @@ from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
+from server.requests.infill import InfillRequest
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.responses_api.schemas import ResponsesRequest
@@ -34,6 +35,7 @@ from server.routes import (
     connect,
     embeddings,
     health,
+    infill,
     messages,
     metrics,
     models,
@@ -46,6 +48,7 @@ from server.routes import (
 ROUTES = (
     chat,
     completions,
+    infill,
     messages,
     responses,
     embeddings,
@@ -60,6 +63,7 @@ ROUTES = (
 BODIES = (
     ChatRequest,
     CompletionRequest,
+    InfillRequest,
     MessagesRequest,
     CountTokensRequest,
     ResponsesRequest,

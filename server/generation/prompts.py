@@ -15,9 +15,11 @@ from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
 from engine.request import EngineError, Grammar, GrammarError, PromptEnd
+from engine.text.fim import FimTokens
 from server.engine_protocol import EngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine
 from server.generation.engine_requests import check_token_ids, context_error
+from server.generation.infill import Hole, encode_hole
 from server.generation.truncation import cuts, fit
 from server.http.request_log import note_relaxed
 from server.metrics.registry import Metrics
@@ -132,6 +134,16 @@ class PromptEncoder:
         tokenizer = self._engine.tokenizer
         encode = tokenizer.encode if body.add_special_tokens else tokenizer.encode_answer
         return await self._run(request, self._encode_all, body.prompt, encode)
+
+    async def encode_holes(
+        self, request: Request, fim: FimTokens, holes: Sequence[Hole], body: CompletionRequest
+    ) -> list[TokenIds]:
+        """Return the prompt for each hole. Raises BadRequestError, and what _run() raises."""
+        for hole in holes:
+            num_characters = sum(len(name) + len(text) for name, text in hole.others)
+            self._check_size(len(hole.before) + len(hole.after) + num_characters, "prompt")
+        encode = partial(encode_hole, self._engine.tokenizer, fim, has_special=body.add_special_tokens)
+        return await self._run(request, lambda: [encode(hole) for hole in holes])
 
     async def decode_prompts(self, request: Request, body: CompletionRequest) -> list[str]:
         """Return the text of each prompt, to be echoed. Raises what _run() raises."""
