@@ -38,6 +38,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Request limits": (
             "default_max_tokens",
+            "loop_guard_tokens",
             "max_n",
             "unknown_fields",
             "keep_billing_line",

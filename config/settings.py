@@ -175,6 +175,12 @@ class Settings:
         at_least=1,
         unset="all the room left in the context",
     )
+    loop_guard_tokens: int = setting(
+        2048,
+        "End an answer whose last tokens, so many or more, are one text at least eight times over, if its "
+        "request sets no limit of tokens. 0: never, unless a request asks for it.",
+        at_least=0,
+    )
     max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
     unknown_fields: Literal["refuse", "ignore"] = setting(
         "refuse",

@@ -151,6 +151,8 @@ class GenerationRequest:
     reports_usage: whether each delta reports the counts and times so far.
     reports_origins: whether each delta reports which drafter its text is from.
     streaming: how several tokens are filled in at once; None for plain decoding, with or without drafts.
+    loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
+        loop_guard.py.
     """
 
     id: str
@@ -169,6 +171,7 @@ class GenerationRequest:
     reports_usage: bool = False
     reports_origins: bool = False
     streaming: Streaming | None = None
+    loop_guard_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,7 @@ class Usage:
     queue_s: until admission. prefill_s: until prefill was complete. first_token_s: until the first token was
         committed. total_s: until the end. If the sequence ended before one of these, its end counts.
     drafting: what drafting did. streaming: how the answer was streamed; None for plain decoding.
+    is_loop: whether the answer was ended because it only repeated itself.
     """
 
     num_prompt_tokens: int = 0
@@ -240,6 +244,7 @@ class Usage:
     total_s: float = 0.0
     drafting: DraftingReport = DraftingReport()
     streaming: Streaming | None = None
+    is_loop: bool = False
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -306,7 +311,7 @@ class Delta:
 class Finished:
     """The terminal event of a sequence that succeeded.
 
-    reason: "stop" after an end-of-answer token or a stop string, "length" after max_tokens tokens.
+    reason: "stop" after an end-of-answer token, a stop string or a loop, "length" after max_tokens tokens.
     tokens: ids of the whole answer, with the end-of-answer token if there was one.
     stop: the stop string that ended the answer; None if none did.
     """

@@ -11,6 +11,7 @@ import numpy as np
 
 from drafters.base import NO_DRAFT, Draft
 from engine.kv_cache.rows import Caches
+from engine.loop_guard import ends_in_loop
 from engine.prefix_cache.block_hashes import BlockHashes
 from engine.prefix_cache.disk import Loading
 from engine.request import (
@@ -111,6 +112,7 @@ class Sequence:
     num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
     num_bisections: how many bisections suspected it.
     num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
+    is_loop: whether it ended because it only repeated itself.
     """
 
     request: GenerationRequest
@@ -130,6 +132,7 @@ class Sequence:
     num_prompt_sent: int = 0
     num_bisections: int = 0
     num_overtaken: int = 0
+    is_loop: bool = False
     ended: bool = False
 
     @classmethod
@@ -300,7 +303,12 @@ class Sequence:
         """Return why the answer ends with this token, None if it does not."""
         if token in self.eos_ids or self.text.stopped:
             return "stop"
-        return "length" if self.num_answered >= self.request.max_tokens else None
+        if self.num_answered >= self.request.max_tokens:
+            return "length"
+        request, sampling = self.request, self.request.sampling
+        if not sampling.ignores_eos and self.num_answered >= sampling.min_tokens:
+            self.is_loop = ends_in_loop(self.tokens, self.num_answered, request.loop_guard_tokens)
+        return "stop" if self.is_loop else None
 
     def fail_with(self, fault: Exception) -> None:
         """Log a fault and end the sequence for it, unless it has ended."""
@@ -335,6 +343,7 @@ class Sequence:
             first_token_s=(timing.first_token_at or now) - timing.submitted_at,
             total_s=now - timing.submitted_at,
             streaming=self.request.streaming,
+            is_loop=self.is_loop,
             drafting=self.drafts.report(has_origins=has_origins) if self.drafts else DraftingReport(),
         )
 

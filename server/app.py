@@ -27,6 +27,7 @@ from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
+from server.requests.infill import InfillRequest
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.responses_api.schemas import ResponsesRequest
@@ -36,6 +37,7 @@ from server.routes import (
     connect,
     embeddings,
     health,
+    infill,
     messages,
     metrics,
     models,
@@ -48,6 +50,7 @@ from server.routes import (
 ROUTES = (
     chat,
     completions,
+    infill,
     messages,
     responses,
     embeddings,
@@ -62,6 +65,7 @@ ROUTES = (
 BODIES = (
     ChatRequest,
     CompletionRequest,
+    InfillRequest,
     MessagesRequest,
     CountTokensRequest,
     ResponsesRequest,

@@ -19,6 +19,7 @@ from engine.request import (
     PromptEnd,
     Sink,
 )
+from engine.text.fim import FimTokens
 from engine.text.markers import Markers
 
 
@@ -36,6 +37,10 @@ class TokenizerProtocol(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]:
         """The tokens that end an answer."""
+
+    @property
+    def fim(self) -> FimTokens | None:
+        """The tokens with which the model is asked to fill in text; None if it has none."""
 
     @property
     def markers(self) -> Markers:

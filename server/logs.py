@@ -32,6 +32,7 @@ class RequestRecord:
     model: which of several models serves it; None where there is one.
     finish_reason: the choices' finish reasons, in order, with spaces between; "cancelled" if the client left,
         "error" if the request failed.
+    is_loop: whether a choice was ended because it only repeated itself.
     error: the code of the error that was sent, as a response or in a stream; None if there was none.
     num_cached_tokens: None if the client left and the engine had yet to notice.
     first_token_ms, tokens_per_s: None if no token was generated.
@@ -62,6 +63,7 @@ class RequestRecord:
     translation: dict[str, str | int] | None = None
     total_ms: float = 0.0
     finish_reason: str | None = None
+    is_loop: bool = False
     error: str | None = None
     ignored: list[str] = field(default_factory=list)
     field_names: dict[str, str] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class RequestRecord:
         if self.error is not None:
             parts.append(self.error)
         if self.finish_reason is not None:
-            parts.append(self.finish_reason)
+            parts.append(f"{self.finish_reason} (loop)" if self.is_loop else self.finish_reason)
             cached = "" if self.num_cached_tokens is None else f" ({self.num_cached_tokens} cached)"
             parts.append(f"{self.num_prompt_tokens} prompt tokens{cached}")
             parts.append(f"{self.num_completion_tokens} completion tokens")

@@ -15,6 +15,7 @@ from engine.foreign.chat_templates import for_python_template, isolate_templates
 from engine.foreign.tool_calls import PARSERS, WrittenCall
 from engine.request import PromptEnd
 from engine.text.call_formats import HARMONY_ENDS, inner_tokens, recognize
+from engine.text.fim import FimTokens, find_fim
 from engine.text.markers import HARMONY, Marker, Markers, ends_with
 from engine.text.token_bytes import decode_partial
 from engine.text.token_table import TokenTable, read_table
@@ -142,6 +143,11 @@ class Tokenizer:
         marking = {token for marker in needed for token in marker.tokens}
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token for token, entry in added.items() if entry.special) - marking
+
+    @cached_property
+    def fim(self) -> FimTokens | None:
+        """The tokens with which the model is asked to fill in text; None if it has none."""
+        return find_fim(self.backend.token_to_id)
 
     @cached_property
     def markers(self) -> Markers:

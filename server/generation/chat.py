@@ -13,7 +13,7 @@ from server.generation.chat_grammar import chat_grammar, with_budget
 from server.generation.prompts import ChatPrompt, json_grammar
 from server.generation.respond import respond
 from server.generation.service import Service
-from server.http.request_log import note_relaxed, record_of
+from server.http.request_log import note_ignored, note_relaxed, record_of
 from server.http.tenants import client_of
 from server.output.checked import WholeSchemas, checked
 from server.output.parser import parser_factory
@@ -21,6 +21,7 @@ from server.output.parts import MakeParser, ToolCallRules
 from server.output.presenter import Presenter
 from server.requests.chat import ChatRequest
 from server.requests.tools import Tool, check_enforced_in_full
+from server.tool_formats.bare_calls import bare_calls
 from server.tool_formats.formats import find_format
 from server.tool_formats.reader import make_reader
 from server.validation.json_schema import check_schema
@@ -36,6 +37,8 @@ async def answer_chat(
     """Generate the response to a chat request. Raises ApiError before any of the response is sent."""
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
+    if prompt.num_dropped:
+        note_ignored(request, [f"truncation: the {prompt.num_dropped} oldest messages"])
     content, is_relaxed = await service.prompts.compile_requested_grammar(request, body)
 
     async def compile_whole(asked: ChatRequest) -> Grammar | None:
@@ -120,11 +123,14 @@ def _make_parser_factory(
         client, request_id = client_of(request), record_of(request).id
         call_format = find_format(service.engine.tokenizer.markers)
         schemas = {tool.function.name: tool.function.parameters for tool in body.shown_tools}
+        # What must be enforced is only where a call has its marker.
+        names = {t.function.name for t in body.callable_tools if not t.function.strict and t.lark is None}
         rules = ToolCallRules(
             lambda text: service.tool_calls.parse(client, request_id, text, tools),
             body.parallel_tool_calls,
             None if call_format is None else partial(make_reader, call_format, schemas),
             is_streamed=body.stream,
             note_read=partial(service.metrics.count_parse, "parsed"),
+            bare_calls=bare_calls(service.engine.tokenizer.markers, names),
         )
     return parser_factory(service.engine.tokenizer.markers, prompt.is_thinking, rules)

@@ -6,11 +6,13 @@ The grammar is in llguidance's dialect of Lark: <[7]> is the token 7, %json a sc
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from engine.request import Grammar, ThinkingBudget
 from engine.text.markers import Marker, Markers
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
+from server.requests.tools import Tool
 from server.tool_formats.formats import find_format
 from server.tool_formats.grammar import (
     ANY_ARGUMENTS,
@@ -20,6 +22,7 @@ from server.tool_formats.grammar import (
     marker_tokens,
 )
 from server.tool_formats.lark_parts import escape_regex, json_rule
+from server.validation.closed_schema import closed
 
 _TEXT = "TEXT: /(.|\\n)*/"
 _SPACE = "SPACE: /[ \\n]{0,4}/"
@@ -93,7 +96,7 @@ def _calls(
         return CallGrammar(
             call_format,
             markers,
-            [(tool.function.name, tool.function.parameters) for tool in tools],
+            [(tool.function.name, _schema(tool)) for tool in tools],
             {tool.function.name for tool in body.enforced_tools},
             {tool.function.name for tool in tools if tool.function.strict},
             larks,
@@ -106,6 +109,12 @@ def _calls(
             param=param,
             code="unsupported_schema",
         ) from fault
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """Return the schema that a tool's arguments follow: closed, unless the tool is strict."""
+    function = tool.function
+    return function.parameters if function.strict else closed(function.parameters)
 
 
 def _no_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> BadRequestError:
@@ -171,7 +180,7 @@ def _harmony(
     for index, tool in enumerate(tools):
         function = tool.function
         head = json.dumps(f"commentary to=functions.{function.name} ")
-        schema = function.parameters if function.name in enforced else ANY_ARGUMENTS
+        schema = _schema(tool) if function.name in enforced else ANY_ARGUMENTS
         rules.append(
             f'call_{index}: {channel} {head} {token["<|constrain|>"]} "json" {message} arguments_{index}'
         )

@@ -53,6 +53,10 @@ def make_engine_requests(
     streaming = choose_streaming(body, info, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
+    guard = body.loop_guard_tokens
+    if guard is None:
+        # A client that sets a limit is obeyed.
+        guard = settings.loop_guard_tokens if body.requested_max_tokens is None else 0
     samplings = [_sampling(body, choice_seed(seed, choice), info, defaults) for choice in range(body.n)]
     requests: list[GenerationRequest] = []
     for whole in prompts:
@@ -79,6 +83,7 @@ def make_engine_requests(
                     reports_usage=body.stream and body.timings_per_token,
                     reports_origins=body.draft.trace,
                     streaming=streaming,
+                    loop_guard_tokens=guard,
                 )
             )
     return requests

@@ -15,9 +15,12 @@ from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
 from engine.request import EngineError, Grammar, GrammarError, PromptEnd
+from engine.text.fim import FimTokens
 from server.engine_protocol import EngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine
 from server.generation.engine_requests import check_token_ids, context_error
+from server.generation.infill import Hole, encode_hole
+from server.generation.truncation import cuts, fit
 from server.http.request_log import note_relaxed
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
@@ -29,6 +32,7 @@ from server.tool_formats.harmony_prompt import (
     to_harmony_messages,
     to_harmony_tools,
 )
+from server.validation.closed_schema import closed
 from server.validation.grammar_errors import explain_grammar_error
 from server.validation.json_schema import check_schema
 from server.validation.relaxed_schema import RelaxedSchema, relaxations
@@ -47,11 +51,13 @@ class ChatPrompt:
 
     prediction: token ids of the output that the client predicts; often none.
     is_thinking: the prompt has already opened the model's reasoning.
+    num_dropped: the oldest messages that were left out, as the request asked for it.
     """
 
     tokens: TokenIds
     prediction: TokenIds = ()
     is_thinking: bool = False
+    num_dropped: int = 0
 
 
 def json_grammar(schema: dict[str, Any]) -> Grammar:
@@ -94,17 +100,30 @@ class PromptEncoder:
         messages = merge_leading_systems([message.for_template() for message in body.messages])
         calls = (call for message in body.messages for call in message.tool_calls or ())
         num_characters = sum(len(message["content"] or "") for message in messages)
-        self._check_size(
-            num_characters + sum(len(call.function.arguments) for call in calls),
-            "messages",
-            _num_contexts(body),
-        )
+        reserved = None
+        if body.truncation == "auto":
+            # Of a conversation that is too long only what may fit is encoded.
+            room = self._engine.info.context_tokens // 4
+            reserved = min(room, body.requested_max_tokens or room)
+        else:
+            self._check_size(
+                num_characters + sum(len(call.function.arguments) for call in calls),
+                "messages",
+                _num_contexts(body),
+            )
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
         tools = [tool.function.for_template() for tool in body.shown_tools]
         self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_UTF8_BYTES, "tools")
         return await self._run(
-            request, self._encode_chat, messages, tools, body.template_arguments, predicted, body.prompt_end
+            request,
+            self._encode_chat,
+            messages,
+            tools,
+            body.template_arguments,
+            predicted,
+            body.prompt_end,
+            reserved,
         )
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
@@ -115,6 +134,16 @@ class PromptEncoder:
         tokenizer = self._engine.tokenizer
         encode = tokenizer.encode if body.add_special_tokens else tokenizer.encode_answer
         return await self._run(request, self._encode_all, body.prompt, encode)
+
+    async def encode_holes(
+        self, request: Request, fim: FimTokens, holes: Sequence[Hole], body: CompletionRequest
+    ) -> list[TokenIds]:
+        """Return the prompt for each hole. Raises BadRequestError, and what _run() raises."""
+        for hole in holes:
+            num_characters = sum(len(name) + len(text) for name, text in hole.others)
+            self._check_size(len(hole.before) + len(hole.after) + num_characters, "prompt")
+        encode = partial(encode_hole, self._engine.tokenizer, fim, has_special=body.add_special_tokens)
+        return await self._run(request, lambda: [encode(hole) for hole in holes])
 
     async def decode_prompts(self, request: Request, body: CompletionRequest) -> list[str]:
         """Return the text of each prompt, to be echoed. Raises what _run() raises."""
@@ -160,7 +189,7 @@ class PromptEncoder:
         """
         try:
             check_schema(schema)
-            return await self.compile_grammar(request, json_grammar(schema), param), False
+            return await self.compile_grammar(request, json_grammar(closed(schema)), param), False
         except (BadRequestError, PydanticCustomError) as fault:
             grammar, relaxed = await self.compile_some(request, schema, param, fault)
             note_relaxed(request, relaxed.paths(param))
@@ -174,7 +203,8 @@ class PromptEncoder:
             if not relaxed.dropped and relaxed.schema == schema:
                 continue
             try:
-                return await self.compile_grammar(request, json_grammar(relaxed.schema), param), relaxed
+                grammar = json_grammar(closed(relaxed.schema))
+                return await self.compile_grammar(request, grammar, param), relaxed
             except BadRequestError as refused:
                 fault = refused
         raise fault
@@ -255,15 +285,31 @@ class PromptEncoder:
         arguments: dict[str, Any],
         predicted: str,
         end: PromptEnd,
+        reserved_tokens: int | None,
     ) -> ChatPrompt:
-        if self._engine.tokenizer.markers.is_harmony:
-            messages, tools = to_harmony_messages(messages), to_harmony_tools(tools)
-            arguments = to_harmony_arguments(arguments)
+        """Render and encode. reserved_tokens: for the answer if turns may be left out; None if none may."""
+        is_harmony = self._engine.tokenizer.markers.is_harmony
+        if is_harmony:
+            tools, arguments = to_harmony_tools(tools), to_harmony_arguments(arguments)
+
+        def encode(some: Sequence[dict[str, Any]]) -> TokenIds:
+            return self._render(
+                to_harmony_messages(some) if is_harmony else list(some), tools, arguments, end
+            )
+
         prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
         if len(prediction) >= self._engine.info.context_tokens:
             raise context_error(len(prediction), "prediction", self._engine.info)
-        tokens = self._render(messages, tools, arguments, end)
-        return ChatPrompt(tokens, prediction, self._engine.tokenizer.opens_thinking(tokens))
+        num_dropped = 0
+        if reserved_tokens is None:
+            tokens = encode(messages)
+        else:
+            # The newest turn may be too long to encode.
+            newest = cuts(messages, 1)[-1]
+            self._check_size(sum(len(one["content"] or "") for one in newest.messages), "messages")
+            tokens, num_dropped = fit(messages, self._engine.info.context_tokens, reserved_tokens, encode)
+        is_thinking = self._engine.tokenizer.opens_thinking(tokens)
+        return ChatPrompt(tokens, prediction, is_thinking, num_dropped)
 
     def _render(
         self,

@@ -3,6 +3,7 @@
 ENDPOINTS = (
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /infill",
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "POST /v1/responses",

@@ -93,6 +93,7 @@ class Timings(BaseModel):
     forwards: forward passes of decoding. fed: tokens fed in them.
     gate: the gate's decision for the first choice, and what came of it over all choices.
     translation: sent if a draft model read the prompt. streaming: sent if the answer was streamed.
+    stopped: sent if the loop guard ended a choice.
     """
 
     cache_n: int
@@ -110,6 +111,7 @@ class Timings(BaseModel):
     gate: GateBlock
     translation: TranslationBlock | None = None
     streaming: StreamingBlock | None = None
+    stopped: Literal["loop"] | None = None
 
 
 class PromptProgress(BaseModel):

@@ -56,6 +56,8 @@ class MarkerParser(MarkedText):
     and its arguments follow as they are written. Whitespace between markers is dropped, and before a call the
     whitespace that the chat template will write there when the answer is sent back.
 
+    A call without its start marker is one too, if it stands at the start of a line and names a tool.
+
     Takes time in proportion to the text, however it is split: text that has been read is not searched again.
     """
 
@@ -83,6 +85,8 @@ class MarkerParser(MarkedText):
         self._read_parts: list[Part] = []
         self._num_read = 0
         self._call_within: Literal["content", "reasoning"] = "content"
+        self._bare_calls = None if self._rules is None else self._rules.bare_calls
+        self._is_bare = False
 
     def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
         """See OutputParser."""
@@ -133,7 +137,8 @@ class MarkerParser(MarkedText):
             case "content" if not self._has_content:
                 return self._start_content()
             case "content":
-                ends = [*self._call_starts, *self._marker_texts(*markers.separators)]
+                bare = [] if self._bare_calls is None else self._bare_calls.starts_in(self._text)
+                ends = [*self._call_starts, *bare, *self._marker_texts(*markers.separators)]
                 return self._consume_until(ends, self._emit_text)
             case "reasoning":
                 ends = self._marker_texts(markers.think_end, self._call_start)
@@ -142,6 +147,7 @@ class MarkerParser(MarkedText):
                 think_end = markers.think_end if self._call_within == "reasoning" else None
                 next_start = self._call_start if markers.call_end else None
                 ends = self._marker_texts(markers.call_end, think_end, next_start)
+                ends += [self._bare_calls.end] if self._bare_calls and self._is_bare else []
                 return self._consume_until(ends, self._append_to_call)
             case "done":
                 self._alignment.skip(self._text)
@@ -167,6 +173,12 @@ class MarkerParser(MarkedText):
         markers = self._markers
         think_end = markers.think_end if self._is_reasoning_open else None
         texts = self._marker_texts(markers.think_start, think_end, self._call_start, *markers.separators)
+        if self._bare_calls is not None:
+            # What should end a section may follow a call that nothing began.
+            texts += [
+                *self._bare_calls.starts,
+                *self._marker_texts(markers.call_end if self._is_bare else None),
+            ]
         if markers.is_addressed and (is_certain := self._skip_header()) is not None:
             return is_certain
         stripped = self._text.lstrip()
@@ -224,6 +236,11 @@ class MarkerParser(MarkedText):
         elif text in self._call_starts:
             self._call_within = "reasoning" if self._state == "reasoning" else "content"
             self._start_call(text)
+        elif self._bare_calls is not None and text.removeprefix("\n") in self._bare_calls.starts:
+            self._call_within = "content"
+            start = text.removeprefix("\n")
+            self._start_call(text.removesuffix(start), is_bare=True)
+            self._text = start + self._text
         elif self._state == "content" and markers.think_start and text == markers.think_start.text:
             self._alignment.skip(text)
             self._start_reasoning()
@@ -238,9 +255,9 @@ class MarkerParser(MarkedText):
         self._num_reasoning_blocks += 1
         self._held_whitespace = ["\n"]
 
-    def _start_call(self, opening: str) -> None:
+    def _start_call(self, opening: str, is_bare: bool = False) -> None:
         self._state, self._call, self._json_strings = "call", [], JsonStringTracker()
-        self._call_opening = opening
+        self._call_opening, self._is_bare = opening, is_bare
         self._read_parts, self._num_read = [], 0
         make_reader = None if self._rules is None else self._rules.make_reader
         self._reader = None if make_reader is None else make_reader()
@@ -257,6 +274,10 @@ class MarkerParser(MarkedText):
         reader = self._reader
         if self._json_strings.is_open or (reader and reader.is_quoting and not reader.is_broken):
             self._append_to_call(text)
+        elif self._is_bare and self._bare_calls and text == self._bare_calls.end:
+            self._append_to_call(text)
+            if not self._emit_read_calls(""):
+                self._request_parse("")
         elif end and text == end.text:
             self._read(text)
             if not self._emit_read_calls(end.text):

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from engine.foreign.tool_calls import WrittenCall
 from engine.request import Delta, Finished, TokenLogprob
+from server.tool_formats.bare_calls import BareCalls
 from server.tool_formats.reader import CallReader
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -148,6 +149,7 @@ class ToolCallRules:
     is_streamed: the arguments are emitted as the reader reads them. Otherwise a call is emitted once it is
         known to be one, else its text is.
     note_read: called for each section that the reader has read.
+    bare_calls: calls that lack the marker before them; None if there is no telling them from text.
     """
 
     parse: Callable[[str], Awaitable[Sequence[WrittenCall]]]
@@ -155,6 +157,7 @@ class ToolCallRules:
     make_reader: Callable[[], CallReader] | None = None
     is_streamed: bool = False
     note_read: Callable[[], None] = lambda: None
+    bare_calls: BareCalls | None = None
 
 
 @dataclass

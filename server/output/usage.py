@@ -68,6 +68,7 @@ def measure_timings(usages: Collection[Usage]) -> Timings:
     optional: dict[str, Any] = {
         "translation": count_translation(usages),
         "streaming": _describe_streaming(first.streaming) if first.streaming else None,
+        "stopped": "loop" if any(usage.is_loop for usage in usages) else None,
     }
     return Timings(
         cache_n=sum(usage.num_cached_tokens for usage in usages),
@@ -155,6 +156,7 @@ def fill_record(
     record.undrafted = explain_undrafted(ended.values())
     if any(request.streaming for request in engine_requests):
         record.wedlm_decoding = "streaming"
+    record.is_loop = any(usage.is_loop for usage in ended.values())
     if translation := count_translation(ended.values()):
         record.translation = translation.model_dump(exclude={"drafted", "accepted"})
     started = [usage for usage in ended.values() if usage.num_completion_tokens]

@@ -86,6 +86,11 @@ class ChatRequest(GenerationFields):
         "Not in OpenAI's API.",
     )
 
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None,
+        description="What to do if the conversation is too long for the context. auto: leave out its oldest "
+        "turns, and say so in x-reprise-ignored. Otherwise it gets a 400. Not in OpenAI's API.",
+    )
     store: bool | None = Field(None, description="Accepted; chat completions are never stored.")
     service_tier: ServiceTier | None = Field(None, description="Accepted; there is only one tier, default.")
     safety_identifier: str | None = Field(None, description="Accepted; has no effect.")

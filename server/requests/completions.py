@@ -1,12 +1,12 @@
 """The body of /v1/completions."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from server.requests.generation_fields import GenerationFields
 from server.validation.field_errors import field_error
-from server.validation.fields import INT32_MAX, unsupported
+from server.validation.fields import INT32_MAX
 
 MAX_PROMPTS = 64
 Prompt = str | list[str] | list[int] | list[list[int]]
@@ -47,9 +47,10 @@ def _check_ids(ids: list[object], at: str) -> None:
 
 
 class CompletionRequest(GenerationFields):
-    """The body of POST /v1/completions."""
+    """The body of POST /v1/completions. scoring_needs_echo: max_tokens: 0 is allowed only with echo."""
 
     prompt_field = "prompt"
+    scoring_needs_echo: ClassVar[bool] = True
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=Prompt)] = (
         Field(description="The prompt to continue, as a string or as token ids; or an array of such prompts.")
@@ -81,7 +82,11 @@ class CompletionRequest(GenerationFields):
         description="Number of most likely tokens to return at each position, besides the chosen token. "
         "null: no log probabilities.",
     )
-    suffix: unsupported("") = None  # type: ignore[valid-type]
+    suffix: str | None = Field(
+        None,
+        description="The text after what is asked for: the answer is what is between it and the prompt, if "
+        "the model has tokens for that. null or empty: nothing is known of what follows.",
+    )
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -101,7 +106,7 @@ class CompletionRequest(GenerationFields):
     @model_validator(mode="after")
     def check_scoring(self) -> "CompletionRequest":
         """Refuse max_tokens: 0 without echo: there would be nothing to return."""
-        if self.is_scoring and not self.echo:
+        if self.is_scoring and self.scoring_needs_echo and not self.echo:
             raise field_error("invalid_value", "may be 0 only with echo: true", "max_tokens")
         return self
 
@@ -111,6 +116,20 @@ class CompletionRequest(GenerationFields):
         if self.echo and self.truncate_prompt_tokens is not None:
             raise field_error("invalid_value", "cannot be combined with echo: true", "truncate_prompt_tokens")
         return self
+
+    @model_validator(mode="after")
+    def check_suffix(self) -> "CompletionRequest":
+        """Refuse a suffix where the prompt is not text, or not used as it is."""
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise field_error("invalid_value", "needs a prompt in text", "suffix")
+        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
+            other = "echo" if self.echo else "truncate_prompt_tokens"
+            raise field_error("invalid_value", f"cannot be combined with {other}", "suffix")
+        return self
+
+    def with_stops(self, tokens: tuple[int, ...]) -> "CompletionRequest":
+        """Return the request with further tokens that end the answer."""
+        return self.model_copy(update={"stop_token_ids": (*self.stop_token_ids, *tokens)})
 
     @model_validator(mode="after")
     def check_best_of(self) -> "CompletionRequest":

@@ -4,7 +4,7 @@ A field of OpenAI's API that has no meaning for a self-hosted server is accepted
 that would change the answer but is not supported is refused by name.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -114,6 +114,12 @@ class GenerationFields(StructuredFields, StreamingDecodingFields):
         False,
         description="Whether the model's end-of-answer tokens are never chosen, unless a grammar allows no "
         "other. Not in OpenAI's API.",
+    )
+    loop_guard_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = Field(
+        None,
+        description="The answer ends if so many of its last tokens, at least 64, are one text eight times "
+        "over. 0: never. null: --loop-guard-tokens if the request sets no limit of tokens, else never. Not "
+        "in OpenAI's API.",
     )
     allowed_token_ids: TokenIds = Field(
         (),

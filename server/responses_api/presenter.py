@@ -160,7 +160,7 @@ def _echo(body: ResponsesRequest) -> Json:
         "parallel_tool_calls": body.parallel_tool_calls,
         "text": _text(body),
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "background": False,
         "service_tier": "default",
         "metadata": body.metadata,

@@ -219,6 +219,7 @@ class ResponsesRequest(AcceptsPeerFields):
     logit_bias: _extension("logit_bias") = None  # type: ignore[valid-type]
     stop_token_ids: _extension("stop_token_ids") = None  # type: ignore[valid-type]
     min_tokens: _extension("min_tokens") = None  # type: ignore[valid-type]
+    loop_guard_tokens: _extension("loop_guard_tokens") = None  # type: ignore[valid-type]
     ignore_eos: _extension("ignore_eos") = None  # type: ignore[valid-type]
     allowed_token_ids: _extension("allowed_token_ids") = None  # type: ignore[valid-type]
     include_stop_str_in_output: _extension("include_stop_str_in_output") = None  # type: ignore[valid-type]
@@ -237,7 +238,9 @@ class ResponsesRequest(AcceptsPeerFields):
 
     keep_alive: KeepAlive = None
     truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="auto is accepted without effect: an input that is too long gets a 400."
+        None,
+        description="What to do if the input is too long for the context. auto: leave out the oldest turns, "
+        "and say so in x-reprise-ignored. Otherwise it gets a 400.",
     )
     background: unsupported(  # type: ignore[valid-type]
         False,

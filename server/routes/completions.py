@@ -5,6 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
+from server.generation.infill import Hole, fim_of
 from server.generation.model_use import serve_model
 from server.generation.respond import respond, response_head
 from server.generation.service import Service
@@ -30,8 +31,16 @@ async def create_completion(request: Request) -> Response:
 
 
 async def _answer(request: Request, body: CompletionRequest, service: Service) -> Response:
-    prompts = await service.prompts.encode_prompts(request, body)
     head = response_head(request, service, body.model)
+    if body.suffix:
+        fim = fim_of(service.engine.tokenizer, head.model, "suffix")
+        holes = [Hole(str(prompt), body.suffix) for prompt in body.prompt]
+        prompts, body = (
+            await service.prompts.encode_holes(request, fim, holes, body),
+            body.with_stops(fim.ends),
+        )
+    else:
+        prompts = await service.prompts.encode_prompts(request, body)
     response_format = CompletionFormat(body.num_top_logprobs is not None)
     presenter = OpenAIPresenter(head, response_format, body.n * len(prompts), body.wants_usage_chunk)
     grammar, is_relaxed = await service.prompts.compile_requested_grammar(request, body)

@@ -60,8 +60,7 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
                 lambda: add(key_digest(request), response, conversion.previous, all_items, len(stored_input))
             )
 
-    truncation = ["truncation"] if body.truncation == "auto" else []
-    note_ignored(request, [*ignored_tools(body.tools), *conversion.unreadable, *truncation])
+    note_ignored(request, [*ignored_tools(body.tools), *conversion.unreadable])
     presenter = ResponsePresenter(head, body, len(input_items), store, conversion.shown_tools)
     try:
         response = await answer_chat(request, service, chat, presenter)

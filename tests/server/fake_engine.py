@@ -34,6 +34,7 @@ from engine.request import (
     TokenLogprob,
     Usage,
 )
+from engine.text.fim import FimTokens
 from engine.text.markers import Marker, Markers
 
 VOCAB_SIZE = 256
@@ -67,6 +68,7 @@ class FakeTokenizer:
     vocab_size = VOCAB_SIZE
     longest_token = 2
     eos_ids: frozenset[int] = frozenset()
+    fim: FimTokens | None = None
 
     def __init__(self) -> None:
         self.rendered: list[tuple[list[dict[str, Any]], dict[str, Any] | None]] = []

@@ -35,6 +35,7 @@ class Timings(BaseModel):
     gate: dict[str, float | str | None]
     translation: dict[str, int | str] | None = None
     streaming: dict[str, float | str | bool | None] | None = None
+    stopped: str | None = None
 
 
 def valid_timings(given: dict[str, Any]) -> Timings:

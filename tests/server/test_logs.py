@@ -66,6 +66,7 @@ async def test_a_request_is_one_line_of_json_with_all_its_figures(client, log, s
         "first_token_ms": 250.0,
         "tokens_per_s": pytest.approx(10.0),
         "finish_reason": "stop",
+        "is_loop": False,
         "error": None,
         "ignored": [],
         "relaxed": [],

@@ -35,3 +35,23 @@ async def test_the_default_length_comes_from_the_settings(engine):
     body = CompletionRequest(prompt="a")
     (order,) = make_engine_requests("r", body, [(1,)], engine.info, Settings(default_max_tokens=7))
     assert order.max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "setting", "wanted"),
+    [
+        ({}, {}, 2048),
+        ({}, {"loop_guard_tokens": 0}, 0),
+        ({}, {"default_max_tokens": 9}, 2048),
+        ({"max_tokens": 9000}, {}, 0),
+        ({"max_tokens": 9000, "loop_guard_tokens": 500}, {}, 500),
+        ({"loop_guard_tokens": 0}, {}, 0),
+        ({"loop_guard_tokens": 500}, {"loop_guard_tokens": 0}, 500),
+    ],
+)
+def test_a_request_that_sets_a_limit_of_tokens_has_no_loop_guard_unless_it_asks_for_it(
+    engine, fields, setting, wanted
+):
+    body = CompletionRequest(prompt="a", **fields)
+    (order,) = make_engine_requests("r", body, [(1,)], engine.info, Settings(**setting))
+    assert order.loop_guard_tokens == wanted

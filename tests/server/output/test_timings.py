@@ -5,8 +5,9 @@ import json
 import openai
 import pytest
 
-from engine.request import DraftingReport, Usage
-from server.output.usage import explain_undrafted, measure_timings
+from engine.request import DraftingReport, GenerationRequest, Sampling, Usage
+from server.logs import RequestRecord
+from server.output.usage import explain_undrafted, fill_record, measure_timings
 from tests.server import fake_engine
 from tests.server.openai_shapes import stream_data, valid_timings
 
@@ -45,6 +46,16 @@ async def test_a_response_has_timings(client, engine, path):
         "reason": "repetition 0.250, threshold 0.01",
         "undrafted": None,
     }
+
+
+@pytest.mark.parametrize(("loops", "stopped"), [((False, True), "loop"), ((False, False), None)])
+def test_timings_and_the_log_say_that_an_answer_repeated_itself(loops, stopped):
+    usages = dict(enumerate(Usage(num_completion_tokens=3, is_loop=is_loop) for is_loop in loops))
+    assert measure_timings(usages.values()).stopped == stopped
+    record = RequestRecord("id", "id", "POST /v1/completions", finish_reason="stop stop")
+    asked = GenerationRequest("id", (1,), 9, Sampling(1))
+    fill_record(record, [asked, asked], usages, 2)
+    assert ("stop stop (loop)" in record.as_text()) == (stopped is not None)
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -26,6 +26,7 @@ PERSON = {
     "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
     "required": ["name"],
 }
+CLOSED = json.dumps({**PERSON, "additionalProperties": False}, separators=(",", ":"))
 SCHEMA = "response_format.json_schema.schema"
 
 
@@ -36,10 +37,10 @@ def json_schema(schema, **fields):
 
 GOOD = [
     ({"response_format": {"type": "json_object"}}, Grammar("json_schema", '{"type":"object"}')),
-    (json_schema(PERSON), Grammar("json_schema", json.dumps(PERSON, separators=(",", ":")))),
+    (json_schema(PERSON), Grammar("json_schema", CLOSED)),
     (json_schema({}, strict=False, description="x"), Grammar("json_schema", "{}")),
     (json_schema({"type": "object"}, strict=True), Grammar("json_schema", '{"type":"object"}')),
-    ({"guided_json": PERSON}, Grammar("json_schema", json.dumps(PERSON, separators=(",", ":")))),
+    ({"guided_json": PERSON}, Grammar("json_schema", CLOSED)),
     ({"guided_json": '{"type": "integer"}'}, Grammar("json_schema", '{"type":"integer"}')),
     ({"guided_regex": "[a-z]{1,5}"}, Grammar("regex", "[a-z]{1,5}")),
     ({"guided_choice": ["yes", "no"]}, Grammar("regex", "yes|no")),

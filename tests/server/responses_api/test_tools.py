@@ -105,11 +105,6 @@ async def test_calls_and_their_outputs_can_be_sent_back(client, engine):
         assert [message["content"] for message in messages[2:]] == ["ok", "done"]
 
 
-async def test_that_nothing_is_truncated_is_named(client):
-    response = await client.post("/v1/responses", json={"input": "hello", "truncation": "auto"})
-    assert response.headers["x-reprise-ignored"] == "truncation"
-
-
 async def test_reasoning_that_another_server_encrypted_is_left_out_and_named(client, engine):
     foreign = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAB"}
     body = {"input": [{"role": "user", "content": "x"}, foreign, {"role": "assistant", "content": "y"}]}

@@ -269,7 +269,6 @@ NOT_YET = [
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"audio": {"voice": "alloy"}}, "audio"),
-    (COMPLETIONS, {"suffix": "x"}, "suffix"),
     (COMPLETIONS, {"best_of": 3}, "best_of"),
 ]
 

@@ -1,0 +1,60 @@
+"""Make the prompt that asks a model of code for what is between two texts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.text.fim import FimTokens
+from server.engine_protocol import TokenizerProtocol
+from server.errors import BadRequestError
+
+SNIPPET = "\n\n--- snippet ---\n\n"
+"""What precedes another file for a model that knows no further files, as in llama-server."""
+THIS_FILE = "filename"
+"""What the file with the hole is called after others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """What is before and after the text that is asked for, and (name, text) of other files."""
+
+    before: str
+    after: str
+    others: Sequence[tuple[str, str]] = ()
+
+
+def fim_of(tokenizer: TokenizerProtocol, model: str, param: str) -> FimTokens:
+    """Return the tokens with which a model fills in. Raises BadRequestError if it has none."""
+    if tokenizer.fim is None:
+        raise BadRequestError(
+            f"'{param}': the tokenizer of {model} has no tokens to fill in text with (fill-in-the-middle). "
+            "Leave it out, or serve a model of code that was trained for this.",
+            param=param,
+            code="fim_not_supported",
+        )
+    return tokenizer.fim
+
+
+def encode_hole(
+    tokenizer: TokenizerProtocol, fim: FimTokens, hole: Hole, has_special: bool
+) -> tuple[int, ...]:
+    """Return the prompt for a hole. has_special: with what the model's prompts begin with, if anything."""
+    encode = tokenizer.encode_answer
+    before, after = encode(hole.before), encode(hole.after)
+    opening = _opening(tokenizer, hole.before, before) if has_special else []
+    parts = [[fim.prefix, *before], [fim.suffix, *after]]
+    if fim.is_suffix_first:
+        parts.reverse()
+    others: list[int] = []
+    for name, text in hole.others:
+        others += encode(SNIPPET + text) if fim.file is None else [fim.file, *encode(f"{name}\n{text}")]
+    if others and fim.file is not None:
+        others += [fim.file, *encode(f"{THIS_FILE}\n")]
+    middle = [] if fim.middle is None else [fim.middle]
+    return (*opening, *others, *parts[0], *parts[1], *middle)
+
+
+def _opening(tokenizer: TokenizerProtocol, text: str, tokens: Sequence[int]) -> list[int]:
+    """Return the tokens that prompts begin with, found at a text and its tokens without them."""
+    whole = tokenizer.encode(text)
+    num_before = len(whole) - len(tokens)
+    return whole[:num_before] if whole[num_before:] == list(tokens) else []

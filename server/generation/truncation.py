@@ -1,0 +1,77 @@
+"""Leave out the oldest turns of a conversation that is too long for the context.
+
+A turn is a user's message and all that follows it, up to the next one. Where a conversation is cut depends on
+the lengths of its oldest turns alone, and only every so often on how long it has become: most requests of a
+session therefore begin with the same text, which is cached.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
+
+Messages = Sequence[dict[str, Any]]
+MAX_CHARACTERS_PER_TOKEN = 6
+"""More is never encoded to see whether it fits: turns are left out until the average is at most this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A conversation with some of its oldest turns left out.
+
+    num_characters: of the messages that are left, as JSON. num_dropped: messages that were left out.
+    """
+
+    messages: Messages
+    num_characters: int
+    num_dropped: int = 0
+
+
+def cuts(messages: Messages, step: int) -> list[Cut]:
+    """Return the conversation whole, and then with more and more of its oldest turns left out.
+
+    The system messages at its head and the newest turn are always there. step: characters that each cut
+    leaves out beyond the one before it, at least.
+    """
+    head = next((at for at, one in enumerate(messages) if one["role"] != "system"), len(messages))
+    starts = [at for at in range(head + 1, len(messages)) if messages[at]["role"] == "user"]
+    sizes = [len(to_json(message)) for message in messages]
+    found = [Cut(messages, sum(sizes))]
+    reached = step
+    for start in starts:
+        num_left_out = sum(sizes[head:start])
+        if num_left_out >= reached or start == starts[-1]:
+            rest = [*messages[:head], *messages[start:]]
+            found.append(Cut(rest, found[0].num_characters - num_left_out, start - head))
+            reached = num_left_out - num_left_out % step + step
+    return found
+
+
+def fit(
+    messages: Messages,
+    context_tokens: int,
+    reserved_tokens: int,
+    encode: Callable[[Messages], tuple[int, ...]],
+) -> tuple[tuple[int, ...], int]:
+    """Return a conversation's tokens, without its oldest turns if it does not fit, and what went.
+
+    reserved_tokens: room for the answer, if anything has to be left out. encode: returns the tokens of a
+        conversation.
+    Returns the tokens, and how many messages were left out. The tokens may be too many all the same, if the
+        newest turn alone is too long.
+    """
+    every = cuts(messages, max(1, context_tokens // 2))
+    longest = MAX_CHARACTERS_PER_TOKEN * context_tokens
+    tried = [cut for cut in every if cut.num_characters <= longest] or every[-1:]
+    encoded: dict[int, tuple[int, ...]] = {}
+
+    def fits(at: int) -> bool:
+        tokens = encoded[at] = encode(tried[at].messages)
+        reserved = reserved_tokens if tried[at].num_dropped else 1
+        return len(tokens) <= context_tokens - reserved
+
+    # With fewer messages the prompt only gets shorter.
+    at = min(bisect_left(range(len(tried)), True, key=fits), len(tried) - 1)
+    return encoded[at], tried[at].num_dropped

@@ -1,0 +1,38 @@
+"""POST /infill: what is between two texts, as llama-server has it."""
+
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from server.generation.infill import Hole, fim_of
+from server.generation.model_use import serve_model
+from server.generation.respond import respond, response_head
+from server.generation.service import Service
+from server.http.openapi import body_schema
+from server.output.infill_presenter import InfillPresenter
+from server.output.text_parser import PlainParser
+from server.requests.infill import InfillRequest
+from server.validation.body import read_body
+
+router = APIRouter()
+
+
+@router.post("/infill", openapi_extra=body_schema(InfillRequest))
+async def infill(request: Request) -> Response:
+    """Fill in what is between two texts, for models with fill-in-the-middle tokens."""
+    body = await read_body(request, InfillRequest)
+    answer = partial(_answer, request, body)
+    return await serve_model(request, body.model, answer, stream=body.stream, keep_alive=body.keep_alive)
+
+
+async def _answer(request: Request, body: InfillRequest, service: Service) -> Response:
+    model = response_head(request, service, body.model).model
+    fim = fim_of(service.engine.tokenizer, model, "input_suffix")
+    others = [(file.filename, file.text) for file in body.input_extra]
+    hole = Hole(f"{body.input_prefix}{body.prompt[0]}", body.input_suffix, others)
+    prompts = await service.prompts.encode_holes(request, fim, [hole], body)
+    grammar, _ = await service.prompts.compile_requested_grammar(request, body)
+    presenter = InfillPresenter(model, body.is_scoring)
+    return await respond(
+        request, service, body.with_stops(fim.ends), presenter, prompts, PlainParser, grammar=grammar
+    )
