@@ -27,6 +27,7 @@ class Markers:
     inner: special tokens that the format of tool calls uses between the markers.
     call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of call_formats.py.
     call_gap: whitespace that the chat template writes between content and a call after it.
+    is_generic: the chat template knows no tools, so they are described in the system text (template_fit.py).
     """
 
     think_start: Marker | None = None
@@ -37,6 +38,7 @@ class Markers:
     inner: tuple[Marker, ...] = ()
     call_format: str = ""
     call_gap: str = ""
+    is_generic: bool = False
 
     @property
     def can_think(self) -> bool:

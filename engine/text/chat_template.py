@@ -1,0 +1,127 @@
+"""A model's chat template, and the conversations of clients that it was not written for."""
+
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from engine.foreign.chat_templates import RenderLimitError, for_python_template
+from engine.request import PromptEnd
+from engine.text.control_tokens import ControlTokens
+from engine.text.template_fit import fit
+from engine.text.template_traits import Json, Traits, find_traits
+
+log = logging.getLogger("reprise.engine")
+
+
+class TemplateError(ValueError):
+    """The chat template rejected the messages; the message is the template's own."""
+
+
+def template_text(tokenizer: Any) -> str:
+    """Return a tokenizer's chat template: of several with names, that for tools. "" if none is text."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("tool_use") or template.get("default")
+    return template if isinstance(template, str) else ""
+
+
+class ChatTemplate:
+    """Renders conversations, changed where the template would refuse them or leave a part out.
+
+    The template is probed once, so that a conversation is changed in the same way at every turn.
+    """
+
+    def __init__(self, wrapped: TokenizerWrapper) -> None:
+        self._wrapped = wrapped
+        self._control_tokens = ControlTokens(wrapped, template_text(wrapped))
+        self._logged: set[str] = set()
+
+    @cached_property
+    def traits(self) -> Traits | None:
+        """What the template takes; None if that cannot be found out: then it is given all as it is."""
+        if self._wrapped._chat_template is not None or not template_text(self._wrapped):
+            return None
+        try:
+            return find_traits(self._render_probe)
+        except RenderLimitError:
+            return None
+
+    def _render_probe(self, messages: Sequence[Json], tools: list[Json] | None) -> str:
+        shown = {"tools": tools, "add_generation_prompt": True, "tokenize": False}
+        return str(self._wrapped.apply_chat_template(list(messages), **shown))
+
+    def render(
+        self,
+        messages: list[Json],
+        tools: list[Json] | None,
+        arguments: Json,
+        end: PromptEnd = "answer",
+        *,
+        is_generic: bool = False,
+    ) -> list[int]:
+        """Return the ids of a conversation, changed as far as the template needs it.
+
+        is_generic: tools are shown in the generic format of template_fit.py.
+        Raises TemplateError if the template refuses it even so.
+        """
+        traits = self.traits
+        if traits is None:
+            return self.render_unchanged(messages, tools, arguments, end)
+        fitted = fit(messages, tools, traits, is_generic)
+        self._log(fitted.done)
+        try:
+            return self.render_unchanged(fitted.messages, fitted.tools, arguments, end)
+        except TemplateError as fault:
+            # Its probes did not show everything. As it refuses this beginning, it will refuse it in later
+            # turns too, so that they are changed alike.
+            strict = fit(messages, tools, traits.strictest, is_generic)
+            if strict.messages == fitted.messages or isinstance(fault.__cause__, RenderLimitError):
+                raise
+            try:
+                ids = self.render_unchanged(strict.messages, strict.tools, arguments, end)
+            except TemplateError:
+                raise fault from fault.__cause__
+            self._log(strict.done)
+            return ids
+
+    def _log(self, changes: Sequence[str]) -> None:
+        """Say once for each kind of change that it is made."""
+        for what in changes:
+            if what not in self._logged:
+                self._logged.add(what)
+                name = Path(str(self._wrapped.name_or_path)).name or "this model"
+                log.info("the chat template of %s: %s", name, what)
+
+    def render_unchanged(
+        self, messages: list[Json], tools: list[Json] | None, arguments: Json, end: PromptEnd
+    ) -> list[int]:
+        """Return the ids of messages. Raises TemplateError."""
+        try:
+            return self.render_as_it_is(messages, tools, arguments, end)
+        # A template is a program that comes with the model: it may raise anything.
+        except Exception as fault:
+            raise TemplateError(f"the chat template refused the messages: {fault}") from fault
+
+    def render_as_it_is(
+        self, messages: list[Json], tools: list[Json] | None, arguments: Json, end: PromptEnd = "answer"
+    ) -> list[int]:
+        """Return the ids of messages. Raises almost anything if the template refuses them."""
+        marked = self._control_tokens.mark_messages(messages)
+        marked_tools, marked_arguments = (
+            self._control_tokens.mark(tools),
+            self._control_tokens.mark(arguments),
+        )
+        is_plain = marked is messages and marked_tools is tools and marked_arguments is arguments
+        if self._wrapped._chat_template is not None:
+            marked, marked_arguments = for_python_template(marked, marked_tools, marked_arguments)
+        else:
+            marked_arguments = {**marked_arguments, "return_dict": False}
+        shown = {"tools": marked_tools, "add_generation_prompt": end == "answer", "tokenize": is_plain}
+        if end == "final_message":
+            shown["continue_final_message"] = True
+        rendered = self._wrapped.apply_chat_template(marked, **shown, **marked_arguments)
+        return list(rendered) if is_plain else self._control_tokens.encode(rendered)
