@@ -51,6 +51,13 @@ class Markers:
         return self.call_start is not None
 
     @property
+    def format_name(self) -> str | None:
+        """The name of the format of tool calls, for people; None if the model has none."""
+        if not self.can_call:
+            return None
+        return "generic" if self.is_generic else self.call_format
+
+    @property
     def is_harmony(self) -> bool:
         """Whether every part of the answer is a message in a channel of its own, as gpt-oss writes it."""
         return self.call_format == HARMONY

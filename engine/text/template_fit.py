@@ -1,7 +1,7 @@
 """Change a conversation by the least that a chat template takes, so that no part of it is lost.
 
-A change depends on the template and on what stands before it, or after it up to the next answer. So it is made
-again at the next turn, and the prompt's beginning stays the same for the prefix cache.
+A change depends on the template and on what stands before it, or after it up to the next answer. So it is
+made again at the next turn, and the prompt's beginning stays the same for the prefix cache.
 """
 
 import hashlib

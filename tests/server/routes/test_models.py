@@ -7,8 +7,9 @@ import pytest
 
 from config.settings import Settings
 from engine.request import SamplingDefaults
+from engine.text.markers import Markers
 from server.app import create_app
-from tests.server.fake_engine import CONTEXT_TOKENS
+from tests.server.fake_engine import CALLING, CONTEXT_TOKENS
 from tests.server.openai_shapes import assert_error, valid_model
 
 
@@ -22,6 +23,16 @@ async def test_the_list_has_the_model_and_its_aliases(client):
 @pytest.mark.parametrize("path", ["org/fake-model", "org%2Ffake-model", "alias"])
 async def test_a_model_is_found_by_each_of_its_names(client, path):
     assert valid_model((await client.get(f"/v1/models/{path}")).json()).object == "model"
+
+
+@pytest.mark.parametrize(
+    ("markers", "name"),
+    [(CALLING, "json_tools"), (replace(CALLING, is_generic=True), "generic"), (Markers(), None)],
+)
+async def test_a_model_names_its_format_of_tool_calls(client, engine, markers, name):
+    engine.tokenizer.markers = markers
+    card = (await client.get("/v1/models/alias")).json()
+    assert (card["tools"], card["tool_format"]) == (name is not None, name)
 
 
 async def test_an_unknown_model_is_a_404_that_says_what_is_served(client):
