@@ -37,8 +37,11 @@ class ChatTemplate:
 
     def __init__(self, wrapped: TokenizerWrapper) -> None:
         self._wrapped = wrapped
-        self._control_tokens = ControlTokens(wrapped, template_text(wrapped))
         self._logged: set[str] = set()
+
+    @cached_property
+    def _control_tokens(self) -> ControlTokens:
+        return ControlTokens(self._wrapped, template_text(self._wrapped))
 
     @cached_property
     def traits(self) -> Traits | None:

@@ -49,7 +49,10 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
     """
     made = Fitted(list(messages), tools)
     if is_generic:
-        made.change(with_tools_as_text(made.messages, tools), "tools, calls and results are shown as text")
+        made.change(
+            with_tools_as_text(made.messages, tools),
+            "it knows no tools: these, calls and results are shown as text",
+        )
         made.tools = None
     if not (traits.has_system and traits.later_systems):
         where = "no later system text" if traits.has_system else "no system text"
