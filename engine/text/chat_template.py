@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from engine.foreign.chat_templates import RenderLimitError, for_python_template
 from engine.request import PromptEnd
 from engine.text.control_tokens import ControlTokens
-from engine.text.template_fit import fit
+from engine.text.template_fit import Fitted, fit
 from engine.text.template_traits import Json, Traits, find_traits
 
 log = logging.getLogger("reprise.engine")
@@ -74,22 +75,29 @@ class ChatTemplate:
         traits = self.traits
         if traits is None:
             return self.render_unchanged(messages, tools, arguments, end)
-        fitted = fit(messages, tools, traits, is_generic)
+        given = self._mark(messages, tools, arguments)
+        fitted = fit(given.messages, given.tools, traits, is_generic)
         self._log(fitted.done)
         try:
-            return self.render_unchanged(fitted.messages, fitted.tools, arguments, end)
+            return self._render(given.with_(fitted), end)
         except TemplateError as fault:
             # Its probes did not show everything. As it refuses this beginning, it will refuse it in later
             # turns too, so that they are changed alike.
-            strict = fit(messages, tools, traits.strictest, is_generic)
+            strict = fit(given.messages, given.tools, traits.strictest, is_generic)
             if strict.messages == fitted.messages or isinstance(fault.__cause__, RenderLimitError):
                 raise
             try:
-                ids = self.render_unchanged(strict.messages, strict.tools, arguments, end)
+                ids = self._render(given.with_(strict), end)
             except TemplateError:
                 raise fault from fault.__cause__
             self._log(strict.done)
             return ids
+
+    def render_unchanged(
+        self, messages: list[Json], tools: list[Json] | None, arguments: Json, end: PromptEnd = "answer"
+    ) -> list[int]:
+        """Return the ids of messages as they are. Raises TemplateError."""
+        return self._render(self._mark(messages, tools, arguments), end)
 
     def _log(self, changes: Sequence[str]) -> None:
         """Say once for each kind of change that it is made."""
@@ -99,32 +107,43 @@ class ChatTemplate:
                 name = Path(str(self._wrapped.name_or_path)).name or "this model"
                 log.info("the chat template of %s: %s", name, what)
 
-    def render_unchanged(
-        self, messages: list[Json], tools: list[Json] | None, arguments: Json, end: PromptEnd
-    ) -> list[int]:
-        """Return the ids of messages. Raises TemplateError."""
+    def _mark(self, messages: list[Json], tools: list[Json] | None, arguments: Json) -> "_Given":
+        mark = self._control_tokens
+        marked = _Given(mark.mark_messages(messages), mark.mark(tools), mark.mark(arguments))
+        marked.is_marked = not (
+            marked.messages is messages and marked.tools is tools and marked.arguments is arguments
+        )
+        return marked
+
+    def _render(self, given: "_Given", end: PromptEnd) -> list[int]:
+        messages, arguments = given.messages, given.arguments
+        if self._wrapped._chat_template is not None:
+            messages, arguments = for_python_template(messages, given.tools, arguments)
+        else:
+            arguments = {**arguments, "return_dict": False}
+        shown = {
+            "tools": given.tools,
+            "add_generation_prompt": end == "answer",
+            "tokenize": not given.is_marked,
+        }
+        if end == "final_message":
+            shown["continue_final_message"] = True
         try:
-            return self.render_as_it_is(messages, tools, arguments, end)
+            rendered = self._wrapped.apply_chat_template(messages, **shown, **arguments)
+            return self._control_tokens.encode(rendered) if given.is_marked else list(rendered)
         # A template is a program that comes with the model: it may raise anything.
         except Exception as fault:
             raise TemplateError(f"the chat template refused the messages: {fault}") from fault
 
-    def render_as_it_is(
-        self, messages: list[Json], tools: list[Json] | None, arguments: Json, end: PromptEnd = "answer"
-    ) -> list[int]:
-        """Return the ids of messages. Raises almost anything if the template refuses them."""
-        marked = self._control_tokens.mark_messages(messages)
-        marked_tools, marked_arguments = (
-            self._control_tokens.mark(tools),
-            self._control_tokens.mark(arguments),
-        )
-        is_plain = marked is messages and marked_tools is tools and marked_arguments is arguments
-        if self._wrapped._chat_template is not None:
-            marked, marked_arguments = for_python_template(marked, marked_tools, marked_arguments)
-        else:
-            marked_arguments = {**marked_arguments, "return_dict": False}
-        shown = {"tools": marked_tools, "add_generation_prompt": end == "answer", "tokenize": is_plain}
-        if end == "final_message":
-            shown["continue_final_message"] = True
-        rendered = self._wrapped.apply_chat_template(marked, **shown, **marked_arguments)
-        return list(rendered) if is_plain else self._control_tokens.encode(rendered)
+
+@dataclass(slots=True)
+class _Given:
+    """What a template is given. is_marked: control tokens in it are marked, as ControlTokens does it."""
+
+    messages: list[Json]
+    tools: list[Json] | None
+    arguments: Json
+    is_marked: bool = False
+
+    def with_(self, fitted: Fitted) -> "_Given":
+        return replace(self, messages=fitted.messages, tools=fitted.tools)

@@ -218,7 +218,7 @@ class Tokenizer:
         messages = [{"role": "user", "content": "a"}]
         try:
             closed, opened = (
-                self._template.render_as_it_is(messages, None, {}, end) for end in _AROUND_OPENING
+                self._template.render_unchanged(messages, None, {}, end) for end in _AROUND_OPENING
             )
         # A template is a program that comes with the model: it may raise anything.
         except Exception:
