@@ -1,8 +1,8 @@
 """Keep text of users and tools from becoming special tokens: what spells one is encoded as text."""
 
 import re
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 from typing import Any
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -17,12 +17,14 @@ class ControlTokens:
 
     def __init__(self, wrapped: Any, template: str) -> None:
         self._wrapped = wrapped
+        self._backend = wrapped.backend_tokenizer
         self._template = template
+        self._known: dict[str, list[int]] = {}
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         """Matches a control token in text; of two at one place, the longer."""
-        added = self._wrapped.backend_tokenizer.get_added_tokens_decoder().values()
+        added = self._backend.get_added_tokens_decoder().values()
         texts = {
             entry.content
             for entry in added
@@ -74,28 +76,34 @@ class ControlTokens:
         # [text, marked token or None, text, ..., text]
         pieces: list[str | None] = self._marked.split(rendered)
         ids = self._encode(pieces[0] or "")
-        for index, piece in enumerate(pieces[1:], 1):
-            if piece:
-                ids += self._encode_as_text(piece) if index % 2 else self._encode_inner([piece])
+        texts = self._encode_inner([text or "" for text in pieces[2::2]])
+        for token, text_ids in zip(pieces[1::2], texts, strict=True):
+            ids += self._ids_as_text(token) if token else []
+            ids += text_ids
         return ids
 
-    def _encode_as_text(self, token: str) -> list[int]:
-        ids = self._encode_inner([token], split_special_tokens=True)
-        if self._wrapped.backend_tokenizer.token_to_id(token) not in ids:
-            return ids
-        # An added token that is not special is found even so, but not in two halves.
-        return self._encode_inner([token[:1], token[1:]])
+    def _ids_as_text(self, token: str) -> list[int]:
+        """Return the ids of the text of a control token."""
+        if token not in self._known:
+            (ids,) = self._encode_inner([token], split_special_tokens=True)
+            if self._backend.token_to_id(token) in ids:
+                # An added token that is not special is found even so, but not in two halves.
+                ids = [one for half in self._encode_inner([token[:1], token[1:]]) for one in half]
+            self._known[token] = ids
+        return self._known[token]
 
-    def _encode_inner(self, texts: Iterable[str], **options: Any) -> list[int]:
-        """Return the ids of texts that other text precedes, one after the other."""
+    def _encode_inner(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
+        """Return the ids of each text, as they are after other text."""
+        if not texts:
+            return []
         break_ids = self._encode("\n")
-        ids: list[int] = []
-        for text in texts:
-            # After a line break no tokenizer puts a space of its own in front of the text.
-            found = self._encode(f"\n{text}", **options)
-            is_whole = found[: len(break_ids)] == break_ids
-            ids += found[len(break_ids) :] if is_whole else self._encode(text, **options)
-        return ids
+        encode = partial(self._wrapped._tokenizer, add_special_tokens=False, **options)
+        # After a line break no tokenizer puts a space of its own in front of the text.
+        found = encode([f"\n{text}" for text in texts])["input_ids"]
+        return [
+            ids[len(break_ids) :] if ids[: len(break_ids)] == break_ids else encode(text)["input_ids"]
+            for text, ids in zip(texts, found, strict=True)
+        ]
 
-    def _encode(self, text: str, **options: Any) -> list[int]:
-        return list(self._wrapped.encode(text, add_special_tokens=False, **options))
+    def _encode(self, text: str) -> list[int]:
+        return list(self._wrapped.encode(text, add_special_tokens=False))
