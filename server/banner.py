@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from config.settings import Settings
 from engine.request import ModelEntry, ModelInfo
+from engine.text.markers import Markers
 
 SHOW_PROGRESS_AFTER_S = 0.5
 
@@ -108,6 +109,11 @@ def describe_sampling(settings: Settings, info: ModelInfo) -> str:
     return f"{shown} (generation_config.json)" if shown else "OpenAI's defaults"
 
 
+def describe_tools(markers: Markers) -> str:
+    """Describe how tools are shown and called, if not in the model's own format; else empty."""
+    return "generic format: the chat template knows none" if markers.is_generic else ""
+
+
 MAX_NAMES = 8
 """Names of other models that the banner shows."""
 
@@ -130,13 +136,14 @@ def banner(
     sampling: str = "OpenAI's defaults",
     decoding: str = "",
     others: str = "",
+    tools: str = "",
 ) -> str:
     """Return the text that says what is served and where, with a curl command to try it.
 
     drafts: as describe_drafts() returns it.
     needs_key: whether the curl command needs an API key, for which it has a placeholder.
     sampling: as describe_sampling() returns it. decoding: as describe_decoding() does.
-    others: as describe_models() does; empty if there is one model.
+    others: as describe_models() does; empty if there is one model. tools: as describe_tools() does.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
@@ -150,6 +157,7 @@ def banner(
         "batch": info.batching,
         "sampling": sampling,
         "decoding": decoding,
+        "tools": tools,
         "drafts": drafts,
         "not used": info.head_fault,
         "exact": info.exact or EXACT_NOT_TRIED,

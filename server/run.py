@@ -27,6 +27,7 @@ from server.banner import (
     describe_drafts,
     describe_models,
     describe_sampling,
+    describe_tools,
 )
 from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.http.access import is_loopback
@@ -262,8 +263,9 @@ def _announce(
         sampling = describe_sampling(settings, engine.info)
         decoding, needs_key = describe_decoding(settings), settings.needs_key
         others = describe_models(models.entries()[1:], settings) if models else ""
+        tools = describe_tools(engine.tokenizer.markers)
         text = banner(
-            engine.info, names, address, drafts, has_template, needs_key, sampling, decoding, others
+            engine.info, names, address, drafts, has_template, needs_key, sampling, decoding, others, tools
         )
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 

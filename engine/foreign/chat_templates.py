@@ -22,6 +22,10 @@ class RenderError(ValueError):
     """A template could not be rendered; the message is the template's own, or names the limit it hit."""
 
 
+class RenderLimitError(RenderError):
+    """A template took too much time or memory."""
+
+
 class TemplateProcess:
     """A process that replaces transformers.utils.chat_template_utils.render_jinja_template.
 
@@ -41,7 +45,7 @@ class TemplateProcess:
         try:
             reply = self._process.call(json.dumps(call, default=_placeholder).encode())
         except ChildError as fault:
-            raise RenderError(str(fault)) from None
+            raise RenderLimitError(str(fault)) from None
         if "complaint" in reply:
             raise RenderError(reply["complaint"])
         return reply["rendered"], reply["indices"]

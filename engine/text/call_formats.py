@@ -4,8 +4,14 @@ By the chat template and the vocabulary, as mlx-lm recognizes the others.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
+from mlx_lm.tokenizer_utils import _infer_tool_parser
+
+from engine.text.chat_template import template_text
 from engine.text.markers import HARMONY
 
 HARMONY_TOKENS = (
@@ -52,8 +58,7 @@ def recognize(tokenizer: Any) -> FoundFormat | None:
     """
     if all(has_token(tokenizer, text) for text in HARMONY_TOKENS):
         return FoundFormat(HARMONY, "<|call|>")
-    template = tokenizer.chat_template
-    template = template if isinstance(template, str) else ""
+    template = template_text(tokenizer)
     if has_token(tokenizer, "<｜tool▁calls▁begin｜>") and "<｜tool▁calls▁begin｜>" in template:
         name = "deepseek_v3" if "```json" in template else "deepseek_v31"
         return FoundFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -63,7 +68,22 @@ def recognize(tokenizer: Any) -> FoundFormat | None:
         return FoundFormat("deepseek_v32", f"<{DSML}{section}>", f"</{DSML}{section}>")
     if "Environment: ipython" in template and '"parameters"' in template:
         return FoundFormat("llama3", '{"name": ')
-    return None
+    return _recognize_named(tokenizer) if isinstance(tokenizer.chat_template, dict) else None
+
+
+def _recognize_named(tokenizer: Any) -> FoundFormat | None:
+    """Return the format that mlx-lm would find if the template for tools were the only one."""
+    alone = SimpleNamespace(chat_template=template_text(tokenizer), get_vocab=tokenizer.get_vocab)
+    name = _infer_tool_parser(alone)
+    if name is None:
+        return None
+    parser = import_module(f"mlx_lm.tool_parsers.{name}")
+    return FoundFormat(name, parser.tool_call_start, parser.tool_call_end or "")
+
+
+def has_parser(call_format: str) -> bool:
+    """Return whether mlx-lm has a parser for a format."""
+    return bool(call_format) and find_spec(f"mlx_lm.tool_parsers.{call_format}") is not None
 
 
 def inner_tokens(tokenizer: Any, call_format: str) -> list[str]:

@@ -27,6 +27,7 @@ class Markers:
     inner: special tokens that the format of tool calls uses between the markers.
     call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of call_formats.py.
     call_gap: whitespace that the chat template writes between content and a call after it.
+    is_generic: the chat template knows no tools, so they are described in the system text (template_fit.py).
     """
 
     think_start: Marker | None = None
@@ -37,6 +38,7 @@ class Markers:
     inner: tuple[Marker, ...] = ()
     call_format: str = ""
     call_gap: str = ""
+    is_generic: bool = False
 
     @property
     def can_think(self) -> bool:
@@ -47,6 +49,13 @@ class Markers:
     def can_call(self) -> bool:
         """Whether the model separates tool calls from content."""
         return self.call_start is not None
+
+    @property
+    def format_name(self) -> str | None:
+        """The name of the format of tool calls, for people; None if the model has none."""
+        if not self.can_call:
+            return None
+        return "generic" if self.is_generic else self.call_format
 
     @property
     def is_harmony(self) -> bool:

@@ -11,12 +11,14 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from engine.foreign.chat_templates import for_python_template, isolate_templates
+from engine.foreign.chat_templates import isolate_templates
 from engine.foreign.tool_calls import PARSERS, WrittenCall
 from engine.request import PromptEnd
-from engine.text.call_formats import HARMONY_ENDS, inner_tokens, recognize
+from engine.text.call_formats import HARMONY_ENDS, has_parser, inner_tokens, recognize
+from engine.text.chat_template import ChatTemplate, TemplateError
 from engine.text.fim import FimTokens, find_fim
 from engine.text.markers import HARMONY, Marker, Markers, ends_with
+from engine.text.template_fit import CALL_END, CALL_GAP, CALL_START
 from engine.text.token_bytes import decode_partial
 from engine.text.token_table import TokenTable, read_table
 
@@ -31,10 +33,6 @@ MAX_DECODED = 1 << 15
 
 _AROUND_OPENING: tuple[PromptEnd, PromptEnd] = ("messages", "answer")
 _SPOKEN = "Looking."
-
-
-class TemplateError(ValueError):
-    """The chat template rejected the messages; the message is the template's own."""
 
 
 class Tokenizer:
@@ -54,6 +52,7 @@ class Tokenizer:
         self.wrapped = wrapped
         if self.has_chat_template:
             isolate_templates()
+        self._template = ChatTemplate(wrapped)
         self.vocab_size = vocab_size
         self._cache_folder = cache_folder
         self._file_digest = file_digest
@@ -171,6 +170,9 @@ class Tokenizer:
         call_start, call_end = wrapped.tool_call_start, wrapped.tool_call_end
         if found is not None:
             call_format, call_start, call_end = found.name, found.start, found.end
+        is_generic = not call_start and self._template.traits is not None
+        if is_generic:
+            call_format, call_start, call_end = "json_tools", CALL_START, CALL_END
         return Markers(
             think_start,
             think_end,
@@ -179,7 +181,8 @@ class Tokenizer:
             self._markers_of(separators),
             self._markers_of(inner_tokens(wrapped, call_format)),
             call_format,
-            self._find_call_gap(call_start) if call_start else "",
+            CALL_GAP if is_generic else self._find_call_gap(call_start) if call_start else "",
+            is_generic,
         )
 
     def _find_call_gap(self, call_start: str) -> str:
@@ -220,7 +223,9 @@ class Tokenizer:
             return ()
         messages = [{"role": "user", "content": "a"}]
         try:
-            closed, opened = (self._render(messages, None, {}, end) for end in _AROUND_OPENING)
+            closed, opened = (
+                self._template.render_unchanged(messages, None, {}, end) for end in _AROUND_OPENING
+            )
         # A template is a program that comes with the model: it may raise anything.
         except Exception:
             return ()
@@ -246,7 +251,8 @@ class Tokenizer:
         tools: the tools of the request in OpenAI's form, as a JSON array.
         Raises ParseLimitError if it takes too much time or memory.
         """
-        return PARSERS.parse(self.markers.call_format, text, tools) if self.wrapped.tool_parser else []
+        call_format = self.markers.call_format
+        return PARSERS.parse(call_format, text, tools) if has_parser(call_format) else []
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text, with the beginning-of-sequence token if the model wants one."""
@@ -269,32 +275,14 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of chat messages, up to the beginning of the assistant's answer or another end.
 
-        messages: in OpenAI's form, content as a string or None.
+        messages: in OpenAI's form, content as a string or None. Those that the template would refuse, or show
+            in part, are changed as template_fit.py says.
         template_arguments: the server has refused those that clients must not set.
         Raises TemplateError if there is no template or it rejects the messages.
         """
         if not self.has_chat_template:
             raise TemplateError("this model has no chat template; use /v1/completions")
-        try:
-            return self._render(messages, tools, template_arguments or {}, end)
-        # A template is a program that comes with the model: it may raise anything.
-        except Exception as fault:
-            raise TemplateError(f"the chat template refused the messages: {fault}") from fault
-
-    def _render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None,
-        arguments: dict[str, Any],
-        end: PromptEnd = "answer",
-    ) -> list[int]:
-        """Render messages."""
-        if self.wrapped._chat_template is not None:
-            messages, arguments = for_python_template(messages, tools, arguments)
-        else:
-            arguments = {**arguments, "return_dict": False}
-        render = self.wrapped.apply_chat_template
-        shown = {"tools": tools, "add_generation_prompt": end == "answer", "tokenize": True}
-        if end == "final_message":
-            shown["continue_final_message"] = True
-        return list(render(messages, **shown, **arguments))
+        if self.markers.is_harmony:
+            return self._template.render_unchanged(messages, tools, template_arguments or {}, end)
+        is_generic = self.markers.is_generic
+        return self._template.render(messages, tools, template_arguments or {}, end, is_generic=is_generic)

@@ -100,7 +100,8 @@ def _calls(
             {tool.function.name for tool in body.enforced_tools},
             {tool.function.name for tool in tools if tool.function.strict},
             larks,
-        ).rules(body.parallel_tool_calls)
+            # A model that was not trained to call tools does not know when to stop.
+        ).rules(body.parallel_tool_calls and not markers.is_generic)
     except UnenforceableError as fault:
         index = list(body.tools).index(tools[fault.tool])
         param = f"tools[{index}].{tools[fault.tool].schema_path}"

@@ -326,7 +326,8 @@ class ModelCard(BaseModel):
     """The served model under one of its names.
 
     context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
-    knows the model's format of tool calls, and of reasoning. sampling_defaults: if a request leaves it out.
+    knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
+    template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
     """
 
     id: str
@@ -338,6 +339,7 @@ class ModelCard(BaseModel):
     meta: ModelMeta
     modalities: Modalities = Modalities()
     tools: bool
+    tool_format: str | None = None
     reasoning: bool
     sampling_defaults: dict[str, float]
 

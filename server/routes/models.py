@@ -197,6 +197,7 @@ def _card(service: Service, name: str) -> ModelCard:
         max_model_len=info.context_tokens,
         meta=_meta(info),
         tools=markers.can_call,
+        tool_format=markers.format_name,
         reasoning=markers.can_think,
         sampling_defaults=_sampling(service, info),
     )

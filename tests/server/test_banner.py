@@ -8,7 +8,15 @@ from rich.console import Console
 
 from config.settings import Settings
 from engine.request import ModelEntry
-from server.banner import LoadingBar, banner, describe_decoding, describe_drafts, describe_models
+from engine.text.markers import Markers
+from server.banner import (
+    LoadingBar,
+    banner,
+    describe_decoding,
+    describe_drafts,
+    describe_models,
+    describe_tools,
+)
 from tests.server.fake_engine import FakeEngine
 
 
@@ -85,6 +93,14 @@ def test_the_banner_says_that_streamed_answers_may_differ():
     said = banner(info, ("m",), "http://a", "auto", True, False, decoding=describe_decoding(settings))
     differs = "answers may differ from those of plain decoding"
     assert f"decoding streaming (window of 16, one by one, anchored): {differs}" in said
+
+
+def test_the_banner_says_that_the_template_knows_no_tools():
+    said = banner(FakeEngine().info, ("m",), "http://a", "auto", True, False, tools=describe_tools(Markers()))
+    assert "  tools  " not in said
+    tools = describe_tools(Markers(is_generic=True))
+    said = banner(FakeEngine().info, ("m",), "http://a", "auto", True, False, tools=tools)
+    assert "  tools    generic format: the chat template knows none\n" in said
 
 
 def test_the_banner_says_what_was_found_by_trying():

@@ -25,8 +25,12 @@ from tests.server.served import served
 
 ANSWER_BEGINS = "<|im_start|>assistant\n"
 """With what the bundled model's template ends a prompt."""
+MODEL_BEGINS = "<|im_start|>model\n"
+"""With what the Gemma-like templates of tests/engine/text/templates end it."""
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 """What templates add to it if the model is not to think."""
+THOUGHT_BEGINS = "<think>\n"
+"""What they may add if it is."""
 CERTAIN = 100.0
 """Logit of the next token; all others have 0."""
 WINDOW_TOKENS = 64
@@ -51,7 +55,11 @@ class ScriptedModel(nn.Module):
         self.weight = mx.zeros((16,))
         self._tokenizer, self._vocab_size, self._script = tokenizer, vocab_size, script
         self._has_window = has_window
-        self._begins = [tokenizer.encode(text) for text in (ANSWER_BEGINS, ANSWER_BEGINS + NO_THOUGHT)]
+        self._begins = [
+            tokenizer.encode(begin + opened)
+            for begin in (ANSWER_BEGINS, MODEL_BEGINS)
+            for opened in ("", NO_THOUGHT, THOUGHT_BEGINS)
+        ]
         self._end = min(tokenizer.eos_ids)
         self._answers: dict[tuple[int, ...], list[int]] = {}
 

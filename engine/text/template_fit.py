@@ -1,0 +1,237 @@
+"""Change a conversation by the least that a chat template takes, so that no part of it is lost.
+
+A change depends on the template and on what stands before it, or after it up to the next answer. So it is
+made again at the next turn, and the prompt's beginning stays the same for the prefix cache.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.text.template_traits import NUM_ID_CHARACTERS, Json, Traits, assistant, system, user
+
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+"""Around calls of the generic format, whose name in Markers is json_tools."""
+CALL_GAP = "\n"
+"""Between content and a call of the generic format."""
+_GAP = "\n\n"
+_BEGUN = "(The conversation began earlier.)"
+_READ = "(Read.)"
+_TOOLS = """You can call tools. To call one, write this, with the tool's name and its arguments as JSON:
+<tool_call>
+{"name": "...", "arguments": {...}}
+</tool_call>
+Then wait: its result follows. These are the tools, with the JSON schemas of their arguments:"""
+
+
+@dataclass(slots=True)
+class Fitted:
+    """A conversation that is made to fit. tools: for the template. done: what was changed, in words."""
+
+    messages: list[Json]
+    tools: list[Json] | None
+    done: list[str] = field(default_factory=list)
+
+    def change(self, messages: list[Json], what: str) -> None:
+        """Take other messages, and note what has changed if anything has."""
+        if messages != self.messages:
+            self.messages = messages
+            self.done.append(what)
+
+
+def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_generic: bool) -> Fitted:
+    """Return the conversation as the template takes it.
+
+    messages: in OpenAI's form, arguments of calls as objects. They are not changed.
+    is_generic: calls are made in the generic format, which the template does not know.
+    """
+    made = Fitted(list(messages), tools)
+    if is_generic:
+        made.change(
+            with_tools_as_text(made.messages, tools),
+            "it knows no tools: these, calls and results are shown as text",
+        )
+        made.tools = None
+    if not (traits.has_system and traits.later_systems):
+        where = "no later system text" if traits.has_system else "no system text"
+        folded = fold_systems(made.messages, traits.has_system)
+        made.change(folded, f"it takes {where}: that is put into the user's next message")
+    if not traits.system_alone and not any(one["role"] == "user" for one in made.messages):
+        changed = [user(one["content"]) if one["role"] == "system" else one for one in made.messages]
+        made.change(changed, "it wants words of the user: system text alone is shown as the user's")
+    if not traits.starts_any:
+        made.change(
+            with_a_beginning(made.messages),
+            "it wants the user to speak first: system text or a few words are shown as the user's",
+        )
+    if not is_generic and not traits.parallel_calls:
+        made.change(split_calls(made.messages), "it takes one call at a time: several are shown in turn")
+    if not is_generic and not traits.after_results:
+        made.change(with_bridges(made.messages), 'it wants an answer to results: "(Read.)" is added')
+    runs = {"user": traits.user_runs, "assistant": traits.assistant_runs}
+    merged = merge(made.messages, {role for role, is_taken in runs.items() if not is_taken})
+    made.change(merged, "it wants user and assistant to take turns: their messages in a row are one")
+    made.messages = [_with_content(one, traits.calls_null) for one in made.messages]
+    if not traits.any_ids:
+        made.change(with_short_ids(made.messages), "it takes ids of nine characters: calls get such ids")
+    if not traits.objects:
+        made.messages = [_with_text_arguments(one) for one in made.messages]
+    return made
+
+
+def with_tools_as_text(messages: Sequence[Json], tools: list[Json] | None) -> list[Json]:
+    """Describe tools in the system text, and write calls and results as text."""
+    made = [_as_text(message) for message in messages]
+    if not tools:
+        return made
+    text = "\n".join([_TOOLS, *(_json(tool["function"]) for tool in tools)])
+    if made and made[0]["role"] == "system":
+        return [system(f"{made[0]['content']}{_GAP}{text}"), *made[1:]]
+    return [system(text), *made]
+
+
+def _as_text(message: Json) -> Json:
+    if message["role"] == "tool":
+        return user(f"<tool_response>\n{message['content'] or ''}\n</tool_response>")
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    # As server/tool_formats writes and reads json_tools, so that an answer is found in the prefix cache.
+    written = [f"{CALL_START}\n{_call_json(call['function'])}\n{CALL_END}" for call in calls]
+    spoken = [message["content"]] if message.get("content") else []
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": CALL_GAP.join([*spoken, "".join(written)])}
+
+
+def _call_json(function: Json) -> str:
+    given = function["arguments"]
+    arguments = given if isinstance(given, str) else _json(given)
+    return f'{{"name": {_json(function["name"])}, "arguments": {arguments}}}'
+
+
+def fold_systems(messages: Sequence[Json], keeps_first: bool) -> list[Json]:
+    """Put system text into the user's next message, or into one of its own where the assistant speaks next.
+
+    keeps_first: leave a system message at the head as it is.
+    """
+    made: list[Json] = []
+    held: list[str] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "system" and not (index == 0 and keeps_first):
+            held.append(message["content"] or "")
+            continue
+        if held and message["role"] == "user":
+            message = {**message, "content": _GAP.join([*held, message["content"] or ""])}
+            held = []
+        elif held and message["role"] == "assistant":
+            made.append(user(_GAP.join(held)))
+            held = []
+        made.append(message)
+    return made + ([user(_GAP.join(held))] if held else [])
+
+
+def with_a_beginning(messages: Sequence[Json]) -> list[Json]:
+    """Let the user speak before the assistant: with the system text, or else with a few words."""
+    start = next((index for index, one in enumerate(messages) if one["role"] != "system"), None)
+    if start is None or messages[start]["role"] == "user":
+        return list(messages)
+    first = [user(messages[start - 1]["content"]) if start else user(_BEGUN)]
+    return [*messages[: max(0, start - 1)], *first, *messages[start:]]
+
+
+def split_calls(messages: Sequence[Json]) -> list[Json]:
+    """Make one message of each call, with its result after it; results without a call stay behind them."""
+    made: list[Json] = []
+    index = 0
+    while index < len(messages):
+        message = messages[index]
+        index += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            made.append(message)
+            continue
+        end = next((i for i in range(index, len(messages)) if messages[i]["role"] != "tool"), len(messages))
+        results = list(messages[index:end])
+        index = end
+        for number, call in enumerate(calls):
+            head = message if number == 0 else assistant(None)
+            own = [one for one in results if one.get("tool_call_id") == call["id"]]
+            made += [{**head, "tool_calls": [call]}, *own]
+        ids = {call["id"] for call in calls}
+        made += [one for one in results if one.get("tool_call_id") not in ids]
+    return made
+
+
+def with_bridges(messages: Sequence[Json]) -> list[Json]:
+    """Let the assistant say something between results and the user's next message."""
+    made: list[Json] = []
+    for message in messages:
+        if message["role"] == "user" and made and made[-1]["role"] == "tool":
+            made.append(assistant(_READ))
+        made.append(message)
+    return made
+
+
+def merge(messages: Sequence[Json], roles: Collection[str]) -> list[Json]:
+    """Make one message of those of a role in a row. A message with calls ends a run."""
+    made: list[Json] = []
+    for message in messages:
+        last = made[-1] if made else None
+        if last and last["role"] == message["role"] in roles and not last.get("tool_calls"):
+            made[-1] = {**last, **message, **_joined(last, message)}
+        else:
+            made.append(message)
+    return made
+
+
+def _joined(first: Json, second: Json) -> Json:
+    """Return the texts of two messages as one."""
+    texts = {
+        name: _GAP.join(one[name] for one in (first, second) if one.get(name))
+        for name in ("content", "reasoning_content")
+    }
+    return {name: text for name, text in texts.items() if text or name == "content"}
+
+
+def _with_content(message: Json, takes_null: bool) -> Json:
+    """Write a missing content as "", which every template can join to other text."""
+    is_left = message.get("content") is not None or (takes_null and message.get("tool_calls"))
+    return message if is_left else {**message, "content": ""}
+
+
+def with_short_ids(messages: Sequence[Json]) -> list[Json]:
+    """Give calls ids of nine letters and digits, each made of the id that it had."""
+    made = []
+    for message in messages:
+        changed = dict(message)
+        if message.get("tool_calls"):
+            changed["tool_calls"] = [{**call, "id": _short(call["id"])} for call in message["tool_calls"]]
+        if message.get("tool_call_id") is not None:
+            changed["tool_call_id"] = _short(message["tool_call_id"])
+        made.append(changed)
+    return made
+
+
+def _short(call_id: str) -> str:
+    is_short = len(call_id) == NUM_ID_CHARACTERS and call_id.isascii() and call_id.isalnum()
+    digest = hashlib.sha256(call_id.encode(errors="replace")).hexdigest()
+    return call_id if is_short else digest[:NUM_ID_CHARACTERS]
+
+
+def _with_text_arguments(message: Json) -> Json:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    changed = []
+    for call in calls:
+        function = call["function"]
+        given = function["arguments"]
+        text = given if isinstance(given, str) else _json(given)
+        changed.append({**call, "function": {**function, "arguments": text}})
+    return {**message, "tool_calls": changed}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

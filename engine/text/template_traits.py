@@ -1,0 +1,135 @@
+"""Find out what a chat template takes and shows, by rendering short conversations of words that it lacks.
+
+A template may refuse what it does not expect, or leave it out without a word; only its output tells.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import Any
+
+from engine.foreign.chat_templates import RenderLimitError
+
+Json = dict[str, Any]
+Render = Callable[[Sequence[Json], list[Json] | None], str]
+"""Renders messages with tools, or None for no tools. Raises almost anything if the template refuses them."""
+
+NUM_ID_CHARACTERS = 9
+"""Characters of a call's id in Mistral's templates, which take no other id."""
+_IDS = ("call_1", "call_2"), ("probeid01", "probeid02")
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a chat template takes, and shows: its text holds all that it was given.
+
+    has_system: a system message at the head. later_systems: system messages after it.
+    user_runs, assistant_runs: two messages of the same role in a row.
+    after_results: the user may speak right after results.
+    tools: tools, calls and results. The next four are about calls, true if it takes none.
+    calls_null: no content beside calls. any_ids: ids of any length. objects: arguments as JSON objects.
+    parallel_calls: two calls in a message.
+    system_alone: a system message without any of the user. starts_any: the assistant may speak first.
+    """
+
+    has_system: bool = True
+    later_systems: bool = True
+    user_runs: bool = True
+    assistant_runs: bool = True
+    after_results: bool = True
+    tools: bool = True
+    calls_null: bool = True
+    any_ids: bool = True
+    objects: bool = True
+    parallel_calls: bool = True
+    system_alone: bool = True
+    starts_any: bool = True
+
+    @property
+    def strictest(self) -> "Traits":
+        """The traits of a template that takes nothing but user and assistant in turns, and perhaps tools."""
+        none = {field.name: False for field in fields(self)}
+        return Traits(**{**none, "tools": self.tools, "any_ids": self.any_ids, "objects": self.objects})
+
+
+def system(text: str) -> Json:
+    """Make a message of the system."""
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> Json:
+    """Make a message of the user."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str | None, calls: Sequence[Json] = ()) -> Json:
+    """Make a message of the assistant. text: None beside calls only."""
+    return {"role": "assistant", "content": text} | ({"tool_calls": list(calls)} if calls else {})
+
+
+def find_traits(render: Render) -> Traits | None:
+    """Probe a template; None if it does not even show what the user said. Raises RenderLimitError."""
+
+    def shows(messages: Sequence[Json], *more: str, tools: list[Json] | None = None) -> bool:
+        try:
+            text = render(messages, tools)
+        except RenderLimitError:
+            raise
+        # A template is a program that comes with the model: it may raise anything.
+        except Exception:
+            return False
+        said = (message["content"] for message in messages if message["content"])
+        return all(word in text for word in (*said, *more))
+
+    if not shows([user("probe-q")]):
+        return None
+    head, later = system("probe-s"), system("probe-t")
+    asked, again = user("probe-q"), user("probe-r")
+    said, more = assistant("probe-a"), assistant("probe-b")
+
+    def shows_calls(
+        ids: Sequence[str], objects: bool, content: str | None, end: Sequence[Json] = (), count: int = 1
+    ) -> bool:
+        calls = [_call(one, objects) for one in ids[:count]]
+        results = [
+            {"role": "tool", "tool_call_id": one, "content": f"probe-result-{one}"} for one in ids[:count]
+        ]
+        words = [f"probe_{part}" for part in ("function", "key", *(f"value_{one}" for one in ids[:count]))]
+        return shows([asked, assistant(content, calls), *results, *end], *words, tools=[_TOOL])
+
+    forms = product(_IDS, (True, False), (None, ""))
+    form = next((one for one in forms if shows_calls(*one)), None)
+    return Traits(
+        has_system=shows([head, asked]),
+        later_systems=shows([head, asked, said, later, again]),
+        user_runs=shows([asked, again]),
+        assistant_runs=shows([asked, said, more, again]),
+        after_results=form is None or shows_calls(*form, end=[again]),
+        tools=form is not None,
+        calls_null=form is None or form[2] is None,
+        any_ids=form is None or form[0] is _IDS[0],
+        objects=form is None or form[1],
+        parallel_calls=form is None or shows_calls(*form, count=2),
+        system_alone=shows([head, said]),
+        starts_any=shows([said, asked]),
+    )
+
+
+def _call(call_id: str, is_object: bool) -> Json:
+    value = f"probe_value_{call_id}"
+    arguments = {"probe_key": value} if is_object else f'{{"probe_key": "{value}"}}'
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": "probe_function", "arguments": arguments},
+    }
+
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_function",
+        "description": "Do something.",
+        "parameters": {"type": "object", "properties": {"probe_key": {"type": "string"}}},
+    },
+}
