@@ -167,9 +167,10 @@ class Settings:
     )
     max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
     unknown_fields: Literal["refuse", "ignore"] = setting(
-        "refuse",
-        "What to do with a request's fields that no server has: refuse them with a 400 or ignore them. "
-        "Those of other servers without a meaning here are always ignored, and named in x-reprise-ignored.",
+        "ignore",
+        "What to do with what of a request has no effect here or can only be shown as text: leave it out or "
+        "show it, and name it in x-reprise-ignored; or refuse it with a 400. Fields that other servers have "
+        "are never refused.",
     )
     keep_billing_line: bool = setting(
         False,
@@ -177,7 +178,7 @@ class Settings:
         "it the prompts of a session share their beginning, which is then cached.",
     )
     max_body_bytes: int = setting(
-        8 * 2**20, "Maximum size of a request body. A larger one gets a 413.", at_least=1
+        32 * 2**20, "Maximum size of a request body. A larger one gets a 413.", at_least=1
     )
     body_timeout_s: float = setting(
         60.0,

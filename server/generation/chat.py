@@ -19,6 +19,7 @@ from server.output.checked import WholeSchemas, checked
 from server.output.parser import parser_factory
 from server.output.parts import MakeParser, ToolCallRules
 from server.output.presenter import Presenter
+from server.output.text_parser import echo_parsers
 from server.requests.chat import ChatRequest
 from server.requests.tools import Tool, check_enforced_in_full
 from server.tool_formats.formats import find_format
@@ -54,6 +55,8 @@ async def answer_chat(
         {tool.function.name: to_json(modern(tool.function.parameters)).decode() for tool in relaxed_tools},
     )
     make_parser = checked(_make_parser_factory(request, service, body, prompt), schemas)
+    if body.is_scoring:
+        make_parser = echo_parsers([""], body.n, is_alone=True)
     return await respond(
         request, service, body, presenter, [prompt.tokens], make_parser, prompt.prediction, grammar
     )

@@ -7,14 +7,13 @@ from pydantic import Field, model_validator
 
 from engine.request import PromptEnd
 from server.requests.drafts import Prediction
-from server.requests.generation_fields import GenerationFields, PromptCacheOptions
+from server.requests.generation_fields import GenerationFields
 from server.requests.messages import Messages, TemplateArguments, check_continued, prompt_end
 from server.requests.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
 from server.validation.field_errors import field_error
-from server.validation.fields import Count, superseded, unsupported
+from server.validation.fields import Count, Limit, no_effect, unsupported
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 class ChatRequest(GenerationFields):
@@ -23,7 +22,7 @@ class ChatRequest(GenerationFields):
     prompt_field = "messages"
 
     messages: Messages = Field(description="The conversation so far; the answer is its next message.")
-    max_completion_tokens: Count | None = Field(
+    max_completion_tokens: Limit | None = Field(
         None,
         description="Maximum number of tokens to generate, reasoning included. OpenAI's newer name for "
         "max_tokens; if both are sent, they must be equal.",
@@ -86,19 +85,15 @@ class ChatRequest(GenerationFields):
         "Not in OpenAI's API.",
     )
 
-    store: bool | None = Field(None, description="Accepted; chat completions are never stored.")
-    service_tier: ServiceTier | None = Field(None, description="Accepted; there is only one tier, default.")
-    safety_identifier: str | None = Field(None, description="Accepted; has no effect.")
-    prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by their content.")
-    prompt_cache_retention: str | None = Field(None, description="Accepted; has no effect.")
-    prompt_cache_options: PromptCacheOptions | None = Field(
-        None, description="Accepted; prompts are cached by their content."
-    )
+    store: no_effect("chat completions are never stored.") = None  # type: ignore[valid-type]
+    service_tier: no_effect("there is only one tier, default.") = None  # type: ignore[valid-type]
+    safety_identifier: no_effect("has no effect.") = None  # type: ignore[valid-type]
+    prompt_cache_key: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
+    prompt_cache_retention: no_effect("has no effect.") = None  # type: ignore[valid-type]
+    prompt_cache_options: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
 
-    functions: superseded("is not supported; send tools instead", []) = None  # type: ignore[valid-type]
-    function_call: superseded(  # type: ignore[valid-type]
-        "is not supported; send tool_choice instead, with tools", "none", "auto"
-    ) = None
+    functions: Any = Field(None, description="Deprecated; understood as tools.")
+    function_call: Any = Field(None, description="Deprecated; understood as tool_choice.")
     modalities: unsupported(["text"]) = None  # type: ignore[valid-type]
     audio: unsupported() = None  # type: ignore[valid-type]
     moderation: unsupported() = None  # type: ignore[valid-type]
@@ -111,7 +106,7 @@ class ChatRequest(GenerationFields):
     @property
     def requested_max_tokens(self) -> int | None:
         """The requested limit on the answer's tokens, under either name; None if there is none."""
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def shows_reasoning(self) -> bool:
@@ -185,15 +180,16 @@ class ChatRequest(GenerationFields):
     def check_top_logprobs(self) -> "ChatRequest":
         """Refuse top_logprobs without logprobs, as OpenAI does."""
         if self.top_logprobs and not self.logprobs:
-            raise field_error("invalid_value", "is allowed only with logprobs: true", "top_logprobs")
+            phrase = "is allowed only with logprobs: true"
+            raise field_error("invalid_value", phrase, "top_logprobs", leaves_out=True)
         return self
 
     @model_validator(mode="after")
     def check_token_limits(self) -> "ChatRequest":
-        """Refuse max_tokens and max_completion_tokens that differ."""
-        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        """Refuse max_tokens and max_completion_tokens that differ; the smaller would hold."""
+        limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None}
         if len(limits) > 1:
-            raise field_error(
-                "invalid_value", "and max_completion_tokens differ; send one of them", "max_tokens"
-            )
+            larger = "max_tokens" if self.max_tokens == max(limits) else "max_completion_tokens"
+            phrase = "is larger than the other of max_tokens and max_completion_tokens; send one of them"
+            raise field_error("invalid_value", phrase, larger, leaves_out=True)
         return self

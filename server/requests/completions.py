@@ -58,12 +58,6 @@ class CompletionRequest(GenerationFields):
         None, ge=1, le=INT32_MAX, description="Must equal n: all choices are returned, none is selected."
     )
 
-    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = Field(
-        None,
-        description="Maximum number of tokens to generate; at most what is left of the context. 0, only with "
-        "echo: generate nothing, and only return the prompt and its log probabilities. null: "
-        "--default-max-tokens if that is set, else all that is left of the context.",
-    )
     echo: bool = Field(
         False,
         description="Whether to return the prompt before the answer. With logprobs, the prompt's log "
@@ -77,11 +71,16 @@ class CompletionRequest(GenerationFields):
     logprobs: int | None = Field(
         None,
         ge=0,
-        le=5,
+        le=20,
         description="Number of most likely tokens to return at each position, besides the chosen token. "
         "null: no log probabilities.",
     )
-    suffix: unsupported("") = None  # type: ignore[valid-type]
+    suffix: unsupported(  # type: ignore[valid-type]
+        "",
+        phrase="is not supported yet; leave it out",
+        description="Not supported yet.",
+        is_needed=True,
+    ) = None
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -92,18 +91,6 @@ class CompletionRequest(GenerationFields):
     def wants_prompt_logprobs(self) -> bool:
         """Whether to return the log probabilities of the prompt's tokens too."""
         return self.echo and self.logprobs is not None
-
-    @property
-    def is_scoring(self) -> bool:
-        """Whether only the prompt is returned, with its log probabilities if they are requested."""
-        return self.max_tokens == 0
-
-    @model_validator(mode="after")
-    def check_scoring(self) -> "CompletionRequest":
-        """Refuse max_tokens: 0 without echo: there would be nothing to return."""
-        if self.is_scoring and not self.echo:
-            raise field_error("invalid_value", "may be 0 only with echo: true", "max_tokens")
-        return self
 
     @model_validator(mode="after")
     def check_echo(self) -> "CompletionRequest":
@@ -117,6 +104,9 @@ class CompletionRequest(GenerationFields):
         """Refuse a best_of other than n: choices that are not returned would be wasted."""
         if self.best_of is not None and self.best_of != self.n:
             raise field_error(
-                "unsupported_parameter", "is supported only if it equals n; leave it out", "best_of"
+                "unsupported_parameter",
+                "is supported only if it equals n; leave it out",
+                "best_of",
+                leaves_out=True,
             )
         return self

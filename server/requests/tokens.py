@@ -14,7 +14,7 @@ from server.validation.field_errors import field_error
 from server.validation.fields import INT32_MAX, RequestModel, unsupported
 
 _TEXT_FIELDS = ("content", "prompt", "messages")
-_FIXED = {"phrase": "is not supported; leave it out", "description": "Only the default."}
+_FIXED = {"phrase": "is not supported; leave it out", "description": "Left out: only the default."}
 
 
 class TokenizeRequest(RequestModel):

@@ -44,7 +44,7 @@ def test_the_page_does_not_depend_on_whose_machine_makes_it():
         ("exact", "false"),
         ("drain_s", "10"),
         ("draft_overhead", "0.02"),
-        ("max_body_bytes", "8388608 (8 MiB)"),
+        ("max_body_bytes", "33554432 (32 MiB)"),
         ("record_bytes", "1073741824 (1 GiB)"),
     ],
 )

@@ -132,8 +132,8 @@ async def test_a_tool_can_be_named(client, engine, choice):
         ([custom(strict=True)], "tools[0].custom.strict", "unknown_parameter"),
     ],
 )
-async def test_a_malformed_tool_is_refused_by_its_path(client, engine, tools, param, code):
-    response = await ask(client, tools=tools)
+async def test_a_malformed_tool_is_refused_by_its_path(strict_client, engine, tools, param, code):
+    response = await ask(strict_client, tools=tools)
     assert response.status_code == 400
     assert_error(response.json(), param, code)
     assert not engine.requests

@@ -157,8 +157,8 @@ def grammar(syntax, definition):
         (grammar("regex", "a{99999}"), "tools[0].format.definition"),
     ],
 )
-async def test_a_malformed_tool_is_refused_by_its_own_path(client, tools, param):
-    response = await client.post(PATH, json={"input": "x", "tools": tools})
+async def test_a_malformed_tool_is_refused_by_its_own_path(strict_client, tools, param):
+    response = await strict_client.post(PATH, json={"input": "x", "tools": tools})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
 

@@ -1,6 +1,7 @@
 """Every invalid request gets OpenAI's error object and never reaches the engine."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -26,7 +27,6 @@ def _call(arguments):
 
 EITHER = [
     # (fields, param, code, part of the message)
-    ({"max_tokens": 0}, "max_tokens", "invalid_value", "max_tokens"),
     ({"max_tokens": -5}, "max_tokens", "invalid_value", "at least"),
     ({"max_tokens": 10**30}, "max_tokens", "invalid_value", "at most 2147483647"),
     ({"max_tokens": 1.5}, "max_tokens", "invalid_type", "must be an integer, not a decimal number"),
@@ -55,11 +55,10 @@ EITHER = [
     ({"repetition_penalty": -1}, "repetition_penalty", "invalid_value", "at least 0.01"),
     ({"stop": 5}, "stop", "invalid_type", "must be a string or an array of strings"),
     ({"stop": [5]}, "stop[0]", "invalid_type", "must be a string"),
-    ({"stop": ["a", None]}, "stop[1]", "invalid_type", "must be a string"),
-    ({"stop": ""}, "stop", "invalid_value", "between 1 and 1000"),
-    ({"stop": ["a", ""]}, "stop[1]", "invalid_value", "between 1 and 1000"),
+    ({"stop": ["a", None]}, "stop[1]", "invalid_value", "'stop[1]' is empty, which ends no answer."),
+    ({"stop": ""}, "stop", "invalid_value", "'stop' is empty, which ends no answer."),
+    ({"stop": ["a", ""]}, "stop[1]", "invalid_value", "'stop[1]' is empty, which ends no answer."),
     ({"stop": LONG}, "stop", "invalid_value", "has 1001 characters"),
-    ({"stop": list("abcde")}, "stop", "invalid_value", "has 5 entries; at most 4"),
     ({"n": 0}, "n", "invalid_value", "at least 1"),
     ({"n": 9}, "n", "invalid_value", "'n' is 9; at most 8 choices are allowed (--max-n)"),
     ({"n": 10**30}, "n", "invalid_value", "at most"),
@@ -89,10 +88,6 @@ EITHER = [
     ({"logit_bias": {"5": True}}, "logit_bias.5", "invalid_type", "must be a number"),
     ({"logit_bias": {"5": None}}, "logit_bias.5", "invalid_type", "must be a number"),
     ({"model": 5}, "model", "invalid_type", "must be a string, not an integer"),
-    ({"user": 5}, "user", "invalid_type", "must be a string"),
-    ({"metadata": {"a": 1}}, "metadata.a", "invalid_type", "must be a string"),
-    ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "invalid_value", "has 17 pairs; at most 16"),
-    ({"metadata": {"a" * 65: ""}}, f"metadata.{'a' * 61}...", "invalid_value", "at most 64 characters"),
     ({"draft": "suffix"}, "draft", "invalid_type", "not a string"),
     ({"draft": {"type": "magic"}}, "draft.type", "invalid_value", "'auto', 'none', 'ngram-simple', "),
     ({"draft": {"type": 5}}, "draft.type", "invalid_value", "'auto', 'none', 'ngram-simple', "),
@@ -220,7 +215,12 @@ CHAT_ONLY = [
         "context_length_exceeded",
         "has 1008 tokens",
     ),
-    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "invalid_value", "differ"),
+    (
+        {"max_tokens": 5, "max_completion_tokens": 6},
+        "max_completion_tokens",
+        "invalid_value",
+        "is larger than the other",
+    ),
     (
         {"chat_template_kwargs": {"tokenize": False}},
         "chat_template_kwargs.tokenize",
@@ -262,11 +262,9 @@ CHAT_ONLY = [
         "context_length_exceeded",
         "The prediction has 1000 tokens; the limit is 1000",
     ),
-    ({"service_tier": "gold"}, "service_tier", "invalid_value", "'flex'"),
 ]
 
 NOT_YET = [
-    (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"audio": {"voice": "alloy"}}, "audio"),
     (COMPLETIONS, {"suffix": "x"}, "suffix"),
@@ -316,6 +314,11 @@ CASES = [
         for path, fields, param in NOT_YET
     ),
 ]
+
+
+@pytest.fixture
+def settings(settings):
+    return replace(settings, unknown_fields="refuse")
 
 
 @pytest.mark.parametrize(("path", "body", "param", "code", "part"), CASES, ids=lambda value: repr(value)[:60])
