@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from server.conversation.settled import MAX_MESSAGES
 from server.errors import shortened
 from server.messages_api.blocks import (
     MAX_BLOCKS,
@@ -21,7 +22,6 @@ from server.messages_api.blocks import (
 from server.messages_api.thinking import Thinking
 from server.messages_api.tools import NamedChoice, ToolChoice, Tools
 from server.requests.drafts import DraftFields
-from server.requests.messages import MAX_MESSAGES
 from server.requests.models import KeepAlive
 from server.requests.streaming_decoding import StreamingDecodingFields
 from server.validation.field_errors import field_error

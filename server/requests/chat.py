@@ -1,17 +1,28 @@
 """The body of /v1/chat/completions."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from engine.request import PromptEnd
+from server.conversation.chats import read_chat
+from server.conversation.model import Tool, ToolChoice
+from server.conversation.tools import check_enforced
 from server.requests.drafts import Prediction
 from server.requests.generation_fields import GenerationFields
-from server.requests.messages import Messages, TemplateArguments, check_continued, prompt_end
-from server.requests.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
+from server.requests.messages import (
+    Messages,
+    TemplateArguments,
+    ToolChoiceField,
+    Tools,
+    check_continued,
+    prompt_end,
+)
 from server.validation.field_errors import field_error
 from server.validation.fields import Count, Limit, no_effect, unsupported
+from server.validation.notes import notes_in
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -98,6 +109,12 @@ class ChatRequest(GenerationFields):
     audio: unsupported() = None  # type: ignore[valid-type]
     moderation: unsupported() = None  # type: ignore[valid-type]
 
+    @model_validator(mode="before")
+    @classmethod
+    def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
+        """Bring the conversation into the normal form."""
+        return read_chat(given, notes_in(info.context)) if isinstance(given, dict) else given
+
     @property
     def prompt_end(self) -> PromptEnd:
         """Where the prompt ends."""
@@ -122,30 +139,23 @@ class ChatRequest(GenerationFields):
         # A named tool is enforced by the grammar alone, so the prompt and its cached prefix stay the same.
         if choice.names is None or choice.is_named:
             return list(self.tools)
-        return [tool for tool in self.tools if tool.function.name in choice.names]
+        return [tool for tool in self.tools if tool.name in choice.names]
 
     @property
     def callable_tools(self) -> list[Tool]:
         """The tools that the model may call."""
         names = self.tool_choice.names
-        return [tool for tool in self.shown_tools if names is None or tool.function.name in names]
+        return [tool for tool in self.shown_tools if names is None or tool.name in names]
 
     @property
     def enforced_tools(self) -> list[Tool]:
         """The tools whose schemas are enforced: strict ones, or all callable ones if a call is required."""
         must_call = self.tool_choice.mode == "required"
-        return [tool for tool in self.callable_tools if must_call or tool.function.strict]
+        return [tool for tool in self.callable_tools if must_call or tool.strict]
 
     def with_parameters(self, parameters: Mapping[str, dict[str, Any]]) -> "ChatRequest":
         """Return the request with other schemas of some functions, by their names."""
-        tools = []
-        for tool in self.tools:
-            function = tool.function
-            if function.name in parameters:
-                changed = function.model_copy(update={"parameters": parameters[function.name]})
-                tools.append(tool.model_copy(update={"function": changed}))
-            else:
-                tools.append(tool)
+        tools = [replace(one, parameters=parameters.get(one.name, one.parameters)) for one in self.tools]
         return self.model_copy(update={"tools": tuple(tools)})
 
     @property
@@ -165,10 +175,9 @@ class ChatRequest(GenerationFields):
         return self
 
     @model_validator(mode="after")
-    def check_tool_choice(self) -> "ChatRequest":
-        """Refuse a tool_choice that names unknown tools, and schemas that cannot be enforced."""
-        check_choice(self.tools, self.tool_choice)
-        check_enforced(self.tools, {tool.function.name for tool in self.enforced_tools})
+    def check_enforced_tools(self) -> "ChatRequest":
+        """Refuse schemas that must be enforced and cannot be."""
+        check_enforced(self.enforced_tools)
         return self
 
     @property

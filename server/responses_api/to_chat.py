@@ -4,9 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from server.conversation.tools import function_name
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
-from server.responses_api.chat_tools import ShownTool, function_name, show_tools
+from server.responses_api.chat_tools import ShownTool, show_tools
 from server.responses_api.items import (
     ConversationItem,
     CustomToolCall,

@@ -13,9 +13,11 @@ class Notes:
     """What of a request has no effect, or another form than its API's: its paths, in order.
 
     refuses: whether each of these is a fault instead (`--unknown-fields refuse`).
+    silent: names of keys that the API has and that have no effect: they need no note.
     """
 
     refuses: bool = False
+    silent: frozenset[str] = frozenset()
     paths: dict[str, None] = field(default_factory=dict)
 
     def left_out(self, path: str, *, is_peers: bool = False) -> None:

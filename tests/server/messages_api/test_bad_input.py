@@ -140,7 +140,7 @@ BAD = [
         "'tools[0].input_schema.type' must be 'object'",
     ),
     ({"tools": [LOOK | {"name": "look here"}]}, "'tools[0].name'"),
-    ({"tools": [LOOK] * 129}, "'tools' has 129 entries; at most 128 are allowed"),
+    ({"tools": [LOOK] * 1025}, "'tools' has 1025 entries; at most 1024 are allowed"),
     ({"tools": [LOOK, LOOK]}, "'tools[1].name' is used twice"),
     ({"tools": [LOOK | {"defer_loading": True}]}, "'tools[0].defer_loading' is not supported"),
     (

@@ -126,7 +126,7 @@ async def test_an_empty_text_has_no_tokens(client):
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0]",
             "unsupported_content_part",
-            "send text parts",
+            "the model is shown text",
         ),
         ("/detokenize", {}, "tokens", "missing_required_parameter", "Missing"),
         ("/detokenize", {"tokens": "a"}, "tokens", "invalid_type", "must be an array"),
