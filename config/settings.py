@@ -183,9 +183,10 @@ class Settings:
     )
     max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
     unknown_fields: Literal["refuse", "ignore"] = setting(
-        "refuse",
-        "What to do with a request's fields that no server has: refuse them with a 400 or ignore them. "
-        "Those of other servers without a meaning here are always ignored, and named in x-reprise-ignored.",
+        "ignore",
+        "What to do with what of a request has no effect here or can only be shown as text: leave it out or "
+        "show it, and name it in x-reprise-ignored; or refuse it with a 400. Fields that other servers have "
+        "are never refused.",
     )
     keep_billing_line: bool = setting(
         False,

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.text.tokenizer import Tokenizer
+from server.conversation.from_chats import from_chats
+from server.conversation.tools import read_tool
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
-from server.requests.function_tools import FunctionTool
-from server.requests.messages import Message as ReadMessage
 from server.validation.field_errors import validate
+from server.validation.notes import Notes
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""
@@ -46,7 +47,7 @@ class Turn:
 
     def for_template(self) -> list[Message]:
         """Return the messages as chat templates expect them; OpenAI's format has tool arguments as text."""
-        return [ReadMessage.model_validate(message).for_template() for message in self.messages]
+        return [one.for_template() for one in from_chats(self.messages, "messages", Notes())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def render(
 def render_turn(tokenizer: Tokenizer, turn: Turn) -> tuple[int, ...]:
     """Return the token ids of a turn's prompt, equal to what the server makes of the same request."""
     if turn.text is None:
-        tools = [FunctionTool.model_validate(tool).function.for_template() for tool in turn.tools]
+        tools = [read_tool(tool, "tools", None, Notes()).for_template() for tool in turn.tools]
         return render(tokenizer, turn.for_template(), tools)
     whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
     # The text of a recorded prompt already begins with the special tokens of a prompt.
@@ -168,7 +169,7 @@ def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
     if last.role == "assistant":
         if len(messages) == 1:
             raise ValueError("it contains an answer but no request")
-        messages, reference = messages[:-1], last.content if reference is None else reference
+        messages, reference = messages[:-1], last.text if reference is None else reference
     if for_replay and reference is None:
         raise ValueError("it has no answer")
     grammar = body.requested_grammar

@@ -8,6 +8,8 @@ from fastapi import Request, Response
 from pydantic_core import PydanticCustomError, to_json
 
 from engine.request import Grammar
+from server.conversation.model import Tool
+from server.conversation.tools import check_enforced_in_full
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar, with_budget
 from server.generation.prompts import ChatPrompt, json_grammar
@@ -19,8 +21,8 @@ from server.output.checked import WholeSchemas, checked
 from server.output.parser import parser_factory
 from server.output.parts import MakeParser, ToolCallRules
 from server.output.presenter import Presenter
+from server.output.text_parser import echo_parsers
 from server.requests.chat import ChatRequest
-from server.requests.tools import Tool, check_enforced_in_full
 from server.tool_formats.bare_calls import bare_calls
 from server.tool_formats.formats import find_format
 from server.tool_formats.reader import make_reader
@@ -54,9 +56,11 @@ async def answer_chat(
     )
     schemas = WholeSchemas(
         to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None,
-        {tool.function.name: to_json(modern(tool.function.parameters)).decode() for tool in relaxed_tools},
+        {tool.name: to_json(modern(tool.parameters)).decode() for tool in relaxed_tools},
     )
     make_parser = checked(_make_parser_factory(request, service, body, prompt), schemas)
+    if body.is_scoring:
+        make_parser = echo_parsers([""], body.n, is_alone=True)
     return await respond(
         request, service, body, presenter, [prompt.tokens], make_parser, prompt.prediction, grammar
     )
@@ -77,18 +81,18 @@ async def _compile_tools(
         return await compile_whole(body), []
     except (BadRequestError, PydanticCustomError) as fault:
         relaxed: dict[str, RelaxedSchema] = {}
-        for index, tool in enumerate(body.tools):
-            if tool in body.enforced_tools and not tool.function.strict:
-                schema, at = tool.function.parameters, f"tools[{index}].{tool.schema_path}"
+        for tool in body.tools:
+            if tool in body.enforced_tools and not tool.strict:
+                schema, at = tool.parameters, tool.at
                 found = await _relax_tool(request, service, schema, at, fault)
                 if found is not None:
-                    relaxed[tool.function.name] = found
+                    relaxed[tool.name] = found
                     note_relaxed(request, found.paths(at))
         if not relaxed:
             raise
         parameters = {name: found.schema for name, found in relaxed.items()}
         grammar = await compile_whole(body.with_parameters(parameters))
-        return grammar, [tool for tool in body.tools if tool.function.name in relaxed]
+        return grammar, [tool for tool in body.tools if tool.name in relaxed]
 
 
 async def _relax_tool(
@@ -119,12 +123,12 @@ def _make_parser_factory(
 ) -> MakeParser:
     rules = None
     if body.shown_tools:
-        tools = to_json([tool.function.for_template() for tool in body.shown_tools])
+        tools = to_json([tool.for_template() for tool in body.shown_tools])
         client, request_id = client_of(request), record_of(request).id
         call_format = find_format(service.engine.tokenizer.markers)
-        schemas = {tool.function.name: tool.function.parameters for tool in body.shown_tools}
+        schemas = {tool.name: tool.parameters for tool in body.shown_tools}
         # What must be enforced is only where a call has its marker.
-        names = {t.function.name for t in body.callable_tools if not t.function.strict and t.lark is None}
+        names = {tool.name for tool in body.callable_tools if not tool.strict and tool.lark is None}
         rules = ToolCallRules(
             lambda text: service.tool_calls.parse(client, request_id, text, tools),
             body.parallel_tool_calls,

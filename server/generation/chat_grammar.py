@@ -10,9 +10,9 @@ from typing import Any
 
 from engine.request import Grammar, ThinkingBudget
 from engine.text.markers import Marker, Markers
+from server.conversation.model import Tool
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
-from server.requests.tools import Tool
 from server.tool_formats.formats import find_format
 from server.tool_formats.grammar import (
     ANY_ARGUMENTS,
@@ -40,7 +40,7 @@ def chat_grammar(
     Raises BadRequestError if the grammar needs tool calls and they cannot be enforced in the model's format.
     """
     tools = body.callable_tools
-    larks = {tool.function.name: tool.lark for tool in tools if tool.lark is not None}
+    larks = {tool.name: tool.lark for tool in tools if tool.lark is not None}
     if content is None and not body.enforced_tools and not larks:
         return None
     if markers.is_harmony:
@@ -96,15 +96,14 @@ def _calls(
         return CallGrammar(
             call_format,
             markers,
-            [(tool.function.name, _schema(tool)) for tool in tools],
-            {tool.function.name for tool in body.enforced_tools},
-            {tool.function.name for tool in tools if tool.function.strict},
+            [(tool.name, _schema(tool)) for tool in tools],
+            {tool.name for tool in body.enforced_tools},
+            {tool.name for tool in tools if tool.strict},
             larks,
             # A model that was not trained to call tools does not know when to stop.
         ).rules(body.parallel_tool_calls and not markers.is_generic)
     except UnenforceableError as fault:
-        index = list(body.tools).index(tools[fault.tool])
-        param = f"tools[{index}].{tools[fault.tool].schema_path}"
+        param = tools[fault.tool].at
         raise BadRequestError(
             f"'{param}' {fault}, which is {markers.call_format}. Leave out 'strict', or change the schema.",
             param=param,
@@ -114,8 +113,7 @@ def _calls(
 
 def _schema(tool: Tool) -> dict[str, Any]:
     """Return the schema that a tool's arguments follow: closed, unless the tool is strict."""
-    function = tool.function
-    return function.parameters if function.strict else closed(function.parameters)
+    return tool.parameters if tool.strict else closed(tool.parameters)
 
 
 def _no_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> BadRequestError:
@@ -177,15 +175,14 @@ def _harmony(
         "content: TEXT" if content is None else _content(content),
     ]
     tools = body.callable_tools
-    enforced = {tool.function.name for tool in body.enforced_tools}
+    enforced = {tool.name for tool in body.enforced_tools}
     for index, tool in enumerate(tools):
-        function = tool.function
-        head = json.dumps(f"commentary to=functions.{function.name} ")
-        schema = _schema(tool) if function.name in enforced else ANY_ARGUMENTS
+        head = json.dumps(f"commentary to=functions.{tool.name} ")
+        schema = _schema(tool) if tool.name in enforced else ANY_ARGUMENTS
         rules.append(
             f'call_{index}: {channel} {head} {token["<|constrain|>"]} "json" {message} arguments_{index}'
         )
-        rules += json_arguments(index, schema, larks.get(function.name))
+        rules += json_arguments(index, schema, larks.get(tool.name))
     calls = " | ".join(f"call_{index}" for index in range(len(tools)))
     if body.tool_choice.mode == "required":
         output = f"({calls})"
@@ -202,7 +199,7 @@ def _messages(body: ChatRequest, markers: Markers, may_mix: bool, is_thinking: b
     """
     token = {marker.text: marker_tokens(marker) for marker in markers.inner}
     body_start, again = token["<|message|>"], f'{token["<|eom|>"]} {token["<|start|>"]} "assistant"'
-    names = " | ".join(json.dumps(tool.function.name) for tool in body.callable_tools)
+    names = " | ".join(json.dumps(tool.name) for tool in body.callable_tools)
     several = f"({again} call_message)*" if body.parallel_tool_calls else ""
     rules = [
         f'thought: " to=self" {body_start} TEXT {again}',

@@ -98,22 +98,19 @@ class PromptEncoder:
     async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
         """Render and encode a conversation. Raises BadRequestError, and what _run() raises."""
         messages = merge_leading_systems([message.for_template() for message in body.messages])
-        calls = (call for message in body.messages for call in message.tool_calls or ())
-        num_characters = sum(len(message["content"] or "") for message in messages)
+        calls = (call for message in body.messages for call in message.calls)
+        num_characters = sum(len(message["content"]) for message in messages)
+        num_characters += sum(len(to_json(call.arguments).decode()) for call in calls)
         reserved = None
         if body.truncation == "auto":
             # Of a conversation that is too long only what may fit is encoded.
             room = self._engine.info.context_tokens // 4
             reserved = min(room, body.requested_max_tokens or room)
         else:
-            self._check_size(
-                num_characters + sum(len(call.function.arguments) for call in calls),
-                "messages",
-                _num_contexts(body),
-            )
+            self._check_size(num_characters, "messages", _num_contexts(body))
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
-        tools = [tool.function.for_template() for tool in body.shown_tools]
+        tools = [tool.for_template() for tool in body.shown_tools]
         self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_UTF8_BYTES, "tools")
         return await self._run(
             request,

@@ -21,7 +21,6 @@ from server.requests.chat import ChatRequest
 from server.requests.generation_fields import GenerationFields
 
 RECORDED_FIELDS = {
-    "messages",
     "response_format",
     "guided_json",
     "guided_regex",
@@ -41,7 +40,7 @@ RECORDED_FIELDS = {
     "reasoning_effort",
     "chat_template_kwargs",
 }
-"""Request fields that are recorded if they are set: the ones that determine the output."""
+"""Fields that are recorded if they are set, beside the messages: the ones that determine the output."""
 
 
 def record_choices(service: Service, body: GenerationFields, submission: Submission) -> None:
@@ -58,8 +57,10 @@ def _lines(
     fields = body.model_dump(
         mode="json", by_alias=True, exclude_unset=True, include=RECORDED_FIELDS, warnings=False
     )
+    if isinstance(body, ChatRequest):
+        fields["messages"] = [message.for_template() for message in body.messages]
     if isinstance(body, ChatRequest) and body.shown_tools:
-        fields["tools"] = [tool.model_dump(mode="json", exclude_unset=True) for tool in body.shown_tools]
+        fields["tools"] = [tool.for_template() for tool in body.shown_tools]
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     for engine_request, end in ends:
         line = {"time": now, "id": engine_request.id, "model": service.engine.info.name} | fields

@@ -8,7 +8,6 @@ from pydantic_core import from_json, to_json
 from server.errors import ApiError, BadRequestError
 from server.http.error_format import anthropic_error
 from server.messages_api.schemas import MessagesRequest
-from server.messages_api.thinking import ThinkingOn
 from server.messages_api.to_chat import with_request_names
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
@@ -37,9 +36,7 @@ class MessagePresenter:
         self._head = head
         self._request_id = request_id
         self._max_tokens = body.max_tokens
-        self._shows_thinking = not (
-            isinstance(body.thinking, ThinkingOn) and body.thinking.display == "omitted"
-        )
+        self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
         self._diagnoses = body.diagnostics is not None and body.diagnostics.previous_message_id is not None
         self._block_idx = -1
         self._open: Literal["text", "thinking", "tool_use"] | None = None
@@ -169,7 +166,7 @@ class MessagePresenter:
             case "tool_calls":
                 reason = "tool_use"
             case "length":
-                is_at_limit = usage.completion_tokens >= self._max_tokens
+                is_at_limit = self._max_tokens is not None and usage.completion_tokens >= self._max_tokens
                 reason = "max_tokens" if is_at_limit else "model_context_window_exceeded"
             case "stop":
                 reason = "end_turn" if end.stop is None else "stop_sequence"

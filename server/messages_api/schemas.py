@@ -9,33 +9,32 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from server.conversation.settled import MAX_MESSAGES
 from server.errors import shortened
 from server.messages_api.blocks import (
     MAX_BLOCKS,
-    CacheControl,
     Content,
     Texts,
     ToolResultBlock,
     ToolUseBlock,
     too_many,
 )
-from server.messages_api.thinking import Thinking, ThinkingOn
+from server.messages_api.thinking import Thinking
 from server.messages_api.tools import NamedChoice, ToolChoice, Tools
 from server.requests.drafts import DraftFields
-from server.requests.messages import MAX_MESSAGES
 from server.requests.models import KeepAlive
 from server.requests.streaming_decoding import StreamingDecodingFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
     INT32_MAX,
-    MAX_STOP_CHARACTERS,
     AcceptsPeerFields,
-    Count,
+    Limit,
     RequestModel,
+    Stops,
+    no_effect,
     unsupported,
 )
 
-MAX_STOP_SEQUENCES = 64
 _BLOCKS_OF_ROLES = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
@@ -132,26 +131,10 @@ class OutputConfig(RequestModel):
     task_budget: unsupported() = None  # type: ignore[valid-type]
 
 
-class Metadata(RequestModel):
-    """Metadata about the request."""
-
-    user_id: str | None = Field(None, description="Accepted; has no effect.")
-
-
 class Diagnostics(RequestModel):
     """A request for the reason why the prompt was not cached."""
 
     previous_message_id: str | None = Field(None, description="The id of an earlier message.")
-
-
-def _context_management(given: object) -> None:
-    """Refuse context edits, except those that change nothing."""
-    keep_all = {"type": "clear_thinking_20251015", "keep": "all"}
-    edits = given.get("edits", []) if isinstance(given, dict) and given.keys() <= {"edits"} else None
-    if not isinstance(edits, list) or any(edit != keep_all for edit in edits):
-        raise field_error(
-            "unsupported_parameter", "is not supported, except clear_thinking_20251015 with keep: 'all'"
-        )
 
 
 def _thread(_: object) -> None:
@@ -169,6 +152,8 @@ _REMOTE = {
 
 class ConversationFields(AcceptsPeerFields):
     """The fields that determine the prompt, common to both bodies."""
+
+    droppable = frozenset({"draft", "diagnostics", "output_config.effort", "thinking.display"})
 
     model: str | None = Field(
         None, description="The model's name or one of its aliases. null: the served model."
@@ -190,13 +175,16 @@ class ConversationFields(AcceptsPeerFields):
         None, description="The format of the output, and how much to think."
     )
     output_format: JsonOutput | None = Field(None, description="Older name of output_config.format.")
-    cache_control: CacheControl | None = Field(None, description="Accepted; has no effect.")
-    speed: Literal["standard", "fast"] | None = Field(None, description="Accepted; there is one speed.")
+    cache_control: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
+    speed: no_effect("there is one speed.") = None  # type: ignore[valid-type]
 
-    billing_policy: Any = Field(None, description="Accepted; nothing is billed.")
-    context_management: Annotated[Any, AfterValidator(_context_management)] = Field(
-        None, description="Only without edits, or with clear_thinking_20251015 and keep: 'all'."
-    )
+    billing_policy: no_effect("nothing is billed.") = None  # type: ignore[valid-type]
+    context_management: unsupported(  # type: ignore[valid-type]
+        {},
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        description="Left out: the whole conversation is shown.",
+    ) = None
     mcp_servers: unsupported([], **_REMOTE) = None  # type: ignore[valid-type]
     compaction: unsupported() = None  # type: ignore[valid-type]
 
@@ -226,22 +214,16 @@ class ConversationFields(AcceptsPeerFields):
         return self.output_format or (self.output_config.format if self.output_config else None)
 
 
-def _stop_sequences(given: list[str]) -> list[str]:
-    for index, stop in enumerate(given):
-        if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
-            phrase = f"has {len(stop)} characters; a stop sequence has between 1 and {MAX_STOP_CHARACTERS}"
-            raise field_error("invalid_value", phrase, f"[{index}]")
-    return given
-
-
 class MessagesRequest(ConversationFields, StreamingDecodingFields):
     """The body of POST /v1/messages."""
 
-    max_tokens: Count = Field(description="Maximum output tokens; the context may allow fewer.")
+    max_tokens: Limit | None = Field(
+        None, description="Maximum output tokens; the context may allow fewer. null: as many as it allows."
+    )
     temperature: float = Field(
         1.0,
         ge=0,
-        le=1,
+        le=2,
         description="Sampling temperature. 0: always the most likely token. Higher is more random.",
     )
     top_p: float = Field(
@@ -253,26 +235,22 @@ class MessagesRequest(ConversationFields, StreamingDecodingFields):
     )
     top_k: int = Field(
         0,
-        ge=0,
+        ge=-1,
         le=INT32_MAX,
-        description="Sample only from this many of the most likely tokens. 0, or the vocabulary's size "
+        description="Sample only from this many of the most likely tokens. 0, -1, or the vocabulary's size "
         "or more: no limit.",
     )
-    stop_sequences: Annotated[
-        list[str], Field(max_length=MAX_STOP_SEQUENCES), AfterValidator(_stop_sequences)
-    ] = Field(
-        [], description="Strings that end the output; stop_sequence in the response names the one that did."
+    stop_sequences: Stops = Field(
+        (), description="Strings that end the output; stop_sequence in the response names the one that did."
     )
     stream: bool = Field(False, description="Whether to stream the message as events while it is generated.")
     draft: DraftFields = Field(
         DraftFields(), description="How to draft for this request. Not in Anthropic's API."
     )
     keep_alive: KeepAlive = None
-    metadata: Metadata | None = Field(None, description="Accepted; has no effect.")
-    service_tier: Literal["auto", "standard_only"] | None = Field(
-        None, description="Accepted; there is one tier, standard."
-    )
-    inference_geo: str | None = Field(None, description="Accepted; inference runs on this server.")
+    metadata: no_effect("has no effect.") = None  # type: ignore[valid-type]
+    service_tier: no_effect("there is one tier, standard.") = None  # type: ignore[valid-type]
+    inference_geo: no_effect("inference runs on this server.") = None  # type: ignore[valid-type]
     diagnostics: Diagnostics | None = Field(
         None,
         description="The response says 'unavailable': the server does not know why a prompt was not cached.",
@@ -282,15 +260,15 @@ class MessagesRequest(ConversationFields, StreamingDecodingFields):
         None, description="Refused, with an error code that makes the SDK send whole conversations instead."
     )
     fallbacks: unsupported([]) = None  # type: ignore[valid-type]
-    fallback_credit_token: Any = Field(None, description="Accepted; nothing is billed.")
+    fallback_credit_token: no_effect("nothing is billed.") = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def check_budget(self) -> "MessagesRequest":
         """Refuse a thinking budget that is not below max_tokens, as Anthropic does."""
-        budget = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingOn) else None
-        if budget is not None and budget >= self.max_tokens:
+        budget = self.thinking.budget_tokens if self.thinking else None
+        if budget is not None and self.max_tokens is not None and budget >= self.max_tokens:
             phrase = f"is {budget}, but must be less than max_tokens, {self.max_tokens}"
-            raise field_error("invalid_value", phrase, "thinking.budget_tokens")
+            raise field_error("invalid_value", phrase, "thinking.budget_tokens", leaves_out=True)
         return self
 
 

@@ -18,7 +18,6 @@ from server.messages_api.blocks import (
     join_texts,
 )
 from server.messages_api.schemas import ConversationFields, InputMessage, MessagesRequest
-from server.messages_api.thinking import ThinkingOn
 from server.requests.chat import ChatRequest
 from server.requests.streaming_decoding import StreamingDecodingFields
 from server.validation.field_errors import validate
@@ -106,8 +105,8 @@ def _prompt_fields(body: ConversationFields, drops_billing: bool) -> dict[str, A
         chat["tool_choice"] = body.tool_choice.as_openai()
         if getattr(body.tool_choice, "disable_parallel_tool_use", False):
             chat["parallel_tool_calls"] = False
-    chat["chat_template_kwargs"] = {"enable_thinking": isinstance(body.thinking, ThinkingOn)}
-    if isinstance(body.thinking, ThinkingOn):
+    chat["chat_template_kwargs"] = {"enable_thinking": body.thinking is not None and body.thinking.is_on}
+    if body.thinking is not None and body.thinking.is_on:
         chat["thinking_budget_tokens"] = body.thinking.budget_tokens
     if body.output_config is not None and (effort := body.output_config.effort):
         chat["reasoning_effort"] = effort

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_core import to_json
 
+from server.conversation.tools import MAX_TOOLS
 from server.messages_api.blocks import CacheControl, too_many
 from server.requests.function_tools import ToolName
-from server.requests.tools import MAX_TOOLS
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
 from server.validation.unions import tagged_union

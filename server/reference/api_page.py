@@ -10,7 +10,8 @@ from server.app import BODIES, ROUTES
 from server.errors import ApiError
 from server.reference.field_rows import FIRST_VERSION, SINCE, Row, read_rows
 from server.reference.markdown import escape_cell, table
-from server.validation.peer_fields import INSIDE, LEFT_OUT, UNDERSTOOD
+from server.validation.field_errors import INSIDE
+from server.validation.peer_fields import LEFT_OUT, UNDERSTOOD
 
 _HEADER = """\
 # API reference
@@ -21,10 +22,11 @@ has the same in machine-readable form at `/openapi.json`.
 - `a.b` is the field `b` of the object `a`; `a[].b` is the field `b` of each object in the array `a`.
 - A field that is absent or null has its default, if there is one. Types are not converted: `"1"` is not a
   number.
-- An unknown field, and a value outside its limits, is refused with a 400 that names the field. Fields of
-  other servers (vLLM, llama-server, Ollama, OpenRouter) are understood or left out; the header
-  `x-reprise-ignored` names those that were left out. With `--unknown-fields ignore`, unknown fields are left
-  out too.
+- What cannot change the answer is no reason to refuse a request: unknown fields, fields without effect, and
+  what a conversation's history holds. It is left out or shown as text, fields of other servers (vLLM,
+  llama-server, Ollama, OpenRouter) are understood, and the header `x-reprise-ignored` names all of it. A
+  value outside its limits is refused with a 400 that names the field. `--unknown-fields refuse` refuses what
+  would be left out, too.
 - Paths work without `/v1`.
 - Bodies are JSON and need the header `Content-Type: application/json`.
 - If the server was started with API keys (`--api-key`, `--api-key-file`), every endpoint except `/health`

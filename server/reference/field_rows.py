@@ -36,7 +36,7 @@ class Row:
     @property
     def has_no_effect(self) -> bool:
         """Whether the field is accepted and ignored, so that clients need no change."""
-        return self.description.rpartition("`: ")[2].startswith("Accepted")
+        return self.description.rpartition("`: ")[2].startswith(("Accepted", "Left out"))
 
 
 def read_rows(schema: Schema) -> list[Row]:

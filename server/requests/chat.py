@@ -1,20 +1,30 @@
 """The body of /v1/chat/completions."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from engine.request import PromptEnd
+from server.conversation.chats import read_chat
+from server.conversation.model import Tool, ToolChoice
+from server.conversation.tools import check_enforced
 from server.requests.drafts import Prediction
-from server.requests.generation_fields import GenerationFields, PromptCacheOptions
-from server.requests.messages import Messages, TemplateArguments, check_continued, prompt_end
-from server.requests.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
+from server.requests.generation_fields import GenerationFields
+from server.requests.messages import (
+    Messages,
+    TemplateArguments,
+    ToolChoiceField,
+    Tools,
+    check_continued,
+    prompt_end,
+)
 from server.validation.field_errors import field_error
-from server.validation.fields import Count, superseded, unsupported
+from server.validation.fields import Count, Limit, no_effect, unsupported
+from server.validation.notes import notes_in
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 class ChatRequest(GenerationFields):
@@ -23,7 +33,7 @@ class ChatRequest(GenerationFields):
     prompt_field = "messages"
 
     messages: Messages = Field(description="The conversation so far; the answer is its next message.")
-    max_completion_tokens: Count | None = Field(
+    max_completion_tokens: Limit | None = Field(
         None,
         description="Maximum number of tokens to generate, reasoning included. OpenAI's newer name for "
         "max_tokens; if both are sent, they must be equal.",
@@ -91,22 +101,24 @@ class ChatRequest(GenerationFields):
         description="What to do if the conversation is too long for the context. auto: leave out its oldest "
         "turns, and say so in x-reprise-ignored. Otherwise it gets a 400. Not in OpenAI's API.",
     )
-    store: bool | None = Field(None, description="Accepted; chat completions are never stored.")
-    service_tier: ServiceTier | None = Field(None, description="Accepted; there is only one tier, default.")
-    safety_identifier: str | None = Field(None, description="Accepted; has no effect.")
-    prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by their content.")
-    prompt_cache_retention: str | None = Field(None, description="Accepted; has no effect.")
-    prompt_cache_options: PromptCacheOptions | None = Field(
-        None, description="Accepted; prompts are cached by their content."
-    )
+    store: no_effect("chat completions are never stored.") = None  # type: ignore[valid-type]
+    service_tier: no_effect("there is only one tier, default.") = None  # type: ignore[valid-type]
+    safety_identifier: no_effect("has no effect.") = None  # type: ignore[valid-type]
+    prompt_cache_key: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
+    prompt_cache_retention: no_effect("has no effect.") = None  # type: ignore[valid-type]
+    prompt_cache_options: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
 
-    functions: superseded("is not supported; send tools instead", []) = None  # type: ignore[valid-type]
-    function_call: superseded(  # type: ignore[valid-type]
-        "is not supported; send tool_choice instead, with tools", "none", "auto"
-    ) = None
+    functions: Any = Field(None, description="Deprecated; understood as tools.")
+    function_call: Any = Field(None, description="Deprecated; understood as tool_choice.")
     modalities: unsupported(["text"]) = None  # type: ignore[valid-type]
     audio: unsupported() = None  # type: ignore[valid-type]
     moderation: unsupported() = None  # type: ignore[valid-type]
+
+    @model_validator(mode="before")
+    @classmethod
+    def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
+        """Bring the conversation into the normal form."""
+        return read_chat(given, notes_in(info.context)) if isinstance(given, dict) else given
 
     @property
     def prompt_end(self) -> PromptEnd:
@@ -116,7 +128,7 @@ class ChatRequest(GenerationFields):
     @property
     def requested_max_tokens(self) -> int | None:
         """The requested limit on the answer's tokens, under either name; None if there is none."""
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def shows_reasoning(self) -> bool:
@@ -132,30 +144,23 @@ class ChatRequest(GenerationFields):
         # A named tool is enforced by the grammar alone, so the prompt and its cached prefix stay the same.
         if choice.names is None or choice.is_named:
             return list(self.tools)
-        return [tool for tool in self.tools if tool.function.name in choice.names]
+        return [tool for tool in self.tools if tool.name in choice.names]
 
     @property
     def callable_tools(self) -> list[Tool]:
         """The tools that the model may call."""
         names = self.tool_choice.names
-        return [tool for tool in self.shown_tools if names is None or tool.function.name in names]
+        return [tool for tool in self.shown_tools if names is None or tool.name in names]
 
     @property
     def enforced_tools(self) -> list[Tool]:
         """The tools whose schemas are enforced: strict ones, or all callable ones if a call is required."""
         must_call = self.tool_choice.mode == "required"
-        return [tool for tool in self.callable_tools if must_call or tool.function.strict]
+        return [tool for tool in self.callable_tools if must_call or tool.strict]
 
     def with_parameters(self, parameters: Mapping[str, dict[str, Any]]) -> "ChatRequest":
         """Return the request with other schemas of some functions, by their names."""
-        tools = []
-        for tool in self.tools:
-            function = tool.function
-            if function.name in parameters:
-                changed = function.model_copy(update={"parameters": parameters[function.name]})
-                tools.append(tool.model_copy(update={"function": changed}))
-            else:
-                tools.append(tool)
+        tools = [replace(one, parameters=parameters.get(one.name, one.parameters)) for one in self.tools]
         return self.model_copy(update={"tools": tuple(tools)})
 
     @property
@@ -175,10 +180,9 @@ class ChatRequest(GenerationFields):
         return self
 
     @model_validator(mode="after")
-    def check_tool_choice(self) -> "ChatRequest":
-        """Refuse a tool_choice that names unknown tools, and schemas that cannot be enforced."""
-        check_choice(self.tools, self.tool_choice)
-        check_enforced(self.tools, {tool.function.name for tool in self.enforced_tools})
+    def check_enforced_tools(self) -> "ChatRequest":
+        """Refuse schemas that must be enforced and cannot be."""
+        check_enforced(self.enforced_tools)
         return self
 
     @property
@@ -190,15 +194,16 @@ class ChatRequest(GenerationFields):
     def check_top_logprobs(self) -> "ChatRequest":
         """Refuse top_logprobs without logprobs, as OpenAI does."""
         if self.top_logprobs and not self.logprobs:
-            raise field_error("invalid_value", "is allowed only with logprobs: true", "top_logprobs")
+            phrase = "is allowed only with logprobs: true"
+            raise field_error("invalid_value", phrase, "top_logprobs", leaves_out=True)
         return self
 
     @model_validator(mode="after")
     def check_token_limits(self) -> "ChatRequest":
-        """Refuse max_tokens and max_completion_tokens that differ."""
-        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        """Refuse max_tokens and max_completion_tokens that differ; the smaller would hold."""
+        limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None}
         if len(limits) > 1:
-            raise field_error(
-                "invalid_value", "and max_completion_tokens differ; send one of them", "max_tokens"
-            )
+            larger = "max_tokens" if self.max_tokens == max(limits) else "max_completion_tokens"
+            phrase = "is larger than the other of max_tokens and max_completion_tokens; send one of them"
+            raise field_error("invalid_value", phrase, larger, leaves_out=True)
         return self

@@ -1,6 +1,6 @@
 """The body of /v1/completions."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -47,10 +47,9 @@ def _check_ids(ids: list[object], at: str) -> None:
 
 
 class CompletionRequest(GenerationFields):
-    """The body of POST /v1/completions. scoring_needs_echo: max_tokens: 0 is allowed only with echo."""
+    """The body of POST /v1/completions."""
 
     prompt_field = "prompt"
-    scoring_needs_echo: ClassVar[bool] = True
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=Prompt)] = (
         Field(description="The prompt to continue, as a string or as token ids; or an array of such prompts.")
@@ -59,12 +58,6 @@ class CompletionRequest(GenerationFields):
         None, ge=1, le=INT32_MAX, description="Must equal n: all choices are returned, none is selected."
     )
 
-    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = Field(
-        None,
-        description="Maximum number of tokens to generate; at most what is left of the context. 0, only with "
-        "echo: generate nothing, and only return the prompt and its log probabilities. null: "
-        "--default-max-tokens if that is set, else all that is left of the context.",
-    )
     echo: bool = Field(
         False,
         description="Whether to return the prompt before the answer. With logprobs, the prompt's log "
@@ -78,7 +71,7 @@ class CompletionRequest(GenerationFields):
     logprobs: int | None = Field(
         None,
         ge=0,
-        le=5,
+        le=20,
         description="Number of most likely tokens to return at each position, besides the chosen token. "
         "null: no log probabilities.",
     )
@@ -97,18 +90,6 @@ class CompletionRequest(GenerationFields):
     def wants_prompt_logprobs(self) -> bool:
         """Whether to return the log probabilities of the prompt's tokens too."""
         return self.echo and self.logprobs is not None
-
-    @property
-    def is_scoring(self) -> bool:
-        """Whether only the prompt is returned, with its log probabilities if they are requested."""
-        return self.max_tokens == 0
-
-    @model_validator(mode="after")
-    def check_scoring(self) -> "CompletionRequest":
-        """Refuse max_tokens: 0 without echo: there would be nothing to return."""
-        if self.is_scoring and self.scoring_needs_echo and not self.echo:
-            raise field_error("invalid_value", "may be 0 only with echo: true", "max_tokens")
-        return self
 
     @model_validator(mode="after")
     def check_echo(self) -> "CompletionRequest":
@@ -136,6 +117,9 @@ class CompletionRequest(GenerationFields):
         """Refuse a best_of other than n: choices that are not returned would be wasted."""
         if self.best_of is not None and self.best_of != self.n:
             raise field_error(
-                "unsupported_parameter", "is supported only if it equals n; leave it out", "best_of"
+                "unsupported_parameter",
+                "is supported only if it equals n; leave it out",
+                "best_of",
+                leaves_out=True,
             )
         return self

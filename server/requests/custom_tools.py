@@ -9,11 +9,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from server.requests.function_tools import FunctionDefinition, ToolName
-from server.requests.structured_output import check_lark
 from server.tool_formats.free_text import input_schema
 from server.tool_formats.json_lark import escape_lark
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel
+from server.validation.lark import check_lark
 from server.validation.regex import check_regex
 from server.validation.unions import tagged_union
 

@@ -1,12 +1,14 @@
 """The fields that control drafting: the source of drafts, and the client's prediction."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from engine.request import DraftChoice, DraftType
-from server.requests.messages import Content
+from server.conversation.parts import parts_of
+from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel
+from server.validation.notes import notes_in
 
 MAX_DRAFT_TOKENS = 255
 
@@ -37,8 +39,17 @@ class DraftFields(RequestModel):
         return DraftChoice(self.type, self.max_tokens)
 
 
+def _text(given: object, info: ValidationInfo) -> str:
+    if not isinstance(given, str | list):
+        raise field_error("invalid_type", "must be a string or an array of text parts")
+    return "".join(map(str, parts_of(given, "prediction.content", notes_in(info.context))))
+
+
+Content = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]
+
+
 class Prediction(RequestModel):
     """The answer that the client expects, or a part of it. It is drafted for as long as it matches."""
 
     type: Literal["content"]
-    content: Content = Field(description="The expected text.")
+    content: Content = Field(description="The expected text, as a string or as text parts.")

@@ -7,10 +7,10 @@ from pydantic import AfterValidator, Field
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel
 
-MAX_NAME_CHARACTERS = 64
+MAX_NAME_CHARACTERS = 128
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-ToolName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=r"^[a-zA-Z0-9_-]+$")]
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=r"^[a-zA-Z0-9_.:/-]+$")]
 
 
 def _parameters(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The fields that /v1/chat/completions and /v1/completions share.
 
-A field of OpenAI's API that has no meaning for a self-hosted server is accepted and has no effect. A field
+A field of OpenAI's API that has no meaning for a self-hosted server has no effect, whatever its value. One
 that would change the answer but is not supported is refused by name.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -17,25 +17,14 @@ from server.validation.fields import (
     INT32_MAX,
     INT64_MAX,
     INT64_MIN,
-    Count,
+    Limit,
     LogitBias,
-    Metadata,
     Penalty,
     RequestModel,
     Stops,
     TokenIds,
+    no_effect,
 )
-
-
-class PromptCacheOptions(RequestModel):
-    """OpenAI's options for prompt caching."""
-
-    mode: Literal["implicit", "explicit"] | None = Field(
-        None, description="Accepted; prompts are cached by their content."
-    )
-    ttl: Literal["30m", "12h"] | None = Field(
-        None, description="Accepted; the least recently used prefixes are evicted first."
-    )
 
 
 class StreamOptions(RequestModel):
@@ -44,7 +33,7 @@ class StreamOptions(RequestModel):
     include_usage: bool = Field(
         False, description="Whether the stream ends with a chunk that has the token counts."
     )
-    include_obfuscation: bool = Field(False, description="Accepted; chunks are never padded.")
+    include_obfuscation: no_effect("chunks are never padded.") = None  # type: ignore[valid-type]
 
 
 class GenerationFields(StructuredFields, StreamingDecodingFields):
@@ -54,14 +43,17 @@ class GenerationFields(StructuredFields, StreamingDecodingFields):
     """
 
     prompt_field: ClassVar[str]
+    droppable = frozenset(
+        {"draft", "prediction", "reasoning_effort", "return_progress", "stream_options", "timings_per_token"}
+    )
 
     model: str | None = Field(
         None, description="The model's name or one of its aliases. null: the served model."
     )
-    max_tokens: Count | None = Field(
+    max_tokens: Limit | None = Field(
         None,
-        description="Maximum number of tokens to generate; at most what is left of the context. null: "
-        "--default-max-tokens if that is set, else all that is left of the context.",
+        description="Maximum number of tokens to generate; at most what is left of the context. 0: none. "
+        "null: --default-max-tokens if that is set, else all that is left of the context.",
     )
     temperature: float = Field(
         1.0,
@@ -166,14 +158,15 @@ class GenerationFields(StructuredFields, StreamingDecodingFields):
         DraftFields(), description="How to draft for this request. Not in OpenAI's API."
     )
     keep_alive: KeepAlive = None
-    user: str | None = Field(None, description="Accepted; has no effect.")
-    metadata: Metadata | None = Field(None, description="Accepted; has no effect.")
+    user: no_effect("has no effect.") = None  # type: ignore[valid-type]
+    metadata: no_effect("has no effect.") = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def check_stream_options(self) -> "GenerationFields":
         """Refuse stream_options without stream: true, as OpenAI does."""
         if self.stream_options is not None and not self.stream:
-            raise field_error("invalid_value", "is allowed only with stream: true", "stream_options")
+            phrase = "is allowed only with stream: true"
+            raise field_error("invalid_value", phrase, "stream_options", leaves_out=True)
         return self
 
     @model_validator(mode="after")
@@ -216,8 +209,8 @@ class GenerationFields(StructuredFields, StreamingDecodingFields):
 
     @property
     def is_scoring(self) -> bool:
-        """Whether nothing is generated: only the prompt's log probabilities are asked for."""
-        return False
+        """Whether nothing is generated: at most the prompt's log probabilities are asked for."""
+        return self.requested_max_tokens == 0
 
     @property
     def wants_usage_chunk(self) -> bool:

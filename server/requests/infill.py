@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from server.requests.completions import CompletionRequest
 from server.validation.field_errors import field_error
-from server.validation.fields import RequestModel, superseded, unsupported
+from server.validation.fields import RequestModel, unsupported
 
 MAX_EXTRA = 1024
 
@@ -28,7 +28,6 @@ class InfillRequest(CompletionRequest):
     """The body of POST /infill. Its other fields are those of completions."""
 
     # With max_tokens: 0 editors have a prompt cached.
-    scoring_needs_echo = False
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_one_text, json_schema_input_type=str)] = Field(
         [""], description="Text that follows input_prefix, such as the beginning of the cursor's line."
@@ -39,6 +38,8 @@ class InfillRequest(CompletionRequest):
         [], description="Other files for the model to know, the nearest last."
     )
 
-    suffix: superseded("is not supported here; send input_suffix", "") = None  # type: ignore[valid-type]
+    suffix: unsupported(  # type: ignore[valid-type]
+        "", phrase="is not supported here; send input_suffix", is_needed=True
+    ) = None
     echo: unsupported(False) = False  # type: ignore[valid-type]
     logprobs: unsupported(0) = None  # type: ignore[valid-type]

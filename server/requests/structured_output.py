@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Sequence
-from json import JSONDecoder
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
 from engine.request import Grammar
 from server.validation.field_errors import field_error
 from server.validation.fields import AcceptsPeerFields, RequestModel
 from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
+from server.validation.lark import check_lark
+from server.validation.notes import notes_in
 from server.validation.regex import check_regex
 from server.validation.relaxed_schema import relaxations
 from server.validation.unions import tagged_union
@@ -20,15 +21,9 @@ MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768
 MAX_BAD_WORDS = 100
 MAX_BAD_CHARACTERS = 1000
-MAX_LARK_CHARACTERS = 16_384
-MAX_LARK_LINES = 1000
-MAX_LARK_REPEATS = 1000
 ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 _MARKS = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
-_EMBEDDED = re.compile(r"%json\s*")
-_LARK_REPEAT = re.compile(r"[{~]\s*(\d*)\s*(?:(?:,|\.\.)\s*(\d*))?")
-_LARK_OPTION = re.compile(r"^\s*[?!\w-]+\[[^\]\n]*\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
 
 
 def _object(given: object) -> dict[str, Any]:
@@ -96,30 +91,6 @@ def _lark(given: object) -> str:
     return given
 
 
-def check_lark(given: str, at: str = "") -> None:
-    """Refuse a Lark grammar beyond the limits. at: see field_error()."""
-    if len(given) > MAX_LARK_CHARACTERS or given.count("\n") >= MAX_LARK_LINES:
-        phrase = (
-            f"is too long; at most {MAX_LARK_CHARACTERS} characters and {MAX_LARK_LINES} lines are allowed"
-        )
-        raise field_error("invalid_value", phrase, at)
-    if option := _LARK_OPTION.search(given):
-        phrase = f"sets {option[1]} for a rule, which is not supported; leave it out"
-        raise field_error("unsupported_value", phrase, at)
-    for match in _LARK_REPEAT.finditer(given):
-        if any(int(number[:9]) > MAX_LARK_REPEATS for number in match.groups() if number):
-            phrase = f"repeats something too often; at most {MAX_LARK_REPEATS} repetitions are allowed"
-            raise field_error("invalid_value", phrase, at)
-    for match in _EMBEDDED.finditer(given):
-        try:
-            schema, _ = JSONDecoder().raw_decode(given, match.end())
-        except (ValueError, RecursionError):
-            phrase = "has a %json that is not followed by a JSON schema"
-            raise field_error("invalid_value", phrase, at) from None
-        if isinstance(schema, dict):
-            check_schema(schema, at)
-
-
 class TextFormat(RequestModel):
     """Any text."""
 
@@ -174,10 +145,19 @@ class JsonSchemaFormat(RequestModel):
 
 
 AnyFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+_choose = tagged_union({"text": TextFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat})
+
+
+def _format(given: object, info: ValidationInfo) -> Any:
+    if isinstance(given, str) and not notes_in(info.context).refuses:
+        given = {"type": given}
+    return _choose(given)
+
+
 ResponseFormat = Annotated[
     AnyFormat,
     BeforeValidator(
-        tagged_union({"text": TextFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}),
+        _format,
         json_schema_input_type=AnyFormat,
     ),
 ]

@@ -4,17 +4,18 @@ The two servers name some fields differently and have different defaults. Both n
 defaults follow the name used for the text: `content` is llama-server's, `prompt` is vLLM's.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
-from server.requests.messages import Messages, TemplateArguments
-from server.requests.tools import Tools
+from server.conversation.chats import read_chat
+from server.requests.messages import Messages, TemplateArguments, Tools
 from server.validation.field_errors import field_error
 from server.validation.fields import INT32_MAX, RequestModel, unsupported
+from server.validation.notes import notes_in
 
 _TEXT_FIELDS = ("content", "prompt", "messages")
-_FIXED = {"phrase": "is not supported; leave it out", "description": "Only the default."}
+_FIXED = {"phrase": "is not supported; leave it out", "description": "Left out: only the default."}
 
 
 class TokenizeRequest(RequestModel):
@@ -47,6 +48,15 @@ class TokenizeRequest(RequestModel):
     add_generation_prompt: bool | None = Field(
         None, description="As in a chat: whether the prompt opens the answer."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
+        """Bring the conversation into the normal form, without a tool_choice: there is none."""
+        if not isinstance(given, dict):
+            return given
+        read = read_chat(given, notes_in(info.context))
+        return {name: value for name, value in read.items() if name in given}
 
     @model_validator(mode="after")
     def check_text_fields(self) -> "TokenizeRequest":

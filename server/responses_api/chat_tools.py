@@ -3,13 +3,11 @@
 A tool in a namespace is shown under both names.
 """
 
-import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.requests.function_tools import MAX_NAME_CHARACTERS
+from server.conversation.tools import function_name
 from server.responses_api.tools import (
     AnyTool,
     CustomTool,
@@ -18,19 +16,6 @@ from server.responses_api.tools import (
     IgnoredTool,
     NamespaceTool,
 )
-
-_INVALID = re.compile(r"[^a-zA-Z0-9_-]")
-
-
-def function_name(namespace: str | None, name: str) -> str:
-    """Return the name under which the model is shown a tool."""
-    if namespace is None:
-        return name
-    full = _INVALID.sub("_", f"{namespace}__{name}")
-    if len(full) > MAX_NAME_CHARACTERS:
-        digest = hashlib.sha256(full.encode()).hexdigest()[:8]
-        full = f"{full[: MAX_NAME_CHARACTERS - 9]}_{digest}"
-    return full
 
 
 @dataclass(frozen=True, slots=True)

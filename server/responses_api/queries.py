@@ -12,6 +12,7 @@ MAX_LISTED = 100
 _INCLUDE = unsupported(
     phrase="is not supported; a stored response has what its own request included",
     description="Not supported; a stored response has what its own request included.",
+    is_needed=True,
 )
 
 
@@ -22,8 +23,12 @@ class GetQuery(RequestModel):
     include_obfuscation: Literal["true", "false"] | None = Field(
         None, description="Accepted; there are no events to pad."
     )
-    stream: unsupported("false", phrase="must be false: stored responses cannot be streamed") = None  # type: ignore[valid-type]
-    starting_after: unsupported(phrase="is not supported: stored responses cannot be streamed") = None  # type: ignore[valid-type]
+    stream: unsupported(  # type: ignore[valid-type]
+        "false", phrase="must be false: stored responses cannot be streamed", is_needed=True
+    ) = None
+    starting_after: unsupported(  # type: ignore[valid-type]
+        phrase="is not supported: stored responses cannot be streamed", is_needed=True
+    ) = None
 
 
 _LimitSchema = Annotated[int, Field(ge=1, le=MAX_LISTED)]

@@ -2,16 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo, model_validator
 
-from server.errors import shortened
 from server.requests.chat import ChatRequest
-from server.requests.generation_fields import PromptCacheOptions
 from server.requests.models import KeepAlive
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
 from server.validation.field_errors import field_error
-from server.validation.fields import AcceptsPeerFields, Count, Metadata, RequestModel, unsupported
+from server.validation.fields import AcceptsPeerFields, Count, RequestModel, no_effect, unsupported
+from server.validation.notes import notes_in
 from server.validation.unions import tagged_union
 
 MAX_TOP_LOGPROBS = 20
@@ -76,15 +75,12 @@ class TextConfig(RequestModel):
     )
 
 
-_Summary = Literal["auto", "concise", "detailed"]
-
-
 class Reasoning(RequestModel):
     """Configuration of the reasoning."""
 
     effort: _chat_field("reasoning_effort") = None  # type: ignore[valid-type]
-    summary: _Summary | None = Field(None, description="Accepted; reasoning is returned in full.")
-    generate_summary: _Summary | None = Field(None, description="Accepted; reasoning is returned in full.")
+    summary: no_effect("reasoning is returned in full.") = None  # type: ignore[valid-type]
+    generate_summary: no_effect("reasoning is returned in full.") = None  # type: ignore[valid-type]
     context: unsupported("auto") = None  # type: ignore[valid-type]
     mode: unsupported("standard") = None  # type: ignore[valid-type]
 
@@ -92,14 +88,7 @@ class Reasoning(RequestModel):
 class StreamOptions(RequestModel):
     """Options for a stream."""
 
-    include_obfuscation: bool = Field(False, description="Accepted; events are not padded.")
-
-
-class CacheOptions(PromptCacheOptions):
-    """Options for prompt caching."""
-
-    comparison_response_id: unsupported() = None  # type: ignore[valid-type]
-    prewarm: unsupported(False) = None  # type: ignore[valid-type]
+    include_obfuscation: no_effect("events are not padded.") = None  # type: ignore[valid-type]
 
 
 def _input(given: object) -> object:
@@ -119,15 +108,10 @@ def _count_parts(item: object) -> int:
     return sum(len(parts) for parts in lists if isinstance(parts, list))
 
 
-def _include(given: list[str]) -> list[str]:
+def _include(given: list[str], info: ValidationInfo) -> list[str]:
     for index, name in enumerate(given):
         if name not in (INCLUDE_LOGPROBS, INCLUDE_REASONING):
-            raise field_error(
-                "unsupported_value",
-                f"is '{shortened(name)}', which is not supported; "
-                f"send {INCLUDE_LOGPROBS} or {INCLUDE_REASONING}",
-                f"[{index}]",
-            )
+            notes_in(info.context).left_out(f"include[{index}]")
     return given
 
 
@@ -136,6 +120,10 @@ Input = Annotated[list[InputItem], BeforeValidator(_input, json_schema_input_typ
 
 class ResponsesRequest(AcceptsPeerFields):
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
+
+    droppable = frozenset(
+        {"draft", "reasoning", "stream_options", "text.verbosity", "truncation", "top_logprobs"}
+    )
 
     model: str | None = Field(
         None, description="The model's name or one of its aliases. null: the served model."
@@ -191,23 +179,17 @@ class ResponsesRequest(AcceptsPeerFields):
         le=MAX_TOP_LOGPROBS,
         description="Number of most likely tokens to return at each position. Above 0 turns on logprobs.",
     )
-    metadata: Metadata = Field({}, description="Returned unchanged in the response.")
+    metadata: Any = Field({}, description="Returned unchanged in the response.")
 
-    max_tool_calls: Count | None = Field(
-        None, description="Accepted; it limits built-in tools, and there are none."
-    )
-    user: str | None = Field(None, description="Accepted; returned unchanged in the response.")
-    safety_identifier: str | None = Field(None, description="Accepted; returned unchanged in the response.")
-    prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by their content.")
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
-        None, description="Accepted; has no effect."
-    )
-    prompt_cache_options: CacheOptions | None = Field(
-        None, description="Accepted; prompts are cached by their content."
-    )
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = Field(
-        None, description="Accepted; there is one tier, default."
-    )
+    max_tool_calls: no_effect(  # type: ignore[valid-type]
+        "it limits built-in tools, and there are none."
+    ) = None
+    user: no_effect("returned unchanged in the response.") = None  # type: ignore[valid-type]
+    safety_identifier: no_effect("returned unchanged in the response.") = None  # type: ignore[valid-type]
+    prompt_cache_key: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
+    prompt_cache_retention: no_effect("has no effect.") = None  # type: ignore[valid-type]
+    prompt_cache_options: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
+    service_tier: no_effect("there is one tier, default.") = None  # type: ignore[valid-type]
 
     seed: _extension("seed") = None  # type: ignore[valid-type]
     stop: _extension("stop") = None  # type: ignore[valid-type]
@@ -245,15 +227,17 @@ class ResponsesRequest(AcceptsPeerFields):
     background: unsupported(  # type: ignore[valid-type]
         False,
         phrase="is not supported; wait for the response, or stream it",
-        description="Not supported: a response is generated while the client waits.",
+        description="Left out: a response is generated while the client waits.",
     ) = None
     conversation: unsupported(  # type: ignore[valid-type]
         phrase="is not supported; send previous_response_id, or the whole conversation as input",
         description="Not supported: see previous_response_id.",
+        is_needed=True,
     ) = None
     prompt: unsupported(  # type: ignore[valid-type]
         phrase="is not supported: no prompt templates are stored here; send instructions and input",
         description="Not supported: no prompt templates are stored here.",
+        is_needed=True,
     ) = None
     context_management: unsupported([]) = None  # type: ignore[valid-type]
     moderation: unsupported() = None  # type: ignore[valid-type]
@@ -265,7 +249,8 @@ class ResponsesRequest(AcceptsPeerFields):
     def check_combination(self) -> "ResponsesRequest":
         """Refuse stream_options without stream, and a request with neither input nor previous_response_id."""
         if self.stream_options is not None and not self.stream:
-            raise field_error("invalid_value", "is allowed only with stream: true", "stream_options")
+            phrase = "is allowed only with stream: true"
+            raise field_error("invalid_value", phrase, "stream_options", leaves_out=True)
         if self.previous_response_id is None and not self.input:
             raise field_error(
                 "missing_required_parameter",

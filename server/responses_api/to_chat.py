@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
+from server.conversation.tools import function_name
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
-from server.responses_api.chat_tools import ShownTool, function_name, show_tools
+from server.responses_api.chat_tools import ShownTool, show_tools
 from server.responses_api.items import (
     ConversationItem,
     CustomToolCall,

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator
 
+from server.conversation.tools import MAX_TOOLS
 from server.requests.custom_tools import CustomDefinition, GrammarDefinition, TextInput
 from server.requests.function_tools import FunctionDefinition
-from server.requests.tools import MAX_TOOLS
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
 from server.validation.unions import tagged_union

@@ -12,7 +12,6 @@ from server.http.openapi import body_schema
 from server.output.openai_format import ChatFormat
 from server.output.openai_presenter import OpenAIPresenter
 from server.requests.chat import ChatRequest
-from server.requests.custom_tools import CustomTool
 from server.validation.body import read_body
 
 router = APIRouter()
@@ -33,7 +32,7 @@ async def _answer(request: Request, body: ChatRequest, service: Service) -> Resp
     response_format = ChatFormat(
         None if body.shown_tools else "",
         body.logprobs,
-        {tool.function.name for tool in body.shown_tools if isinstance(tool, CustomTool)},
+        {tool.name for tool in body.shown_tools if tool.is_custom},
     )
     presenter = OpenAIPresenter(head, response_format, body.n, body.wants_usage_chunk)
     return await answer_chat(request, service, body, presenter)

@@ -45,8 +45,8 @@ async def _answer(request: Request, body: CompletionRequest, service: Service) -
     presenter = OpenAIPresenter(head, response_format, body.n * len(prompts), body.wants_usage_chunk)
     grammar, is_relaxed = await service.prompts.compile_requested_grammar(request, body)
     make_parser: MakeParser = PlainParser
-    if body.echo:
-        texts = await service.prompts.decode_prompts(request, body)
+    if body.echo or body.is_scoring:
+        texts = await service.prompts.decode_prompts(request, body) if body.echo else [""] * len(prompts)
         make_parser = echo_parsers(texts, body.n, body.is_scoring)
     schema = to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None
     make_parser = checked(make_parser, WholeSchemas(schema))

@@ -76,7 +76,7 @@ async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> 
         return await service.prompts.encode_text(request, text, body.text_field, body.wants_special)
     given = {
         "messages": body.messages,
-        "tools": list(body.tools),
+        "tools": body.tools,
         "chat_template_kwargs": body.chat_template_kwargs,
         "continue_final_message": body.continue_final_message,
         "add_generation_prompt": body.add_generation_prompt,

@@ -15,7 +15,8 @@ from server.errors import BadRequestError, ContentTypeError
 from server.logs import is_logging_prompts, log_prompt, record_in
 from server.validation.field_errors import validate, validate_known
 from server.validation.fields import AcceptsPeerFields
-from server.validation.peer_fields import INSIDE, translate_fields
+from server.validation.notes import Notes
+from server.validation.peer_fields import translate_fields
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -40,14 +41,14 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ContentTypeError(content_type)
     body = await request.body()
-    ignores_unknown = request.app.state.service.settings.unknown_fields == "ignore"
+    notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
     record = record_in(request.scope)
-    parse = partial(parse_liberally, body, model, record.field_names, ignores_unknown=ignores_unknown)
+    parse = partial(parse_liberally, body, model, record.field_names, notes)
     if len(body) <= SMALL_BYTES:
-        parsed, ignored = parse()
+        parsed = parse()
     else:
-        parsed, ignored = await asyncio.get_running_loop().run_in_executor(_THREAD, parse)
-    record.ignored += ignored
+        parsed = await asyncio.get_running_loop().run_in_executor(_THREAD, parse)
+    record.ignored += notes.paths
     if is_logging_prompts():
         log_prompt("asked", body.decode())
     return parsed
@@ -60,20 +61,18 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
 
 
 @station("bodies")
-def parse_liberally(
-    body: bytes, model: type[ModelT], names: dict[str, str], *, ignores_unknown: bool = False
-) -> tuple[ModelT, list[str]]:
-    """Parse a body that may have other servers' fields; return it and the fields that were left out.
+def parse_liberally(body: bytes, model: type[ModelT], names: dict[str, str], notes: Notes) -> ModelT:
+    """Parse a body that may have other servers' fields.
 
-    names: see translate_fields(). ignores_unknown: leave out fields that nobody has, too.
+    names: see translate_fields(). notes: get what is left out, shown as text or understood.
     Raises BadRequestError for the first fault.
     """
     given = _parse(body)
-    ignored: list[str] = []
     if issubclass(model, AcceptsPeerFields):
         given, ignored = translate_fields(given, model.field_names(), names)
-    parsed, unknown = validate_known(given, model, lambda name: ignores_unknown or name in INSIDE)
-    return parsed, [*ignored, *unknown]
+        for name in ignored:
+            notes.left_out(name, is_peers=True)
+    return validate_known(given, model, notes)
 
 
 def _parse(body: bytes) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""Validate parsed JSON, and turn the first validation error into OpenAI's error object."""
+"""Validate parsed JSON, mend what can be, and turn the first other fault into OpenAI's error object."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from server.errors import BadRequestError, shortened
+from server.validation.notes import Notes
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -33,58 +35,135 @@ _JSON_TYPES = {
     list: "an array",
 }
 MAX_ROUNDS = 16
-"""Maximum validations of one body. Each leaves out all unknown fields that the one before found."""
+"""Maximum validations of one body. Each mends all that the one before found."""
+INSIDE = (
+    *("cache_control", "continuous_usage_stats", "extra_content", "index", "provider_specific_fields"),
+    *("reasoning_details", "thinking", "thinking_blocks", "verbosity"),
+)
+"""Fields inside messages, tools and options that are left out: OpenRouter's, vLLM's, Ollama's and LiteLLM's.
+
+index: clients that put a call together from a stream send it back with its place there.
+"""
+UNLIMITED = frozenset(
+    {"max_tokens", "max_completion_tokens", "max_output_tokens", "thinking_budget_tokens", "budget_tokens"}
+)
+"""Limits whose -1 means none."""
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 MISSING = object()
 _MAX_SHOWN = 10**20
 """Larger numbers are left out of messages."""
 
 
-def field_error(code: str, phrase: str, at: str = "") -> PydanticCustomError:
+def field_error(code: str, phrase: str, at: str = "", *, leaves_out: bool = False) -> PydanticCustomError:
     """Make a validation error whose message is the field's name followed by the phrase: 'stop' <phrase>.
 
     at: path from the validated field to the part at fault, such as [1].type.
+    leaves_out: the answer is the same without that part, so it may be left out instead.
     """
-    return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at})
+    return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at, "leaves_out": leaves_out})
 
 
 def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
     """Validate parsed JSON as the model. Raises BadRequestError for the first fault."""
     try:
-        return model.model_validate(given)
+        return model.model_validate(given, context=Notes(refuses=True))
     except ValidationError as fault:
         raise _bad_request(_first_error(fault)) from None
 
 
-def validate_known(
-    given: dict[str, Any], model: type[ModelT], is_left_out: Callable[[str], bool]
-) -> tuple[ModelT, list[str]]:
-    """Validate parsed JSON without fields that the model does not know; return the paths of those.
+def validate_known(given: dict[str, Any], model: type[ModelT], notes: Notes) -> ModelT:
+    """Validate parsed JSON as the model, and mend what can be without changing what it asks for.
 
-    is_left_out: whether an unknown field of this name may be left out.
     Raises BadRequestError for the first other fault. Changes what it is given.
     """
-    dropped: list[str] = []
     for _ in range(MAX_ROUNDS):
         try:
-            return model.model_validate(given), dropped
+            return model.model_validate(given, context=notes)
         except ValidationError as fault:
             errors = [deeper for error in _errors(fault) for deeper in _inner_errors(error)]
-        unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
-        left_out = [path for path in unknown if is_left_out(str(path[-1])) and _drop(given, path)]
-        if not left_out:
+        num_mended = sum(_mend(given, error, model, notes) for error in errors)
+        if not num_mended:
             break
-        dropped += [shortened(_path(path, ""), 200) for path in left_out]
     raise _bad_request(errors[0])
 
 
-def _drop(given: Any, location: tuple[int | str, ...]) -> bool:
-    """Remove a field from parsed JSON; return whether it was there."""
+def _mend(given: dict[str, Any], error: ErrorDetails, model: type[BaseModel], notes: Notes) -> bool:
+    """Leave out a value that cannot change the answer, or write it in the form that is meant.
+
+    Returns whether anything changed. With notes that refuse, only other servers' fields are left out.
+    """
+    location, context = error["loc"], error.get("ctx", {})
+    is_peers = error["type"] == "extra_forbidden" and str(location[-1]) in INSIDE
+    if notes.refuses and not is_peers:
+        return False
+    where = (*location, *_steps(context.get("at", "")))
+    meant = _meant(error)
+    has_effect = not (error["type"] == "extra_forbidden" or context.get("leaves_out") or _is_unlimited(error))
+    if meant is MISSING and has_effect:
+        where = _droppable(location, model)
+    mended = _drop(given, where) if meant is MISSING else _replace(given, location, meant)
+    if mended:
+        notes.left_out(_path(where, ""), is_peers=is_peers)
+    return mended
+
+
+def _meant(error: ErrorDetails) -> Any:
+    """Return the value that is meant by one of another type; MISSING if that is not certain."""
+    given, kind = error["input"], error["type"]
+    if kind == "int_type" and isinstance(given, float) and given.is_integer():
+        return int(given)
+    if kind in ("list_type", "tuple_type") and not isinstance(given, list | dict | None):
+        return [given]
+    if kind in ("dict_type", "model_type") and isinstance(given, str):
+        with suppress(ValueError):
+            parsed = from_json(given, allow_inf_nan=False)
+            return parsed if isinstance(parsed, dict) else MISSING
+    return MISSING
+
+
+def _droppable(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[int | str, ...]:
+    """Return the location of the field around a fault that a body can do without; () if there is none."""
+    names: frozenset[str] = getattr(model, "droppable", frozenset())
+    ends = range(1, len(location) + 1)
+    return next((location[:end] for end in ends if _path(location[:end], "") in names), ())
+
+
+def _is_unlimited(error: ErrorDetails) -> bool:
+    """Return whether a number of tokens is -1, with which other servers mean that there is no limit."""
+    is_limit = bool(error["loc"]) and str(error["loc"][-1]) in UNLIMITED
+    return error["type"] == "greater_than_equal" and error["input"] == -1 and is_limit
+
+
+def _steps(at: str) -> Iterator[int | str]:
+    """Yield the parts of a path such as [1].type."""
+    for name, index in _STEP.findall(at):
+        yield int(index) if index else name
+
+
+def _parent(given: Any, location: Sequence[int | str]) -> Any:
+    """Return what a field is in, in parsed JSON; None if it is not there."""
     for part in location[:-1]:
         try:
             given = given[part]
         except (KeyError, IndexError, TypeError):
-            return False
-    return isinstance(given, dict) and given.pop(location[-1], MISSING) is not MISSING
+            return None
+    return given
+
+
+def _drop(given: Any, location: Sequence[int | str]) -> bool:
+    """Remove a field from parsed JSON; return whether it was there."""
+    parent = _parent(given, location) if location else None
+    return isinstance(parent, dict) and parent.pop(location[-1], MISSING) is not MISSING
+
+
+def _replace(given: Any, location: Sequence[int | str], value: object) -> bool:
+    """Replace a value in parsed JSON; return whether there is one."""
+    parent = _parent(given, location)
+    try:
+        parent[location[-1]] = value
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
 
 
 def _errors(fault: ValidationError) -> list[ErrorDetails]:

@@ -1,25 +1,24 @@
 """The base of all request models, and field types with limits that several of them share."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
 
-from server.errors import shortened
 from server.validation.field_errors import field_error
+from server.validation.notes import notes_in
 
-MAX_STOPS = 4
+MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1000
 MAX_BIASES = 16_384
-MAX_PAIRS, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 REFUSED = "x-refused"
@@ -29,6 +28,9 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 class RequestModel(BaseModel):
     """Base of all objects in requests: no unknown fields, no type conversions, and null means the default."""
+
+    droppable: ClassVar[frozenset[str]] = frozenset()
+    """Paths of fields without which the answer is the same, or nearly: a wrong value is left out."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -54,32 +56,33 @@ class AcceptsPeerFields(RequestModel):
         return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
 
+def no_effect(reason: str) -> Any:
+    """Make the type of a field that cannot change the answer here, so that no value of it is a fault.
+
+    reason: why it has no effect, for the docs.
+    """
+    return Annotated[Any, WithJsonSchema({}), Field(description=f"Accepted; {reason}")]
+
+
 def unsupported(
     *no_ops: object,
-    phrase: str = "is not supported yet; leave it out",
-    description: str = "Not supported yet.",
+    phrase: str = "is not supported; leave it out",
+    description: str = "Left out.",
+    is_needed: bool = False,
 ) -> Any:
     """Make the type of a field that the API has and this server does not support.
 
-    no_ops: values that are accepted, since they change nothing. phrase: the error message for any other
-    value, after the field's name. description: the field's description in the docs.
+    no_ops: values that change nothing. phrase: the error message for any other value, after the field's name.
+    description: the field's description in the docs. is_needed: whether the answer would be another one with
+    it, so that it is refused; else it is left out.
     """
-    return _refused(phrase, no_ops, description)
 
-
-def superseded(phrase: str, *no_ops: object) -> Any:
-    """Make the type of a field that OpenAI has replaced by another one. Only the no_ops are accepted.
-
-    phrase: the error message after the field's name; it says what to send instead.
-    """
-    return _refused(phrase, no_ops, "Deprecated.")
-
-
-def _refused(phrase: str, no_ops: tuple[object, ...], description: str) -> Any:
     def refuse(given: object) -> None:
         if not any(given == no_op and type(given) is type(no_op) for no_op in no_ops):
-            raise field_error("unsupported_parameter", phrase)
+            raise field_error("unsupported_parameter", phrase, leaves_out=not is_needed)
 
+    if not is_needed:
+        return Annotated[Any, BeforeValidator(refuse), WithJsonSchema({}), Field(description=description)]
     return Annotated[
         Any,
         BeforeValidator(refuse),
@@ -88,23 +91,25 @@ def _refused(phrase: str, no_ops: tuple[object, ...], description: str) -> Any:
     ]
 
 
-def _stops(given: object) -> tuple[str, ...]:
+def _stops(given: object, info: ValidationInfo) -> tuple[str, ...]:
     if not isinstance(given, str | list):
         raise field_error("invalid_type", "must be a string or an array of strings")
     stops = [given] if isinstance(given, str) else given
     if len(stops) > MAX_STOPS:
         raise field_error("invalid_value", f"has {len(stops)} entries; at most {MAX_STOPS} are allowed")
+    kept = []
     for index, stop in enumerate(stops):
         at = "" if isinstance(given, str) else f"[{index}]"
+        if stop in ("", None):
+            notes_in(info.context).understood(f"{info.field_name}{at}", "is empty, which ends no answer")
+            continue
         if not isinstance(stop, str):
             raise field_error("invalid_type", "must be a string", at)
-        if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
-            raise field_error(
-                "invalid_value",
-                f"has {len(stop)} characters; a stop string must have between 1 and {MAX_STOP_CHARACTERS}",
-                at,
-            )
-    return tuple(stops)
+        if len(stop) > MAX_STOP_CHARACTERS:
+            phrase = f"has {len(stop)} characters; a stop string has at most {MAX_STOP_CHARACTERS}"
+            raise field_error("invalid_value", phrase, at)
+        kept.append(stop)
+    return tuple(kept)
 
 
 def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
@@ -112,6 +117,7 @@ def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
         raise field_error("invalid_type", "must be an object that maps token ids to numbers")
     if len(given) > MAX_BIASES:
         raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
+    given = {key: bias for key, bias in given.items() if type(bias) is not int or bias != 0}
     for key, bias in given.items():
         if not _TOKEN_ID.fullmatch(key):
             raise field_error("invalid_value", "must be a token id in decimal digits", f".{key}")
@@ -133,24 +139,7 @@ def _token_ids(given: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(given))
 
 
-def _few_pairs(given: object) -> object:
-    if isinstance(given, dict) and len(given) > MAX_PAIRS:
-        raise field_error("invalid_value", f"has {len(given)} pairs; at most {MAX_PAIRS} are allowed")
-    return given
-
-
-def _short_pairs(given: dict[str, str]) -> dict[str, str]:
-    for key, value in given.items():
-        if len(key) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS:
-            phrase = (
-                f"is too long; a key may have at most {MAX_KEY_CHARACTERS} characters and a value "
-                f"at most {MAX_VALUE_CHARACTERS}"
-            )
-            raise field_error("invalid_value", phrase, f".{shortened(key)}")
-    return given
-
-
-_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+_Stop = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 Stops = Annotated[
     tuple[str, ...],
@@ -167,12 +156,6 @@ TokenIds = Annotated[
     tuple[int, ...],
     BeforeValidator(_token_ids, json_schema_input_type=Annotated[list[int], Field(max_length=MAX_BIASES)]),
 ]
-Metadata = Annotated[
-    dict[str, str],
-    BeforeValidator(_few_pairs),
-    AfterValidator(_short_pairs),
-    Field(json_schema_extra={"maxProperties": MAX_PAIRS}),
-]
-"""Metadata with OpenAI's limits."""
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Limit = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -64,15 +64,6 @@ LEFT_OUT = {
 """Fields without a meaning here, by the servers that have them."""
 IGNORED = frozenset(name for names in LEFT_OUT.values() for name in names) | set(_ELSEWHERE.split())
 """Fields of other servers that have no meaning here, or not for the body that has them."""
-INSIDE = (
-    *("cache_control", "continuous_usage_stats", "extra_content", "index", "provider_specific_fields"),
-    *("reasoning_details", "thinking", "thinking_blocks", "verbosity"),
-)
-"""Fields inside messages, tools and options that are left out: OpenRouter's, vLLM's, Ollama's and LiteLLM's.
-
-index: clients that put a call together from a stream send it back with its place there.
-"""
-
 _RENAMED = {
     "repeat_penalty": "repetition_penalty",
     "n_predict": "max_tokens",
@@ -117,7 +108,7 @@ class _Body:
         if name in self._known:
             has_schema = name == "response_format" and _has_schema_inside(value)
             self._set(name, name, _as_openai_has_it(value) if has_schema else value)
-        elif name == "options":
+        elif name in ("options", "extra_body"):
             if not isinstance(value, dict):
                 raise _bad(name, "must be an object", "invalid_type")
             for inner, option in value.items():
@@ -259,7 +250,7 @@ _MEANINGS: dict[str, Callable[[_Body, str, Any], bool]] = {
 }
 
 
-UNDERSTOOD = tuple(sorted({*_MEANINGS, "options"}))
+UNDERSTOOD = tuple(sorted({*_MEANINGS, "options", "extra_body"}))
 """Fields of other servers that become fields of this API."""
 
 

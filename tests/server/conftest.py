@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import httpx
 import pytest
 
@@ -31,6 +33,17 @@ async def client(app):
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://reprise") as http,
+    ):
+        yield http
+
+
+@pytest.fixture
+async def strict_client(engine, settings):
+    """A client of a server that refuses what has no effect instead of leaving it out."""
+    app = create_app(engine, replace(settings, unknown_fields="refuse"))
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://reprise") as http,
     ):
         yield http
 

@@ -55,9 +55,9 @@ async def test_every_route_accepts_and_returns_a_request_id(client):
 
 async def test_the_document_shows_which_fields_are_refused(client):
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
-    modalities = schemas["ChatRequest"]["properties"]["modalities"]
-    assert modalities["enum"] == [None, ["text"]]
-    assert modalities["x-refused"] == "is not supported yet; leave it out"
+    prompt = schemas["ResponsesRequest"]["properties"]["prompt"]
+    assert prompt["enum"] == [None]
+    assert prompt["x-refused"].startswith("is not supported: no prompt templates are stored here")
 
 
 async def test_errors_of_messages_are_described_in_anthropic_s_shape(client):

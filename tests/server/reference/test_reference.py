@@ -24,8 +24,9 @@ from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
 from server.responses_api.schemas import ResponsesRequest
+from server.validation.field_errors import INSIDE
 from server.validation.fields import RequestModel, unsupported
-from server.validation.peer_fields import IGNORED, INSIDE
+from server.validation.peer_fields import IGNORED
 
 
 def test_the_page_is_what_the_code_says():
@@ -79,7 +80,7 @@ class Documented(RequestModel):
     needed: list[str] = Field(description="Texts.")
     level: int = Field(3, ge=1, le=9, description="A number.", json_schema_extra={SINCE: "0.9.0"})
     idle: bool = Field(False, description="Accepted; nothing to do.")
-    absent: unsupported("plain", phrase="is not here") = None
+    absent: unsupported("plain", phrase="is not here", is_needed=True) = None
 
 
 def test_a_field_without_a_description_is_a_fault():

@@ -99,7 +99,7 @@ async def test_tool_calls_reach_the_template_with_arguments_as_objects(client, e
     response = await client.post(PATH, json={"messages": messages})
     assert response.status_code == 200, response.text
     _, assistant, tool = engine.tokenizer.rendered[0][0]
-    assert assistant["content"] is None
+    assert assistant["content"] == ""
     assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [{"at": [1, 2]}, {}]
     assert tool == {"role": "tool", "tool_call_id": "c1", "content": "a cat"}
 

@@ -1,5 +1,7 @@
 """/tokenize and /detokenize, as clients of llama-server and of vLLM call them."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.server.fake_engine import CONTEXT_TOKENS
@@ -7,6 +9,11 @@ from tests.server.openai_shapes import assert_error
 
 HELLO = [{"role": "user", "content": "hello"}]
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture
+def settings(settings):
+    return replace(settings, unknown_fields="refuse")
 
 
 @pytest.mark.parametrize("name", ["content", "prompt"])
@@ -119,7 +126,7 @@ async def test_an_empty_text_has_no_tokens(client):
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0]",
             "unsupported_content_part",
-            "send text parts",
+            "the model is shown text",
         ),
         ("/detokenize", {}, "tokens", "missing_required_parameter", "Missing"),
         ("/detokenize", {"tokens": "a"}, "tokens", "invalid_type", "must be an array"),

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from engine.request import Grammar
-from server.responses_api.chat_tools import function_name
+from server.conversation.tools import function_name
 from server.tool_formats.free_text import InputDecoder
 from tests.server.fake_engine import says
 from tests.server.responses_api.responses_shapes import raw_events, valid_events, valid_response
@@ -144,7 +144,7 @@ def grammar(syntax, definition):
         ([NAMESPACE | {"tools": [{"type": "web_search"}]}], "tools[0].tools[0].type"),
         ([NAMESPACE | {"tools": [SPAWN | {"name": "a b"}]}], "tools[0].tools[0].name"),
         ([NAMESPACE | {"extra": 1}], "tools[0].extra"),
-        ([LEFT_OUT[0], NAMESPACE, NAMESPACE], "tools[2].tools[0].name"),
+        ([LEFT_OUT[0], NAMESPACE, NAMESPACE], "tools[2].tools[0]"),
         ([APPLY | {"name": None}], "tools[0].name"),
         (grammar("ebnf", "x"), "tools[0].format.syntax"),
         (grammar("lark", ""), "tools[0].format.definition"),
@@ -152,16 +152,16 @@ def grammar(syntax, definition):
         (grammar("regex", "a{99999}"), "tools[0].format.definition"),
     ],
 )
-async def test_a_malformed_tool_is_refused_by_its_own_path(client, tools, param):
-    response = await client.post(PATH, json={"input": "x", "tools": tools})
+async def test_a_malformed_tool_is_refused_by_its_own_path(strict_client, tools, param):
+    response = await strict_client.post(PATH, json={"input": "x", "tools": tools})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
 
 
 def test_names_are_short_enough_and_distinct():
-    long = function_name("mcp__codex_apps__" + "g" * 60, "search")
-    assert len(long) == 64
-    assert long != function_name("mcp__codex_apps__" + "g" * 61, "search")
+    long = function_name("mcp__codex_apps__" + "g" * 124, "search")
+    assert len(long) == 128
+    assert long != function_name("mcp__codex_apps__" + "g" * 125, "search")
     assert function_name("a.b", "c") == "a_b__c"
 
 

@@ -1,11 +1,18 @@
 """/v1/embeddings answers 501 and says what to do instead."""
 
+from dataclasses import replace
+
 import openai
 import pytest
 
 from tests.server.openai_shapes import assert_error
 
 PATH = "/v1/embeddings"
+
+
+@pytest.fixture
+def settings(settings):
+    return replace(settings, unknown_fields="refuse")
 
 
 @pytest.mark.parametrize("given", ["a", ["a", "b"], [1, 2], [[1, 2], [3]]], ids=str)

@@ -6,10 +6,10 @@ import pytest
 
 from engine.sampling.grammar import Grammars
 from engine.text.markers import HARMONY, Marker, Markers
+from server.conversation.model import ToolChoice
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar
 from server.requests.chat import ChatRequest
-from server.requests.tools import ToolChoice
 from tests.engine.text.test_tokenizer import make_thinker
 
 SPECIAL = [

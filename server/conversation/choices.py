@@ -1,0 +1,101 @@
+"""Read tool_choice, in any API's shape."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from server.conversation.model import Json, Tool, ToolChoice
+from server.conversation.tools import MAX_TOOLS, function_name
+from server.errors import BadRequestError, shortened
+from server.validation.notes import Notes
+
+_MODES: dict[Any, ToolChoice] = {
+    "none": ToolChoice("none"),
+    "auto": ToolChoice(),
+    "any": ToolChoice("required"),
+    "required": ToolChoice("required"),
+}
+_NAMED = ("function", "custom", "tool")
+
+
+def read_choice(
+    given: Any, path: str, tools: Sequence[Tool], left_out: Collection[str], notes: Notes
+) -> ToolChoice:
+    """Return the choice. One that asks for a tool that was left out is auto.
+
+    left_out: names and types of tools that were left out.
+    Raises BadRequestError if it names a tool that is not there, or needs tools where there are none.
+    """
+    if isinstance(given, ToolChoice):
+        return given
+    choice = _read(given, path, left_out, notes)
+    known = {tool.name for tool in tools}
+    missing = [name for name in choice.names or () if name not in known]
+    needs_tools = choice.mode == "required" or choice.names is not None
+    if left_out and needs_tools and (not tools or (left_out.issuperset(missing) and missing)):  # type: ignore[attr-defined]
+        notes.left_out(path)
+        return ToolChoice(is_parallel=choice.is_parallel)
+    if needs_tools and not tools:
+        raise _fault(path, "is allowed only with tools; send some", "invalid_value")
+    if missing:
+        phrase = f"names the tool '{shortened(missing[0])}', which is not among the tools"
+        raise _fault(path, phrase, "invalid_value")
+    return choice
+
+
+def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> ToolChoice:
+    kind = given.get("type") if isinstance(given, dict) else given
+    if given is None:
+        return ToolChoice()
+    if isinstance(kind, str) and kind in _MODES:
+        if given == "any":
+            notes.understood(path)
+        return _with_parallel(_MODES[kind], given)
+    if not isinstance(given, dict):
+        phrase = "must be 'none', 'auto', 'required' or an object that names a tool"
+        raise _fault(path, phrase, "invalid_value" if isinstance(given, str) else "invalid_type")
+    if kind is None and "name" in given:
+        kind = "function"
+    if kind in _NAMED:
+        name = _name(given, path)
+        return _with_parallel(ToolChoice("required", (name,), True), given)
+    if kind == "allowed_tools":
+        return _allowed(given, path)
+    if isinstance(kind, str) and kind in left_out:
+        notes.left_out(path)
+        return ToolChoice()
+    phrase = "must be 'auto', 'none', 'required', 'function', 'custom' or 'allowed_tools'"
+    raise _fault(f"{path}.type", phrase, "invalid_value")
+
+
+def _with_parallel(choice: ToolChoice, given: Any) -> ToolChoice:
+    """Return a choice that also says what Anthropic's says about several calls."""
+    is_single = isinstance(given, dict) and given.get("disable_parallel_tool_use") is True
+    return replace(choice, is_parallel=False) if is_single else choice
+
+
+def _allowed(given: Json, path: str) -> ToolChoice:
+    if isinstance(given.get("allowed_tools"), dict):
+        given, path = given["allowed_tools"], f"{path}.allowed_tools"
+    mode, tools = given.get("mode", "auto"), given.get("tools")
+    if mode not in ("auto", "required"):
+        raise _fault(f"{path}.mode", "must be 'auto' or 'required'", "invalid_value")
+    if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
+        raise _fault(f"{path}.tools", f"must be an array of 1 to {MAX_TOOLS} tools", "invalid_value")
+    names = [_name(tool, f"{path}.tools[{index}]") for index, tool in enumerate(tools)]
+    return ToolChoice("required" if mode == "required" else "auto", tuple(dict.fromkeys(names)))
+
+
+def _name(given: Any, path: str) -> str:
+    """Return the name of a tool that a choice names, as the model is shown it."""
+    holders = (given.get(key) for key in ("function", "custom")) if isinstance(given, dict) else ()
+    inner = next((one for one in holders if isinstance(one, dict)), given)
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if not isinstance(name, str):
+        raise _fault(f"{path}.name", "must be the name of one of the tools", "invalid_type")
+    namespace = inner.get("namespace")
+    return function_name(namespace if isinstance(namespace, str) else None, name)
+
+
+def _fault(path: str, phrase: str, code: str) -> BadRequestError:
+    return BadRequestError(f"'{path}' {phrase}.", param=path, code=code)

@@ -1,0 +1,115 @@
+"""Translate the messages of chats."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from server.conversation.model import Call, Json, Message, Role
+from server.conversation.parts import arguments_of, as_string, note_unknown, parts_of
+from server.validation.notes import Notes
+
+ROLES: dict[Any, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "model": "assistant",
+    "ai": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+"""The roles that are known. Any other is shown as the user's."""
+_OF_API = ("system", "developer", "user", "assistant", "tool")
+_ASSISTANT_ONLY = ("refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")
+_KNOWN = ("role", "content", "name", "tool_call_id", *_ASSISTANT_ONLY)
+
+
+def from_chats(messages: Iterable[Any], path: str, notes: Notes) -> list[Message]:
+    """Return the messages. path: of the array."""
+    return [chat_message(given, f"{path}[{index}]", notes) for index, given in enumerate(messages)]
+
+
+def chat_message(given: Any, at: str, notes: Notes) -> Message:
+    """Return one message, whatever was given for it."""
+    if not isinstance(given, dict):
+        notes.as_text(at)
+        return Message("user", tuple(parts_of(given, at, notes)), at=at)
+    known = given.get("role") if isinstance(given.get("role"), str) else None
+    role = ROLES.get(known, "user")
+    if known not in _OF_API:
+        notes.understood(f"{at}.role", "must be 'system', 'developer', 'user', 'assistant' or 'tool'")
+    note_unknown(given, _KNOWN, at, notes)
+    name = given["name"] if isinstance(given.get("name"), str) else ""
+    if role == "assistant":
+        return _assistant_message(given, name, at, notes)
+    for key in _ASSISTANT_ONLY:
+        if given.get(key) is not None:
+            notes.left_out(f"{at}.{key}")
+    if given.get("content") is None:
+        notes.understood(f"{at}.content", "is missing")
+    parts = tuple(parts_of(given.get("content"), f"{at}.content", notes))
+    if role == "tool":
+        return Message(role, parts, call_id=as_string(given.get("tool_call_id")) or name, at=at)
+    if given.get("tool_call_id") is not None:
+        notes.left_out(f"{at}.tool_call_id")
+    return Message(role, parts, name=name, at=at)
+
+
+def _assistant_message(given: Json, name: str, at: str, notes: Notes) -> Message:
+    content = given.get("content")
+    thoughts: list[Any] = []
+    if isinstance(content, list):
+        thoughts = [part["thinking"] for part in content if _is_thinking(part)]
+        content = [part for part in content if not _is_thinking(part)] if thoughts else content
+        if thoughts:
+            notes.understood(f"{at}.content")
+    if content is None and not any(given.get(key) for key in ("tool_calls", "refusal", "function_call")):
+        notes.understood(f"{at}.content", "is missing")
+    parts = parts_of(given.get("refusal") if content is None else content, f"{at}.content", notes)
+    reasonings = (given.get("reasoning_content"), given.get("reasoning"), "".join(map(as_string, thoughts)))
+    reasoning = next((one for one in reasonings if isinstance(one, str) and one), "")
+    return Message("assistant", tuple(parts), reasoning, _calls(given, at, notes), name=name, at=at)
+
+
+def _is_thinking(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "thinking" and "thinking" in part
+
+
+def _calls(given: Json, at: str, notes: Notes) -> tuple[Call, ...]:
+    calls = given.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        notes.left_out(f"{at}.tool_calls")
+    found = enumerate(calls if isinstance(calls, list) else ())
+    made = [_call(one, f"{at}.tool_calls[{index}]", notes) for index, one in found]
+    if isinstance(old := given.get("function_call"), dict):
+        notes.understood(f"{at}.function_call")
+        made.append(_call({"id": old.get("name"), "function": old}, f"{at}.function_call", notes))
+    return tuple(call for call in made if call is not None)
+
+
+def _call(given: Any, at: str, notes: Notes) -> Call | None:
+    holders = (
+        key for key in ("function", "custom") if isinstance(given, dict) and isinstance(given.get(key), dict)
+    )
+    if (key := next(holders, None)) is None:
+        notes.left_out(at)
+        return None
+    note_unknown(given, ("id", "type", key), at, notes)
+    inner = given[key]
+    note_unknown(inner, ("name", "arguments", "input"), f"{at}.{key}", notes)
+    if not isinstance(given.get("id"), str):
+        notes.understood(f"{at}.id", "is missing")
+    if "input" in inner:
+        arguments: Json = {"input": as_string(inner["input"])}
+    else:
+        arguments = arguments_of(inner.get("arguments"), f"{at}.{key}.arguments", notes)
+    return Call(as_string(given.get("id")), named(inner, f"{at}.{key}", notes), arguments)
+
+
+def named(given: Json, at: str, notes: Notes) -> str:
+    """Return the name of what was called."""
+    name = given.get("name")
+    if not isinstance(name, str) or not name:
+        notes.understood(f"{at}.name", "is missing")
+        return "unnamed"
+    return name

@@ -1,0 +1,97 @@
+"""Translate the messages of Anthropic's API."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from server.conversation.from_chats import chat_message, named
+from server.conversation.model import Call, Message, Part, Role
+from server.conversation.parts import arguments_of, as_string, note_unknown, part_of, parts_of
+from server.validation.notes import Notes
+
+_ROLES: tuple[Role, ...] = ("user", "assistant", "system")
+
+
+def from_messages(messages: Iterable[Any], path: str, notes: Notes) -> list[Message]:
+    """Return the messages; neighbours of one role are merged, as Anthropic does. path: of the array."""
+    made: list[Message] = []
+    for index, given in enumerate(messages):
+        at = f"{path}[{index}]"
+        role = given.get("role") if isinstance(given, dict) else None
+        if role not in _ROLES:
+            made.append(chat_message(given, at, notes))
+            continue
+        note_unknown(given, ("role", "content"), at, notes)
+        if given.get("content") is None or (role != "assistant" and given["content"] == []):
+            notes.understood(f"{at}.content", "is empty")
+        made += _of_blocks(role, given.get("content"), f"{at}.content", notes)
+    return merged(made)
+
+
+def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Message]:
+    """Yield the messages that the blocks of one are: results are messages of their own."""
+    parts: list[Part] = []
+    reasoning: list[str] = []
+    calls: list[Call] = []
+    joint = "" if role == "assistant" else "\n"
+
+    def message() -> Message:
+        return Message(role, tuple(parts), "".join(reasoning), tuple(calls), joint=joint, at=at)
+
+    is_list = isinstance(content, list)
+    for index, block in enumerate(content if is_list else [] if content is None else [content]):
+        here = f"{at}[{index}]" if is_list else at
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use" and role == "assistant":
+            note_unknown(block, ("type", "id", "name", "input"), here, notes)
+            arguments = block["input"] if isinstance(block.get("input"), dict) else None
+            if arguments is None:
+                notes.understood(f"{here}.input", "must be an object")
+                arguments = arguments_of(block.get("input"), f"{here}.input", notes)
+            calls.append(Call(as_string(block.get("id")), named(block, here, notes), arguments))
+        elif kind == "thinking" and role == "assistant":
+            note_unknown(block, ("type", "thinking", "signature"), here, notes)
+            reasoning.append(as_string(block.get("thinking")))
+        elif kind == "tool_result":
+            if parts or calls or reasoning:
+                yield message()
+                parts, reasoning, calls = [], [], []
+            note_unknown(block, ("type", "tool_use_id", "content", "is_error"), here, notes)
+            result = parts_of(block.get("content"), f"{here}.content", notes)
+            shown = _as_error(result) if block.get("is_error") is True else result
+            yield Message(
+                "tool", tuple(shown), call_id=as_string(block.get("tool_use_id")), joint="\n", at=here
+            )
+        elif isinstance(block, str) and not is_list:
+            parts.append(block)
+        else:
+            parts += part_of(block, here, notes)
+    if parts or calls or reasoning or role == "assistant":
+        yield message()
+
+
+def _as_error(parts: list[Part]) -> list[Part]:
+    """Mark a result as an error, unless it says so itself."""
+    text = "\n".join(map(str, parts))
+    return parts if text.lower().startswith("error") else [f"Error: {text}".rstrip()]
+
+
+def merged(messages: Iterable[Message]) -> list[Message]:
+    """Merge neighbours of one role, but not results."""
+    made: list[Message] = []
+    for message in messages:
+        if made and made[-1].role == message.role != "tool":
+            made[-1] = joined(made[-1], message)
+        else:
+            made.append(message)
+    return made
+
+
+def joined(first: Message, second: Message) -> Message:
+    """Return two messages of one role as one."""
+    return replace(
+        first,
+        parts=first.parts + second.parts,
+        reasoning=first.reasoning + second.reasoning,
+        calls=first.calls + second.calls,
+    )

@@ -1,0 +1,111 @@
+"""Messages, calls and tools, whichever API they came through."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Json = dict[str, Any]
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """What the model cannot be shown. kind: image, audio, video or document. name: its title, or ""."""
+
+    kind: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        """Return what the model is shown instead, the same at every turn: no sizes, no dates."""
+        return f"[{self.kind}{self.name and ' ' + self.name}: this model reads text]"
+
+
+Part = str | Media
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool that the assistant made. id: may be "" until settle()."""
+
+    id: str
+    name: str
+    arguments: Json
+
+    def for_template(self) -> Json:
+        """Return the call as chat templates expect it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message.
+
+    call_id: of the call that a tool's message answers. joint: what stands between the parts.
+    at: its path in the request, for notes and errors.
+    """
+
+    role: Role
+    parts: tuple[Part, ...] = ()
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    name: str = ""
+    joint: str = ""
+    at: str = field(default="", compare=False)
+
+    @property
+    def text(self) -> str:
+        """The text that the model is shown."""
+        return self.joint.join(map(str, self.parts))
+
+    def for_template(self) -> Json:
+        """Return the message as chat templates expect it."""
+        shown: Json = {"role": self.role, "content": self.text}
+        named = {"name": self.name, "reasoning_content": self.reasoning}
+        shown |= {name: value for name, value in named.items() if value}
+        if self.role == "tool":
+            shown["tool_call_id"] = self.call_id
+        if self.calls:
+            shown["tool_calls"] = [call.for_template() for call in self.calls]
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that the model may ask the client to call, as the model is shown it: a function.
+
+    strict: whether its schema must be enforced. lark: the grammar of a free-form tool's input, if it has one.
+    at: path of the schema or grammar in the request. is_custom: whether the client's tool is free-form.
+    own_name, namespace: what the client calls it, if it is in a namespace.
+    """
+
+    name: str
+    description: str | None
+    parameters: Json
+    strict: bool = False
+    lark: str | None = None
+    at: str = ""
+    is_custom: bool = False
+    own_name: str = ""
+    namespace: str | None = None
+
+    def for_template(self) -> Json:
+        """Return the tool as chat templates and tool call parsers expect it."""
+        function: Json = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function | {"parameters": self.parameters}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which tools the model may or must call.
+
+    names: the tools that the model may call; None for all. is_named: it must call the one in names.
+    is_parallel: whether an answer may have several calls; None if the choice does not say.
+    """
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] | None = None
+    is_named: bool = False
+    is_parallel: bool | None = None

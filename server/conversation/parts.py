@@ -1,0 +1,175 @@
+"""What the model is shown of the parts of messages, results and items: the one place that says it.
+
+docs/guide.md has these tables.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic_core import from_json
+
+from server.conversation.model import Json, Media, Part
+from server.validation.field_errors import INSIDE
+from server.validation.notes import Notes
+
+TEXTS = {
+    **dict.fromkeys(("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"),
+    "refusal": "refusal",
+}
+"""Parts that are text, and the key that holds it."""
+MEDIA = {
+    **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "image"),
+    **dict.fromkeys(("audio", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url"), "video"),
+    **dict.fromkeys(("document", "file", "input_file"), "document"),
+}
+"""Parts that are shown as a placeholder, or as their text if they have some."""
+LEFT_OUT = frozenset(
+    (
+        *("redacted_thinking", "container_upload", "fallback", "tool_addition", "tool_removal"),
+        *("mcp_tool_listing", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+        *("compaction_trigger", "configuration_update", "ghost_snapshot", "item_reference"),
+    )
+)
+"""Parts and items that hold nothing that a model could read."""
+UNREADABLE = frozenset(
+    (
+        *("encrypted_content", "encrypted_index", "encrypted_stdout", "signature", "fingerprint"),
+        *(
+            "data",
+            "file_data",
+            "image_url",
+            "b64_json",
+            "result",
+            "cache_control",
+            "citations",
+            "annotations",
+        ),
+        *("logprobs", "id", "call_id", "tool_use_id", "status", "type", "caller", "container_id", "file_id"),
+        "pending_safety_checks",
+    )
+)
+"""Keys that are left out of all other parts and items, which are shown as JSON: `[kind {...}]`."""
+MAX_SHOWN = 100_000
+"""Maximum characters of a part that is shown as JSON."""
+MAX_DEPTH = 20
+_NOTHING: tuple[Any, ...] = (None, {}, [], "")
+
+
+def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
+    """Return the parts of a content, whatever it is."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if isinstance(content, list):
+        return [p for i, one in enumerate(content) for p in part_of(one, f"{path}[{i}]", notes)]
+    if isinstance(content, dict):
+        notes.understood(path)
+        return part_of(content, path, notes)
+    notes.as_text(path)
+    return [compact(content)]
+
+
+def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
+    """Return what the model is shown of a part: none, one or, of a document, several parts."""
+    if isinstance(given, str):
+        notes.understood(path)
+        return [given]
+    if not isinstance(given, dict):
+        notes.as_text(path)
+        return [compact(given)]
+    kind = given.get("type")
+    if kind is None or kind in TEXTS:
+        key = TEXTS.get(kind or "text", "text")
+        if isinstance(given.get(key), str):
+            note_unknown(given, {"type", key}, path, notes)
+            return [given[key]]
+        if kind is not None:
+            notes.left_out(path)
+            return []
+    if kind in MEDIA:
+        return _media(given, MEDIA[kind], path, notes)
+    if kind == "compaction" and given.get("content"):
+        return parts_of(given["content"], path, notes)
+    shown = "" if kind in LEFT_OUT else readable(given)
+    if not shown:
+        notes.left_out(path)
+        return []
+    notes.as_text(path)
+    name = given.get("name") if kind in ("server_tool_use", "mcp_tool_use") else kind
+    return [f"[{name} {shown}]" if isinstance(name, str) else shown]
+
+
+def note_unknown(given: Json, known: Iterable[str], path: str, notes: Notes) -> None:
+    """Note the keys of an object that have no effect."""
+    for key in given.keys() - set(known) - notes.silent:
+        if given[key] is not None:
+            notes.left_out(f"{path}.{key}", is_peers=key in INSIDE)
+
+
+def _media(given: Json, kind: str, path: str, notes: Notes) -> list[Part]:
+    """Return a placeholder, or the text of a document that is text."""
+    notes.as_text(path)
+    holders = (given.get(key) for key in ("source", "file", "input_audio"))
+    inner = next((one for one in holders if isinstance(one, dict)), {})
+    names = (given.get("title"), given.get("filename"), inner.get("filename"))
+    name = next((one[:100] for one in names if isinstance(one, str)), "")
+    if inner.get("type") == "text" and isinstance(inner.get("data"), str):
+        return [f"[{kind}{name and ' ' + name}]\n{inner['data']}"]
+    if inner.get("type") == "content":
+        return parts_of(inner.get("content"), path, notes)
+    return [Media(kind, name)]
+
+
+def readable(given: Any) -> str:
+    """Return as JSON what of an object people and models can read; "" if there is nothing."""
+    kept = cleaned(given)
+    return "" if kept in _NOTHING else compact(kept)[:MAX_SHOWN]
+
+
+def cleaned(given: Any, depth: int = 0) -> Any:
+    """Return an object without unreadable keys and empty values, down to a depth."""
+    if depth > MAX_DEPTH:
+        return None
+    if isinstance(given, dict):
+        kept = {key: cleaned(one, depth + 1) for key, one in given.items() if key not in UNREADABLE}
+        return {key: one for key, one in kept.items() if one not in _NOTHING}
+    if isinstance(given, list):
+        return [one for one in (cleaned(one, depth + 1) for one in given) if one not in _NOTHING]
+    return given
+
+
+def compact(value: Any) -> str:
+    """Return a value as JSON."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def as_string(value: Any) -> str:
+    """Return a string as it is, another value as JSON, and nothing for null."""
+    return value if isinstance(value, str) else "" if value is None else compact(value)
+
+
+def arguments_of(given: Any, path: str, notes: Notes) -> Json:
+    """Return the arguments of a call as an object, however they were sent. Of cut-off ones, what is there."""
+    if isinstance(given, str):
+        if not given.strip():
+            return {}
+        value = _parsed(given)
+        if isinstance(value, dict):
+            return value
+        notes.as_text(path)
+        value = _parsed(given, allow_partial="trailing-strings")
+        if isinstance(value, dict):
+            return value
+        return {"input": given}
+    notes.understood(path)
+    return given if isinstance(given, dict) else {} if given is None else {"input": given}
+
+
+def _parsed(text: str, **options: Any) -> Any:
+    try:
+        return from_json(text, allow_inf_nan=False, **options)
+    except ValueError:
+        return None

@@ -1,0 +1,89 @@
+"""Settle what a conversation leaves open: calls and results that do not match; whether it has an answer."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from server.conversation.model import Media, Message
+from server.errors import BadRequestError
+from server.validation.notes import Notes
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 8192
+"""Maximum parts of a whole conversation, those of results included: translating each takes time."""
+
+
+def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "entries") -> list[Any]:
+    """Return the messages or items of a request, before they are translated. Raises BadRequestError."""
+    if isinstance(given, dict):
+        given = [given]
+    if not isinstance(given, list):
+        kinds = {str: "a string", bool: "a boolean", int: "an integer", float: "a decimal number"}
+        shown = kinds.get(type(given), "null")
+        raise BadRequestError(f"'{path}' must be an array, not {shown}.", param=path, code="invalid_type")
+    if len(given) > most:
+        raise _too_many(path, len(given), most, what)
+    parts = list(_contents(given))
+    num_parts = len(parts) + sum(1 for _ in _contents(parts))
+    if num_parts > MAX_PARTS:
+        raise _too_many(path, num_parts, MAX_PARTS, "parts in all")
+    return given
+
+
+def _too_many(path: str, num: int, most: int, what: str) -> BadRequestError:
+    message = f"'{path}' has {num} {what}; at most {most} are allowed."
+    return BadRequestError(message, param=path, code="invalid_value")
+
+
+def _contents(given: Iterable[Any]) -> Iterator[Any]:
+    """Yield the parts of messages, or of results."""
+    for one in given:
+        for key in ("content", "output", "summary", "tool_calls"):
+            if isinstance(one, dict) and isinstance(one.get(key), list):
+                yield from one[key]
+
+
+def settle(messages: Iterable[Message], notes: Notes) -> tuple[Message, ...]:
+    """Return the messages with ids that match. Results without a call are shown as the user's text."""
+    made: list[Message] = []
+    known: set[str] = set()
+    unanswered: list[str] = []
+    numbers = count(1)
+    for given in messages:
+        message = given
+        if message.calls:
+            calls = tuple(c if c.id else replace(c, id=f"call_{next(numbers)}") for c in message.calls)
+            message = replace(message, calls=calls)
+            known.update(call.id for call in calls)
+            unanswered += [call.id for call in calls]
+        elif message.role == "tool":
+            if not message.call_id and unanswered:
+                notes.understood(message.at, "names no call")
+                message = replace(message, call_id=unanswered[0])
+            if message.call_id not in known:
+                notes.understood(message.at, "answers no call of an earlier message")
+                message = _as_users(message)
+            elif message.call_id in unanswered:
+                unanswered.remove(message.call_id)
+        made.append(message)
+    return tuple(made)
+
+
+def _as_users(result: Message) -> Message:
+    return Message("user", (f"<tool_response>\n{result.text}\n</tool_response>",), at=result.at)
+
+
+def check_answerable(messages: Sequence[Message]) -> None:
+    """Refuse a newest turn that only media make sense of. Raises BadRequestError."""
+    last = max((i for i, one in enumerate(messages) if one.role == "assistant"), default=-1)
+    newest = [one for one in messages[last + 1 :] if one.role != "system"]
+    media = [part for one in newest for part in one.parts if isinstance(part, Media)]
+    has_text = any(isinstance(part, str) and part.strip() for one in newest for part in one.parts)
+    if media and not has_text and all(one.role != "tool" for one in newest):
+        at = newest[-1].at
+        raise BadRequestError(
+            f"'{at}' has nothing but media ({media[0].kind}), and this model reads text. Send some with it.",
+            param=at,
+            code="unsupported_content_part",
+        )
