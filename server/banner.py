@@ -111,7 +111,7 @@ def describe_sampling(settings: Settings, info: ModelInfo) -> str:
 
 def describe_tools(markers: Markers) -> str:
     """Describe how tools are shown and called, if not in the model's own format; else empty."""
-    return "generic format: the chat template knows none" if markers.is_generic else ""
+    return "generic format: the chat template has none that is known" if markers.is_generic else ""
 
 
 MAX_NAMES = 8

@@ -27,7 +27,8 @@ class Markers:
     inner: special tokens that the format of tool calls uses between the markers.
     call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of call_formats.py.
     call_gap: whitespace that the chat template writes between content and a call after it.
-    is_generic: the chat template knows no tools, so they are described in the system text (template_fit.py).
+    is_generic: the chat template has no tools, or no known format of calls, so that they are described in the
+        system text (template_fit.py).
     """
 
     think_start: Marker | None = None

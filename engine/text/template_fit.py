@@ -51,7 +51,7 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
     if is_generic:
         made.change(
             with_tools_as_text(made.messages, tools),
-            "it knows no tools: these, calls and results are shown as text",
+            "it has no known format of tools: these, calls and results are text",
         )
         made.tools = None
     if not (traits.has_system and traits.later_systems):

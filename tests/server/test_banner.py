@@ -95,12 +95,12 @@ def test_the_banner_says_that_streamed_answers_may_differ():
     assert f"decoding streaming (window of 16, one by one, anchored): {differs}" in said
 
 
-def test_the_banner_says_that_the_template_knows_no_tools():
+def test_the_banner_says_that_tools_have_the_generic_format():
     said = banner(FakeEngine().info, ("m",), "http://a", "auto", True, False, tools=describe_tools(Markers()))
     assert "  tools  " not in said
     tools = describe_tools(Markers(is_generic=True))
     said = banner(FakeEngine().info, ("m",), "http://a", "auto", True, False, tools=tools)
-    assert "  tools    generic format: the chat template knows none\n" in said
+    assert "  tools    generic format: the chat template has none that is known\n" in said
 
 
 def test_the_banner_says_what_was_found_by_trying():

@@ -18,6 +18,7 @@ from config.settings import BUNDLED_MODEL
 from engine.foreign.chat_templates import TemplateProcess
 from engine.text.chat_template import ChatTemplate, TemplateError
 from engine.text.control_tokens import ControlTokens
+from engine.text.template_fit import fit
 from engine.text.template_traits import Traits
 from engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
@@ -322,3 +323,39 @@ def test_marks_that_a_template_parts_from_their_token_are_left_out():
     marked = control_tokens.mark("a<|im_end|>b")
     assert tokenizer.decode(control_tokens.encode(marked[:2] + "c" + marked[-2:])) == "acb"
     assert control_tokens.mark([{"a": "b"}, 1, None]) == [{"a": "b"}, 1, None]
+
+
+def test_no_content_beside_calls_stays_missing_where_the_template_takes_it():
+    calls = [user("one"), said(None, "a"), result("a", "b"), said(None)]
+    contents = [one["content"] for one in fit(calls, TOOLS, Traits(), is_generic=False).messages]
+    assert contents == ["one", None, "b", ""]
+    contents = [
+        one["content"] for one in fit(calls, TOOLS, Traits(calls_null=False), is_generic=False).messages
+    ]
+    assert contents == ["one", "", "b", ""]
+
+
+def test_words_after_a_call_do_not_join_it():
+    messages = [user("one"), said("a"), said("b", "call"), said("c"), said("d")]
+    merged = fit(messages, TOOLS, Traits(assistant_runs=False), is_generic=False).messages
+    assert [one["content"] for one in merged] == ["one", "a\n\nb", "c\n\nd"]
+    assert "tool_calls" in merged[1]
+
+
+def test_a_rendering_that_takes_too_long_is_not_tried_in_another_form(monkeypatch: pytest.MonkeyPatch):
+    process, rendered = TemplateProcess(time_limit_s=0.5), []
+
+    def render(**call: Any) -> Any:
+        rendered.append(call["conversations"])
+        return process.render(**call)
+
+    monkeypatch.setattr(tokenization_utils_base, "render_jinja_template", render)
+    endless = f"{{% if messages[-1].content == 'forever' %}}{ENDLESS}{{% endif %}}"
+    source = endless + (FOLDER / "smol.jinja").read_text()
+    template = ChatTemplate(load_tokenizer(Path(BUNDLED_MODEL), {"chat_template": source}))
+    assert template.traits is not None
+    rendered.clear()
+    with pytest.raises(TemplateError, match="took more than"):
+        template.render([system("a"), user("forever")], None, {})
+    assert len(rendered) == 1
+    process.stop()
