@@ -243,7 +243,7 @@ class Attacks:
             writer.close()
 
     async def _huge_body(self) -> None:
-        text = "word " * round(self._random.choice([0.3, 1.9]) * 2**20)
+        text = "word " * round(self._random.choice([0.3, 7]) * 2**20)
         body = MODEL | {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
         codes = "context_length_exceeded", "body_too_large"
         await self._ask("huge_body", CHAT, body, *codes)

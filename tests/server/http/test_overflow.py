@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import openai
 import pytest
 
 from engine.request import MemoryLimit
@@ -104,3 +105,16 @@ async def test_what_is_no_prompt_keeps_its_own_words(client):
     assert assert_error(response.json(), "prediction", "context_length_exceeded").startswith(
         "The prediction has"
     )
+
+
+async def test_a_stream_of_messages_is_refused_before_it_begins(client):
+    response = await client.post("/v1/messages", json=CHAT | {"max_tokens": 5, "stream": True})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("prompt is too long: ")
+
+
+def test_openai_s_package_reads_the_failed_stream(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk:
+        events = list(sdk.responses.create(model="alias", input=LONG, stream=True))
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.error.code == "context_length_exceeded"
