@@ -104,8 +104,9 @@ def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
 
 def note_unknown(given: Json, known: Iterable[str], path: str, notes: Notes) -> None:
     """Note the keys of an object that have no effect."""
-    for key in given.keys() - set(known) - notes.silent:
-        if given[key] is not None:
+    for key in sorted(given.keys() - set(known) - notes.silent):
+        says_nothing = given[key] is None or (key not in INSIDE and given[key] in (False, []))
+        if not says_nothing:
             notes.left_out(f"{path}.{key}", is_peers=key in INSIDE)
 
 

@@ -4,24 +4,15 @@ Fields of Anthropic's API that make no difference on a local server are accepted
 fields that would change the response are refused by name.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
-from server.conversation.settled import MAX_MESSAGES
-from server.errors import shortened
-from server.messages_api.blocks import (
-    MAX_BLOCKS,
-    Content,
-    Texts,
-    ToolResultBlock,
-    ToolUseBlock,
-    too_many,
-)
+from server.conversation.anthropic import read_conversation
+from server.conversation.model import ToolChoice
 from server.messages_api.thinking import Thinking
-from server.messages_api.tools import NamedChoice, ToolChoice, Tools
 from server.requests.drafts import DraftFields
+from server.requests.messages import Messages, ToolChoiceField, Tools
 from server.requests.models import KeepAlive
 from server.requests.streaming_decoding import StreamingDecodingFields
 from server.validation.field_errors import field_error
@@ -34,81 +25,7 @@ from server.validation.fields import (
     no_effect,
     unsupported,
 )
-
-_BLOCKS_OF_ROLES = {
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "thinking", "tool_use"),
-    "system": ("text",),
-}
-
-
-class InputMessage(RequestModel):
-    """A message of the conversation. The content of a response can be sent back unchanged."""
-
-    role: Literal["user", "assistant", "system"] = Field(
-        description="The author. Consecutive messages of the same role are merged into one."
-    )
-    content: Content = Field(description="A string, or content blocks of types that the role allows.")
-
-    @model_validator(mode="after")
-    def check_blocks(self) -> "InputMessage":
-        """Refuse blocks that the role does not allow, and empty content unless it is the assistant's."""
-        allowed = _BLOCKS_OF_ROLES[self.role]
-        for index, block in enumerate(self.content):
-            if block.type not in allowed:
-                phrase = f"is '{block.type}', which is not allowed in a message of the {self.role}"
-                raise field_error("invalid_value", phrase, f".content[{index}].type")
-        if not self.content and self.role != "assistant":
-            raise field_error("invalid_value", "is empty; send at least one block", ".content")
-        return self
-
-
-def _check_conversation(given: list[InputMessage]) -> list[InputMessage]:
-    """Refuse tool results without an earlier tool call, and a conversation that ends with the assistant."""
-    called: set[str] = set()
-    for index, message in enumerate(given):
-        for block_index, block in enumerate(message.content):
-            if isinstance(block, ToolUseBlock):
-                called.add(block.id)
-            elif isinstance(block, ToolResultBlock) and block.tool_use_id not in called:
-                raise field_error(
-                    "invalid_value",
-                    "names no tool_use block of an earlier message",
-                    f"[{index}].content[{block_index}].tool_use_id",
-                )
-    if given[-1].role == "assistant":
-        raise field_error(
-            "unsupported_value",
-            "is 'assistant', but prefilled responses are not supported; end with a message of role 'user'",
-            f"[{len(given) - 1}].role",
-        )
-    return given
-
-
-def _check_length(given: object) -> object:
-    if not isinstance(given, list):
-        return given
-    if len(given) > MAX_MESSAGES:
-        raise too_many(len(given), MAX_MESSAGES)
-    blocks = _contents(given)
-    num_blocks = len(blocks) + len(_contents(blocks))
-    if num_blocks > MAX_BLOCKS:
-        raise too_many(num_blocks, MAX_BLOCKS, "blocks in all")
-    return given
-
-
-def _contents(given: Sequence[object]) -> list[object]:
-    """Return the content blocks of messages, or of tool results, before they are validated."""
-    contents = [item.get("content") for item in given if isinstance(item, dict)]
-    return [block for content in contents if isinstance(content, list) for block in content]
-
-
-Messages = Annotated[
-    list[InputMessage],
-    Field(min_length=1),
-    BeforeValidator(_check_length, json_schema_input_type=list[InputMessage]),
-    AfterValidator(_check_conversation),
-]
+from server.validation.notes import notes_in
 
 
 class JsonOutput(RequestModel):
@@ -150,6 +67,12 @@ _REMOTE = {
 }
 
 
+System = Annotated[
+    tuple[Any, ...],
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+
+
 class ConversationFields(AcceptsPeerFields):
     """The fields that determine the prompt, common to both bodies."""
 
@@ -159,14 +82,14 @@ class ConversationFields(AcceptsPeerFields):
         None, description="The model's name or one of its aliases. null: the served model."
     )
     messages: Messages = Field(
-        description="The conversation. It must end with a message of the user: no prefilled responses."
+        description="The conversation. A last message of the assistant is the beginning of the response."
     )
-    system: Texts = Field([], description="The system prompt, as a string or as text blocks.")
-    tools: Tools = Field([], description="Custom tools; Anthropic's own are refused by name.")
-    tool_choice: ToolChoice | None = Field(
-        None,
+    system: System = Field((), description="The system prompt, as a string or as text blocks.")
+    tools: Tools = Field((), description="Custom tools; Anthropic's own are left out.")
+    tool_choice: ToolChoiceField = Field(
+        ToolChoice(),
         description="auto: the model decides; any: it must call a tool; tool: it must call this one; none: "
-        "it must not.",
+        "it must not. disable_parallel_tool_use: whether to allow at most one call.",
     )
     thinking: Thinking | None = Field(
         None, description="Whether to think before responding. By default not, if the template has a choice."
@@ -188,16 +111,11 @@ class ConversationFields(AcceptsPeerFields):
     mcp_servers: unsupported([], **_REMOTE) = None  # type: ignore[valid-type]
     compaction: unsupported() = None  # type: ignore[valid-type]
 
-    @model_validator(mode="after")
-    def check_tool_choice(self) -> "ConversationFields":
-        """Refuse a tool choice that needs a tool which is not among the tools."""
-        names = [tool.name for tool in self.tools]
-        if self.tool_choice is not None and self.tool_choice.type in ("any", "tool") and not names:
-            raise field_error("invalid_value", "is allowed only with tools; send some", "tool_choice")
-        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.name not in names:
-            phrase = f"is '{shortened(self.tool_choice.name)}', which is not among the tools"
-            raise field_error("invalid_value", phrase, "tool_choice.name")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
+        """Bring the conversation into the normal form."""
+        return read_conversation(given, notes_in(info.context)) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def check_format(self) -> "ConversationFields":

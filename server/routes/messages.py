@@ -5,6 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from server.conversation.anthropic import kept_system
 from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
 from server.generation.model_use import serve_model
@@ -15,7 +16,6 @@ from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.messages_api.presenter import MessagePresenter
 from server.messages_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
 from server.messages_api.to_chat import (
-    kept_system,
     to_chat_request,
     to_prompt_request,
     with_request_name,

@@ -14,7 +14,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LONG_CALL = {
     "id": "c",
     "type": "function",
-    "function": {"name": "f", "arguments": json.dumps({"a": "x" * 9_991})},
+    "function": {"name": "f", "arguments": json.dumps({"a": "x" * 9_992})},
 }
 HELLO = [{"role": "user", "content": "hello"}]
 LONG = "x" * 1001
@@ -428,7 +428,7 @@ async def test_text_that_cannot_fit_is_refused_without_encoding_it(client, engin
     response = await client.post(path, json=body)
     assert response.status_code == 400
     assert_error(response.json(), param, "context_length_exceeded")
-    assert "at least 4999 tokens; the limit is 1000" in response.json()["error"]["message"]
+    assert "at least 5000 tokens; the limit is 1000" in response.json()["error"]["message"]
     assert engine.tokenizer.rendered == []
     assert engine.tokenizer.encoded_answers == []
 
