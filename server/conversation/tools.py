@@ -40,6 +40,7 @@ class ToolReader:
     notes: Notes
     tools: list[Tool] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
+    _names: set[str] = field(default_factory=set)
 
     def read(self, given: Any, path: str, namespace: str | None = None) -> None:
         """Add the tools of an array. Raises BadRequestError if one that the client runs cannot be called."""
@@ -68,9 +69,10 @@ class ToolReader:
             self.notes.left_out(f"{at}.{shortened(kind)}" if isinstance(kind, str) else at)
             return
         tool = read_tool(given, at, namespace, self.notes)
-        if any(tool.name == other.name for other in self.tools):
+        if tool.name in self._names:
             self.notes.left_out(at)
         else:
+            self._names.add(tool.name)
             self.tools.append(tool)
 
 

@@ -29,6 +29,9 @@ from server.tool_formats.reader import make_reader
 from server.validation.json_schema import check_schema
 from server.validation.relaxed_schema import RelaxedSchema, modern
 
+MAX_RELAXED = 128
+"""Maximum tools whose schemas are relaxed one by one, each compiled alone; of more, all become any object."""
+
 
 async def answer_chat(
     request: Request,
@@ -80,19 +83,20 @@ async def _compile_tools(
         check_enforced_in_full(body.enforced_tools)
         return await compile_whole(body), []
     except (BadRequestError, PydanticCustomError) as fault:
-        relaxed: dict[str, RelaxedSchema] = {}
-        for tool in body.tools:
-            if tool in body.enforced_tools and not tool.strict:
-                schema, at = tool.parameters, tool.at
-                found = await _relax_tool(request, service, schema, at, fault)
-                if found is not None:
-                    relaxed[tool.name] = found
-                    note_relaxed(request, found.paths(at))
-        if not relaxed:
+        flexible = [tool for tool in body.enforced_tools if not tool.strict]
+        parameters: dict[str, dict[str, Any]] = {}
+        if len(flexible) > MAX_RELAXED:
+            parameters = {tool.name: {"type": "object"} for tool in flexible}
+            note_relaxed(request, ["tools"])
+        for tool in flexible if not parameters else ():
+            found = await _relax_tool(request, service, tool.parameters, tool.at, fault)
+            if found is not None:
+                parameters[tool.name] = found.schema
+                note_relaxed(request, found.paths(tool.at))
+        if not parameters:
             raise
-        parameters = {name: found.schema for name, found in relaxed.items()}
         grammar = await compile_whole(body.with_parameters(parameters))
-        return grammar, [tool for tool in body.tools if tool.name in relaxed]
+        return grammar, [tool for tool in body.tools if tool.name in parameters]
 
 
 async def _relax_tool(

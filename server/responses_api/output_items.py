@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from engine.request import TokenLogprob
+from server.conversation.from_items import encode_reasoning
+from server.conversation.model import Tool
 from server.output.logprobs import chat_logprobs
 from server.output.openai_format import ResponseHead
 from server.output.parts import (
@@ -15,10 +17,7 @@ from server.output.parts import (
     TextPart,
     ToolCallPart,
 )
-from server.responses_api.chat_tools import ShownTool
 from server.responses_api.ids import item_id
-from server.responses_api.items import encode_reasoning
-from server.responses_api.tools import CustomTool
 from server.tool_formats.free_text import InputDecoder
 
 Json = dict[str, Any]
@@ -33,7 +32,7 @@ class OutputItems:
     """
 
     def __init__(
-        self, head: ResponseHead, num_input: int, includes_reasoning: bool, tools: Sequence[ShownTool] = ()
+        self, head: ResponseHead, num_input: int, includes_reasoning: bool, tools: Sequence[Tool] = ()
     ) -> None:
         self.items: list[Json] = []
         self._head = head
@@ -128,13 +127,13 @@ class OutputItems:
     def _start_call(self, call: ToolCallPart | CallStartPart) -> Iterator[Json]:
         self._open, self._texts = "call", []
         shown = self._tools.get(call.name)
-        is_custom = shown is not None and isinstance(shown.tool, CustomTool)
+        is_custom = shown is not None and shown.is_custom
         self._decoder = InputDecoder() if is_custom else None
         item = {
             "id": self._new_id("ctc" if is_custom else "fc"),
             "type": "custom_tool_call" if is_custom else "function_call",
             "call_id": call.id,
-            "name": call.name if shown is None else shown.tool.name,
+            "name": call.name if shown is None else shown.own_name,
             "input" if is_custom else "arguments": "",
             "status": "in_progress",
         }

@@ -6,27 +6,16 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from server.conversation.model import Tool
 from server.errors import ApiError, ContextLengthError
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
 from server.output.presenter import Events
-from server.responses_api.chat_tools import ShownTool
 from server.responses_api.ids import response_id
 from server.responses_api.output_items import Json, OutputItems
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from server.responses_api.to_chat import request_name
-from server.responses_api.tools import (
-    AllowedTools,
-    AnyChoice,
-    AnyTool,
-    CustomTool,
-    FunctionTool,
-    IgnoredTool,
-    NamedCustom,
-    NamedFunction,
-    NamespaceTool,
-)
 
 StoreResponse = Callable[[Json], None]
 """Called with a response that finished normally, before its last event is sent."""
@@ -44,7 +33,7 @@ class ResponsePresenter:
         body: ResponsesRequest,
         num_input: int,
         store_response: StoreResponse,
-        tools: Sequence[ShownTool],
+        tools: Sequence[Tool],
     ) -> None:
         self._head = head
         self._echo = _echo(body)
@@ -155,8 +144,8 @@ def _echo(body: ResponsesRequest) -> Json:
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_logprobs": body.top_logprobs or 0,
-        "tools": [_tool(tool) for tool in body.tools if not isinstance(tool, IgnoredTool)],
-        "tool_choice": _choice(body.tool_choice),
+        "tools": _tools(body.tools),
+        "tool_choice": body.tool_choice,
         "parallel_tool_calls": body.parallel_tool_calls,
         "text": _text(body),
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
@@ -171,18 +160,22 @@ def _echo(body: ResponsesRequest) -> Json:
     }
 
 
-def _tool(tool: AnyTool) -> Json:
-    match tool:
-        case FunctionTool():
-            shown = {"type": "function", "name": tool.name, "description": tool.description}
-            return shown | {"parameters": tool.parameters, "strict": tool.strict}
-        case CustomTool():
-            shown = {"type": "custom", "name": tool.name, "description": tool.description}
-            return shown | {"format": tool.format.model_dump()}
-        case NamespaceTool():
-            shown = {"type": "namespace", "name": tool.name, "description": tool.description or ""}
-            return shown | {"tools": [_tool(inner) for inner in tool.tools]}
-    return {"type": tool.type}
+def _tools(given: Any) -> list[Json]:
+    """Return the tools that the model is shown, as the API writes them."""
+    tools = [given] if isinstance(given, dict) else given
+    shown = [tool for tool in tools if tool.get("type", "function") in ("function", "custom", "namespace")]
+    return list(map(_tool, shown))
+
+
+def _tool(given: Json) -> Json:
+    kind = given.get("type") or "function"
+    inner = given[kind] if isinstance(given.get(kind), dict) else given
+    shown = {"type": kind, "name": inner.get("name"), "description": inner.get("description")}
+    if kind == "namespace":
+        return shown | {"description": shown["description"] or "", "tools": _tools(given.get("tools") or [])}
+    if kind == "custom":
+        return shown | {"format": inner.get("format") or {"type": "text"}}
+    return shown | {"parameters": inner.get("parameters"), "strict": inner.get("strict") is True}
 
 
 def _text(body: ResponsesRequest) -> Json:
@@ -191,13 +184,3 @@ def _text(body: ResponsesRequest) -> Json:
     if isinstance(text_format, JsonSchemaFormat):
         shown = {"strict": False, **text_format.model_dump(by_alias=True, exclude_none=True)}
     return {"format": shown}
-
-
-def _choice(choice: AnyChoice) -> Any:
-    match choice:
-        case NamedFunction() | NamedCustom():
-            where = {} if choice.namespace is None else {"namespace": choice.namespace}
-            return {"type": choice.type, "name": choice.name, **where}
-        case AllowedTools():
-            return {"type": choice.type, "mode": choice.mode, "tools": list(map(_choice, choice.tools))}
-    return choice

@@ -2,12 +2,19 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
-from server.requests.chat import ChatRequest
+from server.conversation.settled import check_size
+from server.requests.chat import ChatRequest, ReasoningEffort
 from server.requests.models import KeepAlive
-from server.responses_api.items import AnyItem, InputItem
-from server.responses_api.tools import ToolChoice, Tools
 from server.validation.field_errors import field_error
 from server.validation.fields import AcceptsPeerFields, Count, RequestModel, no_effect, unsupported
 from server.validation.notes import notes_in
@@ -78,7 +85,9 @@ class TextConfig(RequestModel):
 class Reasoning(RequestModel):
     """Configuration of the reasoning."""
 
-    effort: _chat_field("reasoning_effort") = None  # type: ignore[valid-type]
+    effort: ReasoningEffort | None = Field(
+        None, description=ChatRequest.model_fields["reasoning_effort"].description
+    )
     summary: no_effect("reasoning is returned in full.") = None  # type: ignore[valid-type]
     generate_summary: no_effect("reasoning is returned in full.") = None  # type: ignore[valid-type]
     context: unsupported("auto") = None  # type: ignore[valid-type]
@@ -91,21 +100,12 @@ class StreamOptions(RequestModel):
     include_obfuscation: no_effect("events are not padded.") = None  # type: ignore[valid-type]
 
 
-def _input(given: object) -> object:
+def _input(given: object) -> list[Any]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
+    if not isinstance(given, list | dict):
         raise field_error("invalid_type", "must be a string or an array of items")
-    num_parts = sum(_count_parts(item) for item in given) if len(given) <= MAX_ITEMS else 0
-    for num, what in ((len(given), "items"), (num_parts, "parts in its items")):
-        if num > MAX_ITEMS:
-            raise field_error("invalid_value", f"has {num} {what}; at most {MAX_ITEMS} are allowed")
-    return given
-
-
-def _count_parts(item: object) -> int:
-    lists = [item.get(name) for name in ("content", "output", "summary")] if isinstance(item, dict) else []
-    return sum(len(parts) for parts in lists if isinstance(parts, list))
+    return check_size(given, "input", most=MAX_ITEMS, what="items")
 
 
 def _include(given: list[str], info: ValidationInfo) -> list[str]:
@@ -115,14 +115,14 @@ def _include(given: list[str], info: ValidationInfo) -> list[str]:
     return given
 
 
-Input = Annotated[list[InputItem], BeforeValidator(_input, json_schema_input_type=str | list[AnyItem])]
+Input = Annotated[list[Any], PlainValidator(_input, json_schema_input_type=str | list[dict[str, Any]])]
 
 
 class ResponsesRequest(AcceptsPeerFields):
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
 
     droppable = frozenset(
-        {"draft", "reasoning", "stream_options", "text.verbosity", "truncation", "top_logprobs"}
+        {"draft", "reasoning.effort", "stream_options", "text.verbosity", "truncation", "top_logprobs"}
     )
 
     model: str | None = Field(
@@ -155,8 +155,10 @@ class ResponsesRequest(AcceptsPeerFields):
         description="Sample only from the most likely tokens whose probabilities add up to this. 1: "
         "no limit.",
     )
-    tools: Tools = Field([], description="Functions that the model may call. There are no built-in tools.")
-    tool_choice: ToolChoice = Field(
+    tools: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}})] = Field(
+        [], description="Functions that the model may call. There are no built-in tools."
+    )
+    tool_choice: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] = Field(
         "auto", description="As in chat completions, but a function's name is not nested in an object."
     )
     parallel_tool_calls: bool = Field(
@@ -251,7 +253,7 @@ class ResponsesRequest(AcceptsPeerFields):
         if self.stream_options is not None and not self.stream:
             phrase = "is allowed only with stream: true"
             raise field_error("invalid_value", phrase, "stream_options", leaves_out=True)
-        if self.previous_response_id is None and not self.input:
+        if self.previous_response_id is None and not self.input and not self.instructions:
             raise field_error(
                 "missing_required_parameter",
                 "is missing or empty; send input, or previous_response_id",

@@ -7,7 +7,6 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from server.errors import NotFoundError, shortened
-from server.responses_api.items import ConversationItem, parse_items
 
 MAX_RESPONSES = 10_000
 OVERHEAD_BYTES = 1024
@@ -43,14 +42,14 @@ class Turn:
         items: list[Json] = from_json(self.items_json)
         return items
 
-    def conversation(self) -> list[ConversationItem]:
+    def conversation(self) -> list[Json]:
         """Return all items from the first turn to this one. Instructions are not included."""
         turns = []
         turn: Turn | None = self
         while turn is not None:
             turns.append(turn)
             turn = turn.previous
-        return [item for turn in reversed(turns) for item in parse_items(turn.items())]
+        return [item for turn in reversed(turns) for item in turn.items()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +126,7 @@ class ResponseStore:
         self._responses.move_to_end((owner, response_id))
         return stored
 
-    def find_item(self, owner: str, item_id: str, param: str) -> ConversationItem:
+    def find_item(self, owner: str, item_id: str, param: str) -> Json:
         """Return an item of a stored response. Raises NotFoundError."""
         response_id = self._response_ids.get((owner, item_id))
         if response_id is None:
@@ -137,7 +136,7 @@ class ResponseStore:
                 code="item_not_found",
             )
         items = self.find(owner, response_id).turn.items()
-        return parse_items([item for item in items if item["id"] == item_id])[0]
+        return next(item for item in items if item["id"] == item_id)
 
     def remove(self, owner: str, response_id: str) -> None:
         """Delete a response. Raises NotFoundError."""

@@ -6,7 +6,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.errors import BadRequestError, ContextLengthError
+from server.conversation.from_items import as_listed, kind_of
+from server.errors import BadRequestError, ContextLengthError, NotFoundError
 from server.generation.chat import answer_chat, check_tools
 from server.generation.model_use import serve_model
 from server.generation.respond import response_head
@@ -15,15 +16,15 @@ from server.generation.sse import failed_stream
 from server.http.openapi import body_schema, query_schema
 from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.http.tenants import key_digest
-from server.responses_api.chat_tools import ignored_tools
 from server.responses_api.ids import item_id
-from server.responses_api.items import ItemReference
 from server.responses_api.presenter import ResponsePresenter
 from server.responses_api.queries import GetQuery, ListQuery, page
 from server.responses_api.schemas import ResponsesRequest
-from server.responses_api.to_chat import PREVIOUS, ChatConversion
+from server.responses_api.store import ResponseStore
+from server.responses_api.to_chat import PREVIOUS, ChatConversion, request_name, with_request_names
 from server.validation.body import read_body
 from server.validation.field_errors import validate
+from server.validation.notes import Notes
 
 router = APIRouter()
 _PREFIXES = {
@@ -52,7 +53,7 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
     def store(response: dict[str, Any]) -> None:
         if body.store:
             stored_input = [
-                item.as_listed(item_id(head, _PREFIXES[item.type], i)) for i, item in enumerate(input_items)
+                as_listed(item, item_id(head, _prefix(item), i)) for i, item in enumerate(input_items)
             ]
             all_items = stored_input + response["output"]
             add = service.responses.add
@@ -60,19 +61,18 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
                 lambda: add(key_digest(request), response, conversion.previous, all_items, len(stored_input))
             )
 
-    note_ignored(request, [*ignored_tools(body.tools), *conversion.unreadable])
     presenter = ResponsePresenter(head, body, len(input_items), store, conversion.shown_tools)
     try:
         response = await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
-        named = conversion.with_request_names(fault)
+        named = with_request_names(fault)
         if not (body.stream and isinstance(fault, ContextLengthError)):
             raise named from fault
         # Codex takes a 400 for a mistake of its own and gives up.
         record_of(request).note(fault.CODE)
         opening = presenter.format_opening()
         return failed_stream(opening + presenter.format_error(named.worded(request.url.path)))
-    rename_relaxed(request, conversion.request_name)
+    rename_relaxed(request, request_name)
     return response
 
 
@@ -90,7 +90,7 @@ async def _count(request: Request, body: ResponsesRequest, service: Service) -> 
         check_tools(service, chat)
         prompt = await service.prompts.encode_chat(request, chat)
     except BadRequestError as fault:
-        raise conversion.with_request_names(fault) from fault
+        raise with_request_names(fault) from fault
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 
@@ -124,8 +124,25 @@ def _conversion(request: Request, service: Service, body: ResponsesRequest) -> C
     if body.previous_response_id is not None:
         code = "previous_response_not_found"
         previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
-    input_items = [
-        store.find_item(owner, item.id, f"input[{index}].id") if isinstance(item, ItemReference) else item
-        for index, item in enumerate(body.input)
-    ]
-    return ChatConversion(body, previous, input_items)
+    notes = Notes(service.settings.unknown_fields == "refuse")
+    items = [_resolved(item, store, owner, f"input[{at}]", notes) for at, item in enumerate(body.input)]
+    conversion = ChatConversion(body, previous, items, notes)
+    note_ignored(request, notes.paths)
+    return conversion
+
+
+def _resolved(item: Any, store: ResponseStore, owner: str, at: str, notes: Notes) -> Any:
+    """Return the item that is meant by a reference. One that is not stored any more is left out."""
+    if not isinstance(item, dict) or kind_of(item) != "item_reference" or not isinstance(item.get("id"), str):
+        return item
+    try:
+        return store.find_item(owner, item["id"], f"{at}.id")
+    except NotFoundError:
+        if notes.refuses:
+            raise
+        return item
+
+
+def _prefix(item: Any) -> str:
+    kind = kind_of(item) if isinstance(item, dict) else "message"
+    return _PREFIXES.get(kind, "item")

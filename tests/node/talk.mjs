@@ -154,7 +154,7 @@ const said = {
   refused: {
     model: await refused({ model: "gpt-4o" }),
     temperature: await refused({ temperature: 3 }),
-    unknown: await refused({ colour: "red" }),
+    wrong: await refused({ top_p: "much" }),
     choice: await refused({ tools, tool_choice: { type: "function", function: { name: "fly" } } }),
     image: await refused({ messages: [{ role: "user", content: [{ type: "image_url", image_url: { url: "x" } }] }] }),
     embeddings: await refused({}, "embeddings"),

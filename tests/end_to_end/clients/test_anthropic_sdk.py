@@ -176,8 +176,8 @@ def test_a_parsed_answer_is_a_typed_object(client):
     [
         ({"model": "claude-opus"}, anthropic.NotFoundError, "not_found_error"),
         ({"messages": []}, anthropic.BadRequestError, "invalid_request_error"),
-        ({"extra_body": {"colour": "red"}}, anthropic.BadRequestError, "invalid_request_error"),
-        ({"extra_body": {"temperature": 2}}, anthropic.BadRequestError, "invalid_request_error"),
+        ({"extra_body": {"temperature": "hot"}}, anthropic.BadRequestError, "invalid_request_error"),
+        ({"extra_body": {"temperature": 3}}, anthropic.BadRequestError, "invalid_request_error"),
         (
             {"messages": [{"role": "user", "content": "x " * 200_000}]},
             anthropic.BadRequestError,
@@ -194,9 +194,9 @@ def test_errors_are_the_sdks_own_classes(client, fields, error, kind):
     assert caught.value.request_id.startswith("req-")
 
 
-def test_an_image_is_refused_in_words(client):
+def test_an_image_alone_is_refused_in_words(client):
     image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/cat.png"}}
-    with pytest.raises(anthropic.BadRequestError, match="this server accepts only text"):
+    with pytest.raises(anthropic.BadRequestError, match="this model reads text"):
         client.messages.create(**ASK | {"messages": [{"role": "user", "content": [image]}]})
 
 

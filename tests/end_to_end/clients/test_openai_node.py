@@ -151,9 +151,9 @@ def test_models_are_listed_and_prompts_continued(said):
     [
         ("model", "NotFoundError", "model_not_found", "model"),
         ("temperature", "BadRequestError", "invalid_value", "temperature"),
-        ("unknown", "BadRequestError", "unknown_parameter", "colour"),
+        ("wrong", "BadRequestError", "invalid_type", "top_p"),
         ("choice", "BadRequestError", "invalid_value", "tool_choice"),
-        ("image", "BadRequestError", "unsupported_content_part", "messages[0].content[0]"),
+        ("image", "BadRequestError", "unsupported_content_part", "messages[0]"),
         ("embeddings", "InternalServerError", "not_implemented", None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

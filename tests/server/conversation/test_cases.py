@@ -14,7 +14,7 @@ from tests.end_to_end.conftest import serving
 HERE = Path(__file__).parent
 CASES = [
     case
-    for name in ("chats", "completions", "messages")
+    for name in ("chats", "completions", "messages", "responses")
     for case in json.loads((HERE / f"{name}.json").read_text())
 ]
 LARGE = {"200 calls in one message", "1,024 tools", "300 tools", "seen: 150 tools"}

@@ -1,11 +1,11 @@
 """The response store stays within its limits, and every stored response can be continued."""
 
-from server.responses_api.items import InputMessage
+from server.conversation.from_items import as_listed
 from server.responses_api.store import ITEM_OVERHEAD_BYTES, OVERHEAD_BYTES, ResponseStore
 
 
 def add(store, number, previous=None, owner="", size=100):
-    items = [InputMessage(role="user", content="x" * size).as_listed(f"msg_{number}")]
+    items = [as_listed({"role": "user", "content": "x" * size}, f"msg_{number}")]
     store.add(owner, {"id": f"resp_{number}"}, previous, items, 1)
 
 
@@ -56,7 +56,9 @@ def test_a_turn_counts_once_until_nothing_continues_it():
     assert store.num_bytes < alone + 3 * (3 * OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES)
     store.remove("", "resp_0")
     assert store.num_bytes > 10_000
-    assert [item.text[:1] for item in store.find("", "resp_2").turn.conversation()] == ["x"] * 3
+    assert [item["content"][0]["text"][:1] for item in store.find("", "resp_2").turn.conversation()] == [
+        "x"
+    ] * 3
     for number in (2, 1, 3):
         store.remove("", f"resp_{number}")
     assert (len(store), store.num_bytes) == (0, 0)

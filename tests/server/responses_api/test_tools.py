@@ -140,12 +140,12 @@ def grammar(syntax, definition):
 @pytest.mark.parametrize(
     ("tools", "param"),
     [
-        ([{"type": "browser"}], "tools[0].type"),
-        ([NAMESPACE | {"tools": [{"type": "web_search"}]}], "tools[0].tools[0].type"),
+        ([{"type": "browser"}], "tools[0].browser"),
+        ([NAMESPACE | {"tools": [{"type": "web_search"}]}], "tools[0].tools[0].web_search"),
         ([NAMESPACE | {"tools": [SPAWN | {"name": "a b"}]}], "tools[0].tools[0].name"),
         ([NAMESPACE | {"extra": 1}], "tools[0].extra"),
-        ([LEFT_OUT[0], NAMESPACE, NAMESPACE], "tools[2].tools[0]"),
-        ([APPLY | {"name": None}], "tools[0].name"),
+        ([NAMESPACE, NAMESPACE], "tools[1].tools[0]"),
+        ([APPLY | {"name": None}], "tools[0].custom"),
         (grammar("ebnf", "x"), "tools[0].format.syntax"),
         (grammar("lark", ""), "tools[0].format.definition"),
         (grammar("lark", "start: %json {}"), "tools[0].format.definition"),

@@ -1,0 +1,188 @@
+"""Translate the items of OpenAI's Responses API."""
+
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from server.conversation.from_chats import chat_message, named
+from server.conversation.from_messages import joined
+from server.conversation.model import Call, Json, Message
+from server.conversation.parts import (
+    arguments_of,
+    as_string,
+    cleaned,
+    note_unknown,
+    part_of,
+    parts_of,
+    readable,
+)
+from server.conversation.tools import function_name
+from server.validation.notes import Notes
+
+REASONING_PREFIX = "reprise:"
+"""Prefix of encrypted_content; the reasoning follows in base64."""
+SILENT = frozenset(
+    (
+        *("id", "status", "phase", "annotations", "logprobs", "prompt_cache_breakpoint", "summary"),
+        *("output_schema", "defer_loading"),
+    )
+)
+"""Keys inside items and tools that the API has and that need no mention."""
+_CALLS = ("function_call", "custom_tool_call")
+_OF_CALL = ("type", "call_id", "name", "namespace", "arguments", "input")
+
+
+def kind_of(item: Json) -> str:
+    """Return an item's type. Without one it is a message, or a reference if it has only an id."""
+    kind = item.get("type")
+    if isinstance(kind, str):
+        return kind
+    return "item_reference" if item.keys() <= {"type", "id"} and "id" in item else "message"
+
+
+def from_items(items: Sequence[Any], path: str, notes: Notes) -> tuple[list[Message], list[tuple[str, Any]]]:
+    """Return the messages, and the tools that items bring, with their paths. path: of the array."""
+    made: list[Message] = []
+    tools: list[tuple[str, Any]] = []
+    dicts = [item for item in items if isinstance(item, dict)]
+    answered = {as_string(item.get("call_id")) for item in dicts if kind_of(item).endswith("_output")}
+    for index, item in enumerate(items):
+        at = f"{path}[{index}]"
+        if not isinstance(item, dict):
+            made.append(chat_message(item, at, notes))
+            continue
+        kind = kind_of(item)
+        if kind in ("additional_tools", "tool_search_output") and item.get("tools"):
+            notes.understood(at)
+            tools.append((f"{at}.tools", item["tools"]))
+        made += _messages(item, kind, at, answered, notes)
+    return _turns(made), tools
+
+
+def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) -> list[Message]:
+    """Return the message that an item is, or part of; none if it is left out."""
+    call_id = as_string(item.get("call_id")) or as_string(item.get("id"))
+    if kind == "message":
+        return [chat_message({k: v for k, v in item.items() if k not in ("type", *SILENT)}, at, notes)]
+    if kind == "reasoning":
+        return [Message("assistant", reasoning=_reasoning(item, at, notes), at=at)]
+    if kind in _CALLS:
+        note_unknown(item, _OF_CALL, at, notes)
+        if kind == "custom_tool_call":
+            arguments: Json = {"input": as_string(item.get("input"))}
+        else:
+            arguments = arguments_of(as_string(item.get("arguments")), f"{at}.arguments", notes)
+        namespace = item.get("namespace") if isinstance(item.get("namespace"), str) else None
+        name = function_name(namespace, named(item, at, notes))
+        return [Message("assistant", calls=(Call(call_id, name, arguments),), at=at)]
+    if kind == "tool_search_output":
+        names = [tool.get("name") for tool in item.get("tools") or [] if isinstance(tool, dict)]
+        return [Message("tool", (readable({"tools": names}),), call_id=call_id, at=at)]
+    if kind.endswith("_output"):
+        output = item.get("output", item.get("result"))
+        if isinstance(output, dict) and "content" in output:
+            output = output["content"]
+        return [Message("tool", tuple(parts_of(output, f"{at}.output", notes)), call_id=call_id, at=at)]
+    if kind.endswith("_call") and call_id in answered:
+        notes.as_text(at)
+        call = Call(call_id, kind.removesuffix("_call"), cleaned(item))
+        return [Message("assistant", calls=(call,), at=at)]
+    if kind == "additional_tools":
+        return []
+    parts = part_of({**item, "type": kind}, at, notes)
+    return [Message("assistant", tuple(parts), at=at)] if parts else []
+
+
+def _reasoning(item: Json, at: str, notes: Notes) -> str:
+    """Return the reasoning of an item, from its content or else from encrypted_content, if it is ours."""
+    text = "".join(map(str, parts_of(item.get("content"), f"{at}.content", notes)))
+    content = item.get("encrypted_content")
+    if text or not isinstance(content, str):
+        return text
+    decoded = decode_reasoning(content)
+    if decoded is None:
+        notes.left_out(f"{at}.encrypted_content", is_peers=not content.startswith(REASONING_PREFIX))
+    return decoded or ""
+
+
+def _turns(messages: Iterable[Message]) -> list[Message]:
+    """Join reasoning, text and calls of the assistant, which are separate items but one message.
+
+    Only calls may follow the text; any other item after it starts a new message.
+    """
+    made: list[Message] = []
+    can_join = False
+    for message in messages:
+        is_assistants = message.role == "assistant"
+        is_call = bool(message.calls) and not message.parts
+        if is_assistants and made and made[-1].role == "assistant" and (can_join or is_call):
+            made[-1] = joined(made[-1], message)
+        else:
+            made.append(message)
+        can_join = is_assistants and (is_call or not message.parts)
+    return made
+
+
+def as_listed(item: Any, item_id: str) -> Json:
+    """Return the JSON object to store and to list for an item of the input."""
+    if not isinstance(item, dict):
+        item = {"role": "user", "content": as_string(item)}
+    kind, notes = kind_of(item), Notes()
+    status = item["status"] if isinstance(item.get("status"), str) else "completed"
+    if kind == "message":
+        role = as_string(item.get("role")) or "user"
+        text_type = "output_text" if role == "assistant" else "input_text"
+        given = item.get("content")
+        parts: list[Json] = []
+        for part in given if isinstance(given, list) else [] if given is None else [given]:
+            if role == "assistant" and isinstance(part, dict) and part.get("type") == "refusal":
+                parts.append({"type": "refusal", "refusal": as_string(part.get("refusal"))})
+                continue
+            text = "".join(map(str, part_of(part, "", notes)))
+            parts.append(
+                {"type": text_type, "text": text} | ({"annotations": []} if role == "assistant" else {})
+            )
+        kept = {key: item[key] for key in ("tool_calls", "tool_call_id") if key in item}
+        return {"id": item_id, "type": kind, "role": role, "status": status, "content": parts, **kept}
+    if kind in _CALLS:
+        shown = {key: item[key] for key in ("name", "namespace") if isinstance(item.get(key), str)}
+        key = "input" if kind == "custom_tool_call" else "arguments"
+        state = {"status": status} if kind == "function_call" else {}
+        return {
+            "id": item_id,
+            "type": kind,
+            "call_id": as_string(item.get("call_id")),
+            **shown,
+            key: as_string(item.get(key)),
+            **state,
+        }
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        output = "".join(map(str, parts_of(item.get("output"), "", notes)))
+        state = {"status": status} if kind == "function_call_output" else {}
+        return {
+            "id": item_id,
+            "type": kind,
+            "call_id": as_string(item.get("call_id")),
+            **state,
+            "output": output,
+        }
+    if kind == "reasoning":
+        content = [{"type": "reasoning_text", "text": _reasoning(item, "", notes)}]
+        return {"id": item_id, "type": kind, "summary": [], "content": content, "status": status}
+    return {**item, "id": item_id}
+
+
+def encode_reasoning(reasoning: str) -> str:
+    """Encode reasoning as encrypted_content, for clients that send back only that. It is not encrypted."""
+    return REASONING_PREFIX + base64.b64encode(reasoning.encode()).decode()
+
+
+def decode_reasoning(content: str) -> str | None:
+    """Decode encrypted_content that encode_reasoning() made. Return None for any other content."""
+    if not content.startswith(REASONING_PREFIX):
+        return None
+    try:
+        return base64.b64decode(content.removeprefix(REASONING_PREFIX), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
