@@ -76,10 +76,10 @@ def run(costs: StepCosts, true_s: TrueCosts, num_rows: int, seed: int, noise: fl
 
 
 @cache
-def gain_of_true_costs(curve: str, num_rows: int) -> float:
+def gain_of_true_costs(curve: str, num_rows: int, noise: float) -> float:
     true_s = true_costs(curve, 1.0)
     known = {(rows, width): true_s(rows, width, 48) for rows in ROWS for width in WIDTHS}
-    return sum(run(StepCosts(known), true_s, num_rows, seed, 0.0)[1] for seed in range(4)) / 4
+    return sum(run(StepCosts(known), true_s, num_rows, seed, noise)[1] for seed in range(4)) / 4
 
 
 def error_that_matters(device: Device, true_s: TrueCosts, num_rows: int) -> float:
@@ -115,7 +115,9 @@ def test_within_20_answers_drafts_gain_what_the_true_costs_give(
         # With noise a plain step is not known so well.
         if not noise:
             assert max(one.worst_steps for one in device.spent) <= ALLOWANCE_STEPS
-    assert sum(gains) / len(gains) > 0.9 * gain_of_true_costs(curve, num_rows)
+    # With noise, which of the rows draft at once decides nearly as much as the costs do.
+    least = 0.8 if noise else 0.9
+    assert sum(gains) / len(gains) > least * gain_of_true_costs(curve, num_rows, noise)
     assert sum(errors) < 0.15 * len(errors)
 
 

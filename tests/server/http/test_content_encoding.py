@@ -81,6 +81,7 @@ async def test_any_other_encoding_is_a_415_that_names_content_encoding(client, e
 @pytest.mark.parametrize(
     "content",
     [BODY, b"", b"x", gzip.compress(BODY)[:-4], zlib.compress(BODY)[:-4], gzip.compress(BODY) + b"more"],
+    ids=["not compressed", "empty", "a letter", "cut gzip", "cut zlib", "more behind"],
 )
 async def test_what_is_no_whole_compressed_body_is_a_400(client, engine, content, encoding):
     response = await _post(client, content, encoding)
