@@ -59,8 +59,7 @@ class Calibration:
 
     widest: the maximum width of a step.
 
-    costs: what is believed: the costs on disk, or a plain step's and guesses. Each measurement goes into
-        them.
+    costs: what is believed: the costs on disk, or a plain step's and guesses; each measurement is added.
     is_done: whether nothing is left to measure.
     """
 

@@ -82,8 +82,7 @@ class CostTable:
     def put_chunk(self, num_tokens: int, seconds: float) -> None:
         """Take the time of a prompt's chunk as the guess for steps of one row that feed as many tokens.
 
-        It lacks the output head, but a guess is all that it is for. The chunk with the cheapest tokens
-        counts.
+        It lacks the output head, but is only a guess. The chunk with the cheapest tokens counts.
         """
         if num_tokens < MIN_CHUNK_TOKENS:
             return

@@ -30,8 +30,8 @@ class Effect:
     """One effect: what is believed of it, and how firmly.
 
     variance: of what is believed, >= 0. drift: by how much a step raises it, as effects change.
-    num_seen: steps that it was learned from. surprise: the difference that the last step may have been due
-        to.
+    num_seen: steps that it was learned from.
+    surprise: the difference of the last step, if that was a surprise that may be due to it; else 0.
     """
 
     variance: float

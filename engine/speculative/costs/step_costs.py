@@ -1,9 +1,8 @@
 """The cost of a step in seconds: measured in advance, and learned from the steps that the server takes.
 
 Plain and verification steps are learned apart. What drafting costs is judged against real plain steps, so
-plain steps are taken now and then even while drafts pay: is_plain_due() says when. And a belief can be wrong,
-    so
-a width that is believed not to pay is tried now and then: see least_steps() and trials.py.
+plain steps are taken now and then even while drafts pay: is_plain_due() says when. Beliefs can be wrong, so a
+width that is believed not to pay is tried now and then: see least_steps() and trials.py.
 """
 
 import math
@@ -25,12 +24,10 @@ MEASURED_VARIANCE, SEEN_VARIANCE, GUESS_VARIANCE = 0.07**2, 0.3**2, 1.0
 """Variance of the logarithm of a cost that was measured in several rounds, seen in one step, or guessed."""
 
 PLAIN_VARIANCE, WIDE_VARIANCE, OWN_VARIANCE = 0.5**2, 0.15**2, 0.04**2
-"""The same of what all plain steps share, all verification steps, and those of one shape under the same
-conditions."""
+"""The same of what all plain steps share, all verification steps, and one shape under some conditions."""
 
 FIRST_PLACE_VARIANCE, PLACE_VARIANCE = 0.03**2, 0.2**2
-"""The same of what steps share under the same conditions: the first ones, which show what all share, and
-others."""
+"""The same of what steps share under the first conditions, which show what all share, and under others."""
 
 SHARED_DRIFT, SHAPE_DRIFT, PLACE_DRIFT, OWN_DRIFT = 0.06**2, 0.01**2, 0.005**2, 0.005**2
 """By how much a step raises these variances."""
@@ -42,8 +39,7 @@ WRONG = math.log(1.5)
 """A measured cost that differs from real steps by more than this, on a log scale, was wrong."""
 
 MAX_WRONG_SHAPES = 2
-"""Shapes whose measured costs were wrong, from which on no measurement is believed that no step has
-confirmed."""
+"""Shapes with wrong measurements, from which on only those are believed that real steps have confirmed."""
 
 
 class StepCosts:
