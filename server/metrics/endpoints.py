@@ -10,6 +10,7 @@ ENDPOINTS = (
     "POST /v1/responses/input_tokens",
     "GET /v1/responses/{id}",
     "DELETE /v1/responses/{id}",
+    "POST /v1/responses/{id}/cancel",
     "GET /v1/responses/{id}/input_items",
     "POST /v1/embeddings",
     "POST /tokenize",

@@ -102,6 +102,13 @@ async def get_response(request: Request, response_id: str) -> Response:
     return Response(stored.body, media_type="application/json")
 
 
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """Return a stored response as it is. It was stored when it was complete, so nothing is left to cancel."""
+    stored = service_of(request).responses.find(key_digest(request), response_id)
+    return Response(stored.body, media_type="application/json")
+
+
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> JSONResponse:
     """Delete a stored response. Responses that continue it stay usable."""

@@ -185,6 +185,23 @@ async def test_a_stored_response_is_returned_unchanged(client):
         assert valid_response(kept.json()) == response
 
 
+async def test_cancelling_a_stored_response_returns_it_as_it_is(client):
+    stored = await ask(client)
+    for _ in range(2):
+        kept = await client.post(f"{PATH}/{stored.id}/cancel")
+        assert valid_response(kept.json()) == stored
+    unknown = await client.post(f"{PATH}/resp_0/cancel")
+    assert unknown.status_code == 404
+    assert_error(unknown.json(), "response_id", None)
+
+
+async def test_a_response_asked_for_in_the_background_comes_at_once(client):
+    told = await client.post(PATH, json={"input": "hello", "background": True})
+    response = valid_response(told.json())
+    assert (response.status, response.background) == ("completed", False)
+    assert told.headers["x-reprise-ignored"] == "background"
+
+
 async def test_input_items_are_listed_in_pages(client):
     messages = [{"role": "user", "content": str(i)} for i in range(5)]
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
@@ -232,6 +249,7 @@ async def test_api_keys_separate_stored_responses(client):
     await assert_unknown(client, raw["id"])
     await assert_unknown(client, raw["id"], **other)
     assert (await client.get(f"{PATH}/{raw['id']}", **other)).status_code == 404
+    assert (await client.post(f"{PATH}/{raw['id']}/cancel", **other)).status_code == 404
     assert (await client.delete(f"{PATH}/{raw['id']}", **other)).status_code == 404
     reference = {"input": [{"type": "item_reference", "id": raw["output"][0]["id"]}]}
     refused = await client.post(PATH, json=reference, **other)
