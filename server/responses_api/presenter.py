@@ -128,10 +128,18 @@ class ResponsePresenter:
         }
 
     def _frame(self, event: Json) -> bytes:
-        kind = event["type"]
-        numbered = {"type": kind, "sequence_number": self._num_events, **event}
         self._num_events += 1
-        return f"event: {kind}\ndata: ".encode() + to_json(numbered) + b"\n\n"
+        return frame(event, self._num_events - 1)
+
+
+def frame(event: Json, number: int) -> bytes:
+    """Return an event as it is sent. number: its position in the stream."""
+    kind = event["type"]
+    return (
+        f"event: {kind}\ndata: ".encode()
+        + to_json({"type": kind, "sequence_number": number, **event})
+        + b"\n\n"
+    )
 
 
 def _echo(body: ResponsesRequest) -> Json:

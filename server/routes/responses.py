@@ -1,5 +1,6 @@
 """POST /v1/responses, and the endpoints for stored responses."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -12,13 +13,14 @@ from server.generation.chat import answer_chat, check_tools
 from server.generation.model_use import serve_model
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
-from server.generation.sse import failed_stream
+from server.generation.sse import known_stream
 from server.http.openapi import body_schema, query_schema
 from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.http.tenants import key_digest
 from server.responses_api.ids import item_id
 from server.responses_api.presenter import ResponsePresenter
 from server.responses_api.queries import GetQuery, ListQuery, page
+from server.responses_api.replay import replay
 from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.store import ResponseStore
 from server.responses_api.to_chat import PREVIOUS, ChatConversion, request_name, with_request_names
@@ -71,7 +73,7 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
         # Codex takes a 400 for a mistake of its own and gives up.
         record_of(request).note(fault.CODE)
         opening = presenter.format_opening()
-        return failed_stream(opening + presenter.format_error(named.worded(request.url.path)))
+        return known_stream(opening + presenter.format_error(named.worded(request.url.path)))
     rename_relaxed(request, request_name)
     return response
 
@@ -96,9 +98,12 @@ async def _count(request: Request, body: ResponsesRequest, service: Service) -> 
 
 @router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))
 async def get_response(request: Request, response_id: str) -> Response:
-    """Return a stored response."""
-    validate(dict(request.query_params), GetQuery)
+    """Return a stored response, or stream it again."""
+    query = validate(dict(request.query_params), GetQuery)
     stored = service_of(request).responses.find(key_digest(request), response_id)
+    if query.stream == "true":
+        # Off the event loop: a long text with log probabilities takes a while.
+        return known_stream(await asyncio.to_thread(replay, stored, query.starting_after))
     return Response(stored.body, media_type="application/json")
 
 

@@ -115,6 +115,16 @@ def test_a_response_is_kept_until_it_is_deleted(client):
     assert raised.value.code == "previous_response_not_found"
 
 
+def test_a_stored_response_is_streamed_again(client):
+    made = client.responses.create(input="Hello!", **GREEDY)
+    events = list(client.responses.retrieve(made.id, stream=True))
+    assert events[-1].type == f"response.{made.status}"
+    assert events[-1].response.output == made.output
+    assert list(client.responses.retrieve(made.id, stream=True, starting_after=2)) == events[3:]
+    with client.responses.stream(response_id=made.id) as stream:
+        assert stream.get_final_response().output_text == made.output_text != ""
+
+
 def test_text_follows_a_pydantic_model(client):
     asked = {"input": "Say where Oslo is.", "text_format": City, "model": "demo", "temperature": 0}
     response = client.responses.parse(**asked, max_output_tokens=200)
