@@ -8,6 +8,7 @@ ENDPOINTS = (
     "POST /v1/messages/count_tokens",
     "POST /v1/responses",
     "POST /v1/responses/input_tokens",
+    "POST /v1/responses/compact",
     "GET /v1/responses/{id}",
     "DELETE /v1/responses/{id}",
     "POST /v1/responses/{id}/cancel",

@@ -95,17 +95,7 @@ class ResponsePresenter:
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["completed_at"] = None if is_cut else int(time.time())
-        response["usage"] = {
-            "input_tokens": usage.prompt_tokens,
-            # Cache writes are not counted: they are not billed.
-            "input_tokens_details": {
-                "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-                "cache_write_tokens": 0,
-            },
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
-            "total_tokens": usage.total_tokens,
-        }
+        response["usage"] = usage_json(usage)
         response["timings"] = timings.model_dump()
         if end.schema_valid is not None:
             response["schema_valid"] = end.schema_valid
@@ -130,6 +120,21 @@ class ResponsePresenter:
     def _frame(self, event: Json) -> bytes:
         self._num_events += 1
         return frame(event, self._num_events - 1)
+
+
+def usage_json(usage: UsageBlock) -> Json:
+    """Return the usage as the API writes it."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        # Cache writes are not counted: they are not billed.
+        "input_tokens_details": {
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
 
 
 def frame(event: Json, number: int) -> bytes:

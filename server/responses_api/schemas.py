@@ -11,6 +11,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from server.conversation.settled import check_size
 from server.requests.chat import ChatRequest, ReasoningEffort
@@ -106,6 +107,12 @@ def _input(given: object) -> list[Any]:
     if not isinstance(given, list | dict):
         raise field_error("invalid_type", "must be a string or an array of items")
     return check_size(given, "input", most=MAX_ITEMS, what="items")
+
+
+def no_input() -> PydanticCustomError:
+    """Return the error of a request that has no conversation."""
+    phrase = "is missing or empty; send input, or previous_response_id"
+    return field_error("missing_required_parameter", phrase, "input")
 
 
 def _include(given: list[str], info: ValidationInfo) -> list[str]:
@@ -254,11 +261,7 @@ class ResponsesRequest(AcceptsPeerFields):
             phrase = "is allowed only with stream: true"
             raise field_error("invalid_value", phrase, "stream_options", leaves_out=True)
         if self.previous_response_id is None and not self.input and not self.instructions:
-            raise field_error(
-                "missing_required_parameter",
-                "is missing or empty; send input, or previous_response_id",
-                "input",
-            )
+            raise no_input()
         return self
 
     @property

@@ -17,6 +17,7 @@ from server.generation.sse import known_stream
 from server.http.openapi import body_schema, query_schema
 from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.http.tenants import key_digest
+from server.responses_api.compaction import CompactionPresenter, CompactRequest
 from server.responses_api.ids import item_id
 from server.responses_api.presenter import ResponsePresenter
 from server.responses_api.queries import GetQuery, ListQuery, page
@@ -94,6 +95,27 @@ async def _count(request: Request, body: ResponsesRequest, service: Service) -> 
     except BadRequestError as fault:
         raise with_request_names(fault) from fault
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
+
+
+@router.post("/v1/responses/compact", openapi_extra=body_schema(CompactRequest))
+async def compact_conversation(request: Request) -> Response:
+    """Have the model summarise a conversation; what is returned can be sent in its place."""
+    body = await read_body(request, CompactRequest)
+    return await serve_model(request, body.model, partial(_compact, request, body))
+
+
+async def _compact(request: Request, body: CompactRequest, service: Service) -> Response:
+    head = response_head(request, service, body.model)
+    context_tokens = service.engine.info.context_tokens
+    asked = body.asked(context_tokens)
+    conversion = _conversion(request, service, asked)
+    chat = conversion.chat()
+    earlier = conversion.previous.conversation() if conversion.previous else []
+    presenter = CompactionPresenter(head, asked, [*earlier, *conversion.items[:-1]], context_tokens)
+    try:
+        return await answer_chat(request, service, chat, presenter)
+    except BadRequestError as fault:
+        raise with_request_names(fault) from fault
 
 
 @router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))

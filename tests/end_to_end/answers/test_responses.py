@@ -125,6 +125,21 @@ def test_a_stored_response_is_streamed_again(client):
         assert stream.get_final_response().output_text == made.output_text != ""
 
 
+# The package types the users' messages of a compaction as the assistant's.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_a_conversation_is_compacted_and_continued(client):
+    one = client.responses.create(input="My name is Ada.", **GREEDY)
+    compacted = client.responses.compact(model="demo", input="Hello!", previous_response_id=one.id)
+    assert compacted.object == "response.compaction"
+    assert [item.type for item in compacted.output] == ["message", "message", "compaction"]
+    assert [item.content[0].text for item in compacted.output[:2]] == ["My name is Ada.", "Hello!"]
+    question = {"role": "user", "content": "What is my name?"}
+    two = client.responses.create(input=[*compacted.output, question], **GREEDY)
+    assert two.output_text
+    without = client.responses.create(input=[*compacted.output[:2], question], **GREEDY)
+    assert two.usage.input_tokens > without.usage.input_tokens
+
+
 def test_text_follows_a_pydantic_model(client):
     asked = {"input": "Say where Oslo is.", "text_format": City, "model": "demo", "temperature": 0}
     response = client.responses.parse(**asked, max_output_tokens=200)
