@@ -159,7 +159,8 @@ def _conversion(request: Request, service: Service, body: ResponsesRequest) -> C
         code = "previous_response_not_found"
         previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
     notes = Notes(service.settings.unknown_fields == "refuse")
-    items = [_resolved(item, store, owner, f"input[{at}]", notes) for at, item in enumerate(body.input)]
+    given = enumerate([*body.conversation, *body.input])
+    items = [_resolved(item, store, owner, f"input[{at}]", notes) for at, item in given]
     conversion = ChatConversion(body, previous, items, notes)
     note_ignored(request, notes.paths)
     return conversion

@@ -161,6 +161,31 @@ async def test_a_response_can_be_continued_without_input(client, engine):
     assert [message["content"] for message in seen(engine)] == ["Q", "user"]
 
 
+@pytest.mark.parametrize("is_object", [False, True], ids=["items", "object with items"])
+async def test_items_of_a_conversation_come_before_the_input_and_are_kept(client, engine, is_object):
+    items = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    one = await ask(client, input="R", conversation={"id": "c", "items": items} if is_object else items)
+    assert [message["content"] for message in seen(engine)] == ["Q", "A", "R"]
+    await ask(client, input="S", previous_response_id=one.id)
+    assert [message["content"] for message in seen(engine)] == ["Q", "A", "R", one.output_text, "S"]
+    told = await client.post(PATH, json={"conversation": items[:1]})
+    assert told.status_code == 200
+    assert [message["content"] for message in seen(engine)] == ["Q"]
+
+
+@pytest.mark.parametrize("empty", [None, "", {}, [], {"items": []}, {"items": None}], ids=str)
+async def test_an_empty_conversation_is_none(client, engine, empty):
+    await ask(client, input="Q", conversation=empty)
+    assert [message["content"] for message in seen(engine)] == ["Q"]
+
+
+@pytest.mark.parametrize("given", ["conv_1", {"id": "conv_1"}, {"items": 5}, 5], ids=str)
+async def test_a_conversation_that_is_stored_elsewhere_is_refused(client, given):
+    told = await client.post(PATH, json={"input": "Q", "conversation": given})
+    assert told.status_code == 400
+    assert "previous_response_id" in assert_error(told.json(), "conversation", "unsupported_parameter")
+
+
 async def test_one_response_can_be_continued_twice(client, engine):
     one = await ask(client, input="Q")
     for text in ("left", "right"):
