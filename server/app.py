@@ -30,6 +30,7 @@ from server.requests.embeddings import EmbeddingsRequest
 from server.requests.infill import InfillRequest
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
+from server.responses_api.compaction import CompactRequest
 from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
     chat,
@@ -69,6 +70,7 @@ BODIES = (
     MessagesRequest,
     CountTokensRequest,
     ResponsesRequest,
+    CompactRequest,
     EmbeddingsRequest,
     TokenizeRequest,
     DetokenizeRequest,

@@ -21,7 +21,8 @@ from server.conversation.tools import function_name
 from server.validation.notes import Notes
 
 REASONING_PREFIX = "reprise:"
-"""Prefix of encrypted_content; the reasoning follows in base64."""
+"""Prefix of encrypted_content; the reasoning, or the summary of a compaction, follows in base64."""
+SUMMARY_HEAD = "[Summary of the conversation so far]"
 SILENT = frozenset(
     (
         *("id", "status", "phase", "annotations", "logprobs", "prompt_cache_breakpoint", "summary"),
@@ -90,6 +91,8 @@ def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) 
         return [Message("assistant", calls=(call,), at=at)]
     if kind == "additional_tools":
         return []
+    if (summary := _summary(item, kind)) is not None:
+        return [Message("user", (f"{SUMMARY_HEAD}\n{summary}",), at=at)]
     parts = part_of({**item, "type": kind}, at, notes)
     return [Message("assistant", tuple(parts), at=at)] if parts else []
 
@@ -104,6 +107,12 @@ def _reasoning(item: Json, at: str, notes: Notes) -> str:
     if decoded is None:
         notes.left_out(f"{at}.encrypted_content", is_peers=not content.startswith(REASONING_PREFIX))
     return decoded or ""
+
+
+def _summary(item: Json, kind: str) -> str | None:
+    """Return the text of a compaction of ours, None for any other item."""
+    content = item.get("encrypted_content")
+    return decode_reasoning(content) if kind == "compaction" and isinstance(content, str) else None
 
 
 def _turns(messages: Iterable[Message]) -> list[Message]:
@@ -174,7 +183,7 @@ def as_listed(item: Any, item_id: str) -> Json:
 
 
 def encode_reasoning(reasoning: str) -> str:
-    """Encode reasoning as encrypted_content, for clients that send back only that. It is not encrypted."""
+    """Encode reasoning, or a summary, as encrypted_content, which clients send back. It is not encrypted."""
     return REASONING_PREFIX + base64.b64encode(reasoning.encode()).decode()
 
 

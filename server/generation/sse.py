@@ -34,8 +34,8 @@ class TokenStream(EventSourceResponse):
             await self._at_end()
 
 
-def failed_stream(frames: bytes) -> Response:
-    """Return a stream that reports an error and nothing else."""
+def known_stream(frames: bytes) -> Response:
+    """Return a stream whose events are all known before it begins."""
     return Response(frames, headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
 
 

@@ -46,7 +46,10 @@ def query_schema(model: type[BaseModel]) -> dict[str, Any]:
         {"name": name, "in": "query", "required": False, "schema": schema}
         for name, schema in model.model_json_schema()["properties"].items()
     ]
-    return {"parameters": parameters}
+    entry: dict[str, Any] = {"parameters": parameters}
+    if "stream" in model.model_fields:
+        entry["responses"] = {"200": {"content": _EVENTS}}
+    return entry
 
 
 def complete_document(

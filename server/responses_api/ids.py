@@ -2,10 +2,17 @@
 
 from server.output.openai_format import ResponseHead
 
+_PREFIX = "resp_"
+
 
 def response_id(head: ResponseHead) -> str:
     """Return the id of the response to a request."""
-    return f"resp_{head.id}"
+    return f"{_PREFIX}{head.id}"
+
+
+def head_id(response_id: str) -> str:
+    """Return the id of the head that a response's id was made of."""
+    return response_id.removeprefix(_PREFIX)
 
 
 def item_id(head: ResponseHead, prefix: str, index: int) -> str:

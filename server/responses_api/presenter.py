@@ -95,17 +95,7 @@ class ResponsePresenter:
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["completed_at"] = None if is_cut else int(time.time())
-        response["usage"] = {
-            "input_tokens": usage.prompt_tokens,
-            # Cache writes are not counted: they are not billed.
-            "input_tokens_details": {
-                "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-                "cache_write_tokens": 0,
-            },
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
-            "total_tokens": usage.total_tokens,
-        }
+        response["usage"] = usage_json(usage)
         response["timings"] = timings.model_dump()
         if end.schema_valid is not None:
             response["schema_valid"] = end.schema_valid
@@ -128,10 +118,33 @@ class ResponsePresenter:
         }
 
     def _frame(self, event: Json) -> bytes:
-        kind = event["type"]
-        numbered = {"type": kind, "sequence_number": self._num_events, **event}
         self._num_events += 1
-        return f"event: {kind}\ndata: ".encode() + to_json(numbered) + b"\n\n"
+        return frame(event, self._num_events - 1)
+
+
+def usage_json(usage: UsageBlock) -> Json:
+    """Return the usage as the API writes it."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        # Cache writes are not counted: they are not billed.
+        "input_tokens_details": {
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def frame(event: Json, number: int) -> bytes:
+    """Return an event as it is sent. number: its position in the stream."""
+    kind = event["type"]
+    return (
+        f"event: {kind}\ndata: ".encode()
+        + to_json({"type": kind, "sequence_number": number, **event})
+        + b"\n\n"
+    )
 
 
 def _echo(body: ResponsesRequest) -> Json:

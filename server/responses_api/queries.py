@@ -8,12 +8,27 @@ from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
 
 MAX_LISTED = 100
+MAX_POSITION = 999_999_999
+"""Maximum number of an event that a client can name: more digits would only cost time."""
 
 _INCLUDE = unsupported(
     phrase="is not supported; a stored response has what its own request included",
     description="Not supported; a stored response has what its own request included.",
     is_needed=True,
 )
+
+
+def _number(least: int, most: int) -> Any:
+    """Return the type of a number from least to most that is written in digits."""
+    bounds = Field(ge=least, le=most)
+
+    def read(given: object) -> object:
+        is_number = isinstance(given, str) and given.isascii() and given.isdigit()
+        if not is_number or len(str(given)) > len(str(most)):
+            raise field_error("invalid_type", f"must be a number from {least} to {most}")
+        return int(str(given))
+
+    return Annotated[int, BeforeValidator(read, Annotated[int, bounds]), bounds]
 
 
 class GetQuery(RequestModel):
@@ -23,27 +38,18 @@ class GetQuery(RequestModel):
     include_obfuscation: Literal["true", "false"] | None = Field(
         None, description="Accepted; there are no events to pad."
     )
-    stream: unsupported(  # type: ignore[valid-type]
-        "false", phrase="must be false: stored responses cannot be streamed", is_needed=True
-    ) = None
-    starting_after: unsupported(  # type: ignore[valid-type]
-        phrase="is not supported: stored responses cannot be streamed", is_needed=True
-    ) = None
-
-
-_LimitSchema = Annotated[int, Field(ge=1, le=MAX_LISTED)]
-
-
-def _limit(given: object) -> object:
-    if not isinstance(given, str) or not given.isascii() or not given.isdigit() or len(given) > 3:
-        raise field_error("invalid_type", f"must be a number from 1 to {MAX_LISTED}")
-    return int(given)
+    stream: Literal["true", "false"] | None = Field(
+        None, description="true: as a stream. Texts come whole, so its events are fewer than at first."
+    )
+    starting_after: _number(0, MAX_POSITION) = Field(  # type: ignore[valid-type]
+        None, description="With stream: the number of the last event to leave out."
+    )
 
 
 class ListQuery(RequestModel):
     """Query of GET /v1/responses/{response_id}/input_items."""
 
-    limit: Annotated[int, BeforeValidator(_limit, _LimitSchema), Field(ge=1, le=MAX_LISTED)] = Field(
+    limit: _number(1, MAX_LISTED) = Field(  # type: ignore[valid-type]
         20, description="Maximum number of items to list."
     )
     order: Literal["asc", "desc"] = Field("desc", description="asc: oldest item first; desc: newest first.")

@@ -11,6 +11,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from server.conversation.settled import check_size
 from server.requests.chat import ChatRequest, ReasoningEffort
@@ -108,6 +109,20 @@ def _input(given: object) -> list[Any]:
     return check_size(given, "input", most=MAX_ITEMS, what="items")
 
 
+def _conversation(given: object) -> list[Any]:
+    items = (given["items"] if isinstance(given, dict) and "items" in given else given) or []
+    if not isinstance(items, list):
+        phrase = "is not supported; send previous_response_id, or the whole conversation as input"
+        raise field_error("unsupported_parameter", phrase)
+    return check_size(items, "conversation", most=MAX_ITEMS, what="items")
+
+
+def no_input() -> PydanticCustomError:
+    """Return the error of a request that has no conversation."""
+    phrase = "is missing or empty; send input, or previous_response_id"
+    return field_error("missing_required_parameter", phrase, "input")
+
+
 def _include(given: list[str], info: ValidationInfo) -> list[str]:
     for index, name in enumerate(given):
         if name not in (INCLUDE_LOGPROBS, INCLUDE_REASONING):
@@ -116,6 +131,12 @@ def _include(given: list[str], info: ValidationInfo) -> list[str]:
 
 
 Input = Annotated[list[Any], PlainValidator(_input, json_schema_input_type=str | list[dict[str, Any]])]
+
+_ITEMS = {"type": "array", "items": {"type": "object"}}
+_HOLDS_ITEMS = {"type": "object", "required": ["items"]}
+Conversation = Annotated[
+    list[Any], PlainValidator(_conversation), WithJsonSchema({"anyOf": [_ITEMS, _HOLDS_ITEMS]})
+]
 
 
 class ResponsesRequest(AcceptsPeerFields):
@@ -231,11 +252,11 @@ class ResponsesRequest(AcceptsPeerFields):
         phrase="is not supported; wait for the response, or stream it",
         description="Left out: a response is generated while the client waits.",
     ) = None
-    conversation: unsupported(  # type: ignore[valid-type]
-        phrase="is not supported; send previous_response_id, or the whole conversation as input",
-        description="Not supported: see previous_response_id.",
-        is_needed=True,
-    ) = None
+    conversation: Conversation = Field(
+        [],
+        description="Items that come before those of the input and are counted with them in errors, alone or "
+        "as items of an object; not in OpenAI's API. An id of a stored conversation is refused.",
+    )
     prompt: unsupported(  # type: ignore[valid-type]
         phrase="is not supported: no prompt templates are stored here; send instructions and input",
         description="Not supported: no prompt templates are stored here.",
@@ -253,12 +274,8 @@ class ResponsesRequest(AcceptsPeerFields):
         if self.stream_options is not None and not self.stream:
             phrase = "is allowed only with stream: true"
             raise field_error("invalid_value", phrase, "stream_options", leaves_out=True)
-        if self.previous_response_id is None and not self.input and not self.instructions:
-            raise field_error(
-                "missing_required_parameter",
-                "is missing or empty; send input, or previous_response_id",
-                "input",
-            )
+        if self.previous_response_id is None and not (self.conversation or self.input or self.instructions):
+            raise no_input()
         return self
 
     @property

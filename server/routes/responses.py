@@ -1,5 +1,6 @@
 """POST /v1/responses, and the endpoints for stored responses."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -12,13 +13,15 @@ from server.generation.chat import answer_chat, check_tools
 from server.generation.model_use import serve_model
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
-from server.generation.sse import failed_stream
+from server.generation.sse import known_stream
 from server.http.openapi import body_schema, query_schema
 from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.http.tenants import key_digest
+from server.responses_api.compaction import CompactionPresenter, CompactRequest
 from server.responses_api.ids import item_id
 from server.responses_api.presenter import ResponsePresenter
 from server.responses_api.queries import GetQuery, ListQuery, page
+from server.responses_api.replay import replay
 from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.store import ResponseStore
 from server.responses_api.to_chat import PREVIOUS, ChatConversion, request_name, with_request_names
@@ -71,7 +74,7 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
         # Codex takes a 400 for a mistake of its own and gives up.
         record_of(request).note(fault.CODE)
         opening = presenter.format_opening()
-        return failed_stream(opening + presenter.format_error(named.worded(request.url.path)))
+        return known_stream(opening + presenter.format_error(named.worded(request.url.path)))
     rename_relaxed(request, request_name)
     return response
 
@@ -94,10 +97,41 @@ async def _count(request: Request, body: ResponsesRequest, service: Service) -> 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 
+@router.post("/v1/responses/compact", openapi_extra=body_schema(CompactRequest))
+async def compact_conversation(request: Request) -> Response:
+    """Have the model summarise a conversation; what is returned can be sent in its place."""
+    body = await read_body(request, CompactRequest)
+    return await serve_model(request, body.model, partial(_compact, request, body))
+
+
+async def _compact(request: Request, body: CompactRequest, service: Service) -> Response:
+    head = response_head(request, service, body.model)
+    context_tokens = service.engine.info.context_tokens
+    asked = body.asked(context_tokens)
+    conversion = _conversion(request, service, asked)
+    chat = conversion.chat()
+    earlier = conversion.previous.conversation() if conversion.previous else []
+    presenter = CompactionPresenter(head, asked, [*earlier, *conversion.items[:-1]], context_tokens)
+    try:
+        return await answer_chat(request, service, chat, presenter)
+    except BadRequestError as fault:
+        raise with_request_names(fault) from fault
+
+
 @router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))
 async def get_response(request: Request, response_id: str) -> Response:
-    """Return a stored response."""
-    validate(dict(request.query_params), GetQuery)
+    """Return a stored response, or stream it again."""
+    query = validate(dict(request.query_params), GetQuery)
+    stored = service_of(request).responses.find(key_digest(request), response_id)
+    if query.stream == "true":
+        # Off the event loop: a long text with log probabilities takes a while.
+        return known_stream(await asyncio.to_thread(replay, stored, query.starting_after))
+    return Response(stored.body, media_type="application/json")
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """Return a stored response as it is. It was stored when it was complete, so nothing is left to cancel."""
     stored = service_of(request).responses.find(key_digest(request), response_id)
     return Response(stored.body, media_type="application/json")
 
@@ -125,7 +159,8 @@ def _conversion(request: Request, service: Service, body: ResponsesRequest) -> C
         code = "previous_response_not_found"
         previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
     notes = Notes(service.settings.unknown_fields == "refuse")
-    items = [_resolved(item, store, owner, f"input[{at}]", notes) for at, item in enumerate(body.input)]
+    given = enumerate([*body.conversation, *body.input])
+    items = [_resolved(item, store, owner, f"input[{at}]", notes) for at, item in given]
     conversion = ChatConversion(body, previous, items, notes)
     note_ignored(request, notes.paths)
     return conversion

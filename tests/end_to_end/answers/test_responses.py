@@ -104,6 +104,7 @@ def test_a_chain_says_what_the_whole_chat_says(client):
 def test_a_response_is_kept_until_it_is_deleted(client):
     made = client.responses.create(input="Hello!", **GREEDY)
     assert client.responses.retrieve(made.id).output_text == made.output_text
+    assert client.responses.cancel(made.id).output_text == made.output_text
     items = list(client.responses.input_items.list(made.id))
     assert [item.content[0].text for item in items] == ["Hello!"]
     client.responses.delete(made.id)
@@ -112,6 +113,31 @@ def test_a_response_is_kept_until_it_is_deleted(client):
     with pytest.raises(openai.NotFoundError, match="no stored response") as raised:
         client.responses.create(input="And?", previous_response_id=made.id, **GREEDY)
     assert raised.value.code == "previous_response_not_found"
+
+
+def test_a_stored_response_is_streamed_again(client):
+    made = client.responses.create(input="Hello!", **GREEDY)
+    events = list(client.responses.retrieve(made.id, stream=True))
+    assert events[-1].type == f"response.{made.status}"
+    assert events[-1].response.output == made.output
+    assert list(client.responses.retrieve(made.id, stream=True, starting_after=2)) == events[3:]
+    with client.responses.stream(response_id=made.id) as stream:
+        assert stream.get_final_response().output_text == made.output_text != ""
+
+
+# The package types the users' messages of a compaction as the assistant's.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_a_conversation_is_compacted_and_continued(client):
+    one = client.responses.create(input="My name is Ada.", **GREEDY)
+    compacted = client.responses.compact(model="demo", input="Hello!", previous_response_id=one.id)
+    assert compacted.object == "response.compaction"
+    assert [item.type for item in compacted.output] == ["message", "message", "compaction"]
+    assert [item.content[0].text for item in compacted.output[:2]] == ["My name is Ada.", "Hello!"]
+    question = {"role": "user", "content": "What is my name?"}
+    two = client.responses.create(input=[*compacted.output, question], **GREEDY)
+    assert two.output_text
+    without = client.responses.create(input=[*compacted.output[:2], question], **GREEDY)
+    assert two.usage.input_tokens > without.usage.input_tokens
 
 
 def test_text_follows_a_pydantic_model(client):
@@ -182,8 +208,5 @@ def test_a_call_is_streamed(client):
 
 def test_errors_are_those_of_the_sdk(client):
     with pytest.raises(openai.BadRequestError) as raised:
-        client.responses.create(input="x", tools=[{"type": "web_surf"}], **GREEDY)
-    assert raised.value.param == "tools[0].type"
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.responses.create(input="x", background=True, **GREEDY)
-    assert raised.value.param == "background"
+        client.responses.create(input="x", tool_choice="required", **GREEDY)
+    assert (raised.value.param, raised.value.code) == ("tool_choice", "invalid_value")

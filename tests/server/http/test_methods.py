@@ -30,6 +30,7 @@ def test_a_connection_stays_usable_after_a_head_request(app):
     ("method", "path", "allowed"),
     [
         ("PUT", "/v1/responses/resp_1", "DELETE, GET, HEAD"),
+        ("GET", "/v1/responses/resp_1/cancel", "POST"),
         ("DELETE", "/v1/models/load", "POST"),
         ("DELETE", "/v1/models/alias", "GET, HEAD"),
         ("GET", "/v1/chat/completions", "POST"),

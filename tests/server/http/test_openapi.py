@@ -81,6 +81,7 @@ async def test_the_document_has_the_content_types_that_are_sent(client):
     assert types("get", "/metrics") == {sent} == {"text/plain"}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
         assert types("post", path) == {"application/json", "text/event-stream"}
+    assert types("get", "/v1/responses/{response_id}") == {"application/json", "text/event-stream"}
     assert types("post", "/v1/models/pull") == {"text/event-stream"}
     assert types("post", "/v1/responses/input_tokens") == {"application/json"}
 

@@ -9,7 +9,7 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_completion_create_params
-from openai.types.responses import input_token_count_params, response_create_params
+from openai.types.responses import input_token_count_params, response_compact_params, response_create_params
 from pydantic import BaseModel, Field
 from typing_extensions import get_type_hints, is_typeddict
 
@@ -23,6 +23,7 @@ from server.reference.field_rows import SINCE, UndocumentedError, read_rows
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
+from server.responses_api.compaction import CompactRequest
 from server.responses_api.schemas import ResponsesRequest
 from server.validation.field_errors import INSIDE
 from server.validation.fields import RequestModel, unsupported
@@ -111,6 +112,7 @@ PUBLISHED = [
     (CompletionRequest, completion_create_params.CompletionCreateParams),
     (ResponsesRequest, response_create_params.ResponseCreateParams),
     (ResponsesRequest, input_token_count_params.InputTokenCountParams),
+    (CompactRequest, response_compact_params.ResponseCompactParams),
     (EmbeddingsRequest, embedding_create_params.EmbeddingCreateParams),
     (MessagesRequest, message_create_params.MessageCreateParams),
     (CountTokensRequest, message_count_tokens_params.MessageCountTokensParams),
@@ -125,7 +127,7 @@ def test_every_published_field_works_or_is_left_out_or_refused_by_name(model, pa
     assert published <= known | IGNORED
 
 
-CONVERSATIONS = PUBLISHED[0], PUBLISHED[2], PUBLISHED[5]
+CONVERSATIONS = PUBLISHED[0], PUBLISHED[2], PUBLISHED[6]
 
 
 @pytest.mark.parametrize(("model", "params"), CONVERSATIONS, ids=lambda value: getattr(value, "__name__", ""))

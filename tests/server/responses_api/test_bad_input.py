@@ -283,8 +283,9 @@ async def test_an_error_in_stored_items_names_previous_response_id(client):
 @pytest.mark.parametrize(
     ("query", "param"),
     [
-        ("?stream=true", "stream"),
-        ("?starting_after=3", "starting_after"),
+        ("?stream=yes", "stream"),
+        ("?starting_after=-1", "starting_after"),
+        ("?starting_after=9999999999", "starting_after"),
         ("?include=message.output_text.logprobs", "include"),
         ("?colour=red", "colour"),
         ("/input_items?limit=0", "limit"),

@@ -161,6 +161,31 @@ async def test_a_response_can_be_continued_without_input(client, engine):
     assert [message["content"] for message in seen(engine)] == ["Q", "user"]
 
 
+@pytest.mark.parametrize("is_object", [False, True], ids=["items", "object with items"])
+async def test_items_of_a_conversation_come_before_the_input_and_are_kept(client, engine, is_object):
+    items = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    one = await ask(client, input="R", conversation={"id": "c", "items": items} if is_object else items)
+    assert [message["content"] for message in seen(engine)] == ["Q", "A", "R"]
+    await ask(client, input="S", previous_response_id=one.id)
+    assert [message["content"] for message in seen(engine)] == ["Q", "A", "R", one.output_text, "S"]
+    told = await client.post(PATH, json={"conversation": items[:1]})
+    assert told.status_code == 200
+    assert [message["content"] for message in seen(engine)] == ["Q"]
+
+
+@pytest.mark.parametrize("empty", [None, "", {}, [], {"items": []}, {"items": None}], ids=str)
+async def test_an_empty_conversation_is_none(client, engine, empty):
+    await ask(client, input="Q", conversation=empty)
+    assert [message["content"] for message in seen(engine)] == ["Q"]
+
+
+@pytest.mark.parametrize("given", ["conv_1", {"id": "conv_1"}, {"items": 5}, 5], ids=str)
+async def test_a_conversation_that_is_stored_elsewhere_is_refused(client, given):
+    told = await client.post(PATH, json={"input": "Q", "conversation": given})
+    assert told.status_code == 400
+    assert "previous_response_id" in assert_error(told.json(), "conversation", "unsupported_parameter")
+
+
 async def test_one_response_can_be_continued_twice(client, engine):
     one = await ask(client, input="Q")
     for text in ("left", "right"):
@@ -183,6 +208,23 @@ async def test_a_stored_response_is_returned_unchanged(client):
     for response in (await ask(client), (await stream(client))[-1].response):
         kept = await client.get(f"{PATH}/{response.id}")
         assert valid_response(kept.json()) == response
+
+
+async def test_cancelling_a_stored_response_returns_it_as_it_is(client):
+    stored = await ask(client)
+    for _ in range(2):
+        kept = await client.post(f"{PATH}/{stored.id}/cancel")
+        assert valid_response(kept.json()) == stored
+    unknown = await client.post(f"{PATH}/resp_0/cancel")
+    assert unknown.status_code == 404
+    assert_error(unknown.json(), "response_id", None)
+
+
+async def test_a_response_asked_for_in_the_background_comes_at_once(client):
+    told = await client.post(PATH, json={"input": "hello", "background": True})
+    response = valid_response(told.json())
+    assert (response.status, response.background) == ("completed", False)
+    assert told.headers["x-reprise-ignored"] == "background"
 
 
 async def test_input_items_are_listed_in_pages(client):
@@ -232,6 +274,7 @@ async def test_api_keys_separate_stored_responses(client):
     await assert_unknown(client, raw["id"])
     await assert_unknown(client, raw["id"], **other)
     assert (await client.get(f"{PATH}/{raw['id']}", **other)).status_code == 404
+    assert (await client.post(f"{PATH}/{raw['id']}/cancel", **other)).status_code == 404
     assert (await client.delete(f"{PATH}/{raw['id']}", **other)).status_code == 404
     reference = {"input": [{"type": "item_reference", "id": raw["output"][0]["id"]}]}
     refused = await client.post(PATH, json=reference, **other)

@@ -265,6 +265,7 @@ def test_response_ids_are_left_out_of_metric_labels():
         (PATH, PATH),
         (f"{PATH}/resp_1", known),
         (f"{PATH}/resp_1/input_items", f"{known}/input_items"),
+        (f"{PATH}/resp_1/cancel", f"{known}/cancel"),
         (f"{PATH}/input_tokens", f"{PATH}/input_tokens"),
         ("/v1/models/org/name", "/v1/models/{name}"),
         ("/v1/response", "other"),
