@@ -19,6 +19,7 @@ CALL_GAP = "\n"
 _GAP = "\n\n"
 _BEGUN = "(The conversation began earlier.)"
 _READ = "(Read.)"
+_GO_ON = "(Go on.)"
 _TOOLS = """You can call tools. To call one, write this, with the tool's name and its arguments as JSON:
 <tool_call>
 {"name": "...", "arguments": {...}}
@@ -68,11 +69,15 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
         )
     if not is_generic and not traits.parallel_calls:
         made.change(split_calls(made.messages), "it takes one call at a time: several are shown in turn")
-    if not is_generic and not traits.after_results:
-        made.change(with_bridges(made.messages), 'it wants an answer to results: "(Read.)" is added')
     runs = {"user": traits.user_runs, "assistant": traits.assistant_runs}
     merged = merge(made.messages, {role for role, is_taken in runs.items() if not is_taken})
     made.change(merged, "it wants user and assistant to take turns: their messages in a row are one")
+    if not is_generic and not traits.after_results:
+        # What was merged counts here: text before a call has become a part of it.
+        made.change(
+            with_bridges(made.messages),
+            "it wants turns around calls and results: a word of the other is added",
+        )
     made.messages = [_with_content(one, traits.calls_null) for one in made.messages]
     if not traits.any_ids:
         made.change(with_short_ids(made.messages), "it takes ids of nine characters: calls get such ids")
@@ -165,11 +170,15 @@ def split_calls(messages: Sequence[Json]) -> list[Json]:
 
 
 def with_bridges(messages: Sequence[Json]) -> list[Json]:
-    """Let the assistant say something between results and the user's next message."""
+    """Let user and assistant take turns where calls and results, which are no turns, stand between."""
     made: list[Json] = []
+    spoke = ""
     for message in messages:
-        if message["role"] == "user" and made and made[-1]["role"] == "tool":
-            made.append(assistant(_READ))
+        role = message["role"]
+        if role in ("user", "assistant") and not message.get("tool_calls"):
+            if role == spoke and (made[-1]["role"] == "tool" or made[-1].get("tool_calls")):
+                made.append(assistant(_READ) if role == "user" else user(_GO_ON))
+            spoke = role
         made.append(message)
     return made
 

@@ -118,6 +118,24 @@ def test_nothing_of_a_conversation_is_lost(name: str, case: str):
     assert "None" not in text
 
 
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "middle",
+    [
+        [said(None, "a1")],
+        [said("done"), said(None, "a1")],
+        [said("done"), said(None, "a1"), result("a1", "found")],
+        [said("done"), result("a1", "found"), said("so")],
+        [said("done"), result("a1", "found")],
+        [said(None, "a1"), user("wait"), result("a1", "found")],
+    ],
+)
+def test_calls_and_results_may_stand_anywhere(name: str, middle: list[Any]):
+    text = text_of(make(name), [user("one"), *middle, user("two")], TOOLS)
+    shown = [message["content"] for message in middle if message["role"] != "assistant"]
+    assert all(words in text for words in ("one", *shown, "two"))
+
+
 def test_traits_are_those_of_the_templates_rules():
     def lacks(name: str) -> set[str]:
         traits = make(name)._template.traits
