@@ -165,6 +165,8 @@ def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
     else:
         raise ValueError('expected an object with a list "messages" or a text "prompt"')
     body = validate(known, ChatRequest)
+    if body.is_scoring:
+        raise ValueError("'max_tokens' must be at least 1")
     messages, last = tuple(known["messages"]), body.messages[-1]
     if last.role == "assistant":
         if len(messages) == 1:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from engine.request import Finished, GenerationRequest
+from server.conversation.model import Message
 from server.generation.service import Service
 from server.generation.submission import Submission
 from server.requests.chat import ChatRequest
@@ -58,7 +59,7 @@ def _lines(
         mode="json", by_alias=True, exclude_unset=True, include=RECORDED_FIELDS, warnings=False
     )
     if isinstance(body, ChatRequest):
-        fields["messages"] = [message.for_template() for message in body.messages]
+        fields["messages"] = [_message(message) for message in body.messages]
     if isinstance(body, ChatRequest) and body.shown_tools:
         fields["tools"] = [tool.for_template() for tool in body.shown_tools]
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -69,6 +70,14 @@ def _lines(
         if engine_request.streaming:
             line["streaming"] = asdict(engine_request.streaming)
         yield json.dumps(line | _counts(end)).encode() + b"\n"
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """Return a message as a request to OpenAI's API has it, where arguments are text."""
+    shown = message.for_template()
+    for call in shown.get("tool_calls", ()):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return shown
 
 
 def _text(service: Service, engine_request: GenerationRequest, end: Finished) -> dict[str, str]:

@@ -83,7 +83,7 @@ def test_calls_come_to_the_template_as_objects_and_parts_as_text(tmp_path: Path)
         ("{}", "line 2 is not a chat: expected an object"),
         ('{"messages": "hello"}', "line 2 is not a chat: expected an object"),
         ('{"messages": []}', "'messages' must have at least 1 item"),
-        ('{"messages": ["hello"]}', r"'messages\[0\]' must be"),
+        ('{"messages": ["hello"]}', r"'messages\[0\]' is not supported"),
         ('{"messages": [{"role": "user"}]}', r"'messages\[0\].content' is missing"),
         ('{"messages": [{"role": "assistant", "content": "hi"}]}', "an answer but no request"),
         ('{"messages": [{"role": "user", "content": "a"}], "temperature": "warm"}', "'temperature' must be"),

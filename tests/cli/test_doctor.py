@@ -26,7 +26,10 @@ ANSWER = Answer(
 )
 
 
-def test_all_is_well_with_the_bundled_model(capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_is_well_with_the_bundled_model(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRISE_CALIBRATION_FILE", str(tmp_path / "costs.json"))
     assert main(["doctor", "--json", "--port", "0", "--api-key", "key"]) == 0
     checks = json.loads(capfd.readouterr().out)["checks"]
     assert [check["name"] for check in checks] == [
