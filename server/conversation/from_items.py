@@ -53,7 +53,7 @@ def from_items(items: Sequence[Any], path: str, notes: Notes) -> tuple[list[Mess
             made.append(chat_message(item, at, notes))
             continue
         kind = kind_of(item)
-        if kind in ("additional_tools", "tool_search_output") and item.get("tools"):
+        if kind in ("additional_tools", "tool_search_output") and isinstance(item.get("tools"), list):
             notes.understood(at)
             tools.append((f"{at}.tools", item["tools"]))
         made += _messages(item, kind, at, answered, notes)
@@ -77,7 +77,8 @@ def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) 
         name = function_name(namespace, named(item, at, notes))
         return [Message("assistant", calls=(Call(call_id, name, arguments),), at=at)]
     if kind == "tool_search_output":
-        names = [tool.get("name") for tool in item.get("tools") or [] if isinstance(tool, dict)]
+        found = item["tools"] if isinstance(item.get("tools"), list) else []
+        names = [tool.get("name") for tool in found if isinstance(tool, dict)]
         return [Message("tool", (readable({"tools": names}),), call_id=call_id, at=at)]
     if kind.endswith("_output"):
         output = item.get("output", item.get("result"))

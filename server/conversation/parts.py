@@ -80,7 +80,7 @@ def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
     if not isinstance(given, dict):
         notes.as_text(path)
         return [compact(given)]
-    kind = given.get("type")
+    kind = given["type"] if isinstance(given.get("type"), str) else None
     if kind is None or kind in TEXTS:
         key = TEXTS.get(kind or "text", "text")
         if isinstance(given.get(key), str):

@@ -163,8 +163,9 @@ def _echo(body: ResponsesRequest) -> Json:
 def _tools(given: Any) -> list[Json]:
     """Return the tools that the model is shown, as the API writes them."""
     tools = [given] if isinstance(given, dict) else given
-    shown = [tool for tool in tools if tool.get("type", "function") in ("function", "custom", "namespace")]
-    return list(map(_tool, shown))
+    dicts = (tool for tool in tools if isinstance(tool, dict))
+    shown = [tool for tool in dicts if tool.get("type", "function") in ("function", "custom", "namespace")]
+    return [tool for tool in map(_tool, shown) if tool["name"]]
 
 
 def _tool(given: Json) -> Json:

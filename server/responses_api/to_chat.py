@@ -73,14 +73,19 @@ class ChatConversion:
         self.previous = previous
         self.items = items
         messages, brought = from_items(items, "input", notes)
+        earlier, brought_earlier = from_items(previous.conversation() if previous else [], PREVIOUS, Notes())
         reader = ToolReader(notes)
-        for path, tools in (("tools", body.tools), *brought):
-            reader.read(tools, path)
+        reader.read(body.tools, "tools")
+        for path, tools in (*brought_earlier, *brought):
+            try:
+                reader.read(tools, path)
+            except BadRequestError:
+                # They are a part of the history.
+                notes.left_out(path)
         self.shown_tools = reader.tools
         self._choice = read_choice(body.tool_choice, "tool_choice", reader.tools, reader.left_out, notes)
-        earlier = previous.conversation() if previous else []
         first = [Message("system", (body.instructions,), at="instructions")] if body.instructions else []
-        self._messages = settle([*first, *from_items(earlier, PREVIOUS, Notes())[0], *messages], notes)
+        self._messages = settle([*first, *earlier, *messages], notes)
         check_answerable(self._messages)
 
     def chat(self) -> ChatRequest:

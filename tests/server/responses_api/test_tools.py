@@ -183,3 +183,24 @@ async def test_instructions_and_a_developer_message_are_one_system_message(clien
         {"role": "system", "content": "You code.\n\nBe brief."},
         {"role": "user", "content": "x"},
     ]
+
+
+async def test_tools_that_items_bring_stay_in_later_turns(client, engine):
+    brings = {"type": "additional_tools", "role": "developer", "tools": [SPAWN, {"name": "no such name"}]}
+    first = (
+        await client.post(PATH, json={"input": [brings, {"role": "user", "content": "hi"}], "tools": [APPLY]})
+    ).json()
+    later = await client.post(
+        PATH, json={"input": "go", "tools": [APPLY], "previous_response_id": first["id"]}
+    )
+    assert later.status_code == 200
+    assert engine.tokenizer.rendered_tools[0] == engine.tokenizer.rendered_tools[1]
+    names = [tool["function"]["name"] for tool in engine.tokenizer.rendered_tools[1]]
+    assert names == ["apply_patch", "spawn_agent"]
+
+
+@pytest.mark.parametrize("tools", [[None], [5, [], {}], [{"type": []}]])
+async def test_what_is_no_tool_is_left_out(client, tools):
+    response = await client.post(PATH, json={"input": "hi", "tools": tools})
+    assert (response.status_code, response.json()["tools"]) == (200, [])
+    assert "tools[0]" in response.headers["x-reprise-ignored"]
