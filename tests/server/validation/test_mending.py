@@ -69,3 +69,19 @@ async def test_a_wrong_type_that_means_nothing_is_refused(client, engine, fields
     response = await client.post(CHAT, json=BODIES[CHAT] | fields)
     assert response.status_code == 400
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (rb"cut \ud83d", "cut \ufffd"),
+        (rb"\udc00 and \ud83d\ude00", "\ufffd and \U0001f600"),
+        (rb"\ud83d\ud83d\ude00\\ud83d\\\ud83d", "\ufffd\U0001f600\\ud83d\\\ufffd"),
+    ],
+)
+async def test_half_a_character_is_replaced(client, engine, written, shown):
+    raw = b'{"messages": [{"role": "user", "content": "' + written + b'"}]}'
+    response = await client.post(CHAT, content=raw, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-reprise-ignored"] == "lone surrogates"
+    assert engine.tokenizer.rendered[-1][0][-1]["content"] == shown
