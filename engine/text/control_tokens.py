@@ -86,6 +86,8 @@ class ControlTokens:
         """Return the ids of the text of a control token."""
         if token not in self._known:
             (ids,) = self._encode_inner([token], split_special_tokens=True)
+            # transformers leaves its tokenizer so until it encodes again.
+            self._backend.encode_special_tokens = False
             if self._backend.token_to_id(token) in ids:
                 # An added token that is not special is found even so, but not in two halves.
                 ids = [one for half in self._encode_inner([token[:1], token[1:]]) for one in half]
