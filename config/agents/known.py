@@ -153,6 +153,16 @@ def _zed(model: ServedModel) -> AgentSettings:
     return AgentSettings((AgentFile(".config/zed/settings.json", "json", settings),), (_export(model),))
 
 
+def _completions_provider(model: ServedModel, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the provider as pi and OpenClaw have it. entry: describes the model."""
+    return {
+        "baseUrl": model.openai_url,
+        "api": "openai-completions",
+        "apiKey": model.sent_key,
+        "models": [entry],
+    }
+
+
 def _pi(model: ServedModel) -> AgentSettings:
     entry = {
         "id": model.name,
@@ -161,12 +171,7 @@ def _pi(model: ServedModel) -> AgentSettings:
         "contextWindow": model.context_tokens,
         "maxTokens": model.answer_tokens,
     }
-    provider = {
-        "baseUrl": model.openai_url,
-        "api": "openai-completions",
-        "apiKey": model.sent_key,
-        "models": [entry],
-    }
+    provider = _completions_provider(model, entry)
     chosen = {"defaultProvider": _PROVIDER, "defaultModel": model.name}
     return AgentSettings(
         (
@@ -260,12 +265,7 @@ def _openclaw(model: ServedModel) -> AgentSettings:
         "contextWindow": model.context_tokens,
         "maxTokens": model.answer_tokens,
     }
-    provider = {
-        "baseUrl": model.openai_url,
-        "api": "openai-completions",
-        "apiKey": model.sent_key,
-        "models": [entry],
-    }
+    provider = _completions_provider(model, entry)
     settings = {
         "models": {"providers": {_PROVIDER: provider}},
         "agents": {"defaults": {"model": {"primary": f"{_PROVIDER}/{model.name}"}}},

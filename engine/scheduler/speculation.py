@@ -208,7 +208,7 @@ class Planner:
 
         It is verified only if other rows' drafts pay for the step.
         """
-        if estimate.num_tokens or s.drafts is None or not s.drafts.has_best:
+        if estimate.num_tokens or s.drafts is None or s.drafts.best is None:
             return estimate
         return s.drafts.estimate_best()
 

@@ -260,12 +260,7 @@ class SequenceDrafts:
     @property
     def best(self) -> tuple[Draft, float] | None:
         """The likeliest draft that propose() found not worth its cost, and its chance; None without one."""
-        return (self._best, self._best_rate) if self.has_best else None
-
-    @property
-    def has_best(self) -> bool:
-        """Whether propose() found any draft not worth its cost, and none that is."""
-        return self._best is not NO_DRAFT
+        return None if self._best is NO_DRAFT else (self._best, self._best_rate)
 
     def estimate_best(self) -> DraftEstimate:
         """Estimate the likeliest of the drafts that propose() found not worth their cost."""

@@ -8,16 +8,7 @@ import pytest
 from rich.console import Console
 
 from bench.outputs import LINE_EVERY_S, Work
-
-
-class Clock:
-    """Stands in for time.monotonic. Only tests move it."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

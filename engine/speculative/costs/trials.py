@@ -23,8 +23,7 @@ class _Waiting:
 class Trials:
     """Counts, for each shape of step, the chances in which it might have paid if it cost less than believed.
 
-    A trial that shows what was believed doubles the chances until the next; one that does not is repeated at
-    once.
+    A trial that shows what was believed doubles the chances until the next; another is repeated at once.
     """
 
     def __init__(self) -> None:

@@ -10,19 +10,10 @@ from engine.scheduler.prefill_budget import MIN_CHUNK_TOKENS
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.step_clock import StepClock
 from engine.speculative.proposers import DraftSources
+from tests.clock import Clock
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens
 from tests.engine.support import make_loaded, prompt_of, request
-
-
-class Clock:
-    """Stands in for time.perf_counter. Only tests move it."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
