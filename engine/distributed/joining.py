@@ -87,6 +87,7 @@ def begin_group(place: Place) -> mx.distributed.Group:
 
     Raises ModelError if MLX cannot, or gives this process another place.
     """
+    log.info("connecting %d ranks by %s, for at most %d s", place.size, place.backend, GROUP_S)
     signal.alarm(GROUP_S)
     try:
         group = mx.distributed.init(strict=True, backend=place.backend)
