@@ -174,10 +174,16 @@ def _environment(agent: Agent, programs: Path, home: Path, url: str) -> dict[str
     return variables
 
 
+_UNTOLD = {"qwen": ".qwen/settings.json", "cline": ".cline/data/settings/global-settings.json"}
+"""Files that keep what an agent does to itself: Cline tries for 8 s to tell it at the end of each command."""
+
+
 def _write_settings(agent: Agent, url: str, home: Path, run: Run) -> None:
+    if told := _UNTOLD.get(agent.name):
+        file = home / told
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"telemetryOptOut": True, "privacy": {"usageStatisticsEnabled": False}}))
     if agent is QWEN:
-        (home / ".qwen").mkdir()
-        (home / ".qwen/settings.json").write_text('{"privacy": {"usageStatisticsEnabled": false}}')
         return
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
