@@ -14,7 +14,7 @@ import pytest
 
 from config.settings import Settings
 from tests.end_to_end.clients.scripted import serving_script
-from tests.engine.text.test_chat_template import FOLDER
+from tests.engine.text.templates.test_chat_template import FOLDER
 from tests.server.conversation.test_cases import CASES, LARGE
 
 RULES = "Answer in one line, and say what you did."

@@ -16,16 +16,16 @@ from transformers import tokenization_utils_base
 
 from config.settings import BUNDLED_MODEL
 from engine.foreign.chat_templates import TemplateProcess
-from engine.text.chat_template import ChatTemplate, TemplateError
-from engine.text.control_tokens import ControlTokens
-from engine.text.template_fit import fit
-from engine.text.template_traits import Traits
+from engine.text.templates.chat_template import ChatTemplate, TemplateError
+from engine.text.templates.control_tokens import ControlTokens
+from engine.text.templates.fit import fit
+from engine.text.templates.traits import Traits
 from engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
 from tests.engine.text.tokenizers_zoo import EXACT
 from tests.engine.text.tokenizers_zoo import make as make_kind
 
-FOLDER = Path(__file__).parent / "templates"
+FOLDER = Path(__file__).parent
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 ENDLESS = "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}"
 ALL = ["bundled", *TEMPLATES]
