@@ -54,7 +54,7 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
         parsed = parse()
     else:
         parsed = await asyncio.get_running_loop().run_in_executor(_THREAD, parse)
-    record.ignored += notes.paths
+    record.ignored += notes.entries()
     if is_logging_prompts():
         log_prompt("asked", body.decode())
     return parsed

@@ -97,13 +97,15 @@ def _mend(given: dict[str, Any], error: ErrorDetails, model: type[BaseModel], no
     if notes.refuses and not is_peers:
         return False
     where = (*location, *_steps(context.get("at", "")))
-    meant = _meant(error)
-    has_effect = not (error["type"] == "extra_forbidden" or context.get("leaves_out") or _is_unlimited(error))
+    meant, is_unlimited = _meant(error), _is_unlimited(error)
+    has_effect = not (error["type"] == "extra_forbidden" or context.get("leaves_out") or is_unlimited)
     if meant is MISSING and has_effect:
         where = _droppable(location, model)
     mended = _drop(given, where) if meant is MISSING else _replace(given, location, meant)
-    if mended:
+    if mended and meant is MISSING and not is_unlimited:
         notes.left_out(_path(where, ""), is_peers=is_peers)
+    elif mended:
+        notes.understood(_path(where, ""))
     return mended
 
 

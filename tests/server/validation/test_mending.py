@@ -10,10 +10,10 @@ BODIES = {
     "/v1/responses": {"input": "hello"},
 }
 MENDED = [
-    (CHAT, {"max_tokens": 40.0, "top_k": 5.0}, "max_tokens, top_k"),
-    (CHAT, {"max_tokens": -1}, "max_tokens"),
+    (CHAT, {"max_tokens": 40.0, "top_k": 5.0}, "max_tokens (understood), top_k (understood)"),
+    (CHAT, {"max_tokens": -1}, "max_tokens (understood)"),
     (CHAT, {"max_tokens": 5, "max_completion_tokens": 9}, "max_completion_tokens"),
-    (CHAT, {"stop": ["", "x", None]}, "stop[0], stop[2]"),
+    (CHAT, {"stop": ["", "x", None]}, "stop[0] (understood), stop[2] (understood)"),
     (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
     (CHAT, {"top_logprobs": 3}, "top_logprobs"),
     (CHAT, {"nobody": {"has": "this"}}, "nobody"),
@@ -83,5 +83,5 @@ async def test_half_a_character_is_replaced(client, engine, written, shown):
     raw = b'{"messages": [{"role": "user", "content": "' + written + b'"}]}'
     response = await client.post(CHAT, content=raw, headers={"Content-Type": "application/json"})
     assert response.status_code == 200, response.text
-    assert response.headers["x-reprise-ignored"] == "lone surrogates"
+    assert response.headers["x-reprise-ignored"] == "lone surrogates (understood)"
     assert engine.tokenizer.rendered[-1][0][-1]["content"] == shown
