@@ -87,7 +87,7 @@ def _parse(body: bytes, notes: Notes | None = None) -> dict[str, Any]:
     notes: get a note if halves of characters were replaced; without notes they are a fault.
     """
     try:
-        text = body.decode("utf-8")
+        text = body.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as fault:
         raise BadRequestError(
             f"The request body is not valid UTF-8 (at byte {fault.start}).", code="invalid_utf8"

@@ -85,3 +85,9 @@ async def test_half_a_character_is_replaced(client, engine, written, shown):
     assert response.status_code == 200, response.text
     assert response.headers["x-reprise-ignored"] == "lone surrogates (understood)"
     assert engine.tokenizer.rendered[-1][0][-1]["content"] == shown
+
+
+async def test_the_mark_that_some_editors_write_before_text_is_no_part_of_it(client):
+    raw = b'\xef\xbb\xbf{"prompt": "hello"}'
+    response = await client.post(COMPLETIONS, content=raw, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200, response.text
