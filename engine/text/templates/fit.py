@@ -67,10 +67,16 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
             with_a_beginning(made.messages),
             "it wants the user to speak first: system text or a few words are shown as the user's",
         )
+    if not is_generic and not traits.calls_content:
+        made.change(
+            with_words_apart(made.messages, traits.assistant_runs),
+            "it leaves out words beside calls: these are a message of their own",
+        )
     if not is_generic and not traits.parallel_calls:
         made.change(split_calls(made.messages), "it takes one call at a time: several are shown in turn")
     runs = {"user": traits.user_runs, "assistant": traits.assistant_runs}
-    merged = merge(made.messages, {role for role, is_taken in runs.items() if not is_taken})
+    merged_roles = {role for role, is_taken in runs.items() if not is_taken}
+    merged = merge(made.messages, merged_roles, is_generic or traits.calls_content)
     made.change(merged, "it wants user and assistant to take turns: their messages in a row are one")
     if not is_generic and not traits.after_results:
         # What was merged counts here: text before a call has become a part of it.
@@ -146,6 +152,20 @@ def with_a_beginning(messages: Sequence[Json]) -> list[Json]:
     return [*messages[: max(0, start - 1)], *first, *messages[start:]]
 
 
+def with_words_apart(messages: Sequence[Json], assistant_runs: bool) -> list[Json]:
+    """Put the words of a message with calls into one before it; if these must take turns, also the user's."""
+    made: list[Json] = []
+    for message in messages:
+        if message.get("tool_calls") and (message.get("content") or "").strip():
+            made.append({key: value for key, value in message.items() if key != "tool_calls"})
+            message = assistant(None, message["tool_calls"])
+        has_spoken = made and made[-1]["role"] == "assistant" and not made[-1].get("tool_calls")
+        if message.get("tool_calls") and has_spoken and not assistant_runs:
+            made.append(user(_GO_ON))
+        made.append(message)
+    return made
+
+
 def split_calls(messages: Sequence[Json]) -> list[Json]:
     """Make one message of each call, with its result after it; results without a call stay behind them."""
     made: list[Json] = []
@@ -183,12 +203,16 @@ def with_bridges(messages: Sequence[Json]) -> list[Json]:
     return made
 
 
-def merge(messages: Sequence[Json], roles: Collection[str]) -> list[Json]:
-    """Make one message of those of a role in a row. A message with calls ends a run."""
+def merge(messages: Sequence[Json], roles: Collection[str], joins_calls: bool) -> list[Json]:
+    """Make one message of those of a role in a row. A message with calls ends a run.
+
+    joins_calls: or else stands alone.
+    """
     made: list[Json] = []
     for message in messages:
         last = made[-1] if made else None
-        if last and last["role"] == message["role"] in roles and not last.get("tool_calls"):
+        is_alone = message.get("tool_calls") and not joins_calls
+        if last and last["role"] == message["role"] in roles and not (last.get("tool_calls") or is_alone):
             made[-1] = {**last, **message, **_joined(last, message)}
         else:
             made.append(message)
