@@ -29,10 +29,14 @@ def from_messages(messages: Iterable[Any], path: str, notes: Notes) -> list[Mess
 
 
 def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Message]:
-    """Yield the messages that the blocks of one are: results are messages of their own."""
+    """Yield the messages that the blocks of one are: results are messages of their own.
+
+    One of nothing stays: after an answer without any message of the user the answer would be continued.
+    """
     parts: list[Part] = []
     reasoning: list[str] = []
     calls: list[Call] = []
+    has_results = False
     joint = "" if role == "assistant" else "\n"
 
     def message() -> Message:
@@ -59,6 +63,7 @@ def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Mess
             note_unknown(block, ("type", "tool_use_id", "content", "is_error"), here, notes)
             result = parts_of(block.get("content"), f"{here}.content", notes)
             shown = _as_error(result) if block.get("is_error") is True else result
+            has_results = True
             yield Message(
                 "tool", tuple(shown), call_id=as_string(block.get("tool_use_id")), joint="\n", at=here
             )
@@ -66,7 +71,7 @@ def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Mess
             parts.append(block)
         else:
             parts += part_of(block, here, notes)
-    if parts or calls or reasoning or role == "assistant":
+    if parts or calls or reasoning or role == "assistant" or not has_results:
         yield message()
 
 
