@@ -122,17 +122,17 @@ def _turns(messages: Iterable[Message]) -> list[Message]:
 
     Only calls may follow the text; any other item after it starts a new message.
     """
-    made: list[Message] = []
+    groups: list[list[Message]] = []
     can_join = False
     for message in messages:
         is_assistants = message.role == "assistant"
         is_call = bool(message.calls) and not message.parts
-        if is_assistants and made and made[-1].role == "assistant" and (can_join or is_call):
-            made[-1] = joined(made[-1], message)
+        if is_assistants and groups and groups[-1][0].role == "assistant" and (can_join or is_call):
+            groups[-1].append(message)
         else:
-            made.append(message)
+            groups.append([message])
         can_join = is_assistants and (is_call or not message.parts)
-    return made
+    return [joined(group) for group in groups]
 
 
 def call_id_of(item: Json, kind: str) -> str:

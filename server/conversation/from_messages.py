@@ -1,6 +1,6 @@
 """Translate the messages of Anthropic's API."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,20 +83,22 @@ def _as_error(parts: list[Part]) -> list[Part]:
 
 def merged(messages: Iterable[Message]) -> list[Message]:
     """Merge neighbours of one role, but not results."""
-    made: list[Message] = []
+    groups: list[list[Message]] = []
     for message in messages:
-        if made and made[-1].role == message.role != "tool":
-            made[-1] = joined(made[-1], message)
+        if groups and groups[-1][0].role == message.role != "tool":
+            groups[-1].append(message)
         else:
-            made.append(message)
-    return made
+            groups.append([message])
+    return [joined(group) for group in groups]
 
 
-def joined(first: Message, second: Message) -> Message:
-    """Return two messages of one role as one."""
+def joined(group: Sequence[Message]) -> Message:
+    """Return messages of one role as one."""
+    if len(group) == 1:
+        return group[0]
     return replace(
-        first,
-        parts=first.parts + second.parts,
-        reasoning=first.reasoning + second.reasoning,
-        calls=first.calls + second.calls,
+        group[0],
+        parts=tuple(part for one in group for part in one.parts),
+        reasoning="".join(one.reasoning for one in group),
+        calls=tuple(call for one in group for call in one.calls),
     )

@@ -48,6 +48,8 @@ UNLIMITED = frozenset(
     {"max_tokens", "max_completion_tokens", "max_output_tokens", "thinking_budget_tokens", "budget_tokens"}
 )
 """Limits whose -1 means none."""
+MAX_PARSED = 2**20
+"""Maximum characters of a string that is parsed as JSON where an object is meant."""
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 MISSING = object()
 _MAX_SHOWN = 10**20
@@ -116,7 +118,7 @@ def _meant(error: ErrorDetails) -> Any:
         return int(given)
     if kind in ("list_type", "tuple_type") and not isinstance(given, list | dict | None):
         return [given]
-    if kind in ("dict_type", "model_type") and isinstance(given, str):
+    if kind in ("dict_type", "model_type") and isinstance(given, str) and len(given) <= MAX_PARSED:
         with suppress(ValueError):
             parsed = from_json(given, allow_inf_nan=False)
             return parsed if isinstance(parsed, dict) else MISSING

@@ -178,14 +178,15 @@ def split_calls(messages: Sequence[Json]) -> list[Json]:
             made.append(message)
             continue
         end = next((i for i in range(index, len(messages)) if messages[i]["role"] != "tool"), len(messages))
-        results = list(messages[index:end])
+        results: dict[str, list[Json]] = {call["id"]: [] for call in calls}
+        others: list[Json] = []
+        for one in messages[index:end]:
+            results.get(one.get("tool_call_id", ""), others).append(one)
         index = end
         for number, call in enumerate(calls):
             head = message if number == 0 else assistant(None)
-            own = [one for one in results if one.get("tool_call_id") == call["id"]]
-            made += [{**head, "tool_calls": [call]}, *own]
-        ids = {call["id"] for call in calls}
-        made += [one for one in results if one.get("tool_call_id") not in ids]
+            made += [{**head, "tool_calls": [call]}, *results[call["id"]]]
+        made += others
     return made
 
 
@@ -208,24 +209,25 @@ def merge(messages: Sequence[Json], roles: Collection[str], joins_calls: bool) -
 
     joins_calls: or else stands alone.
     """
-    made: list[Json] = []
+    groups: list[list[Json]] = []
     for message in messages:
-        last = made[-1] if made else None
+        last = groups[-1][-1] if groups else None
         is_alone = message.get("tool_calls") and not joins_calls
         if last and last["role"] == message["role"] in roles and not (last.get("tool_calls") or is_alone):
-            made[-1] = {**last, **message, **_joined(last, message)}
+            groups[-1].append(message)
         else:
-            made.append(message)
-    return made
+            groups.append([message])
+    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
 
 
-def _joined(first: Json, second: Json) -> Json:
-    """Return the texts of two messages as one."""
+def _joined(group: Sequence[Json]) -> Json:
+    """Return messages as one, with the texts of all."""
     texts = {
-        name: _GAP.join(one[name] for one in (first, second) if one.get(name))
+        name: _GAP.join(one[name] for one in group if one.get(name))
         for name in ("content", "reasoning_content")
     }
-    return {name: text for name, text in texts.items() if text or name == "content"}
+    keys = {key: value for one in group for key, value in one.items()}
+    return keys | {name: text for name, text in texts.items() if text or name == "content"}
 
 
 def _with_content(message: Json, takes_null: bool) -> Json:
