@@ -105,6 +105,8 @@ def _call(given: Any, at: str, notes: Notes) -> Call | None:
     if not isinstance(given.get("id"), str):
         notes.understood(f"{at}.id", "is missing")
     if "input" in inner:
+        if not isinstance(inner["input"], str):
+            notes.understood(f"{at}.{key}.input", "must be a string")
         arguments: Json = {"input": as_string(inner["input"])}
     else:
         arguments = arguments_of(inner.get("arguments"), f"{at}.{key}.arguments", notes)

@@ -31,6 +31,12 @@ SILENT = frozenset(
 )
 """Keys inside items and tools that the API has and that need no mention."""
 _CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_FORMS: dict[str, tuple[str, Any]] = {
+    "function_call": ("arguments", str),
+    "custom_tool_call": ("input", str),
+    **dict.fromkeys(_OUTPUTS, ("output", str | list)),
+}
 _STATUSES = ("completed", "in_progress", "incomplete")
 _OF_CALL = ("type", "call_id", "name", "namespace", "arguments", "input")
 
@@ -65,6 +71,7 @@ def from_items(items: Sequence[Any], path: str, notes: Notes) -> tuple[list[Mess
 def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) -> list[Message]:
     """Return the message that an item is, or part of; none if it is left out."""
     call_id = call_id_of(item, kind)
+    _note_forms(item, kind, at, notes)
     if kind == "message":
         return [chat_message({k: v for k, v in item.items() if k not in ("type", *SILENT)}, at, notes)]
     if kind == "reasoning":
@@ -97,6 +104,17 @@ def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) 
         return [Message("user", (f"{SUMMARY_HEAD}\n{summary}",), at=at)]
     parts = part_of({**item, "type": kind}, at, notes)
     return [Message("assistant", tuple(parts), at=at)] if parts else []
+
+
+def _note_forms(item: Json, kind: str, at: str, notes: Notes) -> None:
+    """Note the fields of a call or of its result that have another form than the API's."""
+    if kind not in _FORMS:
+        return
+    name, form = _FORMS[kind]
+    if not isinstance(item.get(name), form):
+        notes.understood(f"{at}.{name}")
+    if not isinstance(item.get("call_id"), str):
+        notes.understood(f"{at}.call_id", "is missing")
 
 
 def _reasoning(item: Json, at: str, notes: Notes) -> str:
@@ -158,7 +176,7 @@ def as_listed(item: Any, item_id: str) -> Json:
         key = "input" if kind == "custom_tool_call" else "arguments"
         listed |= {"name": named(item, "", notes), key: as_string(item.get(key))}
         return listed | {key: item[key] for key in ("namespace",) if isinstance(item.get(key), str)}
-    if kind in ("function_call_output", "custom_tool_call_output"):
+    if kind in _OUTPUTS:
         return {"call_id": "", **listed, "output": "".join(map(str, parts_of(item.get("output"), "", notes)))}
     if kind == "reasoning":
         content = [{"type": "reasoning_text", "text": _reasoning(item, "", notes)}]

@@ -19,6 +19,7 @@ def from_messages(messages: Iterable[Any], path: str, notes: Notes) -> list[Mess
         at = f"{path}[{index}]"
         role = given.get("role") if isinstance(given, dict) else None
         if role not in _ROLES:
+            notes.understood(f"{at}.role", "must be 'user', 'assistant' or 'system'")
             made.append(chat_message(given, at, notes))
             continue
         note_unknown(given, ("role", "content"), at, notes)

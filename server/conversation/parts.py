@@ -20,6 +20,12 @@ TEXTS = {
     "refusal": "refusal",
 }
 """Parts that are text, and the key that holds it."""
+OWN_TEXTS = {
+    "chats": ("text", "refusal"),
+    "messages": ("text",),
+    "responses": ("input_text", "output_text", "refusal", "summary_text", "reasoning_text"),
+}
+"""The types of text that each API has. Others are understood."""
 MEDIA = {
     **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "image"),
     **dict.fromkeys(("audio", "input_audio"), "audio"),
@@ -87,6 +93,8 @@ def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
         key = TEXTS.get(kind or "text", "text")
         if isinstance(given.get(key), str):
             note_unknown(given, {"type", key}, path, notes)
+            if kind not in OWN_TEXTS.get(notes.api, (kind,)):
+                notes.understood(f"{path}.type", f"must be one of {', '.join(OWN_TEXTS[notes.api])}")
             return [given[key]]
         if kind is not None:
             notes.left_out(path)

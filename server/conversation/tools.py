@@ -86,9 +86,24 @@ def _inner(given: Json) -> tuple[Json, str]:
     return given, ""
 
 
+def _is_own(given: Json, where: str, api: str) -> bool:
+    """Return whether a tool has the form of the API, and not that of another. where: as of _inner()."""
+    kind = given.get("type")
+    match api:
+        case "chats":
+            return kind in ("function", "custom") and where == f".{kind}"
+        case "messages":
+            return kind in (None, "custom") and not where and "input_schema" in given
+        case "responses":
+            return kind in ("function", "custom") and not where and "input_schema" not in given
+    return True
+
+
 def read_tool(given: Json, at: str, namespace: str | None, notes: Notes) -> Tool:
     """Return a tool. Raises BadRequestError if it cannot be called."""
     inner, where = _inner(given)
+    if not _is_own(given, where, notes.api):
+        notes.understood(at, "has the form of another API")
     if where:
         note_unknown(given, ("type", where[1:]), at, notes)
     note_unknown(inner, (*_KNOWN, *(() if where else ("type",))), f"{at}{where}", notes)

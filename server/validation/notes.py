@@ -1,6 +1,7 @@
 """What of a request is left out, shown as text or understood, for its header and log line."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from server.errors import BadRequestError, shortened
 
@@ -14,11 +15,13 @@ class Notes:
 
     refuses: whether each of these is a fault instead (`--unknown-fields refuse`).
     silent: names of keys that the API has and that have no effect: they need no note.
+    api: whose forms need no note either; "" for all.
     paths: what became of each, in order; "" if it is left out.
     """
 
     refuses: bool = False
     silent: frozenset[str] = frozenset()
+    api: Literal["", "chats", "messages", "responses"] = ""
     paths: dict[str, str] = field(default_factory=dict)
 
     def left_out(self, path: str, *, is_peers: bool = False) -> None:

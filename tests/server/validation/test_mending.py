@@ -29,6 +29,29 @@ MENDED = [
     ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 100}}, "thinking.budget_tokens"),
     ("/v1/messages", {"stop_sequences": "END", "temperature": 1.5, "top_k": -1}, None),
     ("/v1/messages", {"context_management": {"edits": [{"type": "clear"}]}}, "context_management"),
+    (CHAT, {"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools[0] (understood)"),
+    (CHAT, {"tool_choice": {"type": "auto"}}, "tool_choice (understood)"),
+    ("/v1/messages", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0] (understood)"),
+    ("/v1/messages", {"tool_choice": "auto"}, "tool_choice (understood)"),
+    ("/v1/responses", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0] (understood)"),
+    ("/v1/responses", {"tool_choice": {"type": "none"}}, "tool_choice (understood)"),
+    (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
+        "input[0].content[0].type (understood)",
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": "x"},
+                {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": {"a": 1}},
+                {"type": "custom_tool_call_output", "output": {"content": "y", "success": True}},
+            ]
+        },
+        "input[1].input (understood), input[2].output (understood), input[2].call_id (understood), "
+        "input[2] (understood)",
+    ),
     ("/v1/responses", {"include": ["x", "reasoning.encrypted_content"]}, "include[0]"),
     ("/v1/responses", {"background": True, "reasoning": {"mode": "pro"}}, "background, reasoning.mode"),
 ]
