@@ -34,9 +34,17 @@ def url() -> Iterator[str]:
         yield address
 
 
-@pytest.mark.parametrize("schema", [PLAIN, RELAXED], ids=["plain", "relaxed"])
-@pytest.mark.parametrize("choice", ["auto", "required", LAST])
-@pytest.mark.parametrize("num", [129, NUM_TOOLS])
+@pytest.mark.parametrize(
+    ("num", "choice", "schema"),
+    [
+        (129, "required", PLAIN),
+        (NUM_TOOLS, "auto", RELAXED),
+        (NUM_TOOLS, "required", PLAIN),
+        (NUM_TOOLS, "required", RELAXED),
+        (NUM_TOOLS, LAST, RELAXED),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
 def test_many_tools_are_shown_and_called(url: str, num: int, choice: str, schema: dict[str, Any]):
     named = {"type": "function", "function": {"name": choice}}
     body = {

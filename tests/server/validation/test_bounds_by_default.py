@@ -86,7 +86,7 @@ def nested(depth: int) -> Any:
     return part
 
 
-WIDE = {"type": "odd", "a": list(range(900_000))}
+WIDE = {"type": "odd", "a": list(range(400_000))}
 THOUGHT = {"role": "assistant", "content": [{"type": "thinking", "thinking": "x" * 4000}]}
 REASONING = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 4000}]}
 SAID = {"role": "assistant", "tool_calls": calls(4000)}

@@ -9,6 +9,7 @@ BODIES = {
     "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9},
     "/v1/responses": {"input": "hello"},
 }
+RESULT = ("input[2].output", "input[2].call_id")
 MENDED = [
     (CHAT, {"max_tokens": 40.0, "top_k": 5.0}, "max_tokens (understood), top_k (understood)"),
     (CHAT, {"max_tokens": -1}, "max_tokens (understood)"),
@@ -49,8 +50,7 @@ MENDED = [
                 {"type": "custom_tool_call_output", "output": {"content": "y", "success": True}},
             ]
         },
-        "input[1].input (understood), input[2].output (understood), input[2].call_id (understood), "
-        "input[2] (understood)",
+        ", ".join(f"{at} (understood)" for at in ("input[1].input", "input[2]", *RESULT)),
     ),
     ("/v1/responses", {"include": ["x", "reasoning.encrypted_content"]}, "include[0]"),
     ("/v1/responses", {"background": True, "reasoning": {"mode": "pro"}}, "background, reasoning.mode"),
