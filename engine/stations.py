@@ -34,7 +34,7 @@ EngineStation = Literal[
 ]
 """Parts of the work of the engine's thread, in the order of a step. docs/metrics.md says what each is."""
 
-LoopStation = Literal["bodies", "submission", "output", "format"]
+LoopStation = Literal["connections", "bodies", "submission", "output", "format"]
 """Parts of the work of the server's event loop, in the order of a request."""
 
 OTHER = "other"

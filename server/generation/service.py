@@ -19,9 +19,11 @@ from server.generation.event_queue import EventBridge
 from server.generation.prompts import PromptEncoder
 from server.generation.recorder import Recorder
 from server.generation.tool_calls import ToolCallParsing
-from server.metrics.loop_lag import LoopLag
+from server.logs import LOGGER
+from server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
 from server.metrics.registry import Metrics
 from server.responses_api.store import ResponseStore
+from server.turns import BodyTurns
 
 _VIEW = "service"
 ANY_MODEL = "*"
@@ -53,10 +55,11 @@ class Service:
         self.tool_calls = ToolCallParsing(engine, metrics, max_requests)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self.event_bridge = EventBridge(self._loop)
-        self._loop_lag = LoopLag(self._loop, metrics.observe_lag)
         self._stations = StationClock(get_args(LoopStation))
         self._stations.start()
+        self._loop_lag = LoopLag(self._loop, self._stations, metrics.observe_lag, self._note_hold)
         metrics.set_loop_stations(self._stations)
+        self.bodies = BodyTurns()
         self.responses = ResponseStore(settings.response_store_bytes)
         metrics.set_response_store(self.responses)
         self.recorder = recorder
@@ -85,10 +88,27 @@ class Service:
         else:
             self._loop.call_soon_threadsafe(action)
 
+    def _note_hold(self, hold: Hold) -> None:
+        """Count a time in which the event loop served nobody, and say so in the log."""
+        self.metrics.count_hold(hold.station, hold.own_s)
+        where = f", in {hold.where}" if hold.where else ""
+        late_ms, own_ms = 1000 * hold.late_s, 1000 * hold.own_s
+        if hold.station == NOT_HELD:
+            LOGGER.debug("the event loop waited %.0f ms for the interpreter or the machine%s", late_ms, where)
+        else:
+            LOGGER.warning(
+                "the event loop was held for %.0f ms by the station %s (%.0f ms of the processor)%s",
+                late_ms,
+                hold.station,
+                own_ms,
+                where,
+            )
+
     def close(self) -> None:
         """Stop the threads and the measurements. Called on the event loop."""
         self._loop_lag.stop()
         self._stations.stop()
+        self.bodies.close()
         self.prompts.close()
         self.tool_calls.close()
 

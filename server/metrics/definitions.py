@@ -265,7 +265,8 @@ TIME = MetricGroup(
     "`drafters`, `grammars` (CPU time; in the first idle moment their vocabulary is made), `draft_model`, "
     "`dispatch` (steps are prepared for the device), "
     "`waiting` (for the device, in decoding), `commit` (tokens become text and are sent), `prefill` (with "
-    "waiting for the device), `other`. Stations of the event loop: `bodies` (small request bodies are parsed "
+    "waiting for the device), `other`. Stations of the event loop: `connections` (HTTP is parsed), "
+    "`bodies` (small request bodies are parsed "
     "and validated; large ones are parsed on a thread), `submission` (requests are passed to the engine), "
     "`output` (text is split into content, reasoning and tool calls), `format` (responses and events are "
     "written).",
@@ -278,8 +279,20 @@ LOOP = MetricGroup(
         MetricEntry(
             "reprise_event_loop_lag_seconds",
             "histogram",
-            "How late the event loop wakes, measured by ten timers a second.",
+            "How late the event loop wakes, measured by twenty timers a second.",
             buckets=_LAG_S,
+        ),
+        MetricEntry(
+            "reprise_event_loop_holds_total",
+            "counter",
+            "Times that the event loop woke more than 0.1 seconds late, by the station that held it.",
+            ("station",),
+        ),
+        MetricEntry(
+            "reprise_event_loop_longest_hold_seconds",
+            "gauge",
+            "The longest time, in seconds of the processor, that the event loop worked in one piece, of "
+            "those counted as holds.",
         ),
         MetricEntry(
             "reprise_wait_seconds_total",

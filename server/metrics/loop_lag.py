@@ -1,30 +1,113 @@
-"""Measure how late the event loop wakes, by a timer of its own."""
+"""Watch the event loop: how late it wakes, and what held it."""
 
 import asyncio
+import sys
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 
-PERIOD_S = 0.1
+from engine.stations import OTHER, StationClock
+
+PERIOD_S = 0.05
 """Time between two timers. What blocks the loop for longer than this delays at least one of them."""
+HELD_S = 0.1
+"""How late a timer must be for the loop to count as held."""
+NOT_HELD = "none"
+"""In place of a station: another thread had the interpreter, or the machine was busy."""
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A time in which the event loop served nobody.
+
+    station: whose work held it; NOT_HELD if the loop itself did hardly any.
+    late_s: how late its timer was. own_s: processor time that the loop's thread certainly used meanwhile.
+    where: the module, line and function that it was in, as "server.app:12 create_app"; empty if not seen.
+    """
+
+    station: str
+    late_s: float
+    own_s: float
+    where: str = ""
 
 
 class LoopLag:
-    """Sets timers while it runs, and reports by how many seconds each was late.
+    """Sets timers while it runs, and reports by how many seconds each was late, and what held the loop.
 
-    observe: called with the lag of each timer, >= 0.
+    Processor time tells work of the loop from waits for the machine: only the former is our fault.
+    Create it on the loop's thread.
+
+    stations: the clock of the loop's thread. observe: called with the lag of each timer, >= 0.
+    hold: called for each lag above HELD_S. spent: the thread's processor time in seconds.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, observe: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        stations: StationClock,
+        observe: Callable[[float], None],
+        hold: Callable[[Hold], None],
+        spent: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._loop = loop
-        self._observe = observe
+        self._stations = stations
+        self._observe, self._hold, self._spent = observe, hold, spent
+        self._thread_id = threading.get_ident()
+        self._seen = ""
+        self._before, self._spent_before = dict(stations.seconds), spent()
         self._due = loop.time() + PERIOD_S
         self._timer = loop.call_at(self._due, self._wake)
+        self._stopped = threading.Event()
+        threading.Thread(target=self._look, name="loop-lag", daemon=True).start()
 
     def stop(self) -> None:
         """Set no more timers."""
         self._timer.cancel()
+        self._stopped.set()
 
     def _wake(self) -> None:
-        now = self._loop.time()
-        self._observe(max(0.0, now - self._due))
+        now, spent = self._loop.time(), self._spent()
+        late_s = max(0.0, now - self._due)
+        self._observe(late_s)
+        # Counts what the loop has done outside of all stations until now.
+        self._stations.enter(OTHER)
+        self._stations.leave()
+        if late_s > HELD_S:
+            # Before the timer was due, others may have run for all of the period.
+            own_s = max(0.0, spent - self._spent_before - PERIOD_S)
+            station = self._busiest() if own_s > HELD_S else NOT_HELD
+            self._hold(Hold(station, late_s, own_s, self._seen))
+        self._seen = ""
+        self._before, self._spent_before = dict(self._stations.seconds), spent
         self._due = now + PERIOD_S
         self._timer = self._loop.call_at(self._due, self._wake)
+
+    def _busiest(self) -> str:
+        """Return the station that the loop spent the most time at since the timer before."""
+        seconds = self._stations.seconds
+        return max(seconds, key=lambda name: seconds[name] - self._before[name])
+
+    def _look(self) -> None:
+        """Note where the loop's thread is while a timer is late. Runs on a thread of its own."""
+        while not self._stopped.wait(PERIOD_S):
+            if not self._seen and self._loop.time() - self._due > HELD_S / 2:
+                self._seen = _place_of(self._thread_id)
+
+
+def _place_of(thread_id: int) -> str:
+    """Return the innermost line of this program that a thread is in, and what it calls there."""
+    frame = innermost = sys._current_frames().get(thread_id)
+    while frame is not None and innermost is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(_ROOT) and "site-packages" not in path.parts:
+            return _line(frame) if frame is innermost else f"{_line(frame)}: {_line(innermost)}"
+        frame = frame.f_back
+    return ""
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__')}:{frame.f_lineno} {frame.f_code.co_name}"

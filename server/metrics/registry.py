@@ -41,6 +41,7 @@ class Metrics:
         self._histograms = {name: metric for name, metric in made.items() if isinstance(metric, Histogram)}
         self._gauges = {name: metric for name, metric in made.items() if isinstance(metric, Gauge)}
         self.recent = RecentRequests()
+        self._longest_hold_s = 0.0
         self._collector = ScrapeCollector(engine, models)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_WithoutCreated(list(made.values())))
@@ -57,6 +58,12 @@ class Metrics:
     def observe_lag(self, lag_s: float) -> None:
         """Count how late the event loop woke."""
         self._observe("event_loop_lag_seconds", lag_s)
+
+    def count_hold(self, station: str, own_s: float) -> None:
+        """Count a time in which the event loop served nobody. own_s: its own work meanwhile."""
+        self._count("event_loop_holds", 1, station)
+        self._longest_hold_s = max(self._longest_hold_s, own_s)
+        self._gauges["reprise_event_loop_longest_hold_seconds"].set(self._longest_hold_s)
 
     def count_wait(self, station: str, waited_s: float) -> None:
         """Count the seconds that a request waited for work outside of the event loop."""

@@ -16,6 +16,7 @@ import pytest
 STARTED_WITHIN_S = 240
 RECORDED = "recorded.jsonl"
 FROM_CHECKOUT = (sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())")
+HELD = "the event loop was held"
 CONTEXT_TOKENS = 8192
 """Less than the bundled model takes, so that an answer without an end does not run for minutes."""
 
@@ -71,6 +72,8 @@ def started(
     finally:
         process.kill()
         process.wait()
+    # A test mode of every server here: nothing that a test does may hold up the clients of another.
+    assert not (held := [line for line in printed if HELD in line]), "".join(held)
 
 
 @pytest.fixture(scope="session")
