@@ -22,10 +22,10 @@ class _Announcing(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def served(app: FastAPI, head_timeout_s: float = 60.0) -> Iterator[str]:
+def served(app: FastAPI, timeout_s: float = 60.0) -> Iterator[str]:
     """Serve the app while inside the block; yields its URL."""
     bound = bind_address("127.0.0.1", 0)
-    server = _Announcing(uvicorn_config(app, head_timeout_s, timeout_graceful_shutdown=2))
+    server = _Announcing(uvicorn_config(app, timeout_s, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     assert server.is_listening.wait(10)

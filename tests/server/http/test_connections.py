@@ -21,7 +21,7 @@ BODY = b'{"prompt": "a"}'
 @pytest.fixture
 def hasty_url(engine):
     """A server that waits a quarter of a second for a request."""
-    with served(create_app(engine, Settings(body_timeout_s=0.25)), head_timeout_s=0.25) as address:
+    with served(create_app(engine, Settings(body_timeout_s=0.25)), timeout_s=0.25) as address:
         yield address
 
 
@@ -101,6 +101,27 @@ def test_invalid_http_is_a_400(url, connect, sent):
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert_error(_error(answer), None, "invalid_http")
     assert httpx.get(url + "/health").status_code == 200
+
+
+def test_a_wish_for_another_protocol_is_denied_and_the_request_answered(url, connect):
+    """As Java's client sends it."""
+    wish = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+    )
+    connection = connect(url)
+    for _ in range(2):
+        connection.sendall(HEAD + wish + LENGTH + BODY)
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_headers_after_a_body_are_no_headers_of_the_request(url, connect):
+    chunked = b"Transfer-Encoding: chunked\r\n\r\nf\r\n" + BODY + b"\r\n0\r\nX-Request-Id: two words\r\n\r\n"
+    connection = connect(url)
+    connection.sendall(HEAD + chunked)
+    assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_more_than_100_headers_are_a_431(client):
