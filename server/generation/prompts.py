@@ -225,11 +225,6 @@ class PromptEncoder:
         check_token_ids(tokens, "tokens", self._engine.info)
         return await self._run(request, self._engine.tokenizer.decode, tokens)
 
-    async def token_bytes(self, request: Request, tokens: Sequence[int]) -> list[bytes]:
-        """Return the bytes of each token. Raises what _run() raises."""
-        bytes_of = self._engine.tokenizer.piece
-        return await self._run(request, lambda: [bytes_of(token) for token in tokens])
-
     def run_and_wait(self, job: Callable[[], ResultT]) -> ResultT:
         """Run a job on the thread and wait for it. Do not call it on the event loop.
 

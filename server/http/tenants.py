@@ -1,12 +1,10 @@
-"""Find who sent a request: its tenant, for sharing drafts, its key's digest, for stored text, its client."""
+"""Find who sent a request: its tenant, for sharing drafts, and its key's digest, for stored text."""
 
 from starlette.requests import HTTPConnection
 
 from config.settings import Settings
 from server.http.api_keys import digest, sent_keys
-
-OWNER = "reprise.owner"
-"""Name of the entry in a request's scope that holds the digest of its checked API key."""
+from server.turns import OWNER
 
 
 def tenant_of(request: HTTPConnection, settings: Settings) -> str:
@@ -27,14 +25,3 @@ def key_digest(request: HTTPConnection) -> str:
         return owner
     unchecked = sent_keys(request)
     return digest(unchecked[0]) if unchecked else ""
-
-
-def client_of(request: HTTPConnection) -> str:
-    """Return the client whose requests share limits: the digest of its checked API key, or else its address.
-
-    A key that was not checked does not count: a client could send a new one with every request.
-    """
-    owner: str | None = request.scope.get(OWNER)
-    if owner is not None:
-        return owner
-    return request.client.host if request.client else ""

@@ -1,12 +1,10 @@
 """Read, parse and validate request bodies, within limits."""
 
-import asyncio
+import codecs
 import re
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 from fastapi import Request
 from pydantic import BaseModel
 from pydantic_core import from_json
@@ -14,16 +12,18 @@ from pydantic_core import from_json
 from engine.stations import station
 from server.errors import BadRequestError, ContentTypeError
 from server.logs import is_logging_prompts, log_prompt, record_in
+from server.turns import SMALL_BYTES, BodyTurns
 from server.validation.field_errors import validate, validate_known
-from server.validation.fields import AcceptsPeerFields
+from server.validation.fields import MAX_FIELDS, AcceptsPeerFields
+from server.validation.large_json import PIECE_BYTES, Outline, PieceParser
 from server.validation.notes import Notes
 from server.validation.peer_fields import translate_fields
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-SMALL_BYTES = 32 * 2**10
-"""Larger bodies are parsed on a thread: they would block the event loop for longer than the switch takes."""
-MAX_VALUES, MAX_CONTAINERS = 1_000_000, 100_000
+VALUE_BYTES = 20
+"""What a value takes to parse and validate, besides its text, in bytes of text."""
+MAX_VALUES, MAX_CONTAINERS, MAX_MEMBERS = 1_000_000, 100_000, 100_000
 """Limits of a body: several times what a full context of token ids, or the longest conversation, needs.
 
 Millions of values take gigabytes, and seconds in which the GIL keeps every other thread from running.
@@ -31,9 +31,6 @@ Millions of values take gigabytes, and seconds in which the GIL keeps every othe
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE = re.compile(rf"((?<!\\)(?:\\\\)*)(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})")
 """Half of a character of JavaScript: agents leave one where they cut a text in the middle of an emoji."""
-MAX_MENDED = 8 * 2**20
-"""Maximum characters of a body in which they are replaced, up to 0.1 us for each with the GIL held."""
-_THREAD = ThreadPoolExecutor(1, thread_name_prefix="body")
 
 
 async def read_body(request: Request, model: type[ModelT]) -> ModelT:
@@ -50,10 +47,9 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
     record = record_in(request.scope)
     parse = partial(parse_liberally, body, model, record.field_names, notes)
-    if len(body) <= SMALL_BYTES:
-        parsed = parse()
-    else:
-        parsed = await asyncio.get_running_loop().run_in_executor(_THREAD, parse)
+    weight = len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
+    bodies: BodyTurns = request.app.state.service.bodies
+    parsed = await bodies.run(request, weight, parse)
     record.ignored += notes.entries()
     if is_logging_prompts():
         log_prompt("asked", body.decode())
@@ -87,30 +83,40 @@ def _parse(body: bytes, notes: Notes | None = None) -> dict[str, Any]:
     notes: get a note if halves of characters were replaced; without notes they are a fault.
     """
     try:
-        text = body.decode("utf-8").removeprefix("\ufeff")
+        given = _load(body, notes)
     except UnicodeDecodeError as fault:
         raise BadRequestError(
             f"The request body is not valid UTF-8 (at byte {fault.start}).", code="invalid_utf8"
         ) from None
-    check_values(body)
-    try:
-        given = _from_json(text, notes)
     except ValueError as fault:
         if "recursion limit" in str(fault):
-            raise BadRequestError(
-                "The JSON in the request body is nested too deeply. Flatten it.", code="json_too_deep"
-            ) from None
+            raise _too_deep() from None
         raise BadRequestError(f"The request body is not valid JSON: {fault}.", code="invalid_json") from None
     if not isinstance(given, dict):
         raise BadRequestError("The request body must be a JSON object.", code="invalid_type")
+    if len(given) > MAX_FIELDS:
+        raise BadRequestError(
+            f"The request body has {len(given)} members; at most {MAX_FIELDS} are allowed.",
+            code="invalid_value",
+        )
     return given
 
 
-def _from_json(text: str, notes: Notes | None) -> Any:
+def _load(body: bytes, notes: Notes | None) -> Any:
+    parse_piece = partial(_from_json, notes)
+    body = body.removeprefix(codecs.BOM_UTF8)
+    if len(body) <= PIECE_BYTES:
+        return parse_piece(body.decode())
+    outline = Outline(body)
+    check_counts(outline)
+    return PieceParser(body, outline, parse_piece).parse()
+
+
+def _from_json(notes: Notes | None, text: str) -> Any:
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as fault:
-        if notes is None or "hex escape" not in str(fault) or len(text) > MAX_MENDED:
+        if notes is None or "hex escape" not in str(fault):
             raise
         mended = _LONE.sub(r"\1\\ufffd", text)
         if notes.refuses or mended == text:
@@ -119,24 +125,28 @@ def _from_json(text: str, notes: Notes | None) -> Any:
         return from_json(mended, allow_inf_nan=False)
 
 
-def check_values(body: bytes) -> None:
+def check_values(text: bytes) -> None:
+    """Refuse JSON with too many values before parsing it, or a part of it. Raises BadRequestError."""
+    # The cheap count first: most have few brackets and commas, even including those inside strings.
+    num_containers = text.count(b"[") + text.count(b"{")
+    has_many = num_containers > MAX_CONTAINERS or text.count(b":") > MAX_MEMBERS
+    if has_many or num_containers + text.count(b",") > MAX_VALUES:
+        check_counts(Outline(text))
+
+
+def check_counts(outline: Outline) -> None:
     """Refuse JSON with too many values before parsing it. Raises BadRequestError."""
-    # The cheap count first: most bodies have few brackets and commas, even including those inside strings.
-    if _has_many_values(body) and _has_many_values(_outside_strings(body)):
+    has_many = outline.num_containers > MAX_CONTAINERS or outline.num_members > MAX_MEMBERS
+    if has_many or outline.num_values > MAX_VALUES:
         raise BadRequestError(
-            f"The JSON in the request body has more than {MAX_VALUES} values, or more than {MAX_CONTAINERS} "
-            "arrays and objects. Send a smaller body.",
+            f"The JSON in the request body has more than {MAX_VALUES} values, more than {MAX_CONTAINERS} "
+            f"arrays and objects, or more than {MAX_MEMBERS} members of objects. Send a smaller body.",
             code="json_too_large",
         )
+    if outline.is_deep:
+        raise _too_deep()
 
 
-def _has_many_values(text: bytes) -> bool:
-    num_containers = text.count(b"[") + text.count(b"{")
-    return num_containers > MAX_CONTAINERS or num_containers + text.count(b",") > MAX_VALUES
-
-
-def _outside_strings(body: bytes) -> bytes:
-    """Return the bytes of JSON text that are not inside strings."""
-    text = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
-    is_inside = np.logical_xor.accumulate(text == ord('"'))
-    return text[~is_inside].tobytes()
+def _too_deep() -> BadRequestError:
+    message = "The JSON in the request body is nested too deeply. Flatten it."
+    return BadRequestError(message, code="json_too_deep")

@@ -1,6 +1,7 @@
 """The base of all request models, and field types with limits that several of them share."""
 
 import re
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -16,6 +17,8 @@ from pydantic import (
 from server.validation.field_errors import field_error
 from server.validation.notes import notes_in
 
+MAX_FIELDS = 1000
+"""Maximum members of a body, and of each object in it whose members are fields."""
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1000
 MAX_BIASES = 16_384
@@ -40,20 +43,21 @@ class RequestModel(BaseModel):
         """Drop known fields that are null; unknown ones stay, so that they are refused."""
         if not isinstance(given, dict):
             return given
-        return {name: value for name, value in given.items() if value is not None or not cls._has(name)}
+        # Before anything is done for each: an error for every member would take seconds.
+        if len(given) > MAX_FIELDS:
+            raise field_error("invalid_value", f"has {len(given)} members; at most {MAX_FIELDS} are allowed")
+        names = cls.field_names()
+        return {name: value for name, value in given.items() if value is not None or name not in names}
 
     @classmethod
-    def _has(cls, name: str) -> bool:
-        return any(name == (field.alias or attribute) for attribute, field in cls.model_fields.items())
+    @cache
+    def field_names(cls) -> frozenset[str]:
+        """Return the names of the body's own fields."""
+        return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
 
 class AcceptsPeerFields(RequestModel):
     """Base of bodies in which fields of other servers are understood or left out. See peer_fields.py."""
-
-    @classmethod
-    def field_names(cls) -> frozenset[str]:
-        """Return the names of the body's own fields."""
-        return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
 
 def no_effect(reason: str) -> Any:

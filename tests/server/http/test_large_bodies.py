@@ -12,7 +12,8 @@ from pydantic import AfterValidator
 from config.settings import Settings
 from server.errors import BadRequestError
 from server.logs import RequestRecord, attach_record
-from server.validation.body import MAX_CONTAINERS, MAX_VALUES, SMALL_BYTES, check_values, read_body
+from server.turns import SMALL_BYTES, BodyTurns
+from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values, read_body
 from server.validation.fields import RequestModel
 from tests.server.openai_shapes import assert_error
 
@@ -38,7 +39,9 @@ async def _reader_of(num_bytes):
     async def receive():
         return {"type": "http.request", "body": body, "more_body": False}
 
-    app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(settings=Settings())))
+    app = SimpleNamespace(
+        state=SimpleNamespace(service=SimpleNamespace(settings=Settings(), bodies=BodyTurns()))
+    )
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")], "app": app}
     attach_record(scope, RequestRecord("id", "unique", "POST /"))
     return (await read_body(Request(scope, receive), Witness)).text
@@ -77,7 +80,12 @@ def test_brackets_and_commas_inside_strings_do_not_count(text):
     check_values(json.dumps({"prompt": text}).encode())
 
 
-def test_an_unterminated_string_is_counted_as_a_string():
-    check_values(b'{"prompt": "' + b"1," * (2 * MAX_VALUES))
+async def test_a_large_body_without_an_end_is_not_json(client):
+    for body in (b'{"prompt": "' + b"1," * MAX_VALUES, b'{"prompt": [' * 100_000):
+        response = await client.post("/v1/completions", content=body, headers=JSON)
+        assert_error(response.json(), None, "invalid_json")
+
+
+def test_members_are_counted_too():
     with pytest.raises(BadRequestError):
-        check_values(b'"' + b'",1,"' * MAX_VALUES)
+        check_values(b"{" + b'"a":1,' * MAX_MEMBERS + b'"a":1}')

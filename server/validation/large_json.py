@@ -1,0 +1,200 @@
+"""Parse large JSON in pieces: a parser that reads all of it at once keeps every other thread from running."""
+
+import codecs
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+PIECE_BYTES = 2**18
+PIECE_VALUES = 20_000
+"""Limits of a piece: a few milliseconds of parsing."""
+MAX_DEPTH = 200
+_WHOLE_CHARACTERS = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*+"
+)
+"""As much of a text as does not end within an escape sequence, or between the halves of a character."""
+_LONGEST_ESCAPE = 12
+_OPENING, _CLOSING = b"[{", b"]}"
+_QUOTE, _COLON, _COMMA = b'":,'
+
+ParsePiece = Callable[[str], Any]
+
+
+class Outline:
+    """Where a body's brackets, commas and colons are, outside of its strings. Made without parsing it.
+
+    at: (n,) their positions. kinds: (n,) the characters. depths: (n,) how many brackets are open around each.
+    is_closed: whether every string and bracket is closed.
+    Raises UnicodeDecodeError.
+    """
+
+    def __init__(self, body: bytes, piece_bytes: int = PIECE_BYTES) -> None:
+        is_structure = np.zeros(256, bool)
+        is_structure[list(_OPENING + _CLOSING + bytes((_COLON, _COMMA)))] = True
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        found: list[npt.NDArray[np.int64]] = []
+        start, is_inside = 0, False
+        while start < len(body):
+            window = body[start : start + piece_bytes]
+            if (len(window) - len(window.rstrip(b"\\"))) % 2 and len(window) == piece_bytes:
+                window = window[:-1]
+            _check_utf8(decoder, window, start, is_last=start + len(window) == len(body))
+            text = np.frombuffer(window.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
+            inside = np.logical_xor.accumulate(text == _QUOTE) ^ is_inside
+            found.append(np.flatnonzero(is_structure[text] & ~inside) + start)
+            is_inside = bool(inside[-1])
+            start += len(window)
+        self.at = np.concatenate(found) if found else np.zeros(0, np.int64)
+        self.kinds = np.frombuffer(body, np.uint8)[self.at]
+        opens = np.isin(self.kinds, list(_OPENING))
+        after = np.cumsum(opens.astype(np.int64) - np.isin(self.kinds, list(_CLOSING)))
+        self.depths = after - opens
+        self.is_closed = not is_inside and (not len(after) or bool(after[-1] == 0 and after.min() >= 0))
+
+    @property
+    def num_containers(self) -> int:
+        """The number of arrays and objects."""
+        return int(np.isin(self.kinds, list(_OPENING)).sum())
+
+    @property
+    def num_members(self) -> int:
+        """The number of members of all objects."""
+        return int((self.kinds == _COLON).sum())
+
+    @property
+    def num_values(self) -> int:
+        """About how many values there are."""
+        return self.num_containers + int((self.kinds == _COMMA).sum())
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether it is nested too deeply."""
+        return bool(len(self.depths)) and int(self.depths.max()) >= MAX_DEPTH
+
+
+class PieceParser:
+    """Parses a body whose outline is known. parse_piece: parses a small text, or raises ValueError."""
+
+    def __init__(
+        self,
+        body: bytes,
+        outline: Outline,
+        parse_piece: ParsePiece,
+        piece_bytes: int = PIECE_BYTES,
+        piece_values: int = PIECE_VALUES,
+    ) -> None:
+        self._body, self._outline, self._parse_piece = body, outline, parse_piece
+        self._piece_bytes, self._piece_values = piece_bytes, piece_values
+
+    def parse(self) -> Any:
+        """Return what the body says. Raises ValueError if it is not JSON."""
+        if not self._outline.is_closed:
+            raise ValueError("a string, an array or an object is not closed")
+        return self._value(0, len(self._body), 0, len(self._outline.at))
+
+    def _value(self, start: int, end: int, first: int, last: int) -> Any:
+        """Return the value at body[start:end], whose structure is outline[first:last]."""
+        if end - start <= self._piece_bytes and last - first <= self._piece_values:
+            return self._piece(start, end)
+        if first == last:
+            return self._long_text(start, end)
+        opening, closing = int(self._outline.at[first]), int(self._outline.at[last - 1])
+        kind = _OPENING.find(self._body[opening])
+        is_pair = kind >= 0 and _CLOSING[kind] == self._body[closing]
+        if not is_pair or self._body[start:opening].strip() or self._body[closing + 1 : end].strip():
+            raise ValueError(f"invalid structure near byte {start}")
+        if last - first == 2 and not self._body[opening + 1 : closing].strip():
+            return {} if _OPENING[kind] == ord("{") else []
+        return self._object(first, last) if _OPENING[kind] == ord("{") else self._array(first, last)
+
+    def _array(self, first: int, last: int) -> list[Any]:
+        made: list[Any] = []
+        for start, end, inner_first, inner_last, is_small in self._groups(first, last):
+            if is_small:
+                made += self._piece(start, end, b"[", b"]")
+            else:
+                made.append(self._value(start, end, inner_first, inner_last))
+        return made
+
+    def _object(self, first: int, last: int) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for start, end, inner_first, inner_last, is_small in self._groups(first, last):
+            if is_small:
+                made |= self._piece(start, end, b"{", b"}")
+                continue
+            colon = inner_first
+            if inner_first == inner_last or self._outline.kinds[colon] != _COLON:
+                raise ValueError(f"a member without a name near byte {start}")
+            at = int(self._outline.at[colon])
+            key = self._value(start, at, inner_first, inner_first)
+            if not isinstance(key, str):
+                raise ValueError(f"a name that is not a string near byte {start}")
+            made[key] = self._value(at + 1, end, colon + 1, inner_last)
+        return made
+
+    def _groups(self, first: int, last: int) -> list[tuple[int, int, int, int, bool]]:
+        """Return the elements of a container, as many at a time as make a piece.
+
+        Returns, for each: start and end in the body, first and last of its structure, and whether it is a
+        piece; if not it is one large element.
+        """
+        outline = self._outline
+        depth = outline.depths[first] + 1
+        inner = slice(first + 1, last - 1)
+        is_comma = (outline.kinds[inner] == _COMMA) & (outline.depths[inner] == depth)
+        commas = np.flatnonzero(is_comma) + first + 1
+        firsts = np.concatenate(([first], commas)) + 1
+        lasts = np.concatenate((commas, [last - 1]))
+        starts, ends = outline.at[firsts - 1] + 1, outline.at[lasts]
+        groups, at = [], 0
+        while at < len(starts):
+            by_size = int(np.searchsorted(ends, starts[at] + self._piece_bytes, "right"))
+            by_count = int(np.searchsorted(lasts, firsts[at] + self._piece_values, "right"))
+            after = max(at + 1, min(by_size, by_count))
+            is_small = min(by_size, by_count) > at
+            place = int(starts[at]), int(ends[after - 1]), int(firsts[at]), int(lasts[after - 1])
+            groups.append((*place, is_small))
+            at = after
+        return groups
+
+    def _long_text(self, start: int, end: int) -> Any:
+        """Return a value that is neither an array nor an object; a string in slices of whole characters."""
+        text = self._body[start:end].strip()
+        if len(text) <= self._piece_bytes:
+            return self._parse_piece(text.decode())
+        if len(text) < 2 or text[0] != _QUOTE or text[-1] != _QUOTE:
+            raise ValueError(f"neither a string nor a number near byte {start}")
+        parts, at, last = [], 1, len(text) - 1
+        while at < last:
+            cut = min(last, at + self._piece_bytes)
+            while cut < last and text[cut] & 0xC0 == 0x80:
+                cut -= 1
+            whole = _WHOLE_CHARACTERS.match(text, at, cut)
+            if whole and cut < last and cut - _LONGEST_ESCAPE < whole.end():
+                cut = whole.end()
+            parts.append(self._parse_piece(f'"{text[at:cut].decode()}"'))
+            at = cut
+        return "".join(parts)
+
+    def _piece(self, start: int, end: int, opening: bytes = b"", closing: bytes = b"") -> Any:
+        text = self._body[start:end]
+        if opening and not text.strip():
+            raise ValueError(f"nothing between two commas near byte {start}")
+        try:
+            return self._parse_piece((opening + text + closing).decode())
+        except ValueError as fault:
+            said = re.sub(r" at line .*", "", str(fault))
+            raise ValueError(f"{said} near byte {start}") from None
+
+
+def _check_utf8(decoder: codecs.IncrementalDecoder, window: bytes, start: int, *, is_last: bool) -> None:
+    try:
+        decoder.decode(window, final=is_last)
+    except UnicodeDecodeError as fault:
+        raise UnicodeDecodeError(
+            fault.encoding, b"", start + fault.start, start + fault.end, fault.reason
+        ) from None

@@ -1,0 +1,46 @@
+"""Clients take turns on a thread, however much work each of them has."""
+
+import asyncio
+import threading
+
+import pytest
+
+from server.turns import Turns
+
+
+@pytest.fixture
+async def turns():
+    made = Turns("test")
+    yield made
+    made.close()
+
+
+async def test_a_client_with_one_job_waits_for_one_of_each_other_client(turns):
+    done, may_begin = [], threading.Event()
+    first = asyncio.ensure_future(turns.run("many", may_begin.wait))
+    others = [("many", number) for number in range(5)] + [("few", 0), ("others", 0), ("few", 1)]
+    jobs = [turns.run(client, lambda job=(client, number): done.append(job)) for client, number in others]
+    rest = asyncio.gather(*jobs)
+    await asyncio.sleep(0)
+    may_begin.set()
+    await asyncio.gather(first, rest)
+    assert done[:5] == [("many", 0), ("few", 0), ("others", 0), ("many", 1), ("few", 1)]
+    assert len(done) == len(others)
+
+
+async def test_a_fault_reaches_who_waits_and_nobody_else(turns):
+    faulty = asyncio.ensure_future(turns.run("a", lambda: [][0]))
+    assert await turns.run("a", lambda: 5) == 5
+    with pytest.raises(IndexError):
+        await faulty
+
+
+async def test_work_that_nobody_waits_for_any_more_is_not_begun(turns):
+    done, may_begin = [], threading.Event()
+    first = asyncio.ensure_future(turns.run("a", may_begin.wait))
+    left = asyncio.ensure_future(turns.run("a", lambda: done.append("left")))
+    await asyncio.sleep(0)
+    left.cancel()
+    may_begin.set()
+    await first
+    assert await turns.run("a", lambda: list(done)) == []

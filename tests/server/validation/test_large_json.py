@@ -1,0 +1,73 @@
+"""A body that is parsed in pieces means what it means when it is parsed at once."""
+
+import json
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import from_json
+
+from server.validation.large_json import Outline, PieceParser
+
+parse_piece = partial(from_json, allow_inf_nan=False)
+TEXTS = st.text(st.sampled_from('a"\\,:[]{}ä\U0001f600\n\t '), max_size=30)
+SCALARS = st.none() | st.booleans() | st.integers(-99, 99) | TEXTS
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(TEXTS, inner, max_size=6),
+    max_leaves=30,
+)
+
+
+def parsed(body, piece_bytes, piece_values):
+    """The value, or None if it is refused."""
+    try:
+        outline = Outline(body, piece_bytes)
+        return [PieceParser(body, outline, parse_piece, piece_bytes, piece_values).parse()]
+    except ValueError:
+        return None
+
+
+def parsed_at_once(body):
+    try:
+        return [parse_piece(body.decode())]
+    except ValueError:
+        return None
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 2]), st.integers(16, 40), st.integers(1, 8))
+def test_a_valid_body(value, is_ascii, indent, piece_bytes, piece_values):
+    body = json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode()
+    assert parsed(body, piece_bytes, piece_values) == [value]
+
+
+@given(VALUES, st.data(), st.integers(16, 40), st.integers(1, 8))
+def test_a_body_with_a_fault(value, data, piece_bytes, piece_values):
+    body = bytearray(json.dumps(value).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body)))
+        put = data.draw(st.sampled_from([b"", b",", b":", b"[", b"]", b"{", b"}", b'"', b"\\", b"1", b" "]))
+        body[at : at + data.draw(st.integers(0, 1))] = put
+    assert parsed(bytes(body), piece_bytes, piece_values) == parsed_at_once(bytes(body))
+
+
+@pytest.mark.parametrize("text", ["\U0001f600" * 50, '\\\\"' * 40, "a\\n\u00e4" * 40])
+@pytest.mark.parametrize("piece_bytes", range(13, 30))
+def test_a_long_string_is_not_cut_within_a_character(text, piece_bytes):
+    for is_ascii in (True, False):
+        body = json.dumps({"prompt": text}, ensure_ascii=is_ascii).encode()
+        assert parsed(body, piece_bytes, 5) == [{"prompt": text}]
+
+
+def test_no_piece_is_large():
+    sizes = []
+
+    def note(text):
+        sizes.append(len(text))
+        return from_json(text)
+
+    value = {"prompt": "a" * 10**6, "ids": [1000] * 10**5, "members": {f"key{n}": n for n in range(10**4)}}
+    body = json.dumps(value).encode()
+    assert PieceParser(body, Outline(body), note, 10_000, 500).parse() == value
+    assert max(sizes) < 10_100
