@@ -1,8 +1,10 @@
 """Query parameters of the endpoints for stored responses."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import to_json
 
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
@@ -57,17 +59,21 @@ class ListQuery(RequestModel):
     include: _INCLUDE = None  # type: ignore[valid-type]
 
 
-def page(items: list[dict[str, Any]], query: ListQuery) -> dict[str, Any]:
-    """Return a page of the items as an OpenAI list. It is empty if query.after is not among the items."""
-    ordered = items if query.order == "asc" else items[::-1]
+def page(ids: Sequence[str], items: Sequence[bytes], query: ListQuery) -> bytes:
+    """Return a page of items as an OpenAI list, as JSON. It is empty if query.after is not among the items.
+
+    ids, items: each item's id, and its JSON.
+    """
+    ordered = list(zip(ids, items, strict=True))
+    if query.order == "desc":
+        ordered.reverse()
     if query.after is not None:
-        ids = [item["id"] for item in ordered]
-        ordered = ordered[ids.index(query.after) + 1 :] if query.after in ids else []
+        at = next((index for index, (item_id, _) in enumerate(ordered) if item_id == query.after), None)
+        ordered = [] if at is None else ordered[at + 1 :]
     listed = ordered[: query.limit]
-    return {
-        "object": "list",
-        "data": listed,
-        "first_id": listed[0]["id"] if listed else "",
-        "last_id": listed[-1]["id"] if listed else "",
+    rest = {
+        "first_id": listed[0][0] if listed else "",
+        "last_id": listed[-1][0] if listed else "",
         "has_more": len(listed) < len(ordered),
     }
+    return b'{"object":"list","data":[%b],%b' % (b",".join(item for _, item in listed), to_json(rest)[1:])

@@ -1,6 +1,7 @@
 """Store responses in memory, within a limit, so that later requests of the same owner can use them."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,33 +24,32 @@ class Turn:
     Each turn links to the previous one; several responses may continue the same turn. A turn stays in memory
     while a stored response or a later turn refers to it, so every stored response can be continued.
 
-    items_json: the input items, then the output items, as JSON; the first num_input belong to the input.
+    items_json: the input items, then the output items, each as JSON; the first num_input belong to the input.
     num_references: number of stored responses and later turns that refer to this turn.
     """
 
     previous: "Turn | None"
-    items_json: bytes
+    items_json: tuple[bytes, ...]
     num_input: int
     num_references: int = 0
 
     @property
     def num_bytes(self) -> int:
         """Memory that the turn counts for."""
-        return len(self.items_json) + OVERHEAD_BYTES
+        return sum(map(len, self.items_json)) + OVERHEAD_BYTES
 
-    def items(self) -> list[Json]:
-        """Return the items of the input and the output."""
-        items: list[Json] = from_json(self.items_json)
-        return items
-
-    def conversation(self) -> list[Json]:
-        """Return all items from the first turn to this one. Instructions are not included."""
+    def history(self) -> list[bytes]:
+        """Return all items from the first turn to this one, each as JSON. Instructions are not included."""
         turns = []
         turn: Turn | None = self
         while turn is not None:
             turns.append(turn)
             turn = turn.previous
-        return [item for turn in reversed(turns) for item in turn.items()]
+        return [item for turn in reversed(turns) for item in turn.items_json]
+
+    def conversation(self) -> list[Json]:
+        """Return the items of history()."""
+        return [from_json(item) for item in self.history()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +70,19 @@ class StoredResponse:
         return len(self.body) + OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(self.item_ids)
 
 
+def stored_response(
+    response: Json, previous: Turn | None, stored_input: Sequence[tuple[str, bytes]]
+) -> StoredResponse:
+    """Return a response in the form in which it is stored. Takes long for a long one.
+
+    stored_input: the input's items, as id and JSON.
+    """
+    output = [(str(item["id"]), to_json(item)) for item in response["output"]]
+    both = [*stored_input, *output]
+    turn = Turn(previous, tuple(item for _, item in both), len(stored_input))
+    return StoredResponse(turn, to_json(response), tuple(item_id for item_id, _ in both))
+
+
 class ResponseStore:
     """Stored responses; the least recently used are evicted. Use it on the event loop only.
 
@@ -82,7 +95,7 @@ class ResponseStore:
         self.max_bytes = max_bytes
         self._max_responses = max_responses
         self._responses: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
-        self._response_ids: dict[tuple[str, str], str] = {}
+        self._places: dict[tuple[str, str], tuple[str, int]] = {}
 
     def __len__(self) -> int:
         return len(self._responses)
@@ -90,20 +103,14 @@ class ResponseStore:
     def __contains__(self, owner_and_id: tuple[str, str]) -> bool:
         return owner_and_id in self._responses
 
-    def add(
-        self, owner: str, response: Json, previous: Turn | None, items: list[Json], num_input: int
-    ) -> None:
-        """Store a response, and evict the least recently used ones if there is no room.
-
-        items: of the input, then of the output; the first num_input belong to the input.
-        """
-        turn = Turn(previous, to_json(items), num_input)
-        stored = StoredResponse(turn, to_json(response), tuple(str(item["id"]) for item in items))
-        response_id = str(response["id"])
+    def add(self, owner: str, response_id: str, stored: StoredResponse) -> None:
+        """Store a response, and evict the least recently used ones if there is no room."""
         self._responses[owner, response_id] = stored
-        self._response_ids.update({(owner, item_id): response_id for item_id in stored.item_ids})
+        self._places.update(
+            {(owner, item_id): (response_id, index) for index, item_id in enumerate(stored.item_ids)}
+        )
         self.num_bytes += stored.num_bytes
-        self._retain(turn)
+        self._retain(stored.turn)
         while self._responses and (
             self.num_bytes > self.max_bytes or len(self._responses) > self._max_responses
         ):
@@ -126,17 +133,17 @@ class ResponseStore:
         self._responses.move_to_end((owner, response_id))
         return stored
 
-    def find_item(self, owner: str, item_id: str, param: str) -> Json:
-        """Return an item of a stored response. Raises NotFoundError."""
-        response_id = self._response_ids.get((owner, item_id))
-        if response_id is None:
+    def find_item(self, owner: str, item_id: str, param: str) -> bytes:
+        """Return an item of a stored response, as JSON. Raises NotFoundError."""
+        place = self._places.get((owner, item_id))
+        if place is None:
             raise NotFoundError(
                 f"'{param}': there is no stored item '{shortened(item_id)}'; send the item itself.",
                 param=param,
                 code="item_not_found",
             )
-        items = self.find(owner, response_id).turn.items()
-        return next(item for item in items if item["id"] == item_id)
+        response_id, index = place
+        return self.find(owner, response_id).turn.items_json[index]
 
     def remove(self, owner: str, response_id: str) -> None:
         """Delete a response. Raises NotFoundError."""
@@ -146,7 +153,7 @@ class ResponseStore:
     def _remove(self, key: tuple[str, str]) -> None:
         stored = self._responses.pop(key)
         for item_id in stored.item_ids:
-            del self._response_ids[key[0], item_id]
+            del self._places[key[0], item_id]
         self.num_bytes -= stored.num_bytes
         self._release(stored.turn)
 

@@ -61,7 +61,8 @@ PREVIOUS = "previous_response_id"
 class ChatConversion:
     """The conversion of one Responses request to a chat request.
 
-    previous: the stored turn that the request continues. items: the input items, with references resolved.
+    previous: the stored turn that the request continues, whose items are earlier.
+    items: the input items, with references resolved.
     notes: get what is left out, shown as text or understood.
     """
 
@@ -71,9 +72,10 @@ class ChatConversion:
         notes.silent, notes.api = SILENT, "responses"
         self.body = body
         self.previous = previous
+        self.earlier = previous.conversation() if previous else []
         self.items = items
         messages, brought = from_items(items, "input", notes)
-        earlier, brought_earlier = from_items(previous.conversation() if previous else [], PREVIOUS, Notes())
+        earlier, brought_earlier = from_items(self.earlier, PREVIOUS, Notes())
         reader = ToolReader(notes)
         reader.read(body.tools, "tools")
         for path, tools in (*brought_earlier, *brought):

@@ -1,11 +1,13 @@
 """POST /v1/responses, and the endpoints for stored responses."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic_core import from_json, to_json
 
 from server.conversation.from_items import as_listed, kind_of
 from server.errors import BadRequestError, ContextLengthError, NotFoundError
@@ -17,19 +19,25 @@ from server.generation.sse import known_stream
 from server.http.openapi import body_schema, query_schema
 from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.http.tenants import key_digest
+from server.output.openai_format import ResponseHead
+from server.requests.chat import ChatRequest
 from server.responses_api.compaction import CompactionPresenter, CompactRequest
 from server.responses_api.ids import item_id
 from server.responses_api.presenter import ResponsePresenter
 from server.responses_api.queries import GetQuery, ListQuery, page
 from server.responses_api.replay import replay
 from server.responses_api.schemas import ResponsesRequest
-from server.responses_api.store import ResponseStore
+from server.responses_api.store import ResponseStore, stored_response
 from server.responses_api.to_chat import PREVIOUS, ChatConversion, request_name, with_request_names
 from server.validation.body import read_body
 from server.validation.field_errors import validate
 from server.validation.notes import Notes
 
 router = APIRouter()
+MAX_NAMED = 16_384
+"""Maximum stored items that one request continues or refers to."""
+ITEM_BYTES = 400
+"""What it takes to translate an item, in bytes of text."""
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -50,21 +58,15 @@ async def create_response(request: Request) -> Response:
 
 async def _answer(request: Request, body: ResponsesRequest, service: Service) -> Response:
     head = response_head(request, service, body.model)
-    conversion = _conversion(request, service, body)
-    chat, input_items = conversion.chat(), conversion.items
+    conversion, chat, stored_input = await _convert(request, service, body, head)
 
     def store(response: dict[str, Any]) -> None:
         if body.store:
-            stored_input = [
-                as_listed(item, item_id(head, _prefix(item), i)) for i, item in enumerate(input_items)
-            ]
-            all_items = stored_input + response["output"]
-            add = service.responses.add
-            service.call_on_loop(
-                lambda: add(key_digest(request), response, conversion.previous, all_items, len(stored_input))
-            )
+            stored = stored_response(response, conversion.previous, stored_input)
+            add, owner = service.responses.add, key_digest(request)
+            service.call_on_loop(lambda: add(owner, str(response["id"]), stored))
 
-    presenter = ResponsePresenter(head, body, len(input_items), store, conversion.shown_tools)
+    presenter = ResponsePresenter(head, body, len(conversion.items), store, conversion.shown_tools)
     try:
         response = await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
@@ -87,8 +89,7 @@ async def count_input_tokens(request: Request) -> Response:
 
 
 async def _count(request: Request, body: ResponsesRequest, service: Service) -> Response:
-    conversion = _conversion(request, service, body)
-    chat = conversion.chat()
+    _, chat, _ = await _convert(request, service, body)
     try:
         check_tools(service, chat)
         prompt = await service.prompts.encode_chat(request, chat)
@@ -108,10 +109,9 @@ async def _compact(request: Request, body: CompactRequest, service: Service) -> 
     head = response_head(request, service, body.model)
     context_tokens = service.engine.info.context_tokens
     asked = body.asked(context_tokens)
-    conversion = _conversion(request, service, asked)
-    chat = conversion.chat()
-    earlier = conversion.previous.conversation() if conversion.previous else []
-    presenter = CompactionPresenter(head, asked, [*earlier, *conversion.items[:-1]], context_tokens)
+    conversion, chat, _ = await _convert(request, service, asked)
+    items = [*conversion.earlier, *conversion.items[:-1]]
+    presenter = CompactionPresenter(head, asked, items, context_tokens)
     try:
         return await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
@@ -144,38 +144,75 @@ async def delete_response(request: Request, response_id: str) -> JSONResponse:
 
 
 @router.get("/v1/responses/{response_id}/input_items", openapi_extra=query_schema(ListQuery))
-async def list_input_items(request: Request, response_id: str) -> JSONResponse:
+async def list_input_items(request: Request, response_id: str) -> Response:
     """List the input items of a stored response, without those of the responses that it continues."""
     query = validate(dict(request.query_params), ListQuery)
-    turn = service_of(request).responses.find(key_digest(request), response_id).turn
-    return JSONResponse(page(turn.items()[: turn.num_input], query))
+    stored = service_of(request).responses.find(key_digest(request), response_id)
+    num_input, items = stored.turn.num_input, stored.turn.items_json
+    listed = page(stored.item_ids[:num_input], items[:num_input], query)
+    return Response(listed, media_type="application/json")
 
 
-def _conversion(request: Request, service: Service, body: ResponsesRequest) -> ChatConversion:
-    """Resolve the stored responses and items that the request names. Raises NotFoundError."""
+StoredInput = list[tuple[str, bytes]]
+"""Items as they are stored: id and JSON."""
+
+
+async def _convert(
+    request: Request, service: Service, body: ResponsesRequest, head: ResponseHead | None = None
+) -> tuple[ChatConversion, ChatRequest, StoredInput]:
+    """Return a request as a chat, with the stored responses and items that it names.
+
+    head: of the response, for which the input is then stored.
+    Raises NotFoundError, and BadRequestError if too much is named.
+    """
     owner, store = key_digest(request), service.responses
     previous = None
     if body.previous_response_id is not None:
         code = "previous_response_not_found"
         previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
     notes = Notes(service.settings.unknown_fields == "refuse")
-    given = enumerate([*body.conversation, *body.input])
-    items = [_resolved(item, store, owner, f"input[{at}]", notes) for at, item in given]
-    conversion = ChatConversion(body, previous, items, notes)
-    note_ignored(request, notes.entries())
-    return conversion
+    given = [*body.conversation, *body.input]
+    found = _referred(given, store, owner, notes)
+    named = [*found.values(), *(previous.history() if previous else ())]
+    num_bytes = sum(map(len, named))
+    if len(named) > MAX_NAMED or num_bytes > max(service.settings.max_body_bytes, store.max_bytes):
+        message = (
+            f"The stored items that the request continues or refers to are {len(named)} and have {num_bytes} "
+            f"bytes; at most {MAX_NAMED} items and {service.settings.max_body_bytes} bytes are allowed. "
+            "Compact the conversation (POST /v1/responses/compact), or begin a new one."
+        )
+        raise BadRequestError(message, param=PREVIOUS if previous else "input", code="invalid_value")
 
+    def convert() -> tuple[ChatConversion, ChatRequest, StoredInput]:
+        read = {item: from_json(item) for item in set(found.values())}
+        items = [read[found[at]] if at in found else item for at, item in enumerate(given)]
+        conversion = ChatConversion(body, previous, items, notes)
+        stored: StoredInput = []
+        if head is not None and body.store:
+            for at, item in enumerate(items):
+                one = item_id(head, _prefix(item), at)
+                stored.append((one, to_json(as_listed(item, one))))
+        return conversion, conversion.chat(), stored
 
-def _resolved(item: Any, store: ResponseStore, owner: str, at: str, notes: Notes) -> Any:
-    """Return the item that is meant by a reference. One that is not stored any more is left out."""
-    if not isinstance(item, dict) or kind_of(item) != "item_reference" or not isinstance(item.get("id"), str):
-        return item
+    weight = len(await request.body()) + num_bytes + ITEM_BYTES * (len(given) + len(named))
     try:
-        return store.find_item(owner, item["id"], f"{at}.id")
-    except NotFoundError:
-        if notes.refuses:
-            raise
-        return item
+        return await service.bodies.run(request, weight, convert)
+    finally:
+        note_ignored(request, notes.entries())
+
+
+def _referred(given: Sequence[Any], store: ResponseStore, owner: str, notes: Notes) -> dict[int, bytes]:
+    """Return the items that references mean, by their places. One not stored any more is left out."""
+    found: dict[int, bytes] = {}
+    for at, item in enumerate(given):
+        is_reference = isinstance(item, dict) and kind_of(item) == "item_reference"
+        if is_reference and isinstance(item.get("id"), str):
+            try:
+                found[at] = store.find_item(owner, item["id"], f"input[{at}].id")
+            except NotFoundError:
+                if notes.refuses:
+                    raise
+    return found
 
 
 def _prefix(item: Any) -> str:

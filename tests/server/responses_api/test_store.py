@@ -1,12 +1,16 @@
 """The response store stays within its limits, and every stored response can be continued."""
 
+from pydantic_core import to_json
+
 from server.conversation.from_items import as_listed
-from server.responses_api.store import ITEM_OVERHEAD_BYTES, OVERHEAD_BYTES, ResponseStore
+from server.responses_api.store import ITEM_OVERHEAD_BYTES, OVERHEAD_BYTES, ResponseStore, stored_response
 
 
 def add(store, number, previous=None, owner="", size=100):
-    items = [as_listed({"role": "user", "content": "x" * size}, f"msg_{number}")]
-    store.add(owner, {"id": f"resp_{number}"}, previous, items, 1)
+    item = to_json(as_listed({"role": "user", "content": "x" * size}, f"msg_{number}"))
+    response = {"id": f"resp_{number}", "output": []}
+    stored = stored_response(response, previous, [(f"msg_{number}", item)])
+    store.add(owner, f"resp_{number}", stored)
 
 
 def ids(store, count, owner=""):
