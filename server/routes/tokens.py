@@ -1,11 +1,12 @@
 """POST /tokenize and /detokenize, compatible with llama-server and vLLM."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic_core import to_json
 
 from server.generation.chat import check_tools
 from server.generation.model_use import serve_model
@@ -18,6 +19,10 @@ from server.validation.body import read_body
 from server.validation.field_errors import validate
 
 router = APIRouter()
+TOKENS_AT_ONCE = 4096
+"""Maximum tokens that are written before others have their turn."""
+PIECE_BYTES = 16
+"""What a token takes to write, in bytes of text to parse."""
 
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
@@ -29,19 +34,41 @@ async def tokenize(request: Request) -> Response:
 
 async def _tokenize(request: Request, body: TokenizeRequest, service: Service) -> Response:
     tokens = await _tokens(request, service, body)
-    answer: dict[str, Any] = {
-        "tokens": tokens,
-        "count": len(tokens),
-        "max_model_len": service.engine.info.context_tokens,
-        "token_strs": None,
+    frames = _frames(request, service, body, tokens)
+    if len(tokens) <= TOKENS_AT_ONCE:
+        return Response(b"".join([frame async for frame in frames]), media_type="application/json")
+    # Written while the client reads it: with pieces it is many times as long as the text.
+    return StreamingResponse(frames, media_type="application/json")
+
+
+async def _frames(
+    request: Request, service: Service, body: TokenizeRequest, tokens: TokenIds
+) -> AsyncIterator[bytes]:
+    """Yield the JSON of the answer, a slice of the tokens at a time."""
+    head = {"count": len(tokens), "max_model_len": service.engine.info.context_tokens}
+    yield to_json(head)[:-1]
+    piece_of = service.engine.tokenizer.piece
+    lists: dict[str, Callable[[TokenIds], list[Any]]] = {
+        "tokens": partial(with_pieces, piece_of) if body.with_pieces else list
     }
-    if body.with_pieces or body.return_token_strs:
-        pieces = await service.prompts.token_bytes(request, tokens)
-        if body.with_pieces:
-            answer["tokens"] = _with_pieces(tokens, pieces)
-        if body.return_token_strs:
-            answer["token_strs"] = [piece.decode(errors="replace") for piece in pieces]
-    return JSONResponse(answer)
+    if body.return_token_strs:
+        lists["token_strs"] = lambda some: [piece_of(token).decode(errors="replace") for token in some]
+    else:
+        yield b',"token_strs":null'
+    for name, shown in lists.items():
+        yield f',"{name}":['.encode()
+        for start in range(0, len(tokens), TOKENS_AT_ONCE):
+            some = tokens[start : start + TOKENS_AT_ONCE]
+            write = partial(json_of_tokens, shown, some)
+            written = await service.bodies.run(request, PIECE_BYTES * len(some), write)
+            yield written if start == 0 else b"," + written
+        yield b"]"
+    yield b"}"
+
+
+def json_of_tokens(shown: Callable[[TokenIds], list[Any]], tokens: TokenIds) -> bytes:
+    """Return the JSON of an array of tokens, without its brackets."""
+    return to_json(shown(tokens))[1:-1]
 
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
@@ -86,10 +113,11 @@ async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> 
     return (await service.prompts.encode_chat(request, chat)).tokens
 
 
-def _with_pieces(tokens: TokenIds, pieces: Sequence[bytes]) -> list[dict[str, Any]]:
+def with_pieces(piece_of: Callable[[int], bytes], tokens: TokenIds) -> list[dict[str, Any]]:
     """Return tokens as llama-server does: a piece that is not whole characters is an array of bytes."""
     shown: list[dict[str, Any]] = []
-    for token, piece in zip(tokens, pieces, strict=True):
+    for token in tokens:
+        piece = piece_of(token)
         try:
             shown.append({"id": token, "piece": piece.decode()})
         except UnicodeDecodeError:

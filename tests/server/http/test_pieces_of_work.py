@@ -1,0 +1,56 @@
+"""No piece of the event loop's work takes longer than 20 ms of the processor, whatever a connection sends."""
+
+import gc
+import time
+
+import pytest
+from uvicorn.server import ServerState
+
+from server.http.connection import READ_BYTES
+from server.routes.tokens import TOKENS_AT_ONCE, json_of_tokens, with_pieces
+from tests.server.http.nobody import Transport, connection
+
+MOST_S = 0.02
+HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+READS = {
+    "one-byte chunks": (CHUNKED, b"1\r\na\r\n" * READ_BYTES),
+    "small chunks": (CHUNKED, (b"40\r\n" + b"a" * 64 + b"\r\n") * READ_BYTES),
+    "headers": (HEAD, b"a:\r\n" * READ_BYTES),
+    "requests": (b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * READ_BYTES),
+    "empty lines": (b"", b"\r\n" * READ_BYTES),
+}
+
+
+@pytest.fixture(autouse=True)
+def what_is_loaded_stays():
+    """As in the server: what the tests have loaded is no part of a collection."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("kind", READS)
+async def test_what_is_read_at_once(kind):
+    state, transport = ServerState(), Transport()
+    connected = connection(state, transport)
+    first, then = READS[kind]
+    spent_s = []
+    for start in range(0, 4 * READ_BYTES, READ_BYTES):
+        piece = (first if start == 0 else b"") + then[start : start + READ_BYTES]
+        piece = piece[:READ_BYTES]
+        connected.get_buffer(-1)[: len(piece)] = piece
+        if not transport.is_closing():
+            start_s = time.thread_time()
+            connected.buffer_updated(len(piece))
+            spent_s.append(time.thread_time() - start_s)
+    connected.connection_lost(None)
+    for task in state.tasks:
+        task.cancel()
+    assert max(spent_s) < MOST_S, kind
+
+
+def test_what_is_written_of_tokens_at_once():
+    start_s = time.thread_time()
+    json_of_tokens(lambda some: with_pieces(lambda _: b"\xf0\x9f", some), tuple(range(TOKENS_AT_ONCE)))
+    assert time.thread_time() - start_s < MOST_S
