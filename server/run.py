@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -45,6 +46,8 @@ KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that they close it first."""
 LAST_WRITES_S = 5
 """How long connections stay open after the engine has stopped, so that clients can read the last bytes."""
+LAST_EVENTS_S = 2
+"""How long a second signal lets requests end, each with an error: longer than a step takes."""
 STUCK_S = 30
 """How long the engine may take, after the drain time, to finish its last step and write its files."""
 
@@ -61,7 +64,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self.fault: str | None = None
-        self._is_signalled = False
+        self._num_signals = 0
         self._engine = engine
         self._drain_s = drain_s
         self._on_ready = on_ready
@@ -72,13 +75,29 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
-        """Drain at the first signal; exit at once at the second."""
+        """Drain at the first signal; end all requests and exit at the second; only exit at the third."""
         # Not should_exit: mlx.launch stops rank 0 while its clients still read why another rank was lost.
-        if self._is_signalled:
+        self._num_signals += 1
+        if self._num_signals == 2:
+            threading.Thread(target=self._end_now, args=(sig,), name="end", daemon=True).start()
+        if self._num_signals > 2:
             os._exit(128 + sig)
-        self._is_signalled = self.should_exit = True
+        if self._num_signals > 1:
+            return
+        self.should_exit = True
         stop_again = " Press Ctrl-C again to stop at once." if sig == signal.SIGINT else ""
         LOGGER.info("stopping: running requests have %g s to finish.%s", self._drain_s, stop_again)
+
+    def _end_now(self, sig: int) -> None:
+        """End all requests with an error, so that no stream just breaks off, and exit."""
+        num_requests = len(self.server_state.tasks)
+        LOGGER.warning("stopping at once: %d requests end without the rest of their answers", num_requests)
+        # On a thread: the engine may be in a step that never ends.
+        threading.Thread(target=self._engine.stop, args=(0,), name="stop-now", daemon=True).start()
+        give_up_at = time.monotonic() + LAST_EVENTS_S
+        while self.server_state.tasks and time.monotonic() < give_up_at:
+            time.sleep(0.01)
+        os._exit(128 + sig)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""

@@ -148,14 +148,18 @@ def test_while_draining_new_requests_get_503_and_running_ones_finish(start):
     assert process.exit_status() == 0
 
 
-def test_a_second_ctrl_c_ends_it_at_once(start):
+def test_a_second_ctrl_c_ends_every_stream_with_an_error_and_the_process_at_once(start):
     process = start("wait_midway", "drain_s=600")
     with httpx.stream("POST", process.address() + "/v1/chat/completions", json=BODY) as response:
-        assert next(response.iter_lines()).startswith("data: ")
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
         process.popen.send_signal(signal.SIGINT)
         process.wait_for("stopping")
         process.popen.send_signal(signal.SIGINT)
+        *_, last = (line for line in lines if line)
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "draining"
         assert process.exit_status() == 130
+    assert "stopping at once: 1 requests end" in process.text
 
 
 def test_a_dead_engine_tells_its_waiters_and_ends_the_process_with_1(start):

@@ -59,8 +59,12 @@ def test_sigterm_lets_streams_finish_refuses_new_ones_and_a_second_one_ends_at_o
         assert "error" not in json.loads(next(long))
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
+        *_, last = long
+        assert json.loads(last)["error"]["code"] == "draining"
         assert process.wait(ENDS_WITHIN_S) == 128 + signal.SIGTERM
-    assert not table.exists(), printed
+    assert any("stopping at once: " in line for line in printed), printed[-8:]
+    # Its log line.
+    assert any("draining" in line and "completions 200" in line for line in printed), printed[-8:]
 
 
 def test_what_does_not_finish_in_time_is_told_so_the_table_is_saved_and_the_status_is_0(
