@@ -6,8 +6,22 @@ from pathlib import Path
 from config.settings import Settings
 from engine.foreign.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
 from engine.foreign.tool_calls import PARSE_LIMITS
+from server.conversation.settled import MAX_MESSAGES, MAX_PARTS
 from server.http.body_limit import MAX_HEADERS
-from server.validation.body import MAX_CONTAINERS, MAX_VALUES
+from server.http.connection import (
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    MAX_SMALL_CHUNKS,
+    MAX_UNREAD_BYTES,
+    SMALL_CHUNK_BYTES,
+)
+from server.responses_api.schemas import MAX_ITEMS
+from server.routes.responses import MAX_NAMED
+from server.routes.tokens import TOKENS_AT_ONCE
+from server.turns import LARGE_BYTES
+from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES
+from server.validation.fields import MAX_FIELDS
+from server.validation.large_json import PIECE_BYTES, PIECE_VALUES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
 
@@ -22,6 +36,17 @@ def test_the_page_s_limits_are_those_of_the_code():
     text = " ".join(PAGE.split())
     assert f"more than {MAX_HEADERS} headers" in text
     assert (MAX_VALUES, f"{MAX_CONTAINERS:,} arrays and objects" in text) == (1_000_000, True)
+    assert f"{MAX_MEMBERS:,} members" in text
+    assert f"{MAX_FIELDS:,} in an object" in text
+    assert f"{MAX_SMALL_CHUNKS:,} chunks beyond one for every {SMALL_CHUNK_BYTES} bytes" in text
+    assert f"{MAX_HEAD_BYTES >> 10} KiB, {MAX_HEADERS}" in text
+    assert f"answer is read | {MAX_PIPELINED} |" in text
+    assert f"{MAX_MESSAGES:,} and {MAX_ITEMS:,}, {MAX_PARTS:,} parts" in text
+    assert f"{MAX_NAMED:,} items" in text
+    assert f"{TOKENS_AT_ONCE:,} tokens at a time" in text
+    assert f"{MAX_UNREAD_BYTES >> 20} MiB for each address" in text
+    assert f"pieces of {PIECE_BYTES >> 10} KiB and {PIECE_VALUES:,} values" in text
+    assert f"more than {LARGE_BYTES >> 20} MiB have a thread" in text
     assert f"{TIME_LIMIT_S:g} seconds and {MEMORY_LIMIT_BYTES >> 30} GiB" in text
     assert f"{PARSE_LIMITS.cpu_s:g} seconds of CPU time and {PARSE_LIMITS.memory_bytes >> 20} MiB" in text
     assert Settings().host == "127.0.0.1"
