@@ -1,6 +1,7 @@
 """Work that would hold the event loop, done on threads in turn: each client waits for its own work only."""
 
 import asyncio
+import ctypes
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ OWNER = "reprise.owner"
 """Name of the entry in a request's scope that holds the digest of its checked API key."""
 SMALL_BYTES = 32 * 2**10
 """What is larger is done on a thread: it would hold the event loop for longer than the switch takes."""
+TRIM_AFTER_S = 2.0
+"""How long after a body of more than LARGE_BYTES its memory is returned to the system."""
 LARGE_BYTES = 2**20
 """What is larger has a thread of its own, so that others do not wait for it."""
 
@@ -80,15 +83,36 @@ class BodyTurns:
 
     def __init__(self) -> None:
         self._large, self._huge = Turns("bodies"), Turns("huge-bodies")
+        self._trimmer = ThreadPoolExecutor(1, thread_name_prefix="trim")
+        self._trim: asyncio.TimerHandle | None = None
 
     async def run(self, request: HTTPConnection, num_bytes: int, job: Callable[[], ResultT]) -> ResultT:
         """Do some work of a request: here if it is small, else on a thread. Raises what the job raises."""
         if num_bytes <= SMALL_BYTES:
             return job()
-        turns = self._large if num_bytes <= LARGE_BYTES else self._huge
-        return await turns.run(client_of(request), job)
+        if num_bytes <= LARGE_BYTES:
+            return await self._large.run(client_of(request), job)
+        try:
+            return await self._huge.run(client_of(request), job)
+        finally:
+            if self._trim is None:
+                self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
+
+    def _return_memory(self) -> None:
+        self._trim = None
+        asyncio.get_running_loop().run_in_executor(self._trimmer, _trim_memory)
 
     def close(self) -> None:
         """Stop the threads."""
         self._large.close()
         self._huge.close()
+        if self._trim is not None:
+            self._trim.cancel()
+        self._trimmer.shutdown(wait=False)
+
+
+def _trim_memory() -> None:
+    """Return to the system what was freed: glibc keeps it for every thread that has used much."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
