@@ -151,6 +151,8 @@ class GenerationRequest:
     reports_usage: whether each delta reports the counts and times so far.
     reports_origins: whether each delta reports which drafter its text is from.
     streaming: how several tokens are filled in at once; None for plain decoding, with or without drafts.
+    head_tokens: leading tokens of the prompt before what the user says first: system text and tools. 0 if not
+        known.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
         loop_guard.py.
     """
@@ -172,6 +174,7 @@ class GenerationRequest:
     reports_origins: bool = False
     streaming: Streaming | None = None
     loop_guard_tokens: int = 0
+    head_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

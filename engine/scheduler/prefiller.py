@@ -22,6 +22,15 @@ from engine.speculative.heads.taps import Taps
 from engine.stations import station
 from engine.step_error import StepError
 
+MAX_CUT_SHARE = 0.02
+"""Share of a prompt's time that it may take longer because state is kept of it for later prompts."""
+
+MIN_CUT_TOKENS = 50
+"""Tokens of a prompt for each of these cuts, where the time is not known."""
+
+SNAP_SHARE = 0.75
+"""A chunk ends where state is to be kept rather than is cut there, if that is past this share of it."""
+
 
 class Prefiller:
     """Feeds chunks of prompts to the target model.
@@ -56,6 +65,7 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
+        self._prefix_lookup.plan_checkpoints(sequence, self._max_cuts(sequence))
         sequence.report_progress(sequence.prefill.num_computed)
         if sequence.needs_prompt_logprobs:
             # The first token follows none, so no chunk measures it.
@@ -86,14 +96,21 @@ class Prefiller:
                 if chunk:
                     self._feed(sequence, chunk, self._costs_of(sequence, num_rows), dispatch)
                 if sequence.num_to_prefill == 0 and not sequence.needs_prompt_logprobs:
-                    join(sequence)
-                    # Only now: if the engine dies meanwhile, the sequence must still be found.
-                    self.prefilling.remove(sequence)
+                    self._complete(sequence, join)
             except StepError:
                 raise
             except Exception as fault:
                 sequence.fail_with(fault)
         return any(chunks)
+
+    def _complete(self, sequence: Sequence, join: Callable[[Sequence], None]) -> None:
+        """Let a sequence join the rows, as its prompt is complete."""
+        if self._prefix_lookup.wants_end(sequence):
+            self._keep(sequence, [sequence.prefill.num_computed])
+        if not sequence.ended:
+            join(sequence)
+            # Only now: if the engine dies meanwhile, the sequence must still be found.
+            self.prefilling.remove(sequence)
 
     def left_s(self) -> float:
         """Return an upper estimate of the seconds that all prompts still take, with no row beside them."""
@@ -115,6 +132,13 @@ class Prefiller:
         """Return the costs of a sequence's chunks. Log probabilities need logits, which others do not."""
         return self._costs[num_rows > 0, sequence.needs_prompt_logprobs]
 
+    def _max_cuts(self, sequence: Sequence) -> int:
+        """Return how often a prompt may be cut, each for about a forward pass of one token."""
+        num_left, plain_s = sequence.num_to_prefill, self.clock.plain_s
+        if not plain_s:
+            return num_left // MIN_CUT_TOKENS
+        return int(MAX_CUT_SHARE * self._seconds(sequence, self._costs_of(sequence, 0), num_left) / plain_s)
+
     def _seconds(self, sequence: Sequence, costs: PrefillCosts, num_tokens: int) -> float:
         """Return an upper estimate of the seconds that the next num_tokens of a prompt take."""
         num_left = len(sequence.tokens) - 1 - sequence.prefill.num_computed
@@ -130,8 +154,11 @@ class Prefiller:
         if sequence.needs_prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
         end = min(prefill.num_computed + chunk, len(sequence.tokens) - 1)
-        within = (length for length in prefill.keep_at if prefill.num_computed < length < end)
+        wanted = prefill.keep_at | prefill.rungs
+        within = (length for length in wanted if prefill.num_computed < length < end)
         cuts = [] if self._prefix_lookup.can_look_back else sorted(within)
+        if cuts and end < len(sequence.tokens) - 1 and cuts[-1] >= end - (1 - SNAP_SHARE) * chunk:
+            end = cuts.pop()
         for stop in (*cuts, end):
             if stop > prefill.num_computed and not sequence.ended:
                 self._feed_part(sequence, stop, costs, dispatch)
@@ -161,13 +188,18 @@ class Prefiller:
         dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
         prefill.num_computed = stop
         prefill.widest_chunk = max(prefill.widest_chunk, num_fed)
-        if passed := sorted(length for length in prefill.keep_at if num_before < length <= stop):
-            # A copy waits for the chunk, whose time would be lost.
-            self.clock.settle()
-            for length in passed:
-                if not sequence.ended:
-                    self._prefix_lookup.keep_prefilled(sequence, length)
-            self.clock.reset()
+        wanted = prefill.keep_at | prefill.rungs
+        if passed := sorted(length for length in wanted if num_before < length <= stop):
+            self._keep(sequence, passed)
+
+    def _keep(self, sequence: Sequence, lengths: SequenceOf[int]) -> None:
+        """Keep the caches of a prompt at lengths that its last chunk passed."""
+        # A copy waits for the chunk, whose time would be lost.
+        self.clock.settle()
+        for length in lengths:
+            if not sequence.ended:
+                self._prefix_lookup.keep_prefilled(sequence, length)
+        self.clock.reset()
 
     def _forward(self, sequence: Sequence, tokens: mx.array) -> tuple[mx.array, list[mx.array]]:
         """Feed (1, width) tokens; return their logits, and their states if a head is to read them."""

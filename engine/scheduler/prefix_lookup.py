@@ -33,8 +33,10 @@ from engine.prefix_cache.block_hashes import count_shared
 from engine.prefix_cache.disk import PrefixStore, make_store
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.prefix_cache.weights_digest import weights_fingerprint
+from engine.scheduler.checkpoints import MAX_GAP_TOKENS, choose_rungs
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.sequence import Sequence
+from engine.text.message_openings import MessageOpenings
 
 log = logging.getLogger("reprise.engine")
 
@@ -44,6 +46,9 @@ MIN_SHARED_TOKENS = 32
 MIN_LOADED_TOKENS = 128
 """Prefixes that save fewer tokens are not read from files: computing them is as fast."""
 
+RUNG_WEIGHT = 0.25
+"""How much more seldom a prompt parts from another in the middle of a message than where one begins."""
+
 OPENING_REACH = 256
 """Number of a prompt's last tokens in which the opening of the answer is searched."""
 
@@ -52,7 +57,7 @@ class PrefixLookup:
     """Keeps prefixes and finds them again. Used by the engine's thread only.
 
     budget_bytes: memory for cached prefixes. memory_budget: says whether there is memory for a copy now.
-    answer_opening: the tokens with which the chat template opens an answer.
+    openings: how messages begin in prompts.
     can_look_back: whether state can be kept of a length that a chunk has passed.
     cache: None if budget_bytes is 0 or the model's caches cannot be sliced.
     store: the cache's second tier on disk, if the settings name a folder.
@@ -64,14 +69,15 @@ class PrefixLookup:
         loaded: LoadedModel,
         settings: Settings,
         budget_bytes: int,
-        answer_opening: SequenceOf[int],
+        openings: MessageOpenings,
         memory_budget: MemoryBudget,
     ) -> None:
         self._memory_budget = memory_budget
         self._make = partial(make_caches, loaded.model, settings.kv_bits)
         self._needs_state = has_state(self._make())
+        self._budget_bytes = budget_bytes
         self.can_look_back = all(map(can_trim, leaves(self._make())))
-        self._answer_opening = list(answer_opening)
+        self._openings, self._opening = openings, list(openings.answer)
         fault = loaded.prefix_fault(settings.kv_bits)
         if fault:
             log.warning("no prefix cache, so every prompt is computed in full: %s", fault)
@@ -139,17 +145,30 @@ class PrefixLookup:
         """Whether the sequence should wait for one that is prefilling a prefix that both share."""
         if sequence.request.prompt_logprobs or (self.cache is None and not self._can_share):
             return False
+        if sequence.prefix.awaited and sequence.prefix.awaited[0] not in prefilling:
+            # It has joined the rows, or it was cancelled or preempted, perhaps before it got so far.
+            sequence.prefix.awaited, sequence.prefix.compared = None, ()
         # Compared only when the set of prefilling sequences changed, as this is called at every step.
         if sequence.prefix.awaited is None and sequence.prefix.compared != prefilling:
             sequence.prefix.compared = list(prefilling)
             sequence.prefix.awaited = self._choose_awaited(sequence, prefilling)
             if sequence.prefix.awaited and self._needs_state:
-                other, shared = sequence.prefix.awaited
-                other.prefill.keep_at.add(shared)
+                sequence.prefix.awaited = self._keep_shared(*sequence.prefix.awaited)
         if sequence.prefix.awaited is None:
             return False
         other, shared = sequence.prefix.awaited
         return other in prefilling and not other.ended and other.prefill.num_computed < shared
+
+    def _keep_shared(self, other: Sequence, shared: int) -> tuple[Sequence, int]:
+        """Let a prefilling sequence keep what another shares with it; return it, and how much it keeps."""
+        head = other.request.head_tokens
+        if (
+            head in other.prefill.keep_at
+            and other.prefill.num_computed < head <= shared < head + MIN_SHARED_TOKENS
+        ):
+            return other, head
+        other.prefill.keep_at.add(shared)
+        return other, shared
 
     def _choose_awaited(
         self, sequence: Sequence, prefilling: SequenceOf[Sequence]
@@ -220,31 +239,70 @@ class PrefixLookup:
         """
         caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
         length = num_computed if length is None else length
-        if length:
-            take = partial(take_state, caches, length if length < num_computed else None)
-            self._keep(sequence.tokens[:length], partial(cut_slice, caches), take)
+        if not length:
+            return
+        take = partial(take_state, caches, length if length < num_computed else None)
+        is_rung = length in sequence.prefill.rungs and length not in sequence.prefill.keep_at
+        self._keep(
+            sequence.tokens[:length], partial(cut_slice, caches), take, RUNG_WEIGHT if is_rung else 1.0
+        )
+        if not is_rung:
+            sequence.prefix.unsaved.append(length)
+
+    def keep_cancelled(self, sequence: Sequence) -> None:
+        """Keep what a prefilling sequence that is cancelled has computed, in files too."""
+        self.keep_prefilled(sequence)
+        self._save_kept(sequence, partial(cut_slice, sequence.prefill.caches))
 
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> bool:
         """Keep what a row's caches hold, if memory allows a copy; return whether it waited for one."""
         held, num_tokens = rows.lengths[row], len(sequence.tokens)
+        cut = partial(rows.kv_slice, row)
+        self._save_kept(sequence, cut)
         # A row may hold more than its answer, but its state cannot be rolled back to the answer's end.
         if held > num_tokens and self._needs_state:
             return False
-        tokens = sequence.tokens[: min(held, num_tokens)]
-        return self._keep(tokens, partial(rows.kv_slice, row), partial(rows.state, row))
+        tokens, take = sequence.tokens[: min(held, num_tokens)], partial(rows.state, row)
+        if not self._keep(tokens, cut, take):
+            return False
+        self._save(tokens, cut, take)
+        return True
 
-    def _keep(self, tokens: list[int], cut: CutSlice, take: Callable[[], State]) -> bool:
-        may_copy = partial(self._memory_budget.may_copy, len(tokens))
-        if self.cache is None or not may_copy():
+    def _keep(self, tokens: list[int], cut: CutSlice, take: Callable[[], State], weight: float = 1.0) -> bool:
+        """Keep a prefix in memory, if that allows a copy; return whether it does."""
+        if self.cache is None:
+            return False
+        num_held = self.cache.count_held(tokens)
+        if not self._memory_budget.may_copy(len(tokens), num_held=num_held):
+            return False
+        # What is dropped for the copy may be a part of the prefix.
+        if self.cache.count_held(tokens) < num_held and not self._memory_budget.may_copy(len(tokens)):
             return False
         try:
-            self.cache.put(tokens, cut, take())
-            if self.store is not None and may_copy():
-                self.store.save(tokens, cut, take)
+            self.cache.put(tokens, cut, take(), weight)
         except Exception:
             # No request depends on this copy.
             log.warning("a prefix could not be cached", exc_info=True)
         return True
+
+    def _save_kept(self, sequence: Sequence, cut: CutSlice) -> None:
+        """Save what was kept while a sequence's prompt was computed, and is in memory still."""
+        unsaved, sequence.prefix.unsaved = sequence.prefix.unsaved, []
+        if self.store is None or self.cache is None:
+            return
+        for length in sorted(set(unsaved)):
+            tokens = sequence.tokens[:length]
+            if not self._needs_state or self.cache.state_at(tokens):
+                self._save(tokens, cut, partial(self.cache.state_at, tokens))
+
+    def _save(self, tokens: list[int], cut: CutSlice, take: Callable[[], State]) -> None:
+        """Save a prefix in files, if memory allows a copy."""
+        if self.store is None or not self._memory_budget.may_copy(len(tokens)):
+            return
+        try:
+            self.store.save(tokens, cut, take)
+        except Exception:
+            log.warning("a prefix could not be saved", exc_info=True)
 
     def _borrow(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
@@ -269,16 +327,59 @@ class PrefixLookup:
     def _choose_kept_lengths(self, sequence: Sequence, kept: int, length: int) -> None:
         """Choose the lengths at which to keep state: where prompts diverge, and where the answer opens.
 
-        The next turn's prompt may leave out the reasoning, and then it diverges from this one there.
+        The next turn's prompt may leave out the reasoning, and then it diverges from this one there. If all
+        that opens the answer stays, state is kept after it.
         """
-        lengths = (kept, self.opening(sequence.tokens))
-        sequence.prefill.keep_at = {at for at in lengths if at >= length + MIN_SHARED_TOKENS}
+        opening, num_tokens = self.opening(sequence.tokens), len(sequence.tokens)
+        if num_tokens - opening == self._openings.num_lasting:
+            opening = 0
+        prefill = sequence.prefill
+        prefill.num_found, prefill.opening = length, opening
+        prefill.keep_at = {at for at in (kept, opening) if at >= length + MIN_SHARED_TOKENS}
+
+    def plan_checkpoints(self, sequence: Sequence, max_cuts: int) -> None:
+        """Choose more lengths of a prompt at which to keep state, for prompts that part from it later.
+
+        They are the end of system text and tools, and a ladder up to the prompt's end.
+        max_cuts: how often the prefill may be cut only for that.
+        """
+        if self.cache is None or not self._needs_state or sequence.request.prompt_logprobs:
+            return
+        prefill, start, end = sequence.prefill, sequence.prefill.num_computed, len(sequence.tokens) - 1
+        if self.can_look_back:
+            max_cuts = end
+        elif not prefill.opening:
+            # Where the answer opens, other prompts are cut.
+            max_cuts += 1
+        head = sequence.request.head_tokens
+        if start + MIN_SHARED_TOKENS <= head < end and head not in prefill.keep_at and max_cuts:
+            prefill.keep_at.add(head)
+            max_cuts -= 1
+        if end - start <= MAX_GAP_TOKENS:
+            return
+        state_bytes = self._memory_budget.state_bytes(end)
+        # One prompt's ladder takes at most half of the memory.
+        max_rungs = min(max_cuts, self._budget_bytes // (2 * state_bytes + 1))
+        gap = -(-(end - start) // (max_rungs + 1))
+        ids = np.asarray(sequence.tokens, np.int32)
+        borders = np.flatnonzero(np.isin(ids, list(self._openings.tokens))).tolist()
+        rungs = choose_rungs(sorted(prefill.keep_at), borders, start, end, gap)
+        prefill.rungs = set(rungs[:max_rungs]) - prefill.keep_at
+
+    def wants_end(self, sequence: Sequence) -> bool:
+        """Whether to keep the state of a prompt that is complete, so that it need not be computed again."""
+        request, prefill = sequence.request, sequence.prefill
+        if self.cache is None or not self._needs_state or request.prompt_logprobs or sequence.num_answered:
+            return False
+        kept = (prefill.keep_at | prefill.rungs) - {prefill.opening}
+        last = max((at for at in kept if at <= prefill.num_computed), default=prefill.num_found)
+        return prefill.num_computed >= max(last, prefill.num_found) + MIN_SHARED_TOKENS
 
     def opening(self, tokens: list[int]) -> int:
         """Return the length before the last opening of an answer; 0 if there is none."""
-        count = len(self._answer_opening)
+        count = len(self._opening)
         for at in range(len(tokens) - count, max(0, len(tokens) - OPENING_REACH), -1):
-            if count and tokens[at : at + count] == self._answer_opening:
+            if count and tokens[at : at + count] == self._opening:
                 return at
         return 0
 

@@ -18,6 +18,7 @@ from engine.text.call_formats import HARMONY_ENDS, has_parser, inner_tokens, rec
 from engine.text.chat_template import ChatTemplate, TemplateError
 from engine.text.fim import FimTokens, find_fim
 from engine.text.markers import HARMONY, Marker, Markers, ends_with
+from engine.text.message_openings import HEAD_CHARACTERS, HEAD_TOKENS, MessageOpenings, find_openings
 from engine.text.template_fit import CALL_END, CALL_GAP, CALL_START
 from engine.text.token_bytes import decode_partial
 from engine.text.token_table import TokenTable, read_table
@@ -31,7 +32,6 @@ REPLACEMENT = "\ufffd"
 MAX_DECODED = 1 << 15
 """Tokens whose text is kept: those used last. One takes about 200 bytes."""
 
-_AROUND_OPENING: tuple[PromptEnd, PromptEnd] = ("messages", "answer")
 _SPOKEN = "Looking."
 
 
@@ -217,20 +217,23 @@ class Tokenizer:
         return Marker(text, tuple(self.encode_answer(text))) if text else None
 
     @cached_property
-    def answer_opening(self) -> tuple[int, ...]:
-        """The first two tokens with which the chat template opens an answer; empty if it opens none."""
+    def openings(self) -> MessageOpenings:
+        """How messages begin in prompts that the chat template makes."""
         if not self.has_chat_template:
-            return ()
-        messages = [{"role": "user", "content": "a"}]
-        try:
-            closed, opened = (
-                self._template.render_unchanged(messages, None, {}, end) for end in _AROUND_OPENING
-            )
-        # A template is a program that comes with the model: it may raise anything.
-        except Exception:
-            return ()
-        # Later tokens differ between requests, for example if reasoning is switched off.
-        return tuple(opened[len(closed) :][:2]) if opened[: len(closed)] == closed else ()
+            return MessageOpenings()
+
+        def render(messages: list[dict[str, Any]], end: PromptEnd) -> list[int]:
+            return self._template.render_unchanged(messages, None, {}, end)
+
+        return find_openings(render, frozenset(self.backend.get_added_tokens_decoder()))
+
+    def find_head_end(self, prompt: Sequence[int], text: str) -> int:
+        """Return where system text and tools end in a prompt; 0 if that is not known.
+
+        text: what the user says first.
+        """
+        head = text.strip()[:HEAD_CHARACTERS]
+        return self.openings.head_end(prompt, self.encode_answer(head)[:HEAD_TOKENS] if head else ())
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the marker that begins reasoning, and perhaps whitespace."""

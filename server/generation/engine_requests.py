@@ -26,10 +26,11 @@ def make_engine_requests(
     prediction: tuple[int, ...] = (),
     tenant: str = "",
     grammar: Grammar | None = None,
+    head_tokens: int = 0,
 ) -> list[GenerationRequest]:
     """Make one engine request for each choice: all choices of the first prompt first, as OpenAI does.
 
-    prediction, tenant, grammar: see GenerationRequest; the same for all choices.
+    prediction, tenant, grammar, head_tokens: see GenerationRequest; the same for all choices.
     Raises BadRequestError if the model or the settings forbid a token id, the length, n, the draft
         type or how to decode.
     """
@@ -84,6 +85,7 @@ def make_engine_requests(
                     reports_origins=body.draft.trace,
                     streaming=streaming,
                     loop_guard_tokens=guard,
+                    head_tokens=max(0, head_tokens - len(whole) + len(prompt)),
                 )
             )
     return requests

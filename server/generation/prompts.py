@@ -52,12 +52,14 @@ class ChatPrompt:
     prediction: token ids of the output that the client predicts; often none.
     is_thinking: the prompt has already opened the model's reasoning.
     num_dropped: the oldest messages that were left out, as the request asked for it.
+    head_tokens: see GenerationRequest.
     """
 
     tokens: TokenIds
     prediction: TokenIds = ()
     is_thinking: bool = False
     num_dropped: int = 0
+    head_tokens: int = 0
 
 
 def json_grammar(schema: dict[str, Any]) -> Grammar:
@@ -306,7 +308,9 @@ class PromptEncoder:
             self._check_size(sum(len(one["content"] or "") for one in newest.messages), "messages")
             tokens, num_dropped = fit(messages, self._engine.info.context_tokens, reserved_tokens, encode)
         is_thinking = self._engine.tokenizer.opens_thinking(tokens)
-        return ChatPrompt(tokens, prediction, is_thinking, num_dropped)
+        said = next((one["content"] for one in messages if one["role"] == "user"), None)
+        head_tokens = self._engine.tokenizer.find_head_end(tokens, said or "")
+        return ChatPrompt(tokens, prediction, is_thinking, num_dropped, head_tokens)
 
     def _render(
         self,

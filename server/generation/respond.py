@@ -32,6 +32,7 @@ async def respond(
     make_parser: MakeParser,
     prediction: TokenIds = (),
     grammar: Grammar | None = None,
+    head_tokens: int = 0,
 ) -> Response:
     """Generate a whole response or a stream. Raises ApiError before any of the response is sent."""
     record = record_of(request)
@@ -45,6 +46,7 @@ async def respond(
         prediction,
         tenant,
         grammar,
+        head_tokens,
     )
     submission = Submission(service, engine_requests, body.n, _grammar_param(body))
     output = RequestOutput(service, record, submission, make_parser, body)

@@ -112,6 +112,9 @@ class FakeTokenizer:
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         return bytes(prompt).endswith(b"<think>")
 
+    def find_head_end(self, prompt: Sequence[int], text: str) -> int:
+        return max(0, bytes(prompt).find(text.encode()))
+
     def parse_calls(self, text: str, tools: bytes) -> list[WrittenCall]:
         return [WrittenCall(**call) for call in read_calls(parse_json, text, json.loads(tools))]
 

@@ -242,7 +242,7 @@ def test_a_history_without_its_reasoning_is_cached_up_to_the_answer(
 ) -> None:
     """Leave out the start of the earlier answer in the next turn, as templates do with reasoning."""
     chat = Chat(start_engine, name)
-    opening = list(chat.loaded.tokenizer.answer_opening)
+    opening = list(chat.loaded.tokenizer.openings.answer)
     asked = prompt_of(100)
     answer, _ = chat.say([*asked, *opening, 77], seed=1)
     _, usage = chat.say([*asked, *opening, 88, *answer[10:], *prompt_of(9, 3), *opening, 77], seed=2)
@@ -261,7 +261,7 @@ def test_a_prompt_is_cut_at_the_answers_opening_only_if_state_cannot_look_back(
         return original(model, tokens, *given, **options)
 
     monkeypatch.setattr(type(driven.loaded.model), "__call__", call)
-    prompt = [*prompt_of(100), *driven.loaded.tokenizer.answer_opening, *prompt_of(20, 3)]
+    prompt = [*prompt_of(100), *driven.loaded.tokenizer.openings.answer, *prompt_of(20, 3)]
     answer = driven.ask(request(prompt, 8))
     driven.finish()
     assert (100 in fed) is is_cut
@@ -276,7 +276,7 @@ def test_the_rest_of_a_prompt_that_is_cut_is_fed_in_the_same_step() -> None:
     # Learns what prompts cost.
     driven.ask(request(prompt_of(9, 7), 2, name="earlier"))
     driven.finish()
-    driven.ask(request([*prompt_of(40), *driven.loaded.tokenizer.answer_opening, *prompt_of(5, 3)], 8))
+    driven.ask(request([*prompt_of(40), *driven.loaded.tokenizer.openings.answer, *prompt_of(5, 3)], 8))
     driven.worker.step()
     assert driven.worker.members
     assert not driven.worker.prefilling
