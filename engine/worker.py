@@ -200,6 +200,7 @@ class Worker:
             self._clock.clear()
 
     def _restart(self, failed: StepError) -> None:
+        self.queue.prefix_lookup.drop_copies()
         self._recovery.restart(failed)
         self._clock.reset()
 

@@ -81,6 +81,7 @@ class Prefiller:
         """
         # With one chunk in flight per prompt, a cancelled prompt stops within a chunk.
         self.clock.settle()
+        self.finish_keeping()
         if not self.prefilling:
             return False
 
@@ -106,11 +107,10 @@ class Prefiller:
     def _complete(self, sequence: Sequence, join: Callable[[Sequence], None]) -> None:
         """Let a sequence join the rows, as its prompt is complete."""
         if self._prefix_lookup.wants_end(sequence):
-            self._keep(sequence, [sequence.prefill.num_computed])
-        if not sequence.ended:
-            join(sequence)
-            # Only now: if the engine dies meanwhile, the sequence must still be found.
-            self.prefilling.remove(sequence)
+            self._prefix_lookup.start_keeping(sequence, sequence.prefill.num_computed)
+        join(sequence)
+        # Only now: if the engine dies meanwhile, the sequence must still be found.
+        self.prefilling.remove(sequence)
 
     def left_s(self) -> float:
         """Return an upper estimate of the seconds that all prompts still take, with no row beside them."""
@@ -188,18 +188,15 @@ class Prefiller:
         dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
         prefill.num_computed = stop
         prefill.widest_chunk = max(prefill.widest_chunk, num_fed)
-        wanted = prefill.keep_at | prefill.rungs
-        if passed := sorted(length for length in wanted if num_before < length <= stop):
-            self._keep(sequence, passed)
+        for length in sorted(prefill.keep_at | prefill.rungs):
+            if num_before < length <= stop and not sequence.ended:
+                self._prefix_lookup.start_keeping(sequence, length)
 
-    def _keep(self, sequence: Sequence, lengths: SequenceOf[int]) -> None:
-        """Keep the caches of a prompt at lengths that its last chunk passed."""
-        # A copy waits for the chunk, whose time would be lost.
-        self.clock.settle()
-        for length in lengths:
-            if not sequence.ended:
-                self._prefix_lookup.keep_prefilled(sequence, length)
-        self.clock.reset()
+    def finish_keeping(self) -> None:
+        """Keep what chunks have passed of prompts, once they are computed."""
+        if self._prefix_lookup.is_keeping:
+            self.clock.settle()
+            self._prefix_lookup.finish_keeping()
 
     def _forward(self, sequence: Sequence, tokens: mx.array) -> tuple[mx.array, list[mx.array]]:
         """Feed (1, width) tokens; return their logits, and their states if a head is to read them."""
@@ -215,6 +212,7 @@ class Prefiller:
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
         """Handle a chunk whose computation failed. Raises StepError if its sequence has joined the rows."""
+        self._prefix_lookup.drop_copies()
         if sequence in self.prefilling:
             sequence.fail_with(fault)
         elif not sequence.ended:

@@ -8,7 +8,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ from engine.kv_cache.slices import (
     State,
     cut_slice,
     has_state,
+    num_bytes,
     rebuild,
     start_copies,
     take_state,
@@ -51,6 +52,25 @@ RUNG_WEIGHT = 0.25
 
 OPENING_REACH = 256
 """Number of a prompt's last tokens in which the opening of the answer is searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """Copies of what a prompt's caches hold, which may not be computed yet.
+
+    tokens: of the prefix. num_held: the leading ones whose keys and values are kept already.
+    """
+
+    sequence: Sequence
+    tokens: list[int]
+    num_held: int
+    kv_slice: KVSlice
+    state: State
+    weight: float
+
+    @property
+    def num_bytes(self) -> int:
+        return num_bytes(self.kv_slice) + num_bytes(self.state)
 
 
 class PrefixLookup:
@@ -82,6 +102,7 @@ class PrefixLookup:
         if fault:
             log.warning("no prefix cache, so every prompt is computed in full: %s", fault)
         self._can_share = fault is None and not self._needs_state
+        self._copies: list[_Copies] = []
         self.cache: PrefixCache | None = None
         if fault is None and budget_bytes:
             self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)
@@ -232,27 +253,69 @@ class PrefixLookup:
             self._choose_kept_lengths(sequence, kept, length)
         return caches, length
 
-    def keep_prefilled(self, sequence: Sequence, length: int | None = None) -> None:
-        """Keep what a prefilling sequence has computed so far.
+    def start_keeping(self, sequence: Sequence, length: int) -> None:
+        """Start copies of what a prefilling sequence holds up to a length that its last chunk passed.
 
-        length: up to there, if not all of it; its last chunk passed that length. See can_look_back.
+        They follow that chunk on the device, and nothing waits for them: finish_keeping() does.
         """
-        caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
-        length = num_computed if length is None else length
-        if not length:
+        prefill, tokens = sequence.prefill, sequence.tokens[:length]
+        if self.cache is None or not length:
             return
-        take = partial(take_state, caches, length if length < num_computed else None)
-        is_rung = length in sequence.prefill.rungs and length not in sequence.prefill.keep_at
-        self._keep(
-            sequence.tokens[:length], partial(cut_slice, caches), take, RUNG_WEIGHT if is_rung else 1.0
-        )
+        num_held = max([
+            self.cache.count_held(tokens),
+            *(len(one.tokens) for one in self._copies if one.sequence is sequence),
+        ])  # fmt: skip
+        if num_held >= length and self.cache.state_at(tokens):
+            return
+        if not self._memory_budget.may_copy(length, num_held=num_held):
+            return
+        is_rung = length in prefill.rungs and length not in prefill.keep_at
+        try:
+            kv_slice = cut_slice(prefill.caches, num_held, length) if num_held < length else []
+            state = take_state(prefill.caches, length if length < prefill.num_computed else None)
+            start_copies(kv_slice, state)
+        except Exception:
+            log.warning("a prefix could not be cached", exc_info=True)
+            return
+        copies = _Copies(sequence, tokens, num_held, kv_slice, state, RUNG_WEIGHT if is_rung else 1.0)
+        self.cache.num_bytes += copies.num_bytes
+        self._copies.append(copies)
         if not is_rung:
             sequence.prefix.unsaved.append(length)
 
+    @property
+    def is_keeping(self) -> bool:
+        """Whether copies were started that are not in the prefix cache yet."""
+        return bool(self._copies)
+
+    def finish_keeping(self) -> None:
+        """Put the copies that were started into the prefix cache. The chunks before them are computed."""
+        for one in self.drop_copies():
+            assert self.cache is not None
+            num_held = self.cache.count_held(one.tokens)
+            # Something else may have been dropped, or kept, in the meantime.
+            if num_held not in (one.num_held, len(one.tokens)):
+                continue
+            try:
+                self.cache.put(one.tokens, lambda _start, _end, of=one: of.kv_slice, one.state, one.weight)  # type: ignore[misc]
+            except Exception:
+                # No request depends on this copy.
+                log.warning("a prefix could not be cached", exc_info=True)
+
+    def drop_copies(self) -> "list[_Copies]":
+        """Forget the copies that were started, and return them."""
+        copies, self._copies = self._copies, []
+        if self.cache is not None:
+            self.cache.num_bytes -= sum(one.num_bytes for one in copies)
+        return copies
+
     def keep_cancelled(self, sequence: Sequence) -> None:
         """Keep what a prefilling sequence that is cancelled has computed, in files too."""
-        self.keep_prefilled(sequence)
-        self._save_kept(sequence, partial(cut_slice, sequence.prefill.caches))
+        caches, tokens = sequence.prefill.caches, sequence.tokens[: sequence.prefill.num_computed]
+        cut = partial(cut_slice, caches)
+        self._save_kept(sequence, cut)
+        if tokens and self._keep(tokens, cut, partial(take_state, caches)):
+            self._save(tokens, cut, partial(take_state, caches))
 
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> bool:
         """Keep what a row's caches hold, if memory allows a copy; return whether it waited for one."""
@@ -268,7 +331,7 @@ class PrefixLookup:
         self._save(tokens, cut, take)
         return True
 
-    def _keep(self, tokens: list[int], cut: CutSlice, take: Callable[[], State], weight: float = 1.0) -> bool:
+    def _keep(self, tokens: list[int], cut: CutSlice, take: Callable[[], State]) -> bool:
         """Keep a prefix in memory, if that allows a copy; return whether it does."""
         if self.cache is None:
             return False
@@ -279,7 +342,7 @@ class PrefixLookup:
         if self.cache.count_held(tokens) < num_held and not self._memory_budget.may_copy(len(tokens)):
             return False
         try:
-            self.cache.put(tokens, cut, take(), weight)
+            self.cache.put(tokens, cut, take())
         except Exception:
             # No request depends on this copy.
             log.warning("a prefix could not be cached", exc_info=True)
@@ -373,7 +436,7 @@ class PrefixLookup:
             return False
         kept = (prefill.keep_at | prefill.rungs) - {prefill.opening}
         last = max((at for at in kept if at <= prefill.num_computed), default=prefill.num_found)
-        return prefill.num_computed >= max(last, prefill.num_found) + MIN_SHARED_TOKENS
+        return prefill.num_computed > max(last, prefill.num_found)
 
     def opening(self, tokens: list[int]) -> int:
         """Return the length before the last opening of an answer; 0 if there is none."""

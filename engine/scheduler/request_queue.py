@@ -78,6 +78,7 @@ class RequestQueue:
             for overtaken in too_large:
                 overtaken.num_overtaken += 1
             try:
+                self.prefiller.finish_keeping()
                 sequence.admit(*self.prefix_lookup.find(sequence, members, rows, prefilling))
                 self.prefiller.begin(sequence)
             except Exception as fault:

@@ -105,7 +105,8 @@ def check_an_edit(name: str) -> None:
     turns = [message(20 + 25 * (at % 2), at, at % 2 == 0) for at in range(60)]
     whole = session(*turns, message(9, 99), max_tokens=2)
     edited = session(*turns[:30], message(20, 100), max_tokens=2)
-    assert engine.cached(whole) == [0]
+    engine.ask(whole)
+    engine.finish()
     (cached,) = engine.cached(edited)
     assert shared(whole, edited) - MAX_GAP_TOKENS <= cached <= shared(whole, edited)
     assert cached > len(HEAD)
@@ -116,7 +117,7 @@ def test_sessions_share_their_head_and_a_prompt_again_lacks_one_token(name: str)
     check_goals(name)
 
 
-@pytest.mark.parametrize("name", every_kind_of_cache(WITH_STATE, 2, of=4))
+@pytest.mark.parametrize("name", every_kind_of_cache(WITH_STATE, 1, of=9))
 def test_an_edit_of_a_long_history_starts_near_the_edit(name: str) -> None:
     check_an_edit(name)
 
@@ -212,7 +213,7 @@ def test_a_prompt_is_cut_for_later_ones_only_as_far_as_its_time_allows() -> None
     assert counts[1] <= 4
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "gemma3_text"])
+@pytest.mark.parametrize("name", every_kind_of_cache(["qwen3_next", "gemma3_text"]))
 def test_little_memory_keeps_the_head_longest(name: str) -> None:
     """Give memory for few states: those that save most tokens per byte stay."""
     probe = Session(name)
@@ -220,7 +221,7 @@ def test_little_memory_keeps_the_head_longest(name: str) -> None:
     cache = probe.worker.queue.prefix_lookup.cache
     assert cache
     engine = Session(name, prefix_cache_bytes=2 * cache.num_bytes)
-    for start in range(12):
+    for start in range(9):
         engine.cached(session(message(20, start)))
     (cached,) = engine.cached(session(message(20, 50)))
     assert cached >= len(HEAD)
