@@ -86,20 +86,22 @@ class Prefill:
     """What was computed of a sequence before it joins the rows.
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
+    ids: all of its tokens as an array, (n,) int32, if state is kept of some lengths; else empty.
     states: of the last of these tokens, those that were not found in the prefix cache, if a head reads them.
     num_found: how many tokens were in the prefix cache, with state if the model has any.
-    keep_at: lengths at which the caches are to be kept in the prefix cache. rungs: others, where they are
-        kept as a later prompt may part from this one anywhere. opening: where the answer opens; 0 if state is
-        not kept there.
+    keep_at: lengths at which the caches are to be kept in the prefix cache.
+    rungs: others, where they are kept as a later prompt may part from this one anywhere; how likely that is.
+    opening: where the answer opens; 0 if state is not kept there.
     max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that one has fed.
     """
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
+    ids: np.ndarray = field(default_factory=lambda: np.array([], np.int32))
     states: States = field(default_factory=States)
     num_found: int = 0
     keep_at: set[int] = field(default_factory=set)
-    rungs: set[int] = field(default_factory=set)
+    rungs: dict[int, float] = field(default_factory=dict)
     opening: int = 0
     max_chunk_tokens: int = 0
     widest_chunk: int = 0

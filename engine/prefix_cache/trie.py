@@ -103,7 +103,7 @@ class PrefixCache:
             self._hits, self._misses, self.num_evictions,
         )  # fmt: skip
 
-    def put(self, tokens: Sequence[int], cut: CutSlice, state: State, weight: float = 1.0) -> None:
+    def put(self, tokens: Tokens, cut: CutSlice, state: State, weight: float = 1.0) -> None:
         """Store what a row's caches hold for tokens.
 
         Nothing is stored if the prefix alone exceeds the budget, or if the model needs state and state is

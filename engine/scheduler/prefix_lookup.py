@@ -47,8 +47,8 @@ MIN_SHARED_TOKENS = 32
 MIN_LOADED_TOKENS = 128
 """Prefixes that save fewer tokens are not read from files: computing them is as fast."""
 
-RUNG_WEIGHT = 0.25
-"""How much more seldom a prompt parts from another in the middle of a message than where one begins."""
+WITHIN_WEIGHT = 0.25
+"""How likely a prompt parts from another in the middle of a message, if 1 is where one begins."""
 
 OPENING_REACH = 256
 """Number of a prompt's last tokens in which the opening of the answer is searched."""
@@ -62,7 +62,7 @@ class _Copies:
     """
 
     sequence: Sequence
-    tokens: list[int]
+    tokens: np.ndarray
     num_held: int
     kv_slice: KVSlice
     state: State
@@ -258,9 +258,12 @@ class PrefixLookup:
 
         They follow that chunk on the device, and nothing waits for them: finish_keeping() does.
         """
-        prefill, tokens = sequence.prefill, sequence.tokens[:length]
+        prefill = sequence.prefill
         if self.cache is None or not length:
             return
+        if not len(prefill.ids):
+            prefill.ids = np.asarray(sequence.tokens, np.int32)
+        tokens = prefill.ids[:length]
         num_held = max([
             self.cache.count_held(tokens),
             *(len(one.tokens) for one in self._copies if one.sequence is sequence),
@@ -269,7 +272,7 @@ class PrefixLookup:
             return
         if not self._memory_budget.may_copy(length, num_held=num_held):
             return
-        is_rung = length in prefill.rungs and length not in prefill.keep_at
+        is_rung = length in prefill.rungs
         try:
             kv_slice = cut_slice(prefill.caches, num_held, length) if num_held < length else []
             state = take_state(prefill.caches, length if length < prefill.num_computed else None)
@@ -277,7 +280,7 @@ class PrefixLookup:
         except Exception:
             log.warning("a prefix could not be cached", exc_info=True)
             return
-        copies = _Copies(sequence, tokens, num_held, kv_slice, state, RUNG_WEIGHT if is_rung else 1.0)
+        copies = _Copies(sequence, tokens, num_held, kv_slice, state, prefill.rungs.get(length, 1.0))
         self.cache.num_bytes += copies.num_bytes
         self._copies.append(copies)
         if not is_rung:
@@ -424,17 +427,22 @@ class PrefixLookup:
         # One prompt's ladder takes at most half of the memory.
         max_rungs = min(max_cuts, self._budget_bytes // (2 * state_bytes + 1))
         gap = -(-(end - start) // (max_rungs + 1))
-        ids = np.asarray(sequence.tokens, np.int32)
-        borders = np.flatnonzero(np.isin(ids, list(self._openings.tokens))).tolist()
+        prefill.ids = np.asarray(sequence.tokens, np.int32)
+        borders = np.flatnonzero(np.isin(prefill.ids, list(self._openings.tokens))).tolist()
         rungs = choose_rungs(sorted(prefill.keep_at), borders, start, end, gap)
-        prefill.rungs = set(rungs[:max_rungs]) - prefill.keep_at
+        likely = {*borders}
+        prefill.rungs = {
+            at: 1.0 if at in likely else WITHIN_WEIGHT
+            for at in rungs[:max_rungs]
+            if at not in prefill.keep_at
+        }
 
     def wants_end(self, sequence: Sequence) -> bool:
         """Whether to keep the state of a prompt that is complete, so that it need not be computed again."""
         request, prefill = sequence.request, sequence.prefill
         if self.cache is None or not self._needs_state or request.prompt_logprobs or sequence.num_answered:
             return False
-        kept = (prefill.keep_at | prefill.rungs) - {prefill.opening}
+        kept = {*prefill.keep_at, *prefill.rungs} - {prefill.opening}
         last = max((at for at in kept if at <= prefill.num_computed), default=prefill.num_found)
         return prefill.num_computed > max(last, prefill.num_found)
 
