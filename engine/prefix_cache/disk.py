@@ -173,7 +173,7 @@ class PrefixStore:
 
     def save(
         self,
-        tokens: Sequence[int],
+        tokens: Tokens,
         cut: CutSlice,
         take_state: Callable[[], State],
     ) -> None:

@@ -281,6 +281,7 @@ class PrefixLookup:
             log.warning("a prefix could not be cached", exc_info=True)
             return
         copies = _Copies(sequence, tokens, num_held, kv_slice, state, prefill.rungs.get(length, 1.0))
+        # Counted at once, so that nothing else takes their memory.
         self.cache.num_bytes += copies.num_bytes
         self._copies.append(copies)
         if not is_rung:
@@ -314,10 +315,11 @@ class PrefixLookup:
 
     def keep_cancelled(self, sequence: Sequence) -> None:
         """Keep what a prefilling sequence that is cancelled has computed, in files too."""
-        caches, tokens = sequence.prefill.caches, sequence.tokens[: sequence.prefill.num_computed]
+        caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
+        tokens = np.asarray(sequence.tokens[:num_computed], np.int32)
         cut = partial(cut_slice, caches)
         self._save_kept(sequence, cut)
-        if tokens and self._keep(tokens, cut, partial(take_state, caches)):
+        if num_computed and self._keep(tokens, cut, partial(take_state, caches)):
             self._save(tokens, cut, partial(take_state, caches))
 
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> bool:
@@ -328,13 +330,14 @@ class PrefixLookup:
         # A row may hold more than its answer, but its state cannot be rolled back to the answer's end.
         if held > num_tokens and self._needs_state:
             return False
-        tokens, take = sequence.tokens[: min(held, num_tokens)], partial(rows.state, row)
+        tokens = np.asarray(sequence.tokens[: min(held, num_tokens)], np.int32)
+        take = partial(rows.state, row)
         if not self._keep(tokens, cut, take):
             return False
         self._save(tokens, cut, take)
         return True
 
-    def _keep(self, tokens: list[int], cut: CutSlice, take: Callable[[], State]) -> bool:
+    def _keep(self, tokens: np.ndarray, cut: CutSlice, take: Callable[[], State]) -> bool:
         """Keep a prefix in memory, if that allows a copy; return whether it does."""
         if self.cache is None:
             return False
@@ -357,11 +360,11 @@ class PrefixLookup:
         if self.store is None or self.cache is None:
             return
         for length in sorted(set(unsaved)):
-            tokens = sequence.tokens[:length]
+            tokens = np.asarray(sequence.tokens[:length], np.int32)
             if not self._needs_state or self.cache.state_at(tokens):
                 self._save(tokens, cut, partial(self.cache.state_at, tokens))
 
-    def _save(self, tokens: list[int], cut: CutSlice, take: Callable[[], State]) -> None:
+    def _save(self, tokens: np.ndarray, cut: CutSlice, take: Callable[[], State]) -> None:
         """Save a prefix in files, if memory allows a copy."""
         if self.store is None or not self._memory_budget.may_copy(len(tokens)):
             return

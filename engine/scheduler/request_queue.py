@@ -77,8 +77,8 @@ class RequestQueue:
                 continue
             for overtaken in too_large:
                 overtaken.num_overtaken += 1
+            self.prefiller.finish_keeping()
             try:
-                self.prefiller.finish_keeping()
                 sequence.admit(*self.prefix_lookup.find(sequence, members, rows, prefilling))
                 self.prefiller.begin(sequence)
             except Exception as fault:

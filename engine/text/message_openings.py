@@ -35,12 +35,13 @@ class MessageOpenings:
     user: tuple[int, ...] = ()
     num_user: int = 0
 
-    def head_end(self, ids: Sequence[int], text: Sequence[int]) -> int:
+    def head_end(self, ids: Sequence[int], text: Sequence[int], *, is_whole: bool) -> int:
         """Return where system text and tools end in a prompt and what the user says first begins.
 
         Some templates write system text into the first message of the user: there, what the user says is
         searched in it.
-        text: the first ids of what the user says, encoded alone. Returns 0 if that place is not found.
+        text: the first ids of what the user says, encoded alone. is_whole: they are all of it, which may be
+            said in the system text too. Returns 0 if that place is not found.
         """
         held = np.asarray(ids, np.int32)
         if not self.user or (start := _find(held, self.user, 0, len(held))) is None:
@@ -49,7 +50,7 @@ class MessageOpenings:
         end = start + 1 + int(openings[0]) if len(openings) else len(held)
         # The first token may be another one after the text before it.
         for skipped in (0, 1):
-            found = _find(held, text[skipped:], start, end, is_last=True)
+            found = _find(held, text[skipped:], start, end, is_last=is_whole)
             if found is not None and found - skipped > start + self.num_user:
                 # Without the white space before it, which may be part of a longer token in other prompts.
                 return found - skipped - 1

@@ -232,8 +232,10 @@ class Tokenizer:
 
         text: what the user says first.
         """
-        head = text.strip()[:HEAD_CHARACTERS]
-        return self.openings.head_end(prompt, self.encode_answer(head)[:HEAD_TOKENS] if head else ())
+        said = text.strip()
+        ids = self.encode_answer(said[:HEAD_CHARACTERS]) if said else []
+        is_whole = len(said) <= HEAD_CHARACTERS and len(ids) <= HEAD_TOKENS
+        return self.openings.head_end(prompt, ids[:HEAD_TOKENS], is_whole=is_whole)
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the marker that begins reasoning, and perhaps whitespace."""
