@@ -37,7 +37,7 @@ from engine.prefix_cache.weights_digest import weights_fingerprint
 from engine.scheduler.checkpoints import MAX_GAP_TOKENS, choose_rungs
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.sequence import Sequence
-from engine.text.message_openings import MessageOpenings
+from engine.text.templates.message_openings import MessageOpenings
 
 log = logging.getLogger("reprise.engine")
 

@@ -11,7 +11,7 @@ from config.settings import Settings
 from tests.end_to_end.clients.scripted import count_shared, serving_script
 from tests.end_to_end.clients.test_cached_histories import CHATS, MESSAGES, RESPONSES, Api, usage_of
 from tests.engine.support import make_tokenizer
-from tests.engine.text.test_chat_template import FOLDER
+from tests.engine.text.templates.test_chat_template import FOLDER
 
 RULES = " ".join(f"{at}. Look at part {at * 7 % 97} before part {at * 31 % 89}." for at in range(70))
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}

@@ -20,7 +20,7 @@ from engine.scheduler import prefix_lookup
 from engine.scheduler.memory_budget import make_memory_budget
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.sequence import Sequence
-from engine.text.message_openings import MessageOpenings
+from engine.text.templates.message_openings import MessageOpenings
 from tests.engine.driven import loaded_once
 from tests.engine.support import Answer, make_tokenizer, request
 

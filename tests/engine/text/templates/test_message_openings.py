@@ -7,10 +7,10 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from config.settings import BUNDLED_MODEL
-from engine.text.message_openings import MessageOpenings, find_openings
+from engine.text.templates.message_openings import MessageOpenings, find_openings
 from engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE
-from tests.engine.text.test_chat_template import FOLDER
+from tests.engine.text.templates.test_chat_template import FOLDER
 
 RULES = "Be short. Hi there means hello.\nUse the tools."
 TURNS = [
