@@ -337,3 +337,19 @@ def test_bfloat16_is_stored_exactly() -> None:
     again = disk_file.from_stored(disk_file.to_stored(numbers))
     assert again.dtype == mx.bfloat16
     assert mx.array_equal(again, numbers).item()
+
+
+def test_the_file_that_saves_fewest_tokens_for_its_bytes_is_deleted_first(tmp_path: Path) -> None:
+    texts = [tuple(range(start, start + length)) for start, length in ((1000, 90), (2000, 9), (3000, 60))]
+    first = PrefixStore(tmp_path, 10**9, "a", needs_state=True)
+    for tokens in texts:
+        cut = lambda start, end, of=tokens: slice_of(of[start:end])  # noqa: E731
+        first.save(tokens, cut, lambda: [mx.zeros(25_000)])
+    first.close()
+    for path in tmp_path.iterdir():
+        # All were used as long ago, but for the shortest, a little later.
+        used_at = time.time() - (90 if len(disk_file.read_header(path).tokens) == 9 else 100)
+        os.utime(path, (used_at, used_at))
+    smaller = PrefixStore(tmp_path, 250_000, "a", needs_state=True)
+    assert [smaller.match((*tokens, 7)) for tokens in texts] == [90, 0, 60]
+    smaller.close()
