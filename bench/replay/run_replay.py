@@ -18,8 +18,9 @@ from bench.cost_curves import built_in, find_curve
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
+from bench.replay.agents import FORMS, NUMBERS, agent_chats
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
-from bench.replay.pairs import TokenPair, token_pairs
+from bench.replay.pairs import TokenPair, read_history, token_pairs
 from bench.replay.policies import COMPARED, RULES, Rule, Setup, play_all, summed
 from bench.tables import Column
 from bench.workloads import read_prompts
@@ -41,6 +42,12 @@ FLAGS = (
     *options.shared(seed=1, **options.OUTPUTS),
     Flag("--pairs", Path, "FILE", [],
          'JSON lines with a "prompt" or "messages", and the "output"; may be repeated.', is_repeated=True),
+    Flag("--history", str, "REPO", [], "Make an agent's chats from a git history; may be repeated.",
+         is_repeated=True),
+    Flag("--changes", options.count, "N", 40, "Newest changes of files of a history."),
+    Flag("--forms", options.names, "A,B", FORMS, "How an agent writes the changes of a history."),
+    Flag("--numbers", options.names, "A,B", ("plain", "arrow"),
+         f"How its tool shows the lines of a file: any of {', '.join(NUMBERS)}."),
     Flag("--cost-curve", str, "CURVE", [],
          "Step costs: those of a result document, or a built-in curve; may be repeated. "
          f"Default: {', '.join(built_in())}.", is_repeated=True),
@@ -55,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Replay, print, and return the exit status."""
     options.check_names("--drafters", arguments.drafters, tuple(RULES))
     options.check_names("--kind", [arguments.kind] if arguments.kind else [], KINDS)
+    options.check_names("--forms", arguments.forms, FORMS)
+    options.check_names("--numbers", arguments.numbers, tuple(NUMBERS))
     curves = [find_curve(name) for name in arguments.cost_curve or built_in()]
     tokenizer, rules = load_tokenizer(arguments.tokenizer), [RULES[name] for name in arguments.drafters]
     pairs = _collect(arguments, tokenizer)
@@ -70,9 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _collect(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[TokenPair]:
     """Return the pairs that the command line asks for. Raises OSError, ValueError."""
-    if arguments.pairs:
+    if arguments.pairs or arguments.history:
         files = [read_prompts(path, for_replay=True) for path in arguments.pairs]
-        return token_pairs(tokenizer, chain(*files))
+        histories = (read_history(repository, arguments.changes) for repository in arguments.history)
+        agents = (agent_chats(one, arguments.forms, arguments.numbers) for one in histories)
+        return token_pairs(tokenizer, chain(*files, *agents))
     root, seed, encode = Path(sysconfig.get_path("purelib")), arguments.seed, tokenizer.encode_answer
     edits = edit_cases(root, arguments.edits, seed, encode, arguments.kind)
     return edits if arguments.kind else [*edits, *prose_cases(root, 40, seed, encode), *trap_cases(4, seed)]

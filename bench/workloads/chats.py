@@ -4,9 +4,11 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from bench.experiment import first_difference
 from engine.text.tokenizer import Tokenizer
 from server.conversation.from_chats import from_chats
 from server.conversation.tools import read_tool
@@ -28,8 +30,9 @@ class Turn:
     """One request. The answers in its history are references, so it is the same for all models.
 
     messages: the whole chat up to the message to answer. text: a prompt without a chat template, instead.
-    reference: the right answer; None if there is no single one. schema: JSON schema that constrains it.
-    is_measured: False for a turn that only fills the drafters' tables. is_endless: end tokens are forbidden.
+    reference: the right answer; None if there is no single one. answer: the same as a message, instead.
+    schema: JSON schema that constrains it. is_endless: end tokens are forbidden.
+    is_measured: False for a turn that only fills the drafters' tables.
     num_allowed: if not 0, tokens are drawn uniformly from this many token ids.
     max_tokens: limit in the request itself; None: the benchmark chooses.
     """
@@ -44,10 +47,11 @@ class Turn:
     schema: str | None = None
     max_tokens: int | None = None
     text: str | None = None
+    answer: Message | None = None
 
     def for_template(self) -> list[Message]:
-        """Return the messages as chat templates expect them; OpenAI's format has tool arguments as text."""
-        return [one.for_template() for one in from_chats(self.messages, "messages", Notes())]
+        """Return the messages as chat templates expect them."""
+        return for_template(self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,11 @@ class Workload:
     summary: str
     make: Callable[[random.Random, Grow], Iterable[Turn]]
     prompt_tokens: tuple[int, ...] = ()
+
+
+def for_template(messages: Iterable[Message]) -> list[Message]:
+    """Return messages as chat templates expect them; OpenAI's format has tool arguments as text."""
+    return [one.for_template() for one in from_chats(messages, "messages", Notes())]
 
 
 def user(text: str) -> Message:
@@ -101,11 +110,28 @@ def render(
 def render_turn(tokenizer: Tokenizer, turn: Turn) -> tuple[int, ...]:
     """Return the token ids of a turn's prompt, equal to what the server makes of the same request."""
     if turn.text is None:
-        tools = [read_tool(tool, "tools", None, Notes()).for_template() for tool in turn.tools]
-        return render(tokenizer, turn.for_template(), tools)
+        return render(tokenizer, turn.for_template(), _tools_of(turn))
     whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
     # The text of a recorded prompt already begins with the special tokens of a prompt.
     return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)
+
+
+def _tools_of(turn: Turn) -> list[dict[str, Any]]:
+    return [read_tool(tool, "tools", None, Notes()).for_template() for tool in turn.tools]
+
+
+def render_answer(tokenizer: Tokenizer, turn: Turn, prompt: Sequence[int]) -> tuple[int, ...]:
+    """Return the token ids of a turn's right answer, without the token that ends it; () if it has none.
+
+    prompt: its prompt's. Of a message, they are what the chat template shows of it behind the prompt.
+    """
+    if turn.answer is None:
+        return tuple(tokenizer.encode_answer(turn.reference or ""))
+    messages = for_template((*turn.messages, turn.answer))
+    whole = tokenizer.render_chat(messages, _tools_of(turn) or None, end="messages")
+    # A prompt may open reasoning that the message does not have.
+    answer = whole[first_difference(whole, prompt) :]
+    return tuple(takewhile(lambda token: token not in tokenizer.eos_ids, answer))
 
 
 def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
