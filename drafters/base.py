@@ -109,6 +109,17 @@ def finish(slices: Slices | None) -> None:
 
 
 @runtime_checkable
+class ReadsViews(Protocol):
+    """A drafter that also looks in texts which the sequence itself does not have."""
+
+    def add_view(self, seq: int, view: Sequence[int]) -> Slices:
+        """Return the work of reading a text that an answer may copy: see GenerationRequest.views.
+
+        It ends without error if the sequence is closed. What it takes of memory close frees.
+        """
+
+
+@runtime_checkable
 class SharedTable(Protocol):
     """A drafter that keeps text from one request to the next, so that it can be inspected and managed."""
 

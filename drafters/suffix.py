@@ -14,21 +14,25 @@ from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices, Ta
 from drafters.copies.copying import CopyCursor
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.history import DEFAULT_TOKENS, History
+from drafters.copies.shelf import Shelf
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 """Match lengths at which the next class starts: <3, 3, 4-5, 6-8, 9-15, 16-31, 32 and more tokens."""
 
 NUM_CLASSES = len(CLASS_STARTS) + 1
 
-CURSOR, MATCH, DISPUTED, FINISHED = range(4)
+CURSOR, MATCH, DISPUTED, FINISHED, VIEW, SUCCESSOR = range(6)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
-different next tokens; a match in a finished request. bucket = kind * NUM_CLASSES + length class."""
+different next tokens; a match in a finished request; a match in a view;
+what most often followed the last token alone. bucket = kind * NUM_CLASSES + length class."""
 
 PRIORS = (
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
     (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
     (0.25, 0.30, 0.40, 0.45, 0.50, 0.60, 0.70),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
+    (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
+    (0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25),
 )
 """Expected acceptance rate per token, by kind and class; rounded down from the table in README.md."""
 
@@ -43,6 +47,8 @@ _TRUSTED_RUN = 8  # length of the cursor's run from which on no match is looked 
 _LONG_MATCH = 16  # length of a match in this request from which on finished requests are not searched
 _MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
+import os
+SUCC = int(os.environ.get("SUCC", "1"))
 Evidence = tuple[float, int, int, int]
 """Where to draft from: (prior, bucket, kind, position); for kind FINISHED a position in the history."""
 
@@ -55,16 +61,17 @@ def _make_evidence(kind: int, length: int, position: int) -> Evidence:
 class _Sequence:
     """An open sequence.
 
-    best: the evidence with the highest prior, or None.
+    views: what is read of its views; None without any. best: the evidence with the highest prior, or None.
     finished: [position, length] of the match in the history that is being followed, or None.
     """
 
-    __slots__ = ("best", "cursor", "finished", "tenant", "text")
+    __slots__ = ("best", "cursor", "finished", "tenant", "text", "views")
 
     def __init__(self, tenant: str, text: GrowingText, cursor: CopyCursor) -> None:
         self.tenant = tenant
         self.text = text
         self.cursor = cursor
+        self.views: Shelf | None = None
         self.best: Evidence | None = None
         self.finished: list[int] | None = None
 
@@ -102,6 +109,12 @@ class SuffixDrafter:
         yield from state.text.read()
         self._update_best(state)
 
+    def add_view(self, seq: int, view: Sequence[int]) -> Slices:
+        """Return the work of indexing a view of the sequence's texts."""
+        state = self._sequences[seq]
+        state.views = state.views or Shelf()
+        return state.views.add(view)
+
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Move the cursor, and look for matches unless the cursor's run is long enough to be trusted."""
         state = self._sequences[seq]
@@ -118,14 +131,18 @@ class SuffixDrafter:
         if state.best is None:
             return NO_DRAFT
         prior, bucket, kind, position = state.best
-        limit = query.limit
+        limit = query.limit if kind != SUCCESSOR else min(query.limit, SUCC)
         if kind == FINISHED:
             assert self._history is not None
             tokens = self._history.read(position, limit)
+        elif kind == VIEW:
+            views = state.views
+            assert views is not None
+            tokens = state.cursor.draft_in(views.tokens, views.end_of(position), position, limit)
         else:
             cursor = state.cursor
-            tokens = cursor.draft(limit) if kind == CURSOR else cursor.draft_from(position, limit)
-            if 0 < len(tokens) < limit:
+            tokens = cursor.draft(limit) if kind == CURSOR else cursor.draft_in(state.text.tokens, None, position, limit)
+            if cursor.source is state.text.tokens and 0 < len(tokens) < limit:
                 # The source reaches the end of the text, so the draft continues with itself.
                 for at in range(limit - len(tokens)):
                     tokens.append(tokens[at])
@@ -190,12 +207,21 @@ class SuffixDrafter:
                 state.best = best
                 return
         match = state.text.find_earlier()
-        length = 0
+        length = match.length if match is not None else 0
+        source, stop, kind = state.text.tokens, None, MATCH
+        if state.views is not None:
+            other = state.views.find(state.text.tail.hashes, state.text.end)
+            if other is not None and other.length >= length:
+                match, length, kind = other, other.length, VIEW
+                source, stop = state.views.tokens, state.views.end_of(other.position)
         if match is not None:
-            length = match.length
-            found = _make_evidence(DISPUTED if match.num_disagreeing else MATCH, length, match.position)
+            if length == 1:
+                kind = SUCCESSOR
+            elif match.num_disagreeing and kind == MATCH:
+                kind = DISPUTED
+            found = _make_evidence(kind, length, match.position)
             if self._use_cursor and best is None and length >= _MIN_JUMP_TOKENS:
-                cursor.jump(match.position, length)
+                cursor.jump(match.position, length, source, stop)
             if best is None or found[0] > best[0]:
                 best = found
         if self._history is not None and length < _LONG_MATCH:

@@ -3,7 +3,7 @@
 It crosses between threads, so it is plain and frozen. It imports no MLX, so that the server can use it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -142,6 +142,8 @@ class GenerationRequest:
     stop_tokens: token ids that end the answer, beside the model's; they have no text.
     draft: settings for drafting.
     prediction: token ids of the answer that the client expects; empty if it gave none.
+    views: token ids of texts that the answer may copy: what the prompt shows, as an answer would have it. May
+        grow at its end while the request runs; drafters look in them, and nothing else does.
     tenant: whose request this is. If the server separates tenants, no tenant's text is drafted for another.
     grammar: what the answer must match; None for no constraint.
     top_logprobs: number of likeliest tokens to report at each position of the answer, besides the log
@@ -162,6 +164,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     draft: DraftChoice = DraftChoice()
     prediction: tuple[int, ...] = ()
+    views: Sequence[Sequence[int]] = ()
     tenant: str = ""
     grammar: Grammar | None = None
     top_logprobs: int | None = None

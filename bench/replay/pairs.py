@@ -44,6 +44,17 @@ class TokenPair:
     turn: int | None = None
     is_measured: bool = True
     messages: tuple[Message, ...] = ()
+    views: tuple[tuple[int, ...], ...] = ()
+
+
+def views_of_turn(tokenizer, turn):
+    if os.environ.get("NOVIEWS"):
+        return ()
+    from bench.workloads.chats import _tools_of
+    from engine.text.argument_form import probe_arguments, ArgumentForm
+    form = probe_arguments(lambda ms: tokenizer.wrapped.apply_chat_template(ms, tokenize=False)) or ArgumentForm()
+    from server.views.texts import view_texts
+    return tuple(tuple(tokenizer.encode_answer(v)) for v in view_texts(turn.for_template(), _tools_of(turn), form) if v)
 
 
 def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
@@ -53,7 +64,7 @@ def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
         for place, turn in enumerate(chat.turns, 1):
             prompt = render_turn(tokenizer, turn)
             if answer := render_answer(tokenizer, turn, prompt):
-                about = chat.workload, f"{number}", place, True, tuple(turn.for_template())
+                about = chat.workload, f"{number}", place, True, tuple(turn.for_template()), views_of_turn(tokenizer, turn)
                 pairs.append(TokenPair(prompt, answer, *about))
     return pairs
 

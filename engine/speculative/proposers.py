@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, Slices
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, ReadsViews, SequenceStart, Slices
 from engine.request import DraftingReport, GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
@@ -153,6 +153,8 @@ class SequenceDrafts:
     request_id: str = ""
     counts: DraftCounts = field(default_factory=DraftCounts)
     asked_s: float = 0.0
+    _views: Sequence[Sequence[int]] = ()
+    _num_views: int = 0
     _proposed: list[Draft] = field(default_factory=list)
     _best: Draft = NO_DRAFT
     _best_rate: float = 0.0
@@ -174,11 +176,24 @@ class SequenceDrafts:
             for drafter in self.drafters[:]
             if (slices := self._guard(drafter, partial(drafter.open, start)))
         ]
+        self._views = request.views
+        reading[:0] = self._read_views()
         if not self.gate.is_final:
             reading.insert(0, self._score(partial(score, request.prompt), decide_by_score))
         if reading:
             self.work.read(self.seq, itertools.chain.from_iterable(reading))
         self.counts.open_s = perf_counter() - began
+
+    def _read_views(self) -> list[Slices]:
+        """Let drafters read the views that are there and were not read."""
+        new = self._views[self._num_views :]
+        self._num_views += len(new)
+        return [
+            self._read(drafter, slices)
+            for view, drafter in itertools.product(new, self.drafters[:])
+            if isinstance(drafter, ReadsViews)
+            and (slices := self._guard(drafter, partial(drafter.add_view, self.seq, view)))
+        ]
 
     def _score(
         self,
