@@ -18,6 +18,22 @@ SLICE_TOKENS. A slice takes less than a millisecond, however long the text is.""
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """A form that answers fill in, such as a call of a tool: fixed text, a value, fixed text, and so on.
+
+    fixed: (n + 1,) the token ids before, between and after n values, as far as they do not depend on a value.
+    copied: (n,) of each value the number of an earlier one that it often begins like; None for none.
+    """
+
+    fixed: tuple[tuple[int, ...], ...]
+    copied: tuple[int | None, ...]
+
+
+View: TypeAlias = Sequence[int] | Frame
+"""A text that answers copy, or a form that they fill in."""
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceStart:
     """What a drafter is given when a sequence begins.
 
@@ -112,8 +128,8 @@ def finish(slices: Slices | None) -> None:
 class ReadsViews(Protocol):
     """A drafter that also looks in texts which the sequence itself does not have."""
 
-    def add_view(self, seq: int, view: Sequence[int]) -> Slices:
-        """Return the work of reading a text that an answer may copy: see GenerationRequest.views.
+    def add_view(self, seq: int, view: View) -> Slices | None:
+        """Return the work of reading a text that an answer may copy, or take note of a form.
 
         It ends without error if the sequence is closed. What it takes of memory close frees.
         """

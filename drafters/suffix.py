@@ -10,8 +10,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices, TableFileError
+from drafters.base import NO_DRAFT, Draft, DraftQuery, Frame, SequenceStart, Slices, TableFileError, View
 from drafters.copies.copying import CopyCursor
+from drafters.copies.forms import Forms
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.history import DEFAULT_TOKENS, History
 from drafters.copies.shelf import Shelf
@@ -21,7 +22,7 @@ CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 
 NUM_CLASSES = len(CLASS_STARTS) + 1
 
-CURSOR, MATCH, DISPUTED, FINISHED, VIEW, SUCCESSOR = range(6)
+CURSOR, MATCH, DISPUTED, FINISHED, VIEW, SUCCESSOR, FORM = range(7)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
 different next tokens; a match in a finished request; a match in a view;
 what most often followed the last token alone. bucket = kind * NUM_CLASSES + length class."""
@@ -33,6 +34,7 @@ PRIORS = (
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
     (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
     (0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25),
+    (0.60, 0.95, 0.95, 0.97, 0.97, 0.97, 0.97),
 )
 """Expected acceptance rate per token, by kind and class; rounded down from the table in README.md."""
 
@@ -47,8 +49,6 @@ _TRUSTED_RUN = 8  # length of the cursor's run from which on no match is looked 
 _LONG_MATCH = 16  # length of a match in this request from which on finished requests are not searched
 _MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
-import os
-SUCC = int(os.environ.get("SUCC", "1"))
 Evidence = tuple[float, int, int, int]
 """Where to draft from: (prior, bucket, kind, position); for kind FINISHED a position in the history."""
 
@@ -65,13 +65,16 @@ class _Sequence:
     finished: [position, length] of the match in the history that is being followed, or None.
     """
 
-    __slots__ = ("best", "cursor", "finished", "tenant", "text", "views")
+    __slots__ = ("best", "cursor", "finished", "tenant", "text", "views", "forms", "num_tokens", "form_end", "num_prompt")
 
-    def __init__(self, tenant: str, text: GrowingText, cursor: CopyCursor) -> None:
+    def __init__(self, tenant: str, text: GrowingText, cursor: CopyCursor, num_prompt: int) -> None:
         self.tenant = tenant
         self.text = text
         self.cursor = cursor
         self.views: Shelf | None = None
+        self.forms: Forms | None = None
+        self.num_tokens = self.num_prompt = num_prompt
+        self.form_end: int | None = None
         self.best: Evidence | None = None
         self.finished: list[int] | None = None
 
@@ -101,7 +104,7 @@ class SuffixDrafter:
     def open(self, start: SequenceStart) -> Slices:
         """Return the work of indexing the prompt. Drafts look in what is indexed so far."""
         text = GrowingText(start.prompt)
-        state = _Sequence(start.tenant, text, CopyCursor(text.tokens, self._learn_changes))
+        state = _Sequence(start.tenant, text, CopyCursor(text.tokens, self._learn_changes), len(start.prompt))
         self._sequences[start.seq] = state
         return self._read(state)
 
@@ -109,9 +112,13 @@ class SuffixDrafter:
         yield from state.text.read()
         self._update_best(state)
 
-    def add_view(self, seq: int, view: Sequence[int]) -> Slices:
+    def add_view(self, seq: int, view: View) -> Slices | None:
         """Return the work of indexing a view of the sequence's texts."""
         state = self._sequences[seq]
+        if isinstance(view, Frame):
+            state.forms = state.forms or Forms()
+            state.forms.add(view)
+            return None
         state.views = state.views or Shelf()
         return state.views.add(view)
 
@@ -121,6 +128,14 @@ class SuffixDrafter:
         for token in tokens:
             state.cursor.advance(token)
             state.text.append(token)
+            state.num_tokens += 1
+            if state.forms is not None and state.forms.advance(token, state.num_tokens):
+                source = state.forms.source()
+                state.form_end = None
+                if source is not None:
+                    state.form_end = source[1]
+                    cursor = state.cursor
+                    cursor.start(source[0], state.text.tokens, source[1])
         if state.finished is not None:
             self._follow_finished(state, tokens)
         self._update_best(state)
@@ -131,7 +146,7 @@ class SuffixDrafter:
         if state.best is None:
             return NO_DRAFT
         prior, bucket, kind, position = state.best
-        limit = query.limit if kind != SUCCESSOR else min(query.limit, SUCC)
+        limit = query.limit if kind != SUCCESSOR else 1
         if kind == FINISHED:
             assert self._history is not None
             tokens = self._history.read(position, limit)
@@ -139,10 +154,14 @@ class SuffixDrafter:
             views = state.views
             assert views is not None
             tokens = state.cursor.draft_in(views.tokens, views.end_of(position), position, limit)
+        elif kind == FORM:
+            tokens = state.forms.draft(state.text.tokens, limit)
         else:
             cursor = state.cursor
             tokens = cursor.draft(limit) if kind == CURSOR else cursor.draft_in(state.text.tokens, None, position, limit)
-            if cursor.source is state.text.tokens and 0 < len(tokens) < limit:
+            if kind == CURSOR and state.forms is not None and cursor.stop is not None and cursor.stop == state.form_end and len(tokens) < limit:
+                tokens += state.forms.draft(state.text.tokens, limit - len(tokens), is_at_end=True)
+            elif cursor.source is state.text.tokens and cursor.stop is None and 0 < len(tokens) < limit:
                 # The source reaches the end of the text, so the draft continues with itself.
                 for at in range(limit - len(tokens)):
                     tokens.append(tokens[at])
@@ -206,21 +225,30 @@ class SuffixDrafter:
             if cursor.run >= _TRUSTED_RUN:
                 state.best = best
                 return
+        if state.forms is not None and state.forms.draft(state.text.tokens, 1):
+            found = _make_evidence(FORM, state.forms.num_matched, 0)
+            if best is None or found[0] > best[0]:
+                best = found
         match = state.text.find_earlier()
         length = match.length if match is not None else 0
         source, stop, kind = state.text.tokens, None, MATCH
         if state.views is not None:
             other = state.views.find(state.text.tail.hashes, state.text.end)
-            if other is not None and other.length >= length:
+            is_own = match is not None and match.position >= state.num_prompt
+            if other is not None and other.length >= length + is_own:
                 match, length, kind = other, other.length, VIEW
                 source, stop = state.views.tokens, state.views.end_of(other.position)
         if match is not None:
+            if kind == MATCH and state.form_end is not None:
+                start = state.forms.source()
+                if start is not None and start[0] <= match.position <= start[1]:
+                    stop = start[1]
             if length == 1:
                 kind = SUCCESSOR
             elif match.num_disagreeing and kind == MATCH:
                 kind = DISPUTED
             found = _make_evidence(kind, length, match.position)
-            if self._use_cursor and best is None and length >= _MIN_JUMP_TOKENS:
+            if self._use_cursor and cursor.position is None and length >= _MIN_JUMP_TOKENS:
                 cursor.jump(match.position, length, source, stop)
             if best is None or found[0] > best[0]:
                 best = found

@@ -71,6 +71,13 @@ class CopyCursor:
         self._change = None
         self._confirm_at, self._has_jumped = run + _CONFIRM_JUMP_TOKENS, True
 
+    def start(self, position: int, source: "Ids", stop: int) -> None:
+        """Begin to copy a part of a source, whatever was copied before."""
+        self.jump(position, 0, source, stop)
+        self._lost_at, self._confirm_at = None, 0
+        self._since_lost.clear()
+        self._unconfirmed_change = None
+
     def advance(self, token: int) -> None:
         """Move past the answer's next token, or search for the point where copying resumes."""
         if self._lost_at is not None:
