@@ -1,9 +1,9 @@
 """Draft what followed the longest earlier occurrence of a sequence's end.
 
-Matches are looked up in the sequence itself, prompt and answer, and in the tenant's finished requests. While
-the answer copies a source, a cursor follows it there. The cursor knows more than a match does: what the
-answer changes, and where it resumes after a change. When the cursor is lost, the longest match is drafted and
-the cursor jumps to it.
+Matches are looked up in the sequence itself, prompt and answer, in its views, and in the tenant's finished
+requests. While the answer copies a source, a cursor follows it there. The cursor knows more than a match does:
+what the answer changes, and where it resumes after a change. When the cursor is lost, the longest match is
+drafted and the cursor jumps to it. Where the answer fills in a form, what is fixed there is drafted.
 """
 
 from bisect import bisect_right
@@ -15,6 +15,7 @@ from drafters.copies.copying import CopyCursor
 from drafters.copies.forms import Forms
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.history import DEFAULT_TOKENS, History
+from drafters.copies.occurrences import Match
 from drafters.copies.shelf import Shelf
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
@@ -24,8 +25,8 @@ NUM_CLASSES = len(CLASS_STARTS) + 1
 
 CURSOR, MATCH, DISPUTED, FINISHED, VIEW, SUCCESSOR, FORM = range(7)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
-different next tokens; a match in a finished request; a match in a view;
-what most often followed the last token alone. bucket = kind * NUM_CLASSES + length class."""
+different next tokens; a match in a finished request; a match in a view; what most often followed the last
+token of late; what is fixed in a form. bucket = kind * NUM_CLASSES + length class."""
 
 PRIORS = (
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
@@ -33,7 +34,7 @@ PRIORS = (
     (0.25, 0.30, 0.40, 0.45, 0.50, 0.60, 0.70),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
     (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
-    (0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25),
+    (0.25,) * NUM_CLASSES,
     (0.60, 0.95, 0.95, 0.97, 0.97, 0.97, 0.97),
 )
 """Expected acceptance rate per token, by kind and class; rounded down from the table in README.md."""
@@ -50,7 +51,8 @@ _LONG_MATCH = 16  # length of a match in this request from which on finished req
 _MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
 Evidence = tuple[float, int, int, int]
-"""Where to draft from: (prior, bucket, kind, position); for kind FINISHED a position in the history."""
+"""Where to draft from: (prior, bucket, kind, position). The position is one in the history for kind FINISHED, in
+the views for kind VIEW, else in the sequence's text."""
 
 
 def _make_evidence(kind: int, length: int, position: int) -> Evidence:
@@ -61,22 +63,30 @@ def _make_evidence(kind: int, length: int, position: int) -> Evidence:
 class _Sequence:
     """An open sequence.
 
-    views: what is read of its views; None without any. best: the evidence with the highest prior, or None.
+    answer_start, end: number of tokens of its prompt, and of prompt and answer.
+    shelf, forms: of its views; None without any.
+    best: the evidence with the highest prior, or None.
     finished: [position, length] of the match in the history that is being followed, or None.
     """
 
-    __slots__ = ("best", "cursor", "finished", "tenant", "text", "views", "forms", "num_tokens", "form_end", "num_prompt")
+    __slots__ = (
+        "answer_start", "best", "cursor", "end", "finished", "forms", "shelf", "tenant", "text",
+    )  # fmt: skip
 
-    def __init__(self, tenant: str, text: GrowingText, cursor: CopyCursor, num_prompt: int) -> None:
-        self.tenant = tenant
+    def __init__(self, start: SequenceStart, text: GrowingText, cursor: CopyCursor) -> None:
+        self.tenant = start.tenant
         self.text = text
         self.cursor = cursor
-        self.views: Shelf | None = None
+        self.answer_start = self.end = len(start.prompt)
+        self.shelf: Shelf | None = None
         self.forms: Forms | None = None
-        self.num_tokens = self.num_prompt = num_prompt
-        self.form_end: int | None = None
         self.best: Evidence | None = None
         self.finished: list[int] | None = None
+
+    def end_of(self, position: int) -> int | None:
+        """Return where the value ends that the present one is copied from, if the position is in it."""
+        source = self.forms.source if self.forms is not None else None
+        return source[1] if source is not None and source[0] <= position < source[1] else None
 
 
 class SuffixDrafter:
@@ -104,7 +114,7 @@ class SuffixDrafter:
     def open(self, start: SequenceStart) -> Slices:
         """Return the work of indexing the prompt. Drafts look in what is indexed so far."""
         text = GrowingText(start.prompt)
-        state = _Sequence(start.tenant, text, CopyCursor(text.tokens, self._learn_changes), len(start.prompt))
+        state = _Sequence(start, text, CopyCursor(text.tokens, self._learn_changes))
         self._sequences[start.seq] = state
         return self._read(state)
 
@@ -113,29 +123,26 @@ class SuffixDrafter:
         self._update_best(state)
 
     def add_view(self, seq: int, view: View) -> Slices | None:
-        """Return the work of indexing a view of the sequence's texts."""
+        """Return the work of indexing a text, or take note of a form."""
         state = self._sequences[seq]
         if isinstance(view, Frame):
             state.forms = state.forms or Forms()
             state.forms.add(view)
             return None
-        state.views = state.views or Shelf()
-        return state.views.add(view)
+        state.shelf = state.shelf or Shelf(2 * state.answer_start)
+        return state.shelf.add(view)
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Move the cursor, and look for matches unless the cursor's run is long enough to be trusted."""
         state = self._sequences[seq]
+        cursor, text, forms = state.cursor, state.text, state.forms
         for token in tokens:
-            state.cursor.advance(token)
-            state.text.append(token)
-            state.num_tokens += 1
-            if state.forms is not None and state.forms.advance(token, state.num_tokens):
-                source = state.forms.source()
-                state.form_end = None
-                if source is not None:
-                    state.form_end = source[1]
-                    cursor = state.cursor
-                    cursor.start(source[0], state.text.tokens, source[1])
+            cursor.advance(token)
+            text.append(token)
+            state.end += 1
+            if forms is not None and forms.advance(token, state.end) and self._use_cursor:
+                if (source := forms.source) is not None:
+                    cursor.start(text.tokens, *source)
         if state.finished is not None:
             self._follow_finished(state, tokens)
         self._update_best(state)
@@ -146,26 +153,36 @@ class SuffixDrafter:
         if state.best is None:
             return NO_DRAFT
         prior, bucket, kind, position = state.best
-        limit = query.limit if kind != SUCCESSOR else 1
+        tokens = self._draft(state, kind, position, query.limit)
+        return Draft(tokens, self.name, bucket, prior) if tokens else NO_DRAFT
+
+    def _draft(self, state: _Sequence, kind: int, position: int, limit: int) -> list[int]:
+        cursor, own = state.cursor, state.text.tokens
         if kind == FINISHED:
             assert self._history is not None
-            tokens = self._history.read(position, limit)
-        elif kind == VIEW:
-            views = state.views
-            assert views is not None
-            tokens = state.cursor.draft_in(views.tokens, views.end_of(position), position, limit)
-        elif kind == FORM:
-            tokens = state.forms.draft(state.text.tokens, limit)
+            return self._history.read(position, limit)
+        if kind == FORM:
+            assert state.forms is not None
+            return state.forms.draft(own, limit)
+        if kind == VIEW:
+            assert state.shelf is not None
+            return cursor.draft_in(state.shelf.tokens, position, state.shelf.end_of(position), limit)
+        if kind == SUCCESSOR:
+            return own[position : position + 1].tolist()
+        if kind == CURSOR:
+            tokens, source, stop = cursor.draft(limit), cursor.source, cursor.stop
         else:
-            cursor = state.cursor
-            tokens = cursor.draft(limit) if kind == CURSOR else cursor.draft_in(state.text.tokens, None, position, limit)
-            if kind == CURSOR and state.forms is not None and cursor.stop is not None and cursor.stop == state.form_end and len(tokens) < limit:
-                tokens += state.forms.draft(state.text.tokens, limit - len(tokens), is_at_end=True)
-            elif cursor.source is state.text.tokens and cursor.stop is None and 0 < len(tokens) < limit:
+            source, stop = own, state.end_of(position)
+            tokens = cursor.draft_in(own, position, stop, limit)
+        if source is own and len(tokens) < limit:
+            if stop is None:
                 # The source reaches the end of the text, so the draft continues with itself.
-                for at in range(limit - len(tokens)):
-                    tokens.append(tokens[at])
-        return Draft(tokens, self.name, bucket, prior) if tokens else NO_DRAFT
+                tokens += [tokens[at % len(tokens)] for at in range(limit - len(tokens))] if tokens else ()
+            else:
+                # The value that is copied ends here, so this one does.
+                assert state.forms is not None
+                tokens += state.forms.draft(own, limit - len(tokens))
+        return tokens
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Do nothing: the committed tokens are all that matters here."""
@@ -225,31 +242,22 @@ class SuffixDrafter:
             if cursor.run >= _TRUSTED_RUN:
                 state.best = best
                 return
-        if state.forms is not None and state.forms.draft(state.text.tokens, 1):
+        if state.forms is not None and state.forms.is_fixed:
             found = _make_evidence(FORM, state.forms.num_matched, 0)
             if best is None or found[0] > best[0]:
                 best = found
-        match = state.text.find_earlier()
-        length = match.length if match is not None else 0
-        source, stop, kind = state.text.tokens, None, MATCH
-        if state.views is not None:
-            other = state.views.find(state.text.tail.hashes, state.text.end)
-            is_own = match is not None and match.position >= state.num_prompt
-            if other is not None and other.length >= length + is_own:
-                match, length, kind = other, other.length, VIEW
-                source, stop = state.views.tokens, state.views.end_of(other.position)
+        kind, match = self._find_match(state)
+        length = 0
         if match is not None:
-            if kind == MATCH and state.form_end is not None:
-                start = state.forms.source()
-                if start is not None and start[0] <= match.position <= start[1]:
-                    stop = start[1]
-            if length == 1:
-                kind = SUCCESSOR
-            elif match.num_disagreeing and kind == MATCH:
-                kind = DISPUTED
+            length = match.length
             found = _make_evidence(kind, length, match.position)
             if self._use_cursor and cursor.position is None and length >= _MIN_JUMP_TOKENS:
-                cursor.jump(match.position, length, source, stop)
+                if kind == VIEW:
+                    assert state.shelf is not None
+                    source, stop = state.shelf.tokens, state.shelf.end_of(match.position)
+                    cursor.jump(source, match.position, stop, length)
+                else:
+                    cursor.jump(state.text.tokens, match.position, state.end_of(match.position), length)
             if best is None or found[0] > best[0]:
                 best = found
         if self._history is not None and length < _LONG_MATCH:
@@ -263,3 +271,18 @@ class SuffixDrafter:
                 if best is None or found[0] > best[0]:
                     best = found
         state.best = best
+
+    def _find_match(self, state: _Sequence) -> tuple[int, Match | None]:
+        """Return the longest match in the sequence or its views, and its kind."""
+        text = state.text
+        match = text.find_earlier()
+        length = match.length if match is not None else 0
+        if state.shelf is not None:
+            viewed = state.shelf.find(text.tail.hashes, text.end)
+            # What the prompt shows goes on otherwise than a view of it, and the answer as the answer.
+            is_answer = match is not None and match.position >= state.answer_start
+            if viewed is not None and viewed.length >= length + is_answer:
+                return VIEW, viewed
+        if length == 1:
+            return SUCCESSOR, match
+        return DISPUTED if match is not None and match.num_disagreeing else MATCH, match

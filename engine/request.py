@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from drafters.base import Frame as Frame
+from drafters.base import View as View
+
 FinishReason = Literal["stop", "length"]
 PromptEnd = Literal["answer", "messages", "final_message"]
 """Where a conversation's prompt ends: where the answer begins, after the messages, or within the last one,
@@ -142,8 +145,8 @@ class GenerationRequest:
     stop_tokens: token ids that end the answer, beside the model's; they have no text.
     draft: settings for drafting.
     prediction: token ids of the answer that the client expects; empty if it gave none.
-    views: token ids of texts that the answer may copy: what the prompt shows, as an answer would have it. May
-        grow at its end while the request runs; drafters look in them, and nothing else does.
+    views: what the prompt shows, as an answer would have it, for drafters to copy from. May grow at its end
+        while the request runs.
     tenant: whose request this is. If the server separates tenants, no tenant's text is drafted for another.
     grammar: what the answer must match; None for no constraint.
     top_logprobs: number of likeliest tokens to report at each position of the answer, besides the log
@@ -164,7 +167,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     draft: DraftChoice = DraftChoice()
     prediction: tuple[int, ...] = ()
-    views: Sequence[Sequence[int]] = ()
+    views: Sequence[View] = ()
     tenant: str = ""
     grammar: Grammar | None = None
     top_logprobs: int | None = None

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import subprocess
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from bench import options
 from bench.errors import ArgumentsError
 from bench.options import Flag
 from bench.replay.agents import Change
-from bench.workloads.chats import Chat, Message, render_answer, render_turn
+from bench.workloads.chats import Chat, Message, render_answer, render_turn, tools_of
+from engine.request import View
 from engine.text.tokenizer import Tokenizer
+from server.views.making import ViewMaker
 
 MIN_BYTES = 400
 """Smaller files of a history are left out."""
@@ -34,7 +37,7 @@ class TokenPair:
 
     chat: the chat that it belongs to; empty for a single request. turn: its number in the chat, from 1.
     is_measured: False if it only fills the drafters' tables. messages: those of the prompt, as chat templates
-    expect them; () if it is not one of a chat.
+    expect them; () if it is not one of a chat. views: what a server makes of them.
     """
 
     prompt: tuple[int, ...]
@@ -44,27 +47,20 @@ class TokenPair:
     turn: int | None = None
     is_measured: bool = True
     messages: tuple[Message, ...] = ()
-    views: tuple[tuple[int, ...], ...] = ()
-
-
-def views_of_turn(tokenizer, turn):
-    if os.environ.get("NOVIEWS"):
-        return ()
-    from bench.workloads.chats import _tools_of
-    from engine.text.argument_form import probe_arguments, ArgumentForm
-    form = probe_arguments(lambda ms: tokenizer.wrapped.apply_chat_template(ms, tokenize=False)) or ArgumentForm()
-    from server.views.texts import view_texts
-    return tuple(tuple(tokenizer.encode_answer(v)) for v in view_texts(turn.for_template(), _tools_of(turn), form) if v)
+    views: tuple[View, ...] = ()
 
 
 def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
     """Return the turns of chats with their right answers, without those whose answer is empty."""
     pairs: list[TokenPair] = []
+    maker = ViewMaker(tokenizer, 1 << 30)
     for number, chat in enumerate(chats, 1):
         for place, turn in enumerate(chat.turns, 1):
             prompt = render_turn(tokenizer, turn)
             if answer := render_answer(tokenizer, turn, prompt):
-                about = chat.workload, f"{number}", place, True, tuple(turn.for_template()), views_of_turn(tokenizer, turn)
+                messages, views = turn.for_template(), list[View]()
+                deque(maker.make(messages, tools_of(turn), "", views), maxlen=0)
+                about = chat.workload, f"{number}", place, True, tuple(messages), tuple(views)
                 pairs.append(TokenPair(prompt, answer, *about))
     return pairs
 

@@ -110,13 +110,14 @@ def render(
 def render_turn(tokenizer: Tokenizer, turn: Turn) -> tuple[int, ...]:
     """Return the token ids of a turn's prompt, equal to what the server makes of the same request."""
     if turn.text is None:
-        return render(tokenizer, turn.for_template(), _tools_of(turn))
+        return render(tokenizer, turn.for_template(), tools_of(turn))
     whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
     # The text of a recorded prompt already begins with the special tokens of a prompt.
     return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)
 
 
-def _tools_of(turn: Turn) -> list[dict[str, Any]]:
+def tools_of(turn: Turn) -> list[dict[str, Any]]:
+    """Return a turn's tools as chat templates expect them."""
     return [read_tool(tool, "tools", None, Notes()).for_template() for tool in turn.tools]
 
 
@@ -128,7 +129,7 @@ def render_answer(tokenizer: Tokenizer, turn: Turn, prompt: Sequence[int]) -> tu
     if turn.answer is None:
         return tuple(tokenizer.encode_answer(turn.reference or ""))
     messages = for_template((*turn.messages, turn.answer))
-    whole = tokenizer.render_chat(messages, _tools_of(turn) or None, end="messages")
+    whole = tokenizer.render_chat(messages, tools_of(turn) or None, end="messages")
     # A prompt may open reasoning that the message does not have.
     answer = whole[first_difference(whole, prompt) :]
     return tuple(takewhile(lambda token: token not in tokenizer.eos_ids, answer))

@@ -60,23 +60,20 @@ class CopyCursor:
         # Arguments for Changes.learn, kept until one more token matches.
         self._unconfirmed_change: tuple[int, int, list[int]] | None = None
 
-    def jump(self, position: int, run: int, source: "Ids | None" = None, stop: int | None = None) -> None:
+    def jump(self, source: Ids, position: int, stop: int | None, run: int) -> None:
         """Move to a position that the caller found; the run tokens before it match the answer.
 
-        source, stop: the position is one in this text, if not in the present one.
+        source, stop: the text that it is a position in, and where that ends; see above.
         """
-        if source is not None:
-            self.source, self.stop = source, stop
-        self.position, self.run = position, run
+        self.source, self.position, self.stop, self.run = source, position, stop, run
         self._change = None
         self._confirm_at, self._has_jumped = run + _CONFIRM_JUMP_TOKENS, True
 
-    def start(self, position: int, source: "Ids", stop: int) -> None:
-        """Begin to copy a part of a source, whatever was copied before."""
-        self.jump(position, 0, source, stop)
-        self._lost_at, self._confirm_at = None, 0
+    def start(self, source: Ids, position: int, stop: int) -> None:
+        """Move to where the answer begins to copy a part of a source, whatever it copied before."""
+        self.jump(source, position, stop, 0)
+        self._lost_at, self._unconfirmed_change = None, None
         self._since_lost.clear()
-        self._unconfirmed_change = None
 
     def advance(self, token: int) -> None:
         """Move past the answer's next token, or search for the point where copying resumes."""
@@ -104,18 +101,15 @@ class CopyCursor:
             return []
         change = self._change
         if change is None:
-            return self.draft_from(self.position, limit)
+            return self.draft_in(self.source, self.position, self.stop, limit)
         drafted = list(change.replacement[self._num_replaced :])
         if len(drafted) < limit:
-            drafted += self.draft_from(self.position + len(change.source), limit - len(drafted))
+            start = self.position + len(change.source)
+            drafted += self.draft_in(self.source, start, self.stop, limit - len(drafted))
         return drafted[:limit]
 
-    def draft_from(self, position: int, limit: int) -> list[int]:
-        """Return up to limit source tokens from a position on, with the known changes applied."""
-        return self.draft_in(self.source, self.stop, position, limit)
-
-    def draft_in(self, source: Ids, stop: int | None, position: int, limit: int) -> list[int]:
-        """Return the same of any text: what comes next if the answer copies it from a position on."""
+    def draft_in(self, source: Ids, position: int, stop: int | None, limit: int) -> list[int]:
+        """Return up to limit tokens of any source from a position on, with the known changes applied."""
         size, changes = len(source) if stop is None else stop, self._changes
         if not self._has_changes:
             return source[position : min(position + limit, size)].tolist()

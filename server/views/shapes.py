@@ -32,7 +32,7 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){80,}"')
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a text shows. plain: the text, files in it as they are. cut: only the parts that differ in it."""
+    """What a text shows. plain: the text, files in it as they are. cut: only the lines that it has otherwise."""
 
     plain: str
     cut: str
@@ -44,15 +44,13 @@ def read_shapes(text: str) -> Shown:
     cut: list[str] = []
     for lines, is_cut in _parts(text.split("\n")):
         plain += lines
-        if is_cut:
-            cut += lines
+        cut += lines if is_cut else ()
     for quoted in _QUOTED.findall(text) if "\\n" in text else ():
-        inner = _unquoted(quoted)
-        if "\n" in inner:
+        if "\n" in (inner := _unquoted(quoted)):
             lines = read_shapes(inner).plain.split("\n")
             plain += lines
             cut += lines
-    return Shown("\n".join(plain), "\n".join(cut))
+    return Shown("\n".join(plain), "".join(f"{line}\n" for line in cut))
 
 
 def _unquoted(quoted: str) -> str:

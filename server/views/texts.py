@@ -1,65 +1,72 @@
 """Choose which views of a conversation's texts an answer may copy from."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from engine.text.argument_form import ArgumentForm
-from server.views.shapes import read_shapes
+from server.views.arguments import AS_IT_IS, ArgumentForm
+from server.views.shapes import Shown
 
 MIN_CHARACTERS = 40
 """Shorter texts have no views, nor have those of one line."""
 
-_PATCHES = ("*** Begin Patch", "apply_patch", "unified diff", "```diff")
+_PATCH_WORDS = ("*** Begin Patch", "apply_patch", "unified diff", "```diff")
 """What a conversation says in which patches are asked for."""
 
 Json = dict[str, Any]
 
 
-def view_texts(messages: Sequence[Json], tools: Sequence[Json], form: ArgumentForm) -> Iterator[str]:
-    """Yield the views of a conversation's texts, the newest text first.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The forms in which an answer may have what a text shows. Each makes one view.
 
-    messages, tools: as chat templates expect them. form: of the arguments of the model's calls.
+    has_plain: as it is, all of it; else only what the text itself does not have so.
+    arguments: of arguments in calls, if text stands otherwise in them. patches: of lines in patches.
     """
-    patches = _find_patches(messages, tools)
+
+    has_plain: bool = False
+    arguments: ArgumentForm | None = None
+    patches: tuple[ArgumentForm, ...] = ()
+
+    def write(self, shown: Shown) -> Iterator[str]:
+        """Yield the views of a part of a text, one for each form, in the same order for all parts."""
+        yield shown.plain if self.has_plain else shown.cut
+        if self.arguments is not None:
+            yield self.arguments.write(shown.plain)
+        if self.patches:
+            context = "".join(f" {line}\n" for line in shown.plain.removesuffix("\n").split("\n"))
+            yield from (form.write(context) for form in self.patches)
+
+
+def texts_of(
+    messages: Sequence[Json], tools: Sequence[Json], arguments: ArgumentForm
+) -> Iterator[tuple[str, Wanted]]:
+    """Yield the texts of a conversation that an answer may copy, the newest first, and what to make of them.
+
+    messages, tools: as chat templates expect them. arguments: the form of those in the model's calls.
+    """
+    escapes = arguments if tools and arguments.has_escapes else None
+    patches: list[ArgumentForm] = []
+    if _speaks_of_patches(str(tool) for tool in tools):
+        patches.append(arguments)
+    if _speaks_of_patches(message["content"] or "" for message in messages if message["role"] != "tool"):
+        patches += [form for form in (AS_IT_IS,) if form not in patches]
+    shown = Wanted(arguments=escapes, patches=tuple(patches))
+    # What was written in a call stands in the prompt as it would in the next call.
+    called = Wanted(has_plain=escapes is not None)
     for message in reversed(messages):
-        if message["role"] != "system":
-            for arguments in reversed([call["function"]["arguments"] for call in message.get("tool_calls", ())]):
-                for value in arguments.values() if isinstance(arguments, dict) else ():
-                    if isinstance(value, str):
-                        yield from _views_of_argument(value, form)
-            yield from views_of(message["content"] or "", form if tools else ArgumentForm(), patches)
+        for call in reversed(message.get("tool_calls", ())):
+            given = call["function"]["arguments"]
+            values = given.values() if isinstance(given, dict) else ()
+            yield from ((text, called) for text in values if isinstance(text, str) and _is_long(text))
+        text = message["content"] or ""
+        if message["role"] != "system" and _is_long(text):
+            yield text, shown
 
 
-def views_of(text: str, form: ArgumentForm, patches: bool) -> Iterator[str]:
-    """Yield the views of one text of the conversation."""
-    if not is_long(text):
-        return
-    shown = read_shapes(text)
-    if form.has_escapes:
-        yield form.write(shown.plain)
-    if shown.cut:
-        yield shown.cut
-    if patches:
-        yield form.write("".join(f" {line}\n" for line in shown.plain.split("\n")))
-
-
-def _views_of_argument(text: str, form: ArgumentForm) -> Iterator[str]:
-    """Yield the view of what an earlier call had as an argument, which the prompt has as calls have it."""
-    if is_long(text):
-        shown = read_shapes(text)
-        if form.has_escapes:
-            yield shown.plain
-        elif shown.cut:
-            yield shown.cut
-
-
-def is_long(text: str) -> bool:
-    """Return whether a text is worth a view."""
+def _is_long(text: str) -> bool:
     return len(text) >= MIN_CHARACTERS and "\n" in text
 
 
-def _find_patches(messages: Sequence[Json], tools: Sequence[Json]) -> bool:
-    said = (str(tool) for tool in tools)
-    return any(word in text for text in said for word in _PATCHES) or any(
-        word in (message["content"] or "") for message in messages for word in _PATCHES
-    )
+def _speaks_of_patches(texts: Iterator[str]) -> bool:
+    return any(word in text for text in texts for word in _PATCH_WORDS)
