@@ -1,13 +1,14 @@
 """Draft what followed the longest earlier occurrence of a sequence's end.
 
 Matches are looked up in the sequence itself, prompt and answer, in its views, and in the tenant's finished
-requests. While the answer copies a source, a cursor follows it there. The cursor knows more than a match does:
-what the answer changes, and where it resumes after a change. When the cursor is lost, the longest match is
-drafted and the cursor jumps to it. Where the answer fills in a form, what is fixed there is drafted.
+requests. While the answer copies a source, a cursor follows it there. The cursor knows more than a match
+does: what the answer changes, and where it resumes after a change. When the cursor is lost, the longest match
+is drafted and the cursor jumps to it. Where the answer fills in a form, what is fixed there is drafted.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery, Frame, SequenceStart, Slices, TableFileError, View
@@ -15,7 +16,7 @@ from drafters.copies.copying import CopyCursor
 from drafters.copies.forms import Forms
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.history import DEFAULT_TOKENS, History
-from drafters.copies.occurrences import Match
+from drafters.copies.occurrences import Ids, Match
 from drafters.copies.shelf import Shelf
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
@@ -51,8 +52,8 @@ _LONG_MATCH = 16  # length of a match in this request from which on finished req
 _MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
 Evidence = tuple[float, int, int, int]
-"""Where to draft from: (prior, bucket, kind, position). The position is one in the history for kind FINISHED, in
-the views for kind VIEW, else in the sequence's text."""
+"""Where to draft from: (prior, bucket, kind, position); a position in the history for kind FINISHED, on the
+shelf for kind VIEW, else in the sequence's text."""
 
 
 def _make_evidence(kind: int, length: int, position: int) -> Evidence:
@@ -83,10 +84,14 @@ class _Sequence:
         self.best: Evidence | None = None
         self.finished: list[int] | None = None
 
-    def end_of(self, position: int) -> int | None:
-        """Return where the value ends that the present one is copied from, if the position is in it."""
-        source = self.forms.source if self.forms is not None else None
-        return source[1] if source is not None and source[0] <= position < source[1] else None
+    def place_of(self, kind: int, position: int) -> tuple[Ids, int, int | None]:
+        """Return the source, position and stop of a match, for the cursor."""
+        if kind == VIEW:
+            assert self.shelf is not None
+            return self.shelf.tokens, position, self.shelf.end_of(position)
+        value = self.forms.source if self.forms is not None else None
+        is_in_value = value is not None and value[0] <= position < value[1]
+        return self.text.tokens, position, value[1] if value is not None and is_in_value else None
 
 
 class SuffixDrafter:
@@ -140,9 +145,8 @@ class SuffixDrafter:
             cursor.advance(token)
             text.append(token)
             state.end += 1
-            if forms is not None and forms.advance(token, state.end) and self._use_cursor:
-                if (source := forms.source) is not None:
-                    cursor.start(text.tokens, *source)
+            if forms is not None and forms.advance(token, state.end) and forms.source and self._use_cursor:
+                cursor.start(text.tokens, *forms.source)
         if state.finished is not None:
             self._follow_finished(state, tokens)
         self._update_best(state)
@@ -164,16 +168,13 @@ class SuffixDrafter:
         if kind == FORM:
             assert state.forms is not None
             return state.forms.draft(own, limit)
-        if kind == VIEW:
-            assert state.shelf is not None
-            return cursor.draft_in(state.shelf.tokens, position, state.shelf.end_of(position), limit)
         if kind == SUCCESSOR:
             return own[position : position + 1].tolist()
         if kind == CURSOR:
             tokens, source, stop = cursor.draft(limit), cursor.source, cursor.stop
         else:
-            source, stop = own, state.end_of(position)
-            tokens = cursor.draft_in(own, position, stop, limit)
+            source, _, stop = state.place_of(kind, position)
+            tokens = cursor.draft_in(source, position, stop, limit)
         if source is own and len(tokens) < limit:
             if stop is None:
                 # The source reaches the end of the text, so the draft continues with itself.
@@ -235,42 +236,40 @@ class SuffixDrafter:
 
     def _update_best(self, state: _Sequence) -> None:
         """Set state.best to the evidence with the highest prior. The cursor may jump to a match."""
-        cursor = state.cursor
-        best = None
+        cursor, forms = state.cursor, state.forms
+        found: list[Evidence] = []
         if cursor.position is not None:
-            best = _make_evidence(CURSOR, cursor.run, cursor.position)
+            found.append(_make_evidence(CURSOR, cursor.run, cursor.position))
             if cursor.run >= _TRUSTED_RUN:
-                state.best = best
+                state.best = found[0]
                 return
-        if state.forms is not None and state.forms.is_fixed:
-            found = _make_evidence(FORM, state.forms.num_matched, 0)
-            if best is None or found[0] > best[0]:
-                best = found
+        if forms is not None and forms.is_fixed:
+            found.append(_make_evidence(FORM, forms.num_matched, 0))
         kind, match = self._find_match(state)
         length = 0
         if match is not None:
             length = match.length
-            found = _make_evidence(kind, length, match.position)
+            found.append(_make_evidence(kind, length, match.position))
             if self._use_cursor and cursor.position is None and length >= _MIN_JUMP_TOKENS:
-                if kind == VIEW:
-                    assert state.shelf is not None
-                    source, stop = state.shelf.tokens, state.shelf.end_of(match.position)
-                    cursor.jump(source, match.position, stop, length)
-                else:
-                    cursor.jump(state.text.tokens, match.position, state.end_of(match.position), length)
-            if best is None or found[0] > best[0]:
-                best = found
-        if self._history is not None and length < _LONG_MATCH:
-            if state.finished is None and self._history.num_texts:
-                recalled = self._history.find(state.tenant, state.text.tail.hashes, state.text.end)
-                if recalled is not None:
-                    state.finished = [recalled.position, recalled.length]
-            if state.finished is not None:
-                position, length = state.finished
-                found = _make_evidence(FINISHED, length, position)
-                if best is None or found[0] > best[0]:
-                    best = found
-        state.best = best
+                cursor.jump(*state.place_of(kind, match.position), length)
+        if length < _LONG_MATCH and (finished := self._find_finished(state)) is not None:
+            found.append(finished)
+        # Of equally likely ones the first.
+        state.best = max(found, key=itemgetter(0), default=None)
+
+    def _find_finished(self, state: _Sequence) -> Evidence | None:
+        """Return the match in a finished request, if there is one."""
+        history = self._history
+        if history is None:
+            return None
+        if state.finished is None and history.num_texts:
+            recalled = history.find(state.tenant, state.text.tail.hashes, state.text.end)
+            if recalled is not None:
+                state.finished = [recalled.position, recalled.length]
+        if state.finished is None:
+            return None
+        position, length = state.finished
+        return _make_evidence(FINISHED, length, position)
 
     def _find_match(self, state: _Sequence) -> tuple[int, Match | None]:
         """Return the longest match in the sequence or its views, and its kind."""

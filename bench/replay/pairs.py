@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from types import SimpleNamespace
 
 from bench import options
 from bench.errors import ArgumentsError
@@ -53,7 +54,7 @@ class TokenPair:
 def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
     """Return the turns of chats with their right answers, without those whose answer is empty."""
     pairs: list[TokenPair] = []
-    maker = ViewMaker(tokenizer, 1 << 30)
+    maker = ViewMaker(SimpleNamespace(tokenizer=tokenizer), 1 << 30)
     for number, chat in enumerate(chats, 1):
         for place, turn in enumerate(chat.turns, 1):
             prompt = render_turn(tokenizer, turn)

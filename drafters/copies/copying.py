@@ -51,7 +51,7 @@ class CopyCursor:
         # Where the answer left which source, until the new position is confirmed; the answer's tokens since
         # then; and whether the run before was long enough to learn from.
         self._lost_at: int | None = None
-        self._lost_in = source, self.stop
+        self._lost_in: tuple[Ids, int | None] = source, None
         self._since_lost: list[int] = []
         self._is_learnable = False
         # The run at which the present position is confirmed, and whether it was set by jump().
@@ -72,7 +72,7 @@ class CopyCursor:
     def start(self, source: Ids, position: int, stop: int) -> None:
         """Move to where the answer begins to copy a part of a source, whatever it copied before."""
         self.jump(source, position, stop, 0)
-        self._lost_at, self._unconfirmed_change = None, None
+        self._lost_at = self._unconfirmed_change = None
         self._since_lost.clear()
 
     def advance(self, token: int) -> None:

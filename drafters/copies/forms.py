@@ -26,8 +26,9 @@ class Forms:
     def __init__(self) -> None:
         self._heads: _Node = {}
         self.num_matched = 0
-        # The node of the beginning that is being read, if one is. The form that is being filled in, if one is;
-        # which of its fixed parts is next; and where values start and end in the sequence.
+        # The node of the beginning that is being read, if one is.
+        # The form that is being filled in, if one is; which of its fixed parts comes next; and where its
+        # values start and end in the sequence.
         self._node: _Node | None = None
         self._frame: Frame | None = None
         self._next = 0

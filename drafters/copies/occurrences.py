@@ -1,8 +1,8 @@
-"""Find earlier occurrences of the end of a text, newest first, by hash chains of its 1-, 2-, 4-, 8- and 16-grams.
+"""Find earlier occurrences of the end of a text, newest first, by hash chains of its n-grams.
 
-The structure follows zlib's hash chains. Each n has a table of heads (hash of an n-gram -> where it last
-ended) and one of links (position -> where the same n-gram ended before that). N-grams whose hashes share a
-slot are distinguished by comparing tokens. The cost of adding a token or finding a match does not depend on
+The structure follows zlib's hash chains. Each n, 1 to 16, has a table of heads (hash of an n-gram -> where it
+last ended) and one of links (position -> where the same n-gram ended before that). N-grams whose hashes share
+a slot are distinguished by comparing tokens. The cost of adding a token or finding a match does not depend on
 the length of the text. Many tokens are added at once with arrays, ten times faster than one by one.
 
 The hash of the n tokens up to t[i] is the sum of t[i - k] * MULTIPLIER ** (k + 1) mod 2 ** 64, so that of
@@ -291,17 +291,8 @@ class Occurrences:
         if one - 1 < start or known < min_ngram_size:
             return None
         # If an n-gram does not occur, no longer one occurs.
-        level = (
-            0
-            if two - 2 < start
-            else 1
-            if four - 4 < start
-            else 2
-            if eight - 8 < start
-            else 3
-            if sixteen - 16 < start
-            else 4
-        )
+        lacks = (two - 2 < start, four - 4 < start, eight - 8 < start, sixteen - 16 < start, True)
+        level = lacks.index(True)
         tokens, mask, newest = self._tokens, self._mask, text[-1]
         max_length = known if known < MAX_MATCH_TOKENS else MAX_MATCH_TOKENS
         longest, positions = 0, []

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, ReadsViews, SequenceStart, Slices
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, ReadsViews, SequenceStart, Slices, View
 from engine.request import DraftingReport, GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
@@ -153,7 +153,7 @@ class SequenceDrafts:
     request_id: str = ""
     counts: DraftCounts = field(default_factory=DraftCounts)
     asked_s: float = 0.0
-    _views: Sequence[Sequence[int]] = ()
+    _views: Sequence[View] = ()
     _num_views: int = 0
     _proposed: list[Draft] = field(default_factory=list)
     _best: Draft = NO_DRAFT
@@ -177,23 +177,21 @@ class SequenceDrafts:
             if (slices := self._guard(drafter, partial(drafter.open, start)))
         ]
         self._views = request.views
-        reading[:0] = self._read_views()
         if not self.gate.is_final:
             reading.insert(0, self._score(partial(score, request.prompt), decide_by_score))
-        if reading:
-            self.work.read(self.seq, itertools.chain.from_iterable(reading))
+        if reading or self._views:
+            self.work.read(self.seq, _in_turns(itertools.chain.from_iterable(reading), self._read_views()))
         self.counts.open_s = perf_counter() - began
 
-    def _read_views(self) -> list[Slices]:
-        """Let drafters read the views that are there and were not read."""
-        new = self._views[self._num_views :]
-        self._num_views += len(new)
-        return [
-            self._read(drafter, slices)
-            for view, drafter in itertools.product(new, self.drafters[:])
-            if isinstance(drafter, ReadsViews)
-            and (slices := self._guard(drafter, partial(drafter.add_view, self.seq, view)))
-        ]
+    def _read_views(self) -> Slices:
+        """Let drafters read the views that were not read yet."""
+        while self._num_views < len(self._views):
+            view = self._views[self._num_views]
+            self._num_views += 1
+            for drafter in self.drafters[:]:
+                if isinstance(drafter, ReadsViews):
+                    slices = self._guard(drafter, partial(drafter.add_view, self.seq, view))
+                    yield from self._read(drafter, slices or iter(()))
 
     def _score(
         self,
@@ -325,6 +323,7 @@ class SequenceDrafts:
     def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_verified: int = 0) -> None:
         """Pass the committed tokens of one step to the drafters, and learn from every draft proposed for it.
 
+        Views that have come meanwhile are read in the steps to come.
         verified, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
         self.counts.num_forwards += 1
@@ -347,6 +346,8 @@ class SequenceDrafts:
         self.counts.add_tokens(verified.source, num_accepted, len(tokens))
         if num_verified:
             self.counts.add_draft(verified.source, num_verified, num_accepted)
+        if self._num_views < len(self._views) and not self.work.is_reading(self.seq):
+            self.work.read(self.seq, self._read_views())
         start = perf_counter()
         for drafter in self.drafters[:]:
             try:
@@ -409,6 +410,17 @@ class SequenceDrafts:
         if drafter in self.drafters:
             self.drafters.remove(drafter)
             self._guard(drafter, partial(drafter.close, self.seq))
+
+
+def _in_turns(*works: Slices) -> Slices:
+    """Do a slice of each work in turn."""
+    left = list(works)
+    while left:
+        for slices in left[:]:
+            if (num_tokens := next(slices, None)) is None:
+                left.remove(slices)
+            else:
+                yield num_tokens
 
 
 def _cut(draft: Draft, matcher: "Matcher", forced: list[int]) -> Draft:

@@ -30,7 +30,9 @@ class ArgumentForm:
 
 
 AS_IT_IS = ArgumentForm()
-AS_JSON = ArgumentForm({ord("\n"): "\\n", ord("\t"): "\\t", ord("\r"): "\\r", ord('"'): '\\"', ord("\\"): "\\\\"})
+AS_JSON = ArgumentForm(
+    {ord("\n"): "\\n", ord("\t"): "\\t", ord("\r"): "\\r", ord('"'): '\\"', ord("\\"): "\\\\"}
+)
 """As models write JSON: characters that are not ASCII stand for themselves."""
 
 
@@ -43,7 +45,9 @@ def probe_arguments(render: Callable[[list[dict[str, Any]]], str]) -> ArgumentFo
     probe = "".join(map("".join, zip(marks, PROBED, strict=False))) + marks[-1]
     function = {"name": "look", "arguments": {"text": probe}}
     calls = [{"id": "probeid01", "type": "function", "function": function}]
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": calls}
+    ]  # fmt: skip
     rest = render(messages).partition(marks[0])[2]
     written: dict[str, str] = {}
     for character, mark in zip(PROBED, marks[1:], strict=True):

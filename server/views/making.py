@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic_core import to_json
 
@@ -34,14 +34,22 @@ Make = Callable[[Views], Iterator[None]]
 """Adds views to a list, in slices."""
 
 
+class HasTokenizer(Protocol):
+    """The engine, which has a tokenizer once it is started."""
+
+    @property
+    def tokenizer(self) -> TokenizerProtocol:
+        """The model's tokenizer."""
+
+
 class ViewMaker:
     """Makes views, on the tokenizer's thread.
 
     max_kept_bytes: views used last are kept, up to so many bytes; a token takes four.
     """
 
-    def __init__(self, tokenizer: TokenizerProtocol, max_kept_bytes: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, engine: HasTokenizer, max_kept_bytes: int) -> None:
+        self._engine = engine
         self._max_kept_bytes = max_kept_bytes
         self._kept: OrderedDict[bytes, Sequence[View]] = OrderedDict()
         self.kept_bytes = 0
@@ -49,7 +57,7 @@ class ViewMaker:
     @cached_property
     def _arguments(self) -> ArgumentForm:
         """How the model writes text in the arguments of its calls."""
-        if not self._tokenizer.markers.can_call:
+        if not self._engine.tokenizer.markers.can_call:
             return AS_IT_IS
         try:
             return probe_arguments(self._render) or AS_JSON
@@ -58,45 +66,40 @@ class ViewMaker:
             return AS_JSON
 
     def _render(self, messages: Sequence[Json]) -> str:
-        tokenizer = self._tokenizer
+        tokenizer = self._engine.tokenizer
         given = to_harmony_messages(messages) if tokenizer.markers.is_harmony else list(messages)
         return tokenizer.decode(tokenizer.render_chat(given, end="messages"))
 
-    def make(self, messages: Sequence[Json], tools: Sequence[Json], owner: str, views: Views) -> Iterator[None]:
-        """Add to a list the views that are kept, and return the work of making and adding the others.
+    def make(
+        self, messages: Sequence[Json], tools: Sequence[Json], owner: str, views: Views
+    ) -> Iterator[None]:
+        """Add views to a list, in slices: at once those that are kept, then those of the newest texts first.
 
         messages, tools: as chat templates expect them. owner: nobody else's views are found for it.
         """
         missing: list[tuple[bytes, Make]] = []
-        num_tokens = 0
+        room_tokens = MAX_TOKENS
         for seed, make in self._works(messages, tools):
             key = hashlib.blake2b(f"{owner}\0{seed}".encode(errors="surrogatepass"), digest_size=16).digest()
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                num_tokens += _count(self._kept[key])
-                if num_tokens <= MAX_TOKENS:
-                    views += self._kept[key]
-            else:
+            if (kept := self._kept.get(key)) is None:
                 missing.append((key, make))
-        return self._make_missing(missing, views, MAX_TOKENS - num_tokens)
+            elif (room_tokens := room_tokens - _count(kept)) >= 0:
+                self._kept.move_to_end(key)
+                views += kept
+        for key, make in missing:
+            yield
+            made: Views = []
+            yield from make(made)
+            self._keep(key, made)
+            if (room_tokens := room_tokens - _count(made)) < 0:
+                return
+            views += made
 
     def _works(self, messages: Sequence[Json], tools: Sequence[Json]) -> Iterator[tuple[str, Make]]:
         """Yield what each group of views depends on, and how it is made."""
         yield to_json(tools).decode(), partial(self._make_frames, tools)
         for text, wanted in texts_of(messages, tools, self._arguments):
             yield f"{wanted}\0{text}", partial(self._make_views, text, wanted)
-
-    def _make_missing(
-        self, missing: Sequence[tuple[bytes, Make]], views: Views, room_tokens: int
-    ) -> Iterator[None]:
-        for key, make in missing:
-            made: Views = []
-            yield from make(made)
-            self._keep(key, made)
-            room_tokens -= _count(made)
-            if room_tokens < 0:
-                return
-            views += made
 
     def _keep(self, key: bytes, made: Views) -> None:
         if key not in self._kept:
@@ -113,13 +116,13 @@ class ViewMaker:
         for written in map("".join, zip(*parts, strict=True)):
             view = array("I")
             for chunk in _chunks(written):
-                view.extend(self._tokenizer.encode_apart(chunk))
+                view.extend(self._engine.tokenizer.encode_apart(chunk))
                 yield
             if view:
                 made.append(view)
 
     def _make_frames(self, tools: Sequence[Json], made: Views) -> Iterator[None]:
-        tokenizer = self._tokenizer
+        tokenizer = self._engine.tokenizer
         forms = [*block_forms(self._arguments)]
         for tool in tools:
             # Not every template shows calls.

@@ -32,7 +32,7 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){80,}"')
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a text shows. plain: the text, files in it as they are. cut: only the lines that it has otherwise."""
+    """What a text shows. plain: all of it, files as they are. cut: only the lines that it has otherwise."""
 
     plain: str
     cut: str
