@@ -290,13 +290,14 @@ class Occurrences:
         start = end - self.capacity if end - self.capacity > self._first else self._first
         if one - 1 < start or known < min_ngram_size:
             return None
+        if two - 2 < start:
+            return self._find_token(one, text[-1], start) if min_ngram_size == 1 else None
         # If an n-gram does not occur, no longer one occurs.
-        lacks = (two - 2 < start, four - 4 < start, eight - 8 < start, sixteen - 16 < start, True)
-        level = lacks.index(True)
+        level = 1 if four - 4 < start else 2 if eight - 8 < start else 3 if sixteen - 16 < start else 4
         tokens, mask, newest = self._tokens, self._mask, text[-1]
         max_length = known if known < MAX_MATCH_TOKENS else MAX_MATCH_TOKENS
         longest, positions = 0, []
-        while level >= 0 and (size := NGRAM_SIZES[level]) >= min_ngram_size:
+        while level > 0 and (size := NGRAM_SIZES[level]) >= min_ngram_size:
             links, position, oldest = self._links[level], firsts[level], start + size
             farthest = text[-size] if known >= size else None
             for _ in _CANDIDATES:
@@ -304,8 +305,8 @@ class Occurrences:
                     position < end
                     and tokens[(position - 1) & mask] == newest
                     and tokens[(position - size) & mask] == farthest
-                    # For n <= 2 all tokens are compared already.
-                    and (size <= 2 or self.slice(position - size, position) == text[-size:])
+                    # For n = 2 both tokens are compared already.
+                    and (size == 2 or self.slice(position - size, position) == text[-size:])
                     and (is_usable is None or is_usable(position))
                 ):
                     length = size
@@ -325,7 +326,19 @@ class Occurrences:
             if positions:
                 return self._choose(longest, positions)
             level -= 1
-        return None
+        return self._find_token(one, newest, start) if min_ngram_size == 1 else None
+
+    def _find_token(self, position: int, token: int, start: int) -> Match | None:
+        """Return the match of a token alone. position: where one that shares its slot last ended."""
+        tokens, mask, links, end = self._tokens, self._mask, self._links[0], self.end
+        positions: list[int] = []
+        for _ in _CANDIDATES:
+            if tokens[(position - 1) & mask] == token and position < end:
+                positions.append(position)
+            position = links[position & mask]
+            if position <= start:
+                break
+        return self._choose(1, positions) if positions else None
 
     def _choose(self, length: int, positions: list[int]) -> Match:
         """Choose one of several matches of the same length, given newest first.
