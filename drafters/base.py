@@ -68,6 +68,7 @@ class Draft:
         learns one acceptance rate per bucket.
     prior: expected acceptance rate per token, in [0, 1], used until there is something to learn from.
     by_token: bucket and prior of each token, if they differ; else empty.
+    is_guess: whether any other draft is better.
     """
 
     tokens: Sequence[int] = ()
@@ -75,6 +76,7 @@ class Draft:
     bucket: int = 0
     prior: float = 0.0
     by_token: Sequence[tuple[int, float]] = ()
+    is_guess: bool = False
 
 
 NO_DRAFT = Draft()

@@ -158,7 +158,7 @@ class SuffixDrafter:
             return NO_DRAFT
         prior, bucket, kind, position = state.best
         tokens = self._draft(state, kind, position, query.limit)
-        return Draft(tokens, self.name, bucket, prior) if tokens else NO_DRAFT
+        return Draft(tokens, self.name, bucket, prior, (), kind == SUCCESSOR) if tokens else NO_DRAFT
 
     def _draft(self, state: _Sequence, kind: int, position: int, limit: int) -> list[int]:
         cursor, own = state.cursor, state.text.tokens

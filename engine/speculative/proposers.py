@@ -266,7 +266,7 @@ class SequenceDrafts:
                 if estimate.is_worth:
                     self._best = NO_DRAFT
                     return estimate
-            if rate > self._best_rate:
+            if rate > self._best_rate and not draft.is_guess:
                 self._best, self._best_rate = draft, rate
         return DraftEstimate()
 
@@ -301,6 +301,7 @@ class SequenceDrafts:
         query = DraftQuery(self.seq, limit)
         # Reading the clock can take longer than a drafter that has nothing, so all such are timed together.
         start = perf_counter()
+        guesses: list[Draft] = []
         for drafter in self.drafters[:]:
             if drafter.name in self.gate.later:
                 continue
@@ -313,12 +314,16 @@ class SequenceDrafts:
                 self._note_asked(start)
                 if self.matcher:
                     draft = _cut(draft, self.matcher, forced)
-                if draft.tokens:
+                if draft.is_guess:
+                    guesses.append(draft)
+                elif draft.tokens:
                     yield draft
                 start = perf_counter()
         self._note_asked(start)
         if forced:
             yield Draft(forced, GRAMMAR, 0, GRAMMAR_PRIOR)
+        if not (self.can_ask_model or self.masks):
+            yield from guesses
 
     def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_verified: int = 0) -> None:
         """Pass the committed tokens of one step to the drafters, and learn from every draft proposed for it.
