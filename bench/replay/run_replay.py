@@ -3,7 +3,7 @@
 Replay known answers step by step, drafting by each rule, and report what it would gain at given step costs.
 Needs no model. Without --pairs the pairs are generated from a seed: edits of the Python files installed here,
 documents, and traps. `reprise serve --record`, `reprise bench commits` and `reprise bench workloads --write`
-write files of pairs.
+write files of pairs. With --history they are an agent's chats about the changes of a git history.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from bench.replay.agents import FORMS, NUMBERS, agent_chats
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
 from bench.replay.pairs import TokenPair, read_history, token_pairs
 from bench.replay.policies import COMPARED, RULES, Rule, Setup, play_all, summed
+from bench.replay.sessions import read_session
 from bench.tables import Column
 from bench.workloads import read_prompts
 from config.settings import BUNDLED_MODEL, Settings
@@ -42,6 +43,9 @@ FLAGS = (
     *options.shared(seed=1, **options.OUTPUTS),
     Flag("--pairs", Path, "FILE", [],
          'JSON lines with a "prompt" or "messages", and the "output"; may be repeated.', is_repeated=True),
+    Flag("--session", Path, "FILE", [],
+         "An agent's session, from ~/.claude/projects or `reprise serve --record`; may be repeated.",
+         is_repeated=True),
     Flag("--history", str, "REPO", [], "Make an agent's chats from a git history; may be repeated.",
          is_repeated=True),
     Flag("--changes", options.count, "N", 40, "Newest changes of files of a history."),
@@ -79,8 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _collect(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[TokenPair]:
     """Return the pairs that the command line asks for. Raises OSError, ValueError."""
-    if arguments.pairs or arguments.history:
+    if arguments.pairs or arguments.session or arguments.history:
         files = [read_prompts(path, for_replay=True) for path in arguments.pairs]
+        files += map(read_session, arguments.session)
         histories = (read_history(repository, arguments.changes) for repository in arguments.history)
         agents = (agent_chats(one, arguments.forms, arguments.numbers) for one in histories)
         return token_pairs(tokenizer, chain(*files, *agents))
