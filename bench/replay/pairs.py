@@ -17,7 +17,7 @@ from itertools import islice
 from bench import options
 from bench.errors import ArgumentsError
 from bench.options import Flag
-from bench.replay.agents import Change
+from bench.workloads.agents import Change
 from bench.workloads.chats import Chat, Message, render_answer, render_turn
 from engine.text.tokenizer import Tokenizer
 
