@@ -57,6 +57,7 @@ FLAGS = (
          f"Default: {', '.join(built_in())}.", is_repeated=True),
     Flag("--kind", str, "KIND", None, f"Replay only generated edits of this kind: {', '.join(KINDS)}."),
     Flag("--tokenizer", options.model_folder, "DIR", BUNDLED_MODEL, "Default: the bundled model's."),
+    Flag("--chat-template", options.input_file, "FILE", None, "Instead of the model's own."),
     Flag("--drafters", options.names, "RULES", COMPARED, "Rules to replay."),
     Flag("--edits", options.count, "N", 60, "Generated edits."),
 )  # fmt: skip
@@ -69,7 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_names("--forms", arguments.forms, FORMS)
     options.check_names("--numbers", arguments.numbers, tuple(NUMBERS))
     curves = [find_curve(name) for name in arguments.cost_curve or built_in()]
-    tokenizer, rules = load_tokenizer(arguments.tokenizer), [RULES[name] for name in arguments.drafters]
+    template = arguments.chat_template and arguments.chat_template.read_text(encoding="utf-8")
+    tokenizer, rules = (
+        load_tokenizer(arguments.tokenizer, template),
+        [RULES[name] for name in arguments.drafters],
+    )
     pairs = _collect(arguments, tokenizer)
     if not pairs:
         raise ArgumentsError("there is no pair to replay")

@@ -18,7 +18,7 @@ __all__ = [
     "read_prompts",
 ]  # fmt: skip
 
-VERSION = 3
+VERSION = 2
 
 
 def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Iterator[Turn]:
