@@ -74,7 +74,8 @@ def agent_chats(changes: Iterable[Change], forms: Sequence[str], numbers: Sequen
             if form == "blocks":
                 yield Chat(form, (_with_file_attached(change),))
             else:
-                asked = f"{change.message}\n\nThe file is {change.path}."
+                more = " Answer with a unified diff." if form == "diff" else ""
+                asked = f"{change.message}\n\nThe file is {change.path}.{more}"
                 for way in numbers:
                     steps = (("", answer) for answer in answers_of(change, form))
                     yield Chat(f"{form} {way}", tuple(agent_turns(asked, change, way, steps)))
