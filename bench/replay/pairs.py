@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from bench import options
 from bench.errors import ArgumentsError
 from bench.options import Flag
-from bench.replay.agents import Change
+from bench.workloads.agents import Change
 from bench.workloads.chats import Chat, Message, render_answer, render_turn, tools_of
 from engine.request import View
 from engine.text.tokenizer import Tokenizer

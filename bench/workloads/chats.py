@@ -29,7 +29,7 @@ _READ = ("messages", "tools", "temperature", "max_tokens", "max_completion_token
 class Turn:
     """One request. The answers in its history are references, so it is the same for all models.
 
-    messages: the whole chat up to the message to answer. text: a prompt without a chat template, instead.
+    messages: the whole chat up to the message to answer. text: the prompt itself, if no template makes it.
     reference: the right answer; None if there is no single one. answer: the same as a message, instead.
     schema: JSON schema that constrains it. is_endless: end tokens are forbidden.
     is_measured: False for a turn that only fills the drafters' tables.
@@ -144,7 +144,7 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
     A line of Spec-Bench, with "turns" and a "category", is a chat of its first turn.
 
     for_replay: every line must have an answer, and of a line with a prompt and messages, as servers record
-    them, the prompt is used, because the model read it; otherwise the messages are.
+    them, the prompt is used, because the model read it; the messages say what it is made of.
     Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
     """
     chats: list[tuple[str, list[Turn]]] = []
@@ -186,7 +186,7 @@ def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
         raise ValueError("output is not text")
     text = given.get("prompt") if for_replay or "messages" not in given else None
     if isinstance(text, str) and text:
-        known["messages"] = [user(text)]
+        known.setdefault("messages", [user(text)])
     elif isinstance(given.get("messages"), list):
         text = None
     else:
@@ -194,16 +194,19 @@ def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
     body = validate(known, ChatRequest)
     if body.is_scoring:
         raise ValueError("'max_tokens' must be at least 1")
-    messages, last = tuple(known["messages"]), body.messages[-1]
-    if last.role == "assistant":
+    messages, last, answer = tuple(known["messages"]), body.messages[-1], None
+    if last.role == "assistant" and text is None:
         if len(messages) == 1:
             raise ValueError("it contains an answer but no request")
-        messages, reference = messages[:-1], last.text if reference is None else reference
+        if reference is None:
+            reference, answer = last.text, messages[-1] if last.calls else None
+        messages = messages[:-1]
     if for_replay and reference is None:
         raise ValueError("it has no answer")
     grammar = body.requested_grammar
     return Turn(
-        messages if text is None else (), reference, tools=tuple(known.get("tools", ())),
-        temperature=body.temperature, schema=grammar[0].text if grammar else None,
-        max_tokens=body.requested_max_tokens, text=text,
+        messages if text is None or "messages" in given else (), reference,
+        tools=tuple(known.get("tools", ())), temperature=body.temperature,
+        schema=grammar[0].text if grammar else None, max_tokens=body.requested_max_tokens, text=text,
+        answer=answer,
     )  # fmt: skip
