@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import subprocess
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,11 +19,13 @@ from bench import options
 from bench.errors import ArgumentsError
 from bench.options import Flag
 from bench.workloads.agents import Change
-from bench.workloads.chats import Chat, Message, render_answer, render_turn, tools_of
+from bench.workloads.chats import Chat, Message, render_answer, render_turn, views_of
 from engine.request import View
 from engine.text.tokenizer import Tokenizer
 from server.views.making import ViewMaker
 
+VIEW_BYTES = 1 << 30
+"""Views of files that are shown again are not made again."""
 MIN_BYTES = 400
 """Smaller files of a history are left out."""
 
@@ -54,15 +55,13 @@ class TokenPair:
 def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
     """Return the turns of chats with their right answers, without those whose answer is empty."""
     pairs: list[TokenPair] = []
-    maker = ViewMaker(SimpleNamespace(tokenizer=tokenizer), 1 << 30)
+    maker = ViewMaker(SimpleNamespace(tokenizer=tokenizer), VIEW_BYTES)
     for number, chat in enumerate(chats, 1):
         for place, turn in enumerate(chat.turns, 1):
             prompt = render_turn(tokenizer, turn)
             if answer := render_answer(tokenizer, turn, prompt):
-                messages, views = turn.for_template(), list[View]()
-                deque(maker.make(messages, tools_of(turn), "", views), maxlen=0)
-                about = chat.workload, f"{number}", place, True, tuple(messages), tuple(views)
-                pairs.append(TokenPair(prompt, answer, *about))
+                shown = tuple(turn.for_template()), views_of(maker, turn)
+                pairs.append(TokenPair(prompt, answer, chat.workload, f"{number}", place, True, *shown))
     return pairs
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiment import first_difference
+from engine.request import View
 from engine.text.tokenizer import Tokenizer
 from server.conversation.from_chats import from_chats
 from server.conversation.tools import read_tool
@@ -16,6 +18,7 @@ from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.validation.field_errors import validate
 from server.validation.notes import Notes
+from server.views.making import ViewMaker
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""
@@ -119,6 +122,13 @@ def render_turn(tokenizer: Tokenizer, turn: Turn) -> tuple[int, ...]:
 def tools_of(turn: Turn) -> list[dict[str, Any]]:
     """Return a turn's tools as chat templates expect them."""
     return [read_tool(tool, "tools", None, Notes()).for_template() for tool in turn.tools]
+
+
+def views_of(maker: ViewMaker, turn: Turn) -> tuple[View, ...]:
+    """Return what a server makes of a turn's texts for drafters."""
+    views: list[View] = []
+    deque(maker.make(turn.for_template(), tools_of(turn), "", views), maxlen=0)
+    return tuple(views)
 
 
 def render_answer(tokenizer: Tokenizer, turn: Turn, prompt: Sequence[int]) -> tuple[int, ...]:
