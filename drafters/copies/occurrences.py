@@ -34,7 +34,7 @@ _MULTIPLIER = 6364136223846793005
 _MASK = (1 << 64) - 1
 _TO_2, _TO_4, _TO_8 = (pow(_MULTIPLIER, n, 1 << 64) for n in (2, 4, 8))
 _PAGE_HEADS = 512  # no more heads than in a page of memory
-_TOUCHED_HEADS = 1 << 18
+_TOUCHED_HEADS = 1 << 17
 _SLOT_SHIFT = 32  # a slot is taken from the upper half of a hash, so a ring has at most 2 ** 32 tokens
 
 Ids: TypeAlias = "array[int]"
