@@ -3,7 +3,8 @@
 Replay known answers step by step, drafting by each rule, and report what it would gain at given step costs.
 Needs no model. Without --pairs the pairs are generated from a seed: edits of the Python files installed here,
 documents, and traps. `reprise serve --record`, `reprise bench commits` and `reprise bench workloads --write`
-write files of pairs. With --history they are an agent's chats about the changes of a git history.
+write files of pairs. With --history they are an agent's chats about the changes of a git history, and with
+--session what an agent did.
 """
 
 import argparse
@@ -71,10 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_names("--numbers", arguments.numbers, tuple(NUMBERS))
     curves = [find_curve(name) for name in arguments.cost_curve or built_in()]
     template = arguments.chat_template and arguments.chat_template.read_text(encoding="utf-8")
-    tokenizer, rules = (
-        load_tokenizer(arguments.tokenizer, template),
-        [RULES[name] for name in arguments.drafters],
-    )
+    tokenizer = load_tokenizer(arguments.tokenizer, template)
+    rules = [RULES[name] for name in arguments.drafters]
     pairs = _collect(arguments, tokenizer)
     if not pairs:
         raise ArgumentsError("there is no pair to replay")

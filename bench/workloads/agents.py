@@ -19,8 +19,7 @@ NUMBERS = {
 }  # fmt: skip
 """How a tool shows each line of a file, by name."""
 
-_SYSTEM = """You are a coding agent in the user's repository. Read a file before you change it. Keep to the \
-style that you find, and change nothing else."""
+_SYSTEM = "You are a coding agent in the user's repository. Read a file before you change it."
 _ASKS_FOR_BLOCKS = "Answer with SEARCH/REPLACE blocks, each with the path of its file above it."
 
 Answer = str | tuple[str, dict[str, str]]
@@ -77,7 +76,7 @@ def agent_chats(changes: Iterable[Change], forms: Sequence[str], numbers: Sequen
                 more = " Answer with a unified diff." if form == "diff" else ""
                 asked = f"{change.message}\n\nThe file is {change.path}.{more}"
                 for way in numbers:
-                    steps = (("", answer) for answer in answers_of(change, form))
+                    steps = (("", answer) for answer in ANSWERS[form](change))
                     yield Chat(f"{form} {way}", tuple(agent_turns(asked, change, way, steps)))
 
 
@@ -152,13 +151,9 @@ def _diff_lines(change: Change) -> list[str]:
     return [*unified_diff(*texts, f"a/{change.path}", f"b/{change.path}", lineterm="")]
 
 
-_FORMS: dict[str, Callable[[Change], Iterator[Answer]]] = {
+ANSWERS: dict[str, Callable[[Change], Iterator[Answer]]] = {
     "edit": _edits, "write": _whole, "patch": _patch, "diff": _diff,
 }  # fmt: skip
-FORMS = (*_FORMS, "blocks")
-"""How an agent writes a change: a call for each place, the whole file, a patch, a diff, or blocks."""
-
-
-def answers_of(change: Change, form: str) -> Iterator[Answer]:
-    """Yield the answers that make a change. form: one of FORMS, but not blocks."""
-    return _FORMS[form](change)
+"""How an agent writes a change: a call for each place, the whole file, a patch, or a diff."""
+FORMS = (*ANSWERS, "blocks")
+"""The same, and blocks as aider has them."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from bench.workloads.agents import Answer, Change, agent_turns, answers_of
+from bench.workloads.agents import ANSWERS, Answer, Change, agent_turns
 from bench.workloads.chats import Grow, Turn, Workload, conversation, user
 from bench.workloads.words import NOUNS, VERBS, identifiers, number, thing, value
 
@@ -136,7 +136,7 @@ def _agent_edits(rng: random.Random, _: Grow) -> Iterator[Turn]:
     for form in ("edit", "edit", "write"):
         request, file = _value(file, rng)
         made = replace(made, before=made.after, after=_bare(file))
-        steps += [(request, answer) for answer in answers_of(made, form)]
+        steps += [(request, answer) for answer in ANSWERS[form](made)]
     yield from agent_turns(f"Read {made.path}.", replace(first, before=first.after), "arrow", steps)
 
 
@@ -150,35 +150,18 @@ def _grown(statements: Iterator[Statement], grow: Grow) -> str:
 
 
 WORKLOADS = (
-    Workload(
-        "edits",
-        "a file of about 20 lines with one value changed, answered in full",
-        lambda rng, _: _edits(_file(islice(_statements(rng), 11)), rng, 1, (_value,)),
-    ),
+    Workload("edits", "a file of about 20 lines with one value changed, answered in full",
+             lambda rng, _: _edits(_file(islice(_statements(rng), 11)), rng, 1, (_value,))),
     Workload("edits_again", "the same, after an earlier edit of the same file", _edit_again),
-    Workload(
-        "edits_again_cold",
-        "the chats of edits_again without the earlier edit",
-        lambda rng, grow: _edit_again(rng, grow)[1:],
-    ),
-    Workload(
-        "code",
-        "one change in a file of the given length, answered in full",
-        lambda rng, grow: _edits(_grown(_statements(rng), grow), rng, 1),
-        (600, 800),
-    ),
-    Workload(
-        "edits_short",
-        "a snippet of about ten lines, edited in six turns, each answered in full",
-        lambda rng, _: _edits(_file(islice(_statements(rng), 6)), rng, 6),
-    ),
-    Workload(
-        "edits_long",
-        "a file of hundreds of lines, edited in four turns, each answered in full",
-        lambda rng, grow: _edits(_grown(_statements(rng, (12, 24), (2, 4)), grow), rng, 4),
-        (1500,),
-    ),
-)
+    Workload("edits_again_cold", "the chats of edits_again without the earlier edit",
+             lambda rng, grow: _edit_again(rng, grow)[1:]),
+    Workload("code", "one change in a file of the given length, answered in full",
+             lambda rng, grow: _edits(_grown(_statements(rng), grow), rng, 1), (600, 800)),
+    Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
+             lambda rng, _: _edits(_file(islice(_statements(rng), 6)), rng, 6)),
+    Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",
+             lambda rng, grow: _edits(_grown(_statements(rng, (12, 24), (2, 4)), grow), rng, 4), (1500,)),
+)  # fmt: skip
 AGENT = Workload(
     "agent_edits", "a file read with line numbers, edited twice and then written, by tool calls", _agent_edits
 )
