@@ -97,8 +97,9 @@ class ViewMaker:
 
     def _works(self, messages: Sequence[Json], tools: Sequence[Json]) -> Iterator[tuple[str, Make]]:
         """Yield what each group of views depends on, and how it is made."""
-        yield to_json(tools).decode(), partial(self._make_frames, tools)
-        for text, wanted in texts_of(messages, tools, self._arguments):
+        arguments = self._arguments if tools else AS_IT_IS
+        yield to_json(tools).decode(), partial(self._make_frames, tools, arguments)
+        for text, wanted in texts_of(messages, tools, arguments):
             yield f"{wanted}\0{text}", partial(self._make_views, text, wanted)
 
     def _keep(self, key: bytes, made: Views) -> None:
@@ -121,9 +122,9 @@ class ViewMaker:
             if view:
                 made.append(view)
 
-    def _make_frames(self, tools: Sequence[Json], made: Views) -> Iterator[None]:
+    def _make_frames(self, tools: Sequence[Json], arguments: ArgumentForm, made: Views) -> Iterator[None]:
         tokenizer = self._engine.tokenizer
-        forms = [*block_forms(self._arguments)]
+        forms = [*block_forms(arguments)]
         for tool in tools:
             # Not every template shows calls.
             with contextlib.suppress(ValueError):

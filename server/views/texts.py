@@ -43,9 +43,9 @@ def texts_of(
 ) -> Iterator[tuple[str, Wanted]]:
     """Yield the texts of a conversation that an answer may copy, the newest first, and what to make of them.
 
-    messages, tools: as chat templates expect them. arguments: the form of those in the model's calls.
+    messages, tools: as chat templates expect them. arguments: the form of those in calls, if there are tools.
     """
-    escapes = arguments if tools and arguments.has_escapes else None
+    escapes = arguments if arguments.has_escapes else None
     patches: list[ArgumentForm] = []
     if _speaks_of_patches(str(tool) for tool in tools):
         patches.append(arguments)
