@@ -272,6 +272,12 @@ class Tokenizer:
         """Return the ids of text as part of an answer, without the special tokens around a prompt."""
         return list(self.wrapped.encode(text, add_special_tokens=False))
 
+    def encode_apart(self, text: str) -> list[int]:
+        """Return the ids of text as part of an answer, while other threads run."""
+        # Only the encoding of a batch lets them.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoding.ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; incomplete characters become U+FFFD."""
         return str(self.wrapped.decode(list(ids)))

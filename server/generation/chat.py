@@ -74,6 +74,7 @@ async def answer_chat(
         prompt.prediction,
         grammar,
         prompt.head_tokens,
+        prompt.views,
     )
 
 

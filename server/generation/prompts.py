@@ -4,17 +4,20 @@ The tokenizer supports one caller at a time, and the event loop must not wait fo
 """
 
 import asyncio
+import contextlib
+import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
-from engine.request import EngineError, Grammar, GrammarError, PromptEnd
+from engine.request import DraftType, EngineError, Grammar, GrammarError, PromptEnd, View
 from engine.text.fim import FimTokens
 from server.engine_protocol import EngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine
@@ -22,6 +25,7 @@ from server.generation.engine_requests import check_token_ids, context_error
 from server.generation.infill import Hole, encode_hole
 from server.generation.truncation import cuts, fit
 from server.http.request_log import note_relaxed
+from server.http.tenants import key_digest
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
@@ -36,11 +40,17 @@ from server.validation.closed_schema import closed
 from server.validation.grammar_errors import explain_grammar_error
 from server.validation.json_schema import check_schema
 from server.validation.relaxed_schema import RelaxedSchema, relaxations
+from server.views.making import ViewMaker, Views
+
+log = logging.getLogger("reprise.server")
 
 TokenIds = tuple[int, ...]
+Json = dict[str, Any]
 ResultT = TypeVar("ResultT")
 MAX_UTF8_BYTES = 4
 """Maximum bytes of one character in UTF-8."""
+MAX_VIEW_BYTES = 16 << 20
+"""Maximum bytes of views that are kept for later turns: four million tokens."""
 MAX_TRUNCATED_CONTEXTS = 4
 """Maximum length of a prompt of which only the end is kept, in contexts: all of it has to be encoded."""
 
@@ -52,7 +62,7 @@ class ChatPrompt:
     prediction: token ids of the output that the client predicts; often none.
     is_thinking: the prompt has already opened the model's reasoning.
     num_dropped: the oldest messages that were left out, as the request asked for it.
-    head_tokens: see GenerationRequest.
+    head_tokens, views: see GenerationRequest.
     """
 
     tokens: TokenIds
@@ -60,6 +70,7 @@ class ChatPrompt:
     is_thinking: bool = False
     num_dropped: int = 0
     head_tokens: int = 0
+    views: Sequence[View] = ()
 
 
 def json_grammar(schema: dict[str, Any]) -> Grammar:
@@ -88,14 +99,20 @@ class PromptEncoder:
     could keep the thread busy.
 
     max_pending: maximum number of requests that wait for the thread.
+    draft_type: of requests that do not say.
     """
 
-    def __init__(self, engine: EngineProtocol, max_pending: int, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: EngineProtocol, max_pending: int, metrics: Metrics, draft_type: DraftType = "auto"
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._max_pending = max_pending
         self._num_pending = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._draft_type = draft_type
+        self._view_maker = ViewMaker(engine, MAX_VIEW_BYTES)
+        self._may_make_views = threading.BoundedSemaphore(max_pending)
 
     async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
         """Render and encode a conversation. Raises BadRequestError, and what _run() raises."""
@@ -114,7 +131,7 @@ class PromptEncoder:
         self._check_size(len(predicted), "prediction")
         tools = [tool.for_template() for tool in body.shown_tools]
         self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_UTF8_BYTES, "tools")
-        return await self._run(
+        prompt = await self._run(
             request,
             self._encode_chat,
             messages,
@@ -124,6 +141,7 @@ class PromptEncoder:
             body.prompt_end,
             reserved,
         )
+        return replace(prompt, views=self._begin_views(request, body, messages, tools))
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
         """Return the token ids of each prompt. Raises BadRequestError, and what _run() raises."""
@@ -270,6 +288,35 @@ class PromptEncoder:
             self._num_pending -= 1
             self._metrics.count_wait("prompts", time.perf_counter() - start_s)
 
+    def _begin_views(
+        self, request: Request, body: ChatRequest, messages: Sequence[Json], tools: Sequence[Json]
+    ) -> Views:
+        """Return the views of a conversation, which are made once its prompt and those of others are encoded.
+
+        None are made if nothing looks in them, or too many are being made.
+        """
+        views: Views = []
+        looks_up = (body.draft.type or self._draft_type) in ("auto", "suffix") and body.draft.max_tokens != 0
+        if looks_up and self._may_make_views.acquire(blocking=False):
+            slices = self._view_maker.make(messages, tools, key_digest(request), views)
+            self._thread.submit(self._make_views, slices)
+        return views
+
+    def _make_views(self, slices: Iterator[None]) -> None:
+        """Do a slice, and the others after what waits for the thread by then."""
+        try:
+            next(slices)
+        except StopIteration:
+            self._may_make_views.release()
+        # An answer needs no views.
+        except Exception:
+            self._may_make_views.release()
+            log.error("the views of a conversation cannot be made", exc_info=True)
+        else:
+            # The thread is stopped when the server is.
+            with contextlib.suppress(RuntimeError):
+                self._thread.submit(self._make_views, slices)
+
     def _check_size(self, num_characters: int, param: str, num_contexts: int = 1) -> None:
         """Refuse text that certainly has more tokens than so many contexts."""
         info = self._engine.info
@@ -287,13 +334,13 @@ class PromptEncoder:
         reserved_tokens: int | None,
     ) -> ChatPrompt:
         """Render and encode. reserved_tokens: for the answer if turns may be left out; None if none may."""
-        is_harmony = self._engine.tokenizer.markers.is_harmony
+        is_harmony, shown_tools = self._engine.tokenizer.markers.is_harmony, tools
         if is_harmony:
-            tools, arguments = to_harmony_tools(tools), to_harmony_arguments(arguments)
+            shown_tools, arguments = to_harmony_tools(tools), to_harmony_arguments(arguments)
 
         def encode(some: Sequence[dict[str, Any]]) -> TokenIds:
             return self._render(
-                to_harmony_messages(some) if is_harmony else list(some), tools, arguments, end
+                to_harmony_messages(some) if is_harmony else list(some), shown_tools, arguments, end
             )
 
         prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
