@@ -185,6 +185,25 @@ def test_unloading_waits_for_answers(start_pool: StartPool, models: Path) -> Non
     assert states(pool)["three"] == "loaded"
 
 
+def test_requests_to_other_models_do_not_wait_for_one_to_be_unloaded_or_loaded(
+    start_pool: StartPool, models: Path
+) -> None:
+    pool = start_pool()
+    asked = request(prompt_of(20), max_tokens=20)
+    ask(pool, "three", asked).finished()
+    busy = pool.acquire("one").result(60)
+    left = pool.unload("one")
+    again = pool.acquire("one")
+    # One that is loaded, and one that has to be.
+    for name in ("three", "org/two"):
+        assert list(ask(pool, name, asked).finished().tokens) == answer_of(models / name, asked)
+    assert not left.done()
+    assert not again.done()
+    busy.end()
+    left.result(60)
+    again.result(60).end()
+
+
 def test_the_one_unused_for_longest_is_unloaded_when_memory_needs_it(
     start_pool: StartPool, models: Path
 ) -> None:
