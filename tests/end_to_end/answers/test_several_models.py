@@ -1,9 +1,11 @@
 """A server of several models, over HTTP: they come and go as requests ask, and each answers as if alone."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from engine.model.hub_cache import HubCache
 from engine.pool.catalogue import Catalogue
 from engine.pool.pool import ModelPool
 from server.app import create_app
+from server.routes.models import MAX_PULLS
 from tests.engine.model import fake_hub
 from tests.engine.model_folders import text_of, write_models
 from tests.engine.support import prompt_of, request, wait_until
@@ -310,6 +313,45 @@ def test_a_model_is_pulled_with_progress_and_then_served(models: Path, tmp_path:
             [failed] = events(client.post("/v1/models/pull", json={"model": "some-org/none"}))[-1:]
             assert (failed["status"], failed["error"]["code"]) == ("error", "model_not_found")
             assert states(client)[fake_hub.MODEL] == "loaded"
+
+
+class EndlessHeader(BaseHTTPRequestHandler):
+    """Answers with a header that goes on for as long as anyone reads it, so that no timeout ends it."""
+
+    def do_GET(self) -> None:
+        with suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Endless: ")
+            while not self.server.is_over.wait(1):
+                self.wfile.write(b"a")
+
+
+@contextmanager
+def endless_hub() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), EndlessHeader) as server:
+        server.is_over = threading.Event()
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.is_over.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_downloads_that_hang_hold_up_nobody_and_there_are_only_so_many(models: Path, tmp_path: Path) -> None:
+    num_pulls = (os.cpu_count() or 1) + 5
+    with (
+        endless_hub() as url,
+        serving(models, HubCache(tmp_path / "hub", url)) as client,
+        ExitStack() as stack,
+    ):
+        statuses = []
+        for at in range(max(num_pulls, MAX_PULLS + 1)):
+            pull = client.stream("POST", "/v1/models/pull", json={"model": f"some-org/model-{at}"})
+            statuses.append(stack.enter_context(pull).status_code)
+        for name in ("one", "three"):
+            assert answer(ask(client, name)) == text_of(models / name, ASKED)
+        assert states(client)["three"] == "loaded"
+        assert statuses == [200] * MAX_PULLS + [429] * (len(statuses) - MAX_PULLS)
 
 
 def test_one_model_may_be_unloaded_while_nobody_asks(models: Path, hub: HubCache) -> None:
