@@ -7,6 +7,7 @@ others have answered, and meanwhile so do all requests that come: a busy model c
 No other wait of a model holds up requests for others.
 """
 
+import ctypes
 import gc
 import logging
 import threading
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -475,3 +477,6 @@ def _collect() -> None:
     if is_frozen:
         gc.freeze()
     mx.clear_cache()
+    # What a model had besides arrays, such as its tokenizer, was many small pieces: glibc keeps those.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,13 +15,14 @@ import httpx
 import openai
 import pytest
 
-from config.settings import Settings
+from config.settings import BUNDLED_MODEL, Settings
 from engine.engine import Engine
 from engine.model.hub_cache import HubCache
 from engine.pool.catalogue import Catalogue
 from engine.pool.pool import ModelPool
 from server.app import create_app
 from server.routes.models import MAX_PULLS
+from tests.end_to_end.conftest import serving as real_server
 from tests.engine.model import fake_hub
 from tests.engine.model_folders import text_of, write_models
 from tests.engine.support import prompt_of, request, wait_until
@@ -361,3 +364,28 @@ def test_one_model_may_be_unloaded_while_nobody_asks(models: Path, hub: HubCache
             assert answer(ask(client, name)) == text_of(models / "one", ASKED)
         assert ask(client, "three").status_code == 404
         wait_until(lambda: states(client) == {"one": "unloaded"})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc gives back what is freed when it is told to")
+def test_an_unloaded_model_gives_back_what_the_process_took_for_it(
+    server_folder: Path, tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).symlink_to(BUNDLED_MODEL)
+    flags = ("--model", str(tmp_path / "a"), "--models-dir", str(tmp_path))
+    asked = {"messages": [{"role": "user", "content": "Hello! " * 500}], "max_tokens": 60}
+    resident = []
+    with real_server(server_folder, *flags) as (url, _), httpx.Client(base_url=url, timeout=240) as client:
+        for name in ("a", "b", "c"):
+            assert client.post("/v1/chat/completions", json=asked | {"model": name}).status_code == 200
+            resident.append(read_resident_bytes(client))
+        for name in ("b", "c"):
+            assert client.post("/v1/models/unload", json={"model": name}).status_code == 200
+        assert resident[0] * 1.1 < resident[-1]
+        assert read_resident_bytes(client) < resident[0]
+
+
+def read_resident_bytes(client: httpx.Client) -> float:
+    [line] = re.findall(r"^process_resident_memory_bytes (.+)", client.get("/metrics").text, re.MULTILINE)
+    return float(line)
