@@ -225,7 +225,8 @@ class Settings:
     )
     prefix_cache_dir: str | None = setting(
         None,
-        "Folder that also keeps cached prefixes, so that they survive a restart.",
+        "Folder that also keeps cached prefixes, finished requests and acceptance rates, so that they "
+        "survive a restart.",
         is_path=True,
     )
     prefix_cache_dir_bytes: int = setting(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from config.settings import Settings
 from drafters.base import Drafter
+from drafters.copies.history_file import HistoryFile
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
@@ -21,8 +22,16 @@ def make_drafters(settings: Settings, vocabulary: str) -> dict[str, Drafter]:
     tables = NgramModTables(vocabulary, s.ngram_mod_size, s.ngram_table_entries, s.ngram_scope, file)
     drafters: list[Drafter] = [
         PredictionDrafter(),
-        SuffixDrafter(),
+        SuffixDrafter(file=_history_file(s, vocabulary)),
         NgramModDrafter(tables),
         NgramSimpleDrafter(s.ngram_size_min, s.ngram_size_max),
     ]
     return {drafter.name: drafter for drafter in drafters}
+
+
+def _history_file(settings: Settings, vocabulary: str) -> HistoryFile | None:
+    """Return where finished requests are kept: beside the prefixes; None if these are kept in memory only."""
+    if settings.prefix_cache_dir is None:
+        return None
+    folder = Path(settings.prefix_cache_dir)
+    return HistoryFile(folder / f"history-{vocabulary[:16]}", vocabulary, settings.ngram_scope)

@@ -132,5 +132,19 @@ class SharedTable(Protocol):
         """
 
 
+@runtime_checkable
+class KeptHistory(Protocol):
+    """A drafter that keeps finished requests on disk from one run to the next."""
+
+    def restore(self) -> Slices | None:
+        """Return the work of adding what an earlier run kept; None if that is nothing, or done already.
+
+        Raises TableFileError if the file is damaged or not this drafter's.
+        """
+
+    def save(self) -> str:
+        """As SharedTable.save()."""
+
+
 class TableFileError(Exception):
     """A shared table cannot be saved or loaded; the message names the file and the reason."""

@@ -10,24 +10,28 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices, TableFileError
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices, TableFileError, finish
+from drafters.checked_file import owner_of
 from drafters.copies.copying import CopyCursor
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.history import DEFAULT_TOKENS, History
+from drafters.copies.history_file import HistoryFile
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 """Match lengths at which the next class starts: <3, 3, 4-5, 6-8, 9-15, 16-31, 32 and more tokens."""
 
 NUM_CLASSES = len(CLASS_STARTS) + 1
 
-CURSOR, MATCH, DISPUTED, FINISHED = range(4)
+CURSOR, MATCH, DISPUTED, FINISHED, RESTORED = range(5)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
-different next tokens; a match in a finished request. bucket = kind * NUM_CLASSES + length class."""
+different next tokens; a match in a finished request; one in a request of an earlier run, which may be of last
+month and has an acceptance rate of its own. bucket = kind * NUM_CLASSES + length class."""
 
 PRIORS = (
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
     (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
     (0.25, 0.30, 0.40, 0.45, 0.50, 0.60, 0.70),
+    (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
 )
 """Expected acceptance rate per token, by kind and class; rounded down from the table in README.md."""
@@ -44,7 +48,7 @@ _LONG_MATCH = 16  # length of a match in this request from which on finished req
 _MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
 Evidence = tuple[float, int, int, int]
-"""Where to draft from: (prior, bucket, kind, position); for kind FINISHED a position in the history."""
+"""Where to draft from: (prior, bucket, kind, position), from FINISHED on a position in the history."""
 
 
 def _make_evidence(kind: int, length: int, position: int) -> Evidence:
@@ -59,10 +63,10 @@ class _Sequence:
     finished: [position, length] of the match in the history that is being followed, or None.
     """
 
-    __slots__ = ("best", "cursor", "finished", "tenant", "text")
+    __slots__ = ("best", "cursor", "finished", "owner", "text")
 
-    def __init__(self, tenant: str, text: GrowingText, cursor: CopyCursor) -> None:
-        self.tenant = tenant
+    def __init__(self, owner: str, text: GrowingText, cursor: CopyCursor) -> None:
+        self.owner = owner
         self.text = text
         self.cursor = cursor
         self.best: Evidence | None = None
@@ -73,15 +77,23 @@ class SuffixDrafter:
     """Drafts what followed the longest earlier occurrence of each sequence's end.
 
     history_tokens: number of tokens of finished requests to keep; 0 for no history.
+    file: keeps them from one run to the next; None for none.
     use_cursor: whether a copy cursor is used. learn_changes: whether it learns and drafts changes.
     """
 
     name = "suffix"
 
     def __init__(
-        self, history_tokens: int = DEFAULT_TOKENS, *, use_cursor: bool = True, learn_changes: bool = True
+        self,
+        history_tokens: int = DEFAULT_TOKENS,
+        file: HistoryFile | None = None,
+        *,
+        use_cursor: bool = True,
+        learn_changes: bool = True,
     ) -> None:
         self._history = History(history_tokens) if history_tokens else None
+        self._file = file
+        self._is_restored = False
         self._use_cursor = use_cursor
         self._learn_changes = learn_changes
         self._sequences: dict[int, _Sequence] = {}
@@ -94,7 +106,7 @@ class SuffixDrafter:
     def open(self, start: SequenceStart) -> Slices:
         """Return the work of indexing the prompt. Drafts look in what is indexed so far."""
         text = GrowingText(start.prompt)
-        state = _Sequence(start.tenant, text, CopyCursor(text.tokens, self._learn_changes))
+        state = _Sequence(owner_of(start.tenant), text, CopyCursor(text.tokens, self._learn_changes))
         self._sequences[start.seq] = state
         return self._read(state)
 
@@ -119,7 +131,7 @@ class SuffixDrafter:
             return NO_DRAFT
         prior, bucket, kind, position = state.best
         limit = query.limit
-        if kind == FINISHED:
+        if kind >= FINISHED:
             assert self._history is not None
             tokens = self._history.read(position, limit)
         else:
@@ -142,7 +154,7 @@ class SuffixDrafter:
         state = self._sequences.pop(seq, None)
         if state is None or self._history is None:
             return None
-        return self._history.add(state.tenant, state.text)
+        return self._history.add(state.owner, state.text)
 
     def status(self) -> dict[str, Any]:
         """Return the size of the history and the number of open sequences."""
@@ -155,17 +167,41 @@ class SuffixDrafter:
         }
 
     def reset(self) -> None:
-        """Forget all finished requests."""
+        """Forget all finished requests, in the file too."""
         if self._history is not None:
             self._history.reset()
+        if self._file is not None:
+            self._file.delete()
 
     def save(self) -> str:
-        """Raise TableFileError, because finished requests are kept in memory only."""
-        raise TableFileError("the suffix drafter keeps finished requests in memory only; there is no file")
+        """Write the finished requests to the file, and return a summary. Raises TableFileError."""
+        file, history = self._kept()
+        texts = history.texts()
+        num_bytes = file.write(texts)
+        return f"wrote {len(texts)} finished requests ({num_bytes} bytes) to {file.path}"
 
     def load(self) -> str:
-        """Raise TableFileError, as save does."""
-        raise TableFileError("the suffix drafter keeps finished requests in memory only; there is no file")
+        """Add the finished requests in the file, and return a summary. Raises TableFileError."""
+        file, history = self._kept()
+        texts = file.read(history.capacity)
+        finish(history.restore(texts))
+        return f"read {len(texts)} finished requests from {file.path}"
+
+    def restore(self) -> Slices | None:
+        """Return the work of adding the finished requests in the file; None if there are none, or not again.
+
+        Raises TableFileError.
+        """
+        if self._file is None or self._history is None or self._is_restored:
+            return None
+        self._is_restored = True
+        texts = self._file.read(self._history.capacity)
+        return self._history.restore(texts) if texts else None
+
+    def _kept(self) -> tuple[HistoryFile, History]:
+        if self._file is None or self._history is None:
+            raise TableFileError("finished requests are kept in memory only; start with --prefix-cache-dir")
+        return self._file, self._history
 
     def _follow_finished(self, state: _Sequence, tokens: Sequence[int]) -> None:
         """Extend the match in a finished request by these tokens, or drop it if they differ."""
@@ -173,7 +209,7 @@ class SuffixDrafter:
         assert state.finished is not None
         position, length = state.finished
         for token in tokens:
-            if not self._history.has_token_at(position, token):
+            if not self._history.follow(position, token):
                 state.finished = None
                 return
             position += 1
@@ -200,12 +236,13 @@ class SuffixDrafter:
                 best = found
         if self._history is not None and length < _LONG_MATCH:
             if state.finished is None and self._history.num_texts:
-                recalled = self._history.find(state.tenant, state.text.tail.hashes, state.text.end)
+                recalled = self._history.find(state.owner, state.text.tail.hashes, state.text.end)
                 if recalled is not None:
                     state.finished = [recalled.position, recalled.length]
             if state.finished is not None:
                 position, length = state.finished
-                found = _make_evidence(FINISHED, length, position)
+                kind = RESTORED if position <= self._history.restored_end else FINISHED
+                found = _make_evidence(kind, length, position)
                 if best is None or found[0] > best[0]:
                     best = found
         state.best = best

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -41,7 +42,7 @@ from engine.request import (
 from engine.sampling.grammar import Grammars
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.setup import FindHead, MakeSources, make_worker
-from engine.speculative import shared_table
+from engine.speculative import kept_acceptance, shared_table
 from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.heads.finding import find_given_head, find_head
@@ -332,6 +333,8 @@ class Engine:
                 self._find_head or partial(find_head, self.settings, given),
             )
             shared_table.restore(worker.proposers.sources, self.settings)
+            shared_table.restore_history(worker.proposers)
+            kept_acceptance.restore(worker.proposers.global_counts, self._acceptance_file(loaded))
             if self._ranks:
                 self._ranks.begin_serving()
         except BaseException as fault:
@@ -440,9 +443,14 @@ class Engine:
             self._loaded = replace(self._loaded, model=None)
 
     def _learn(self, worker: Worker) -> None:
-        """Let drafters learn what they put off, and save the table of n-grams."""
+        """Let drafters learn what they put off, and save what they have learned."""
         worker.proposers.work.finish()
         shared_table.save(worker.proposers.sources, self.settings)
+        if self._loaded:
+            kept_acceptance.save(worker.proposers.global_counts, self._acceptance_file(self._loaded))
+
+    def _acceptance_file(self, loaded: LoadedModel) -> Path | None:
+        return kept_acceptance.find_file(self.settings, loaded.info.name, loaded.tokenizer.fingerprint)
 
     def _run(self) -> None:
         try:

@@ -296,10 +296,7 @@ class NotImplementedHereError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """The engine takes no requests: it is loading, draining, stalled or dead.
-
-    Or a model loads too long, a prompt was not encoded in time, or all connections are in use.
-    """
+    """The server cannot take the request now: it loads, drains, has stalled or died, or was too slow."""
 
     status = 503
 

@@ -1,13 +1,14 @@
 """Keep the tokens of finished requests, prompt and answer, to look up matches for later requests.
 
-All tenants share one ring of tokens: the newest text overwrites the least recently finished. A tenant finds
-only its own texts.
+All owners share one ring of tokens: the newest text overwrites the least recently finished. An owner finds
+only its own texts. Texts can be taken out and put back, to keep them on disk; those whose drafts were mostly
+wrong are not taken out, and those that were copied last are put back last.
 """
 
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from drafters.base import SLICE_TOKENS, Slices, finish
@@ -20,6 +21,8 @@ DEFAULT_TOKENS = 1 << 18
 _SEPARATOR = 0xFFFFFFFF  # stands after each text; not a valid token id
 _MIN_NGRAM_SIZE = 4  # a pair of tokens seen in another request is too weak as evidence
 _HASH_MASK = (1 << 64) - 1
+_USE_DECAY = 0.97  # factor on what was seen of a text, for each later token
+_MIN_SEEN, _MIN_RIGHT = 16, 0.3  # a text of which this many tokens were seen is kept if this share was right
 _NUM_RECENT = 8  # recent texts that a new one is compared with, so that a shared start is not stored twice
 
 
@@ -27,15 +30,35 @@ _NUM_RECENT = 8  # recent texts that a new one is compared with, so that a share
 class _Text:
     """A text that was added. oldest: the first position that must still be kept for all of it to be found."""
 
-    tenant: str
+    owner: str
     tokens: Ids
     oldest: int
+
+
+@dataclass(slots=True)
+class _Use:
+    """How well a text predicted what later requests wrote.
+
+    num_right, num_wrong: tokens that followed it or left it, decayed. used_at: the position up to which the
+    history was written when a token followed it last, or when it was added.
+    """
+
+    used_at: int
+    num_right: float = 0.0
+    num_wrong: float = 0.0
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Whether the text was right often enough, or is not known well yet."""
+        num_seen = self.num_right + self.num_wrong
+        return num_seen < _MIN_SEEN or self.num_right >= _MIN_RIGHT * num_seen
 
 
 class History:
     """Texts of finished requests.
 
     num_tokens: how many tokens to keep, rounded up to a power of two. Raises ValueError if it is below 1.
+    restored_end: the position up to which all texts are of an earlier run.
     """
 
     def __init__(self, num_tokens: int = DEFAULT_TOKENS) -> None:
@@ -43,6 +66,7 @@ class History:
             raise ValueError(f"a history must hold at least 1 token; got {num_tokens}")
         self.capacity = max(64, 1 << (num_tokens - 1).bit_length())
         self._num_resets = 0
+        self.restored_end = 0
         # The work that was begun last; what was begun before must not add anything any more.
         self._writer: object = None
         self._start_at(0)
@@ -58,7 +82,8 @@ class History:
         self._index = Occurrences(self._tokens, self.capacity, position, has_64_bit_positions=True)
         finish(self._index.touch())
         self._starts: list[int] = []
-        self._tenants: list[str] = []
+        self._owners: list[str] = []
+        self._uses: list[_Use] = []
         self._recent: deque[_Text] = deque(maxlen=_NUM_RECENT)
 
     @property
@@ -71,30 +96,31 @@ class History:
         """Number of tokens that are kept."""
         return self._index.end - self._index.start
 
-    def add(self, tenant: str, text: GrowingText) -> Slices:
+    def add(self, owner: str, text: GrowingText) -> Slices:
         """Return the work of adding a finished text, or only its end if it is too long.
 
-        The start that it shares with one of the tenant's recent texts is not stored again. Texts are added
+        The start that it shares with one of the owner's recent texts is not stored again. Texts are added
         one after the other: if the work for another text begins before this is done, the rest is not added.
         Nor is it after a reset.
         """
-        return self._add(tenant, text, self._num_resets)
+        return self._add(owner, text, self._num_resets)
 
-    def _add(self, tenant: str, text: GrowingText, num_resets: int) -> Slices:
+    def _add(self, owner: str, text: GrowingText, num_resets: int) -> Slices:
         self._writer = writer = object()
         yield from text.read_tokens()
         tokens = text.tokens
-        num_shared, oldest = yield from self._find_shared_start(tenant, tokens)
+        num_shared, oldest = yield from self._find_shared_start(owner, tokens)
         if self._writer is not writer or self._num_resets != num_resets:
             return
-        index, salt = self._index, hash(tenant) & _HASH_MASK
+        index, salt = self._index, hash(owner) & _HASH_MASK
         if index.end > index.start and index.token(index.end - 1) != _SEPARATOR:
             # The text before was not added to its end.
             self._separate()
         first = max(0, num_shared - MAX_MATCH_TOKENS, len(tokens) - self.capacity + 1)
         position = index.end
         self._starts.append(position)
-        self._tenants.append(tenant)
+        self._owners.append(owner)
+        self._uses.append(_Use(position))
         size = min(SLICE_TOKENS, self.capacity)
         for at in range(first, len(tokens), size):
             part = tokens[at : at + size]
@@ -104,10 +130,10 @@ class History:
             if self._writer is not writer or self._num_resets != num_resets:
                 return
         self._separate()
-        self._recent.append(_Text(tenant, tokens, min(oldest, position) if num_shared else position))
+        self._recent.append(_Text(owner, tokens, min(oldest, position) if num_shared else position))
         num_gone = bisect_right(self._starts, index.start) - 1
         if num_gone > 0:
-            del self._starts[:num_gone], self._tenants[:num_gone]
+            del self._starts[:num_gone], self._owners[:num_gone], self._uses[:num_gone]
 
     def _write(self, part: Ids) -> None:
         """Put the next tokens into the ring, at most as many as it has."""
@@ -120,8 +146,8 @@ class History:
         self._write(array("I", [_SEPARATOR]))
         self._index.append(None)
 
-    def find(self, tenant: str, hashes: Hashes, text: Ids) -> Match | None:
-        """Return the longest occurrence of a text's end in the tenant's finished texts.
+    def find(self, owner: str, hashes: Hashes, text: Ids) -> Match | None:
+        """Return the longest occurrence of a text's end in the owner's finished texts.
 
         For the parameters see Occurrences.find.
         """
@@ -129,17 +155,54 @@ class History:
             return None
         index = self._index
 
-        def belongs_to_tenant(position: int) -> bool:
-            owner = self._tenants[bisect_right(self._starts, position - 1) - 1]
-            return owner == tenant and index.token(position) != _SEPARATOR
+        def belongs_to_owner(position: int) -> bool:
+            return self._owners[self._text_at(position)] == owner and index.token(position) != _SEPARATOR
 
-        salted = _salted(hashes, hash(tenant) & _HASH_MASK)
-        return index.find(salted, text, belongs_to_tenant, _MIN_NGRAM_SIZE)
+        salted = _salted(hashes, hash(owner) & _HASH_MASK)
+        return index.find(salted, text, belongs_to_owner, _MIN_NGRAM_SIZE)
 
-    def has_token_at(self, position: int, token: int) -> bool:
-        """Return whether a position is still kept and holds this token."""
+    def texts(self) -> list[tuple[str, Ids]]:
+        """Return the owner and the tokens of each text worth keeping, the least recently used first.
+
+        Of a text that is partly overwritten, or began like an earlier one, only what is kept of it.
+        """
+        index, found = self._index, []
+        for at, (start, owner, use) in enumerate(zip(self._starts, self._owners, self._uses, strict=True)):
+            end = self._starts[at + 1] if at + 1 < len(self._starts) else index.end
+            tokens = index.slice(max(start, index.start), end)
+            while tokens and tokens[-1] == _SEPARATOR:
+                tokens.pop()
+            if len(tokens) >= _MIN_NGRAM_SIZE and use.is_worth_keeping:
+                found.append((use.used_at, owner, tokens))
+        return [(owner, tokens) for _, owner, tokens in sorted(found, key=lambda one: one[0])]
+
+    def restore(self, texts: Sequence[tuple[str, Ids]]) -> Slices:
+        """Return the work of adding the texts of an earlier run. Other texts should be added after it."""
+        for owner, tokens in texts:
+            yield from self.add(owner, GrowingText(tokens))
+            self.restored_end = self._index.end
+
+    def _text_at(self, position: int) -> int:
+        """Return which text holds the token before a position."""
+        return bisect_right(self._starts, position - 1) - 1
+
+    def follow(self, position: int, token: int) -> bool:
+        """Return whether a position is still kept and holds this token, and learn how good its text is.
+
+        token: was committed where the text at this position was expected.
+        """
         index = self._index
-        return index.start <= position < index.end and index.token(position) == token
+        if not index.start <= position < index.end:
+            return False
+        expected = index.token(position)
+        if expected != _SEPARATOR:
+            use = self._uses[self._text_at(position + 1)]
+            is_right = expected == token
+            use.num_right = use.num_right * _USE_DECAY + is_right
+            use.num_wrong = use.num_wrong * _USE_DECAY + (not is_right)
+            if is_right:
+                use.used_at = index.end
+        return expected == token
 
     def read(self, position: int, limit: int) -> list[int]:
         """Return up to limit tokens from a position to the end of its text; none if it is no longer kept."""
@@ -149,10 +212,10 @@ class History:
         tokens = index.slice(position, min(position + limit, index.end)).tolist()
         return tokens[: tokens.index(_SEPARATOR)] if _SEPARATOR in tokens else tokens
 
-    def _find_shared_start(self, tenant: str, tokens: Ids) -> Generator[int, None, tuple[int, int]]:
+    def _find_shared_start(self, owner: str, tokens: Ids) -> Generator[int, None, tuple[int, int]]:
         """Return how many leading tokens a recent text has too, and the oldest position that holds them."""
         best, oldest, at = 0, 0, 0
-        texts = [text for text in self._recent if text.tenant == tenant and text.oldest >= self._index.start]
+        texts = [text for text in self._recent if text.owner == owner and text.oldest >= self._index.start]
         while texts:
             part, equal = tokens[at : at + SLICE_TOKENS], []
             for text in texts:
@@ -181,6 +244,6 @@ def _count_common_start(a: Ids, b: Ids) -> int:
 
 
 def _salted(hashes: Hashes, salt: int) -> Hashes:
-    # Tenants share the tables but not their slots, so that one tenant's texts do not hide another's.
+    # Owners share the tables but not their slots, so that one owner's texts do not hide another's.
     two, four, eight, sixteen = hashes
     return two ^ salt, four ^ salt, eight ^ salt, sixteen ^ salt

@@ -1,26 +1,23 @@
 """Read and write the file of the n-gram tables.
 
-Layout: MAGIC, a line of JSON (the header), then for every table its occupied slots (uint32, ascending) and
-their tokens (int32), little endian, then the SHA-256 of all that. Empty slots are not stored.
+Arrays: for every table its occupied slots (uint32, ascending) and their tokens (int32), little endian. Empty
+slots are not stored.
 """
 
-import hashlib
-import json
-import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from config.whole_file import remove_unfinished, write_in_folder
+from drafters import checked_file
 from drafters.base import TableFileError
 from drafters.ngram_mod.table import Slots, Tokens
 
 MAGIC = b"reprise ngram-mod\n"
 VERSION = 1
 
-_DIGEST_BYTES = hashlib.sha256().digest_size
 _PAIR_BYTES = 8
 
 
@@ -53,27 +50,14 @@ class SavedTable:
 def write_tables(path: Path, spec: TableSpec, tables: list[SavedTable]) -> int:
     """Write the file atomically and return its size in bytes.
 
-    The file holds what people wrote, so only its owner may read it. Unfinished files that a killed process
-    left behind are removed. Raises TableFileError; the old file is then unchanged.
+    Raises TableFileError; the old file is then unchanged.
     """
-    header = {
-        "version": VERSION,
-        "vocabulary": spec.vocabulary,
-        "n": spec.n,
-        "size": spec.size,
-        "scope": spec.scope,
-        "tables": [{"owner": table.owner, "occupied": len(table.slots)} for table in tables],
-    }
-    parts = [MAGIC, json.dumps(header).encode(), b"\n"]
-    for table in tables:
-        parts += [table.slots.astype("<u4").tobytes(), table.tokens.astype("<i4").tobytes()]
-    content = b"".join(parts)
-    content += hashlib.sha256(content).digest()
-    try:
-        write_in_folder(path, content)
-    except OSError as error:
-        raise TableFileError(f"cannot write {path}: {error.strerror or error}") from error
-    return len(content)
+    entries = [{"owner": table.owner, "occupied": len(table.slots)} for table in tables]
+    header = {**_wanted(spec), "tables": entries}
+    arrays = chain.from_iterable(
+        (table.slots.astype("<u4").tobytes(), table.tokens.astype("<i4").tobytes()) for table in tables
+    )
+    return checked_file.write(path, MAGIC, header, arrays)
 
 
 def read_tables(path: Path, spec: TableSpec, max_tables: int) -> list[SavedTable]:
@@ -82,31 +66,18 @@ def read_tables(path: Path, spec: TableSpec, max_tables: int) -> list[SavedTable
     max_tables: a file with more tables is refused.
     Raises TableFileError if the file is missing, damaged, too large or does not agree with spec.
     """
-    remove_unfinished(path.parent, re.escape(path.name))
-    content = _read(path, len(MAGIC) + 65536 + max_tables * (128 + spec.size * _PAIR_BYTES))
-    if not content.startswith(MAGIC):
-        raise TableFileError(f"cannot load {path}: it is not an ngram-mod file")
-    if len(content) < len(MAGIC) + _DIGEST_BYTES:
-        raise TableFileError(f"cannot load {path}: it is truncated")
-    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-    if hashlib.sha256(body).digest() != digest:
-        raise TableFileError(f"cannot load {path}: it is damaged or truncated (its checksum is wrong)")
-    line, _, arrays = body[len(MAGIC) :].partition(b"\n")
+    header, arrays = checked_file.read(
+        path, MAGIC, "an ngram-mod file", max_tables * (128 + spec.size * _PAIR_BYTES)
+    )
     try:
-        header = json.loads(line)
-        _check_header(path, header, spec)
+        checked_file.check_header(path, header, _wanted(spec))
         return _parse_tables(header["tables"], arrays, spec.size, max_tables)
     except (ValueError, KeyError, TypeError) as error:
         raise TableFileError(f"cannot load {path}: its contents are invalid ({error})") from error
 
 
-def _check_header(path: Path, header: dict[str, Any], spec: TableSpec) -> None:
-    """Raise TableFileError if the header does not agree with spec."""
-    wanted = {"version": VERSION, "vocabulary": spec.vocabulary, "n": spec.n, "size": spec.size}
-    wanted["scope"] = spec.scope
-    for name, value in wanted.items():
-        if header[name] != value:
-            raise TableFileError(f"cannot load {path}: its {name} is {header[name]}, but {value} is expected")
+def _wanted(spec: TableSpec) -> dict[str, Any]:
+    return {"version": VERSION, **asdict(spec)}
 
 
 def _parse_tables(
@@ -127,14 +98,3 @@ def _parse_tables(
             raise ValueError("slots or tokens out of range")
         tables.append(SavedTable(str(entry["owner"]), slots, tokens))
     return tables
-
-
-def _read(path: Path, max_bytes: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
-    except OSError as error:
-        raise TableFileError(f"cannot load {path}: {error.strerror or error}") from error
-    if len(content) > max_bytes:
-        raise TableFileError(f"cannot load {path}: it is larger than {max_bytes} bytes")
-    return content

@@ -1,19 +1,17 @@
 """The n-gram tables of one vocabulary: one for all requests, or one for each tenant."""
 
-import hashlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 from drafters.base import TableFileError
+from drafters.checked_file import owner_of
 from drafters.ngram_mod.table import DEFAULT_N, DEFAULT_SIZE, NgramModCounts, NgramModTable
 from drafters.ngram_mod.table_file import SavedTable, TableSpec, read_tables, write_tables
 
 SCOPES = ("process", "api-key")
 MAX_TENANTS = 16
 """Maximum number of tables with scope "api-key"; the least recently used is dropped first."""
-
-_OWNER_BYTES = 16
 
 
 class NgramModTables:
@@ -107,7 +105,7 @@ class NgramModTables:
     def _owner(self, tenant: str) -> str:
         if self.spec.scope == "process":
             return ""
-        return hashlib.blake2b(tenant.encode(), digest_size=_OWNER_BYTES).hexdigest()
+        return owner_of(tenant)
 
     def _table(self, owner: str) -> NgramModTable:
         table = self._tables.get(owner)

@@ -1,13 +1,13 @@
-"""The n-gram table that requests share: find it, reset it, restore it at start and save it on exit."""
+"""What drafters share between requests: find it, reset it, restore it at start and save it on exit."""
 
 import logging
 from pathlib import Path
 
 from config.settings import Settings
-from drafters.base import SharedTable, TableFileError
+from drafters.base import KeptHistory, SharedTable, TableFileError
 from engine.model.loading import ModelError
 from engine.request import SharedTableError
-from engine.speculative.proposers import DraftSources
+from engine.speculative.proposers import DraftSources, Proposers
 
 log = logging.getLogger("reprise.engine")
 
@@ -40,10 +40,35 @@ def restore(sources: DraftSources, settings: Settings) -> None:
             raise ModelError(f"{fault}; move that file away, or name another --ngram-table-file") from fault
 
 
+def restore_history(proposers: Proposers) -> None:
+    """Let the finished requests of an earlier run be read between the steps to come.
+
+    Those that cannot be read are left out, as cached prefixes are.
+    """
+    if (history := _find_history(proposers.sources)) is None:
+        return
+    try:
+        slices = history.restore()
+    except TableFileError as fault:
+        log.warning("%s; finished requests are learned anew", fault)
+        return
+    if slices is not None:
+        proposers.work.close(next(proposers.sources.numbers), slices)
+
+
 def save(sources: DraftSources, settings: Settings) -> None:
-    """Save the table to the file that the settings name, if they do. Logs a failure."""
+    """Save the table and the finished requests, if the settings name places for them. Logs a failure."""
+    tables: list[SharedTable | KeptHistory] = []
     if settings.ngram_table_file is not None and sources.drafters:
+        tables.append(find_table(sources))
+    if settings.prefix_cache_dir is not None and (history := _find_history(sources)) is not None:
+        tables.append(history)
+    for table in tables:
         try:
-            log.info("%s", find_table(sources).save())
+            log.info("%s", table.save())
         except TableFileError as fault:
-            log.error("the n-gram table could not be saved: %s", fault)
+            log.error("what drafters have learned could not be saved: %s", fault)
+
+
+def _find_history(sources: DraftSources) -> KeptHistory | None:
+    return next((one for one in sources.drafters.values() if isinstance(one, KeptHistory)), None)

@@ -28,7 +28,7 @@ class Markers:
     call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of call_formats.py.
     call_gap: whitespace that the chat template writes between content and a call after it.
     is_generic: the chat template has no tools, or no known format of calls, so that they are described in the
-        system text (template_fit.py).
+        system text (templates/fit.py).
     """
 
     think_start: Marker | None = None

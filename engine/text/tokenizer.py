@@ -14,11 +14,11 @@ from engine.foreign.chat_templates import isolate_templates
 from engine.foreign.tool_calls import PARSERS, WrittenCall
 from engine.request import PromptEnd
 from engine.text.call_formats import HARMONY_ENDS, has_parser, inner_tokens, recognize
-from engine.text.chat_template import ChatTemplate, TemplateError
 from engine.text.encoding import TextEncoder
 from engine.text.fim import FimTokens, find_fim
 from engine.text.markers import HARMONY, Marker, Markers, ends_with
-from engine.text.template_fit import CALL_END, CALL_GAP, CALL_START
+from engine.text.templates.chat_template import ChatTemplate, TemplateError
+from engine.text.templates.fit import CALL_END, CALL_GAP, CALL_START
 from engine.text.token_bytes import decode_partial
 from engine.text.token_table import TokenTable, read_table
 
@@ -277,7 +277,7 @@ class Tokenizer:
         """Return the ids of chat messages, up to the beginning of the assistant's answer or another end.
 
         messages: in OpenAI's form, content as a string or None. Those that the template would refuse, or show
-            in part, are changed as template_fit.py says.
+            in part, are changed as templates/fit.py says.
         template_arguments: the server has refused those that clients must not set.
         Raises TemplateError if there is no template or it rejects the messages.
         """

@@ -21,7 +21,7 @@ def read_conversation(given: Json, notes: Notes) -> Json:
 
     Raises BadRequestError if no prompt can be made of it, or a tool cannot be called.
     """
-    notes.silent = SILENT
+    notes.silent, notes.api = SILENT, "messages"
     read = dict(given)
     tools = ToolReader(notes)
     if given.get("tools") is not None:

@@ -18,7 +18,7 @@ def read_chat(given: Json, notes: Notes) -> Json:
 
     Raises BadRequestError if no prompt can be made of it, or a tool cannot be called.
     """
-    notes.silent = SILENT
+    notes.silent, notes.api = SILENT, "chats"
     read = dict(given)
     tools = ToolReader(notes)
     for name in ("tools", "functions"):

@@ -29,6 +29,8 @@ def read_choice(
     if isinstance(given, ToolChoice):
         return given
     choice = _read(given, path, left_out, notes)
+    if given is not None and not _is_own(given, notes.api):
+        notes.understood(path)
     known = {tool.name for tool in tools}
     missing = [name for name in choice.names or () if name not in known]
     needs_tools = choice.mode == "required" or choice.names is not None
@@ -48,8 +50,6 @@ def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> Too
     if given is None:
         return ToolChoice()
     if isinstance(kind, str) and kind in _MODES:
-        if given == "any":
-            notes.understood(path)
         return _with_parallel(_MODES[kind], given)
     if not isinstance(given, dict):
         phrase = "must be 'none', 'auto', 'required' or an object that names a tool"
@@ -66,6 +66,16 @@ def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> Too
         return ToolChoice()
     phrase = "must be 'auto', 'none', 'required', 'function', 'custom' or 'allowed_tools'"
     raise _fault(f"{path}.type", phrase, "invalid_value")
+
+
+def _is_own(given: Any, api: str) -> bool:
+    """Return whether a choice has a form of the API, and not that of another."""
+    if isinstance(given, str):
+        return api != "messages" and given != "any"
+    kind = given.get("type")
+    if api == "messages":
+        return kind in ("auto", "any", "none", "tool")
+    return kind not in (*_MODES, "tool", None) and (api != "chats" or isinstance(given.get(kind), dict))
 
 
 def _with_parallel(choice: ToolChoice, given: Any) -> ToolChoice:

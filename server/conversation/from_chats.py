@@ -19,9 +19,9 @@ ROLES: dict[Any, Role] = {
     "function": "tool",
 }
 """The roles that are known. Any other is shown as the user's."""
-_OF_API = ("system", "developer", "user", "assistant", "tool")
-_ASSISTANT_ONLY = ("refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")
-_KNOWN = ("role", "content", "name", "tool_call_id", *_ASSISTANT_ONLY)
+OF_API = ("system", "developer", "user", "assistant", "tool")
+ASSISTANT_ONLY = ("refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")
+_KNOWN = ("role", "content", "name", "tool_call_id", *ASSISTANT_ONLY)
 
 
 def from_chats(messages: Iterable[Any], path: str, notes: Notes) -> list[Message]:
@@ -36,13 +36,13 @@ def chat_message(given: Any, at: str, notes: Notes) -> Message:
         return Message("user", tuple(parts_of(given, at, notes)), at=at)
     known = given.get("role") if isinstance(given.get("role"), str) else None
     role = ROLES.get(known, "user")
-    if known not in _OF_API:
+    if known not in OF_API:
         notes.understood(f"{at}.role", "must be 'system', 'developer', 'user', 'assistant' or 'tool'")
     note_unknown(given, _KNOWN, at, notes)
     name = given["name"] if isinstance(given.get("name"), str) else ""
     if role == "assistant":
         return _assistant_message(given, name, at, notes)
-    for key in _ASSISTANT_ONLY:
+    for key in ASSISTANT_ONLY:
         if given.get(key) is not None:
             notes.left_out(f"{at}.{key}")
     if given.get("content") is None:
@@ -56,19 +56,24 @@ def chat_message(given: Any, at: str, notes: Notes) -> Message:
 
 
 def _assistant_message(given: Json, name: str, at: str, notes: Notes) -> Message:
-    content = given.get("content")
-    thoughts: list[Any] = []
-    if isinstance(content, list):
-        thoughts = [part["thinking"] for part in content if _is_thinking(part)]
-        content = [part for part in content if not _is_thinking(part)] if thoughts else content
-        if thoughts:
-            notes.understood(f"{at}.content")
+    thought, content = apart(given.get("content"))
+    if thought is not None:
+        notes.understood(f"{at}.content")
     if content is None and not any(given.get(key) for key in ("tool_calls", "refusal", "function_call")):
         notes.understood(f"{at}.content", "is missing")
     parts = parts_of(given.get("refusal") if content is None else content, f"{at}.content", notes)
-    reasonings = (given.get("reasoning_content"), given.get("reasoning"), "".join(map(as_string, thoughts)))
+    reasonings = (given.get("reasoning_content"), given.get("reasoning"), thought)
     reasoning = next((one for one in reasonings if isinstance(one, str) and one), "")
     return Message("assistant", tuple(parts), reasoning, _calls(given, at, notes), name=name, at=at)
+
+
+def apart(content: Any) -> tuple[str | None, Any]:
+    """Return the reasoning that is among an assistant's parts, None if none is, and the other parts."""
+    parts = content if isinstance(content, list) else []
+    thoughts = [as_string(part["thinking"]) for part in parts if _is_thinking(part)]
+    if not thoughts:
+        return None, content
+    return "".join(thoughts), [part for part in parts if not _is_thinking(part)]
 
 
 def _is_thinking(part: Any) -> bool:
@@ -100,6 +105,8 @@ def _call(given: Any, at: str, notes: Notes) -> Call | None:
     if not isinstance(given.get("id"), str):
         notes.understood(f"{at}.id", "is missing")
     if "input" in inner:
+        if not isinstance(inner["input"], str):
+            notes.understood(f"{at}.{key}.input", "must be a string")
         arguments: Json = {"input": as_string(inner["input"])}
     else:
         arguments = arguments_of(inner.get("arguments"), f"{at}.{key}.arguments", notes)

@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from server.conversation.from_chats import chat_message, named
+from server.conversation.from_chats import ASSISTANT_ONLY, OF_API, ROLES, apart, chat_message, named
 from server.conversation.from_messages import joined
 from server.conversation.model import Call, Json, Message
 from server.conversation.parts import (
@@ -31,6 +31,13 @@ SILENT = frozenset(
 )
 """Keys inside items and tools that the API has and that need no mention."""
 _CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_FORMS: dict[str, tuple[str, Any]] = {
+    "function_call": ("arguments", str),
+    "custom_tool_call": ("input", str),
+    **dict.fromkeys(_OUTPUTS, ("output", str | list)),
+}
+_STATUSES = ("completed", "in_progress", "incomplete")
 _OF_CALL = ("type", "call_id", "name", "namespace", "arguments", "input")
 
 
@@ -63,7 +70,8 @@ def from_items(items: Sequence[Any], path: str, notes: Notes) -> tuple[list[Mess
 
 def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) -> list[Message]:
     """Return the message that an item is, or part of; none if it is left out."""
-    call_id = as_string(item.get("call_id")) or as_string(item.get("id"))
+    call_id = call_id_of(item, kind)
+    _note_forms(item, kind, at, notes)
     if kind == "message":
         return [chat_message({k: v for k, v in item.items() if k not in ("type", *SILENT)}, at, notes)]
     if kind == "reasoning":
@@ -98,6 +106,17 @@ def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) 
     return [Message("assistant", tuple(parts), at=at)] if parts else []
 
 
+def _note_forms(item: Json, kind: str, at: str, notes: Notes) -> None:
+    """Note the fields of a call or of its result that have another form than the API's."""
+    if kind not in _FORMS:
+        return
+    name, form = _FORMS[kind]
+    if not isinstance(item.get(name), form):
+        notes.understood(f"{at}.{name}")
+    if not isinstance(item.get("call_id"), str):
+        notes.understood(f"{at}.call_id", "is missing")
+
+
 def _reasoning(item: Json, at: str, notes: Notes) -> str:
     """Return the reasoning of an item, from its content or else from encrypted_content, if it is ours."""
     text = "".join(map(str, parts_of(item.get("content"), f"{at}.content", notes)))
@@ -121,66 +140,68 @@ def _turns(messages: Iterable[Message]) -> list[Message]:
 
     Only calls may follow the text; any other item after it starts a new message.
     """
-    made: list[Message] = []
+    groups: list[list[Message]] = []
     can_join = False
     for message in messages:
         is_assistants = message.role == "assistant"
         is_call = bool(message.calls) and not message.parts
-        if is_assistants and made and made[-1].role == "assistant" and (can_join or is_call):
-            made[-1] = joined(made[-1], message)
+        if is_assistants and groups and groups[-1][0].role == "assistant" and (can_join or is_call):
+            groups[-1].append(message)
         else:
-            made.append(message)
+            groups.append([message])
         can_join = is_assistants and (is_call or not message.parts)
-    return made
+    return [joined(group) for group in groups]
+
+
+def call_id_of(item: Json, kind: str) -> str:
+    """Return the id of an item's call; "" if it names none, as for the next result that is missing."""
+    given = item.get("call_id")
+    return as_string(item.get("id") if given is None and not kind.endswith("_output") else given)
 
 
 def as_listed(item: Any, item_id: str) -> Json:
-    """Return the JSON object to store and to list for an item of the input."""
+    """Return the JSON object to store and to list for an item of the input: what from_items() reads of it."""
     if not isinstance(item, dict):
         item = {"role": "user", "content": as_string(item)}
     kind, notes = kind_of(item), Notes()
-    status = item["status"] if isinstance(item.get("status"), str) else "completed"
+    status = item.get("status") if item.get("status") in _STATUSES else "completed"
+    listed = {"id": item_id, "type": kind, "status": status}
+    if call_id := call_id_of(item, kind) if kind.endswith(("_call", "_output")) else "":
+        listed["call_id"] = call_id
+    elif "call_id" in item or kind in _CALLS:
+        listed["call_id"] = ""
     if kind == "message":
-        role = as_string(item.get("role")) or "user"
-        text_type = "output_text" if role == "assistant" else "input_text"
-        given = item.get("content")
-        parts: list[Json] = []
-        for part in given if isinstance(given, list) else [] if given is None else [given]:
-            if role == "assistant" and isinstance(part, dict) and part.get("type") == "refusal":
-                parts.append({"type": "refusal", "refusal": as_string(part.get("refusal"))})
-                continue
-            text = "".join(map(str, part_of(part, "", notes)))
-            parts.append(
-                {"type": text_type, "text": text} | ({"annotations": []} if role == "assistant" else {})
-            )
-        kept = {key: item[key] for key in ("tool_calls", "tool_call_id") if key in item}
-        return {"id": item_id, "type": kind, "role": role, "status": status, "content": parts, **kept}
+        return {**listed, **_listed_message(item, notes)}
     if kind in _CALLS:
-        shown = {key: item[key] for key in ("name", "namespace") if isinstance(item.get(key), str)}
         key = "input" if kind == "custom_tool_call" else "arguments"
-        state = {"status": status} if kind == "function_call" else {}
-        return {
-            "id": item_id,
-            "type": kind,
-            "call_id": as_string(item.get("call_id")),
-            **shown,
-            key: as_string(item.get(key)),
-            **state,
-        }
-    if kind in ("function_call_output", "custom_tool_call_output"):
-        output = "".join(map(str, parts_of(item.get("output"), "", notes)))
-        state = {"status": status} if kind == "function_call_output" else {}
-        return {
-            "id": item_id,
-            "type": kind,
-            "call_id": as_string(item.get("call_id")),
-            **state,
-            "output": output,
-        }
+        listed |= {"name": named(item, "", notes), key: as_string(item.get(key))}
+        return listed | {key: item[key] for key in ("namespace",) if isinstance(item.get(key), str)}
+    if kind in _OUTPUTS:
+        return {"call_id": "", **listed, "output": "".join(map(str, parts_of(item.get("output"), "", notes)))}
     if kind == "reasoning":
         content = [{"type": "reasoning_text", "text": _reasoning(item, "", notes)}]
-        return {"id": item_id, "type": kind, "summary": [], "content": content, "status": status}
-    return {**item, "id": item_id}
+        return {**listed, "summary": [], "content": content}
+    if isinstance(item.get("status"), str):
+        del listed["status"]
+    return {**item, **listed}
+
+
+def _listed_message(item: Json, notes: Notes) -> Json:
+    given = item.get("role")
+    role = given if given in OF_API else ROLES.get(given, "user") if isinstance(given, str) else "user"
+    content = item.get("refusal") if item.get("content") is None else item["content"]
+    thought, content = apart(content) if role == "assistant" else (None, content)
+    parts: list[Json] = []
+    for part in content if isinstance(content, list) else [] if content is None else [content]:
+        if role == "assistant" and isinstance(part, dict) and part.get("type") == "refusal":
+            parts.append({"type": "refusal", "refusal": as_string(part.get("refusal"))})
+            continue
+        text = "".join(map(str, part_of(part, "", notes)))
+        shown = {"type": "output_text", "text": text, "annotations": []}
+        parts.append(shown if role == "assistant" else {"type": "input_text", "text": text})
+    kept = (*ASSISTANT_ONLY, "name", "tool_call_id")
+    listed = {"role": role, "content": parts} | {key: item[key] for key in kept if key in item}
+    return listed if thought is None else {"reasoning_content": thought, **listed}
 
 
 def encode_reasoning(reasoning: str) -> str:

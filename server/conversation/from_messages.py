@@ -1,6 +1,6 @@
 """Translate the messages of Anthropic's API."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ def from_messages(messages: Iterable[Any], path: str, notes: Notes) -> list[Mess
         at = f"{path}[{index}]"
         role = given.get("role") if isinstance(given, dict) else None
         if role not in _ROLES:
+            notes.understood(f"{at}.role", "must be 'user', 'assistant' or 'system'")
             made.append(chat_message(given, at, notes))
             continue
         note_unknown(given, ("role", "content"), at, notes)
@@ -29,10 +30,14 @@ def from_messages(messages: Iterable[Any], path: str, notes: Notes) -> list[Mess
 
 
 def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Message]:
-    """Yield the messages that the blocks of one are: results are messages of their own."""
+    """Yield the messages that the blocks of one are: results are messages of their own.
+
+    One of nothing stays: after an answer without any message of the user the answer would be continued.
+    """
     parts: list[Part] = []
     reasoning: list[str] = []
     calls: list[Call] = []
+    has_results = False
     joint = "" if role == "assistant" else "\n"
 
     def message() -> Message:
@@ -59,6 +64,7 @@ def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Mess
             note_unknown(block, ("type", "tool_use_id", "content", "is_error"), here, notes)
             result = parts_of(block.get("content"), f"{here}.content", notes)
             shown = _as_error(result) if block.get("is_error") is True else result
+            has_results = True
             yield Message(
                 "tool", tuple(shown), call_id=as_string(block.get("tool_use_id")), joint="\n", at=here
             )
@@ -66,7 +72,7 @@ def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Mess
             parts.append(block)
         else:
             parts += part_of(block, here, notes)
-    if parts or calls or reasoning or role == "assistant":
+    if parts or calls or reasoning or role == "assistant" or not has_results:
         yield message()
 
 
@@ -78,20 +84,22 @@ def _as_error(parts: list[Part]) -> list[Part]:
 
 def merged(messages: Iterable[Message]) -> list[Message]:
     """Merge neighbours of one role, but not results."""
-    made: list[Message] = []
+    groups: list[list[Message]] = []
     for message in messages:
-        if made and made[-1].role == message.role != "tool":
-            made[-1] = joined(made[-1], message)
+        if groups and groups[-1][0].role == message.role != "tool":
+            groups[-1].append(message)
         else:
-            made.append(message)
-    return made
+            groups.append([message])
+    return [joined(group) for group in groups]
 
 
-def joined(first: Message, second: Message) -> Message:
-    """Return two messages of one role as one."""
+def joined(group: Sequence[Message]) -> Message:
+    """Return messages of one role as one."""
+    if len(group) == 1:
+        return group[0]
     return replace(
-        first,
-        parts=first.parts + second.parts,
-        reasoning=first.reasoning + second.reasoning,
-        calls=first.calls + second.calls,
+        group[0],
+        parts=tuple(part for one in group for part in one.parts),
+        reasoning="".join(one.reasoning for one in group),
+        calls=tuple(call for one in group for call in one.calls),
     )

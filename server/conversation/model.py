@@ -58,6 +58,12 @@ class Message:
         """The text that the model is shown."""
         return self.joint.join(map(str, self.parts))
 
+    @property
+    def can_continue(self) -> bool:
+        """Whether an answer may continue the message: the assistant's own text, and not a placeholder."""
+        ends_with_text = bool(self.parts) and isinstance(self.parts[-1], str)
+        return self.role == "assistant" and not self.calls and ends_with_text and bool(self.text.strip())
+
     def for_template(self) -> Json:
         """Return the message as chat templates expect it."""
         shown: Json = {"role": self.role, "content": self.text}

@@ -10,14 +10,22 @@ from typing import Any
 from pydantic_core import from_json
 
 from server.conversation.model import Json, Media, Part
+from server.errors import BadRequestError
+from server.validation.body import check_values
 from server.validation.field_errors import INSIDE
-from server.validation.notes import Notes
+from server.validation.notes import MAX_NOTES, Notes
 
 TEXTS = {
     **dict.fromkeys(("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"),
     "refusal": "refusal",
 }
 """Parts that are text, and the key that holds it."""
+OWN_TEXTS = {
+    "chats": ("text", "refusal"),
+    "messages": ("text",),
+    "responses": ("input_text", "output_text", "refusal", "summary_text", "reasoning_text"),
+}
+"""The types of text that each API has. Others are understood."""
 MEDIA = {
     **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "image"),
     **dict.fromkeys(("audio", "input_audio"), "audio"),
@@ -85,6 +93,8 @@ def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
         key = TEXTS.get(kind or "text", "text")
         if isinstance(given.get(key), str):
             note_unknown(given, {"type", key}, path, notes)
+            if kind not in OWN_TEXTS.get(notes.api, (kind,)):
+                notes.understood(f"{path}.type", f"must be one of {', '.join(OWN_TEXTS[notes.api])}")
             return [given[key]]
         if kind is not None:
             notes.left_out(path)
@@ -104,7 +114,7 @@ def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
 
 def note_unknown(given: Json, known: Iterable[str], path: str, notes: Notes) -> None:
     """Note the keys of an object that have no effect."""
-    for key in sorted(given.keys() - set(known) - notes.silent):
+    for key in sorted(given.keys() - set(known) - notes.silent)[:MAX_NOTES]:
         says_nothing = given[key] is None or (key not in INSIDE and given[key] in (False, []))
         if not says_nothing:
             notes.left_out(f"{path}.{key}", is_peers=key in INSIDE)
@@ -170,7 +180,9 @@ def arguments_of(given: Any, path: str, notes: Notes) -> Json:
 
 
 def _parsed(text: str, **options: Any) -> Any:
+    """Return the value of JSON; None if it is none, or has too many values, which the body's check passed."""
     try:
+        check_values(text.encode())
         return from_json(text, allow_inf_nan=False, **options)
-    except ValueError:
+    except (ValueError, BadRequestError):
         return None

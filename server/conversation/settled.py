@@ -48,7 +48,7 @@ def settle(messages: Iterable[Message], notes: Notes) -> tuple[Message, ...]:
     """Return the messages with ids that match. Results without a call are shown as the user's text."""
     made: list[Message] = []
     known: set[str] = set()
-    unanswered: list[str] = []
+    unanswered: dict[str, None] = {}
     numbers = count(1)
     for given in messages:
         message = given
@@ -56,16 +56,16 @@ def settle(messages: Iterable[Message], notes: Notes) -> tuple[Message, ...]:
             calls = tuple(c if c.id else replace(c, id=f"call_{next(numbers)}") for c in message.calls)
             message = replace(message, calls=calls)
             known.update(call.id for call in calls)
-            unanswered += [call.id for call in calls]
+            unanswered.update((call.id, None) for call in calls)
         elif message.role == "tool":
             if not message.call_id and unanswered:
                 notes.understood(message.at, "names no call")
-                message = replace(message, call_id=unanswered[0])
+                message = replace(message, call_id=next(iter(unanswered)))
             if message.call_id not in known:
                 notes.understood(message.at, "answers no call of an earlier message")
                 message = _as_users(message)
-            elif message.call_id in unanswered:
-                unanswered.remove(message.call_id)
+            else:
+                unanswered.pop(message.call_id, None)
         made.append(message)
     return tuple(made)
 

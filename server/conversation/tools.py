@@ -13,7 +13,7 @@ from server.conversation.parts import note_unknown
 from server.errors import BadRequestError, shortened
 from server.tool_formats.free_text import input_schema
 from server.tool_formats.json_lark import escape_lark
-from server.validation.field_errors import field_error
+from server.validation.field_errors import MAX_PARSED, field_error
 from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
 from server.validation.lark import check_lark
 from server.validation.notes import Notes
@@ -22,6 +22,8 @@ from server.validation.relaxed_schema import relaxations
 
 MAX_TOOLS = 1024
 MAX_NAME_CHARACTERS = 128
+MAX_WHOLE_CHARACTERS = 10_000
+"""Names of calls with longer ones are shortened before they are looked at."""
 MAX_ENFORCED_BYTES = 2 * MAX_SCHEMA_BYTES
 """Limit for all enforced schemas of a request together: compiling this much takes a fifth of a second."""
 _NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -84,9 +86,24 @@ def _inner(given: Json) -> tuple[Json, str]:
     return given, ""
 
 
+def _is_own(given: Json, where: str, api: str) -> bool:
+    """Return whether a tool has the form of the API, and not that of another. where: as of _inner()."""
+    kind = given.get("type")
+    match api:
+        case "chats":
+            return kind in ("function", "custom") and where == f".{kind}"
+        case "messages":
+            return kind in (None, "custom") and not where and "input_schema" in given
+        case "responses":
+            return kind in ("function", "custom") and not where and "input_schema" not in given
+    return True
+
+
 def read_tool(given: Json, at: str, namespace: str | None, notes: Notes) -> Tool:
     """Return a tool. Raises BadRequestError if it cannot be called."""
     inner, where = _inner(given)
+    if not _is_own(given, where, notes.api):
+        notes.understood(at, "has the form of another API")
     if where:
         note_unknown(given, ("type", where[1:]), at, notes)
     note_unknown(inner, (*_KNOWN, *(() if where else ("type",))), f"{at}{where}", notes)
@@ -115,6 +132,10 @@ def read_tool(given: Json, at: str, namespace: str | None, notes: Notes) -> Tool
 def _schema(given: Any, at: str, notes: Notes) -> Json:
     if isinstance(given, str):
         notes.understood(at, "must be an object")
+        if len(given) > MAX_PARSED:
+            raise _fault(
+                at, f"has {len(given)} characters of JSON; at most {MAX_PARSED} are allowed", "invalid_value"
+            )
         try:
             given = from_json(given, allow_inf_nan=False)
         except ValueError:
@@ -184,7 +205,10 @@ def function_name(namespace: str | None, name: str) -> str:
     """Return the name under which the model is shown a tool."""
     if namespace is None:
         return name
-    full = _INVALID.sub("_", f"{namespace}__{name}")
+    full = f"{namespace}__{name}"
+    if len(full) > MAX_WHOLE_CHARACTERS:
+        full = f"{full[:MAX_NAME_CHARACTERS]}{hashlib.sha256(full.encode()).hexdigest()}"
+    full = _INVALID.sub("_", full)
     if len(full) > MAX_NAME_CHARACTERS:
         digest = hashlib.sha256(full.encode()).hexdigest()[:8]
         full = f"{full[: MAX_NAME_CHARACTERS - 9]}_{digest}"

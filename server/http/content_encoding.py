@@ -7,6 +7,10 @@ from server.errors import BodyTooLargeError, ContentEncodingError, InvalidEncodi
 
 SLICE_BYTES = 2**20
 """Bytes that are decoded at a time; in between, the event loop serves others."""
+INPUT_BYTES = 2**16
+"""Bytes of the body that are read at a time: zlib copies what it has not decoded yet."""
+MAX_MEMBERS = 1024
+"""Maximum gzip texts in one body, one behind the other. Each takes a decoder."""
 _AUTOMATIC, _RAW = 47, -15
 """How zlib reads gzip's and zlib's headers, and data without a header."""
 _NONE = frozenset({"", "identity"})
@@ -28,21 +32,32 @@ async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
     """Decode a body.
 
     limit_bytes: of what it is decoded to; little more than that is ever held in memory.
-    Raises BodyTooLargeError, and InvalidEncodingError if the body is not exactly one whole encoded text.
+    Raises BodyTooLargeError, and InvalidEncodingError if the body is not exactly one whole encoded text, or
+    with gzip several, as RFC 1952 has it.
     """
     is_raw = coding == "deflate" and not _has_zlib_header(body)
     decoder = zlib.decompressobj(_RAW if is_raw else _AUTOMATIC)
-    text, rest = bytearray(), body
-    try:
-        while rest and not decoder.eof:
-            text += decoder.decompress(rest, min(SLICE_BYTES, limit_bytes + 1 - len(text)))
+    text, num_members = bytearray(), 1
+    for start in range(0, len(body), INPUT_BYTES):
+        rest, has_more = body[start : start + INPUT_BYTES], False
+        while rest or has_more:
+            if decoder.eof:
+                if coding == "deflate" or num_members == MAX_MEMBERS:
+                    raise InvalidEncodingError(coding)
+                decoder, num_members = zlib.decompressobj(_AUTOMATIC), num_members + 1
+            room = min(SLICE_BYTES, limit_bytes + 1 - len(text))
+            try:
+                piece = decoder.decompress(rest, room)
+            except zlib.error:
+                raise InvalidEncodingError(coding) from None
+            text += piece
             if len(text) > limit_bytes:
                 raise BodyTooLargeError(limit_bytes)
-            rest = decoder.unconsumed_tail
+            rest = decoder.unconsumed_tail or decoder.unused_data
+            # zlib may have read all and still hold the end of a repetition.
+            has_more = len(piece) == room and not decoder.eof
             await asyncio.sleep(0)
-    except zlib.error:
-        raise InvalidEncodingError(coding) from None
-    if not decoder.eof or decoder.unused_data:
+    if not decoder.eof:
         raise InvalidEncodingError(coding)
     return bytes(text)
 

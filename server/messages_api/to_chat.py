@@ -70,7 +70,6 @@ def _prompt_fields(body: ConversationFields, drops_billing: bool) -> dict[str, A
     """Return the fields that determine the prompt."""
     system = kept_system(body.system) if drops_billing else body.system
     shown = Message("system", system, joint="\n", at="system")
-    last = body.messages[-1]
     is_thinking = body.thinking is not None and body.thinking.is_on
     chat: dict[str, Any] = {
         "model": body.model,
@@ -78,7 +77,7 @@ def _prompt_fields(body: ConversationFields, drops_billing: bool) -> dict[str, A
         "tools": body.tools,
         "tool_choice": body.tool_choice,
         "parallel_tool_calls": body.tool_choice.is_parallel,
-        "continue_final_message": last.role == "assistant" and not last.calls and bool(last.text.strip()),
+        "continue_final_message": body.messages[-1].can_continue,
         "chat_template_kwargs": {"enable_thinking": is_thinking},
     }
     if is_thinking and body.thinking is not None:

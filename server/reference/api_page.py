@@ -24,9 +24,11 @@ has the same in machine-readable form at `/openapi.json`.
   number.
 - What cannot change the answer is no reason to refuse a request: unknown fields, fields without effect, and
   what a conversation's history holds. It is left out or shown as text, fields of other servers (vLLM,
-  llama-server, Ollama, OpenRouter) are understood, and the header `x-reprise-ignored` names all of it. A
-  value outside its limits is refused with a 400 that names the field. `--unknown-fields refuse` refuses what
-  would be left out, too.
+  llama-server, Ollama, OpenRouter) are understood, and the header `x-reprise-ignored` names all of it, as
+  does the log: `a` is left out, `a (as text)` shown as text, `a (understood)` read as what is certainly
+  meant. A value outside its limits is refused with a 400 that names the field. `--unknown-fields refuse`
+  refuses all that the header would name but fields of other servers. [The guide](guide.md#what-is-left-out)
+  has the table of what is left out of a conversation, and why.
 - Paths work without `/v1`.
 - Bodies are JSON and need the header `Content-Type: application/json`.
 - If the server was started with API keys (`--api-key`, `--api-key-file`), every endpoint except `/health`

@@ -57,9 +57,8 @@ def check_continued(messages: Sequence[Message], continues: bool, opens: bool | 
     if opens:
         phrase = "cannot be combined with continue_final_message: true; leave it out"
         raise field_error("invalid_value", phrase, "add_generation_prompt")
-    last = messages[-1]
-    if last.role != "assistant" or last.calls or not last.text.strip():
-        phrase = "needs a last message of the assistant that has content and no tool calls"
+    if not messages[-1].can_continue:
+        phrase = "needs a last message of the assistant that ends with text and has no tool calls"
         raise field_error("invalid_value", phrase, "continue_final_message")
 
 

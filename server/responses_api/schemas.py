@@ -177,7 +177,11 @@ class ResponsesRequest(AcceptsPeerFields):
         "no limit.",
     )
     tools: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}})] = Field(
-        [], description="Functions that the model may call. There are no built-in tools."
+        [],
+        description="Functions that the model may call. There are no built-in tools. Those that items of the "
+        "input bring (additional_tools, tool_search_output) come behind them. All stand where the chat "
+        "template shows tools, mostly at the head: models were trained to find them there alone. So the "
+        "request that first brings one finds the conversation before it uncached, later ones find it.",
     )
     tool_choice: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] = Field(
         "auto", description="As in chat completions, but a function's name is not nested in an object."

@@ -68,7 +68,7 @@ class ChatConversion:
     def __init__(
         self, body: ResponsesRequest, previous: Turn | None, items: Sequence[Any], notes: Notes
     ) -> None:
-        notes.silent = SILENT
+        notes.silent, notes.api = SILENT, "responses"
         self.body = body
         self.previous = previous
         self.items = items

@@ -162,7 +162,7 @@ def _conversion(request: Request, service: Service, body: ResponsesRequest) -> C
     given = enumerate([*body.conversation, *body.input])
     items = [_resolved(item, store, owner, f"input[{at}]", notes) for at, item in given]
     conversion = ChatConversion(body, previous, items, notes)
-    note_ignored(request, notes.paths)
+    note_ignored(request, notes.entries())
     return conversion
 
 

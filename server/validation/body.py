@@ -54,7 +54,7 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
         parsed = parse()
     else:
         parsed = await asyncio.get_running_loop().run_in_executor(_THREAD, parse)
-    record.ignored += notes.paths
+    record.ignored += notes.entries()
     if is_logging_prompts():
         log_prompt("asked", body.decode())
     return parsed
@@ -87,7 +87,7 @@ def _parse(body: bytes, notes: Notes | None = None) -> dict[str, Any]:
     notes: get a note if halves of characters were replaced; without notes they are a fault.
     """
     try:
-        text = body.decode("utf-8")
+        text = body.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as fault:
         raise BadRequestError(
             f"The request body is not valid UTF-8 (at byte {fault.start}).", code="invalid_utf8"

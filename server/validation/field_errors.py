@@ -48,6 +48,8 @@ UNLIMITED = frozenset(
     {"max_tokens", "max_completion_tokens", "max_output_tokens", "thinking_budget_tokens", "budget_tokens"}
 )
 """Limits whose -1 means none."""
+MAX_PARSED = 2**20
+"""Maximum characters of a string that is parsed as JSON where an object is meant."""
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 MISSING = object()
 _MAX_SHOWN = 10**20
@@ -97,13 +99,15 @@ def _mend(given: dict[str, Any], error: ErrorDetails, model: type[BaseModel], no
     if notes.refuses and not is_peers:
         return False
     where = (*location, *_steps(context.get("at", "")))
-    meant = _meant(error)
-    has_effect = not (error["type"] == "extra_forbidden" or context.get("leaves_out") or _is_unlimited(error))
+    meant, is_unlimited = _meant(error), _is_unlimited(error)
+    has_effect = not (error["type"] == "extra_forbidden" or context.get("leaves_out") or is_unlimited)
     if meant is MISSING and has_effect:
         where = _droppable(location, model)
     mended = _drop(given, where) if meant is MISSING else _replace(given, location, meant)
-    if mended:
+    if mended and meant is MISSING and not is_unlimited:
         notes.left_out(_path(where, ""), is_peers=is_peers)
+    elif mended:
+        notes.understood(_path(where, ""))
     return mended
 
 
@@ -114,7 +118,7 @@ def _meant(error: ErrorDetails) -> Any:
         return int(given)
     if kind in ("list_type", "tuple_type") and not isinstance(given, list | dict | None):
         return [given]
-    if kind in ("dict_type", "model_type") and isinstance(given, str):
+    if kind in ("dict_type", "model_type") and isinstance(given, str) and len(given) <= MAX_PARSED:
         with suppress(ValueError):
             parsed = from_json(given, allow_inf_nan=False)
             return parsed if isinstance(parsed, dict) else MISSING

@@ -73,6 +73,18 @@ async def test_a_request_is_one_line_of_json_with_all_its_figures(client, log, s
     }
 
 
+async def test_the_log_says_once_what_was_left_out_shown_as_text_or_understood(client, log):
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    history = [{"role": "user", "content": [image, {"type": "text", "text": "a"}, {"type": "fallback"}]}]
+    messages = [*history, {"role": "assistant", "content": "b"}, {"role": "human", "content": "c"}]
+    written = log("text")
+    named = (await client.post(CHAT, json={"messages": messages})).headers["x-reprise-ignored"]
+    assert named == (
+        "messages[0].content[0] (as text), messages[0].content[2], messages[2].role (understood)"
+    )
+    assert _only_line(written).count(f", ignored {named}, ") == 1
+
+
 async def test_a_request_is_one_line_of_text(client, log):
     written = log("text")
     response = await client.post(CHAT, json=BODY)

@@ -9,7 +9,7 @@ import pytest
 
 from config.settings import Settings
 from tests.end_to_end.clients.scripted import serving_script
-from tests.engine.text.test_chat_template import FOLDER
+from tests.engine.text.templates.test_chat_template import FOLDER
 
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 TOOLS: Any = [{"type": "function", "function": {"name": "read", "parameters": PARAMETERS}}]

@@ -76,3 +76,29 @@ def test_what_does_not_finish_in_time_is_told_so_the_table_is_saved_and_the_stat
     header = json.loads(table.read_bytes().removeprefix(MAGIC).partition(b"\n")[0])
     assert sum(one["occupied"] for one in header["tables"]) > 0
     assert list(tmp_path.iterdir()) == [table]
+
+
+def test_finished_requests_and_what_was_learned_of_them_survive_a_restart(
+    server_folder: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    flags = ("--prefix-cache-dir", str(kept), "--draft-type", "suffix")
+    body = SHORT | {
+        "max_tokens": 100,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": "Tell a story."}],
+    }
+    answers = []
+    for _ in range(2):
+        with started(server_folder, *flags) as (url, printed, process):
+            answers.append(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=ENDS_WITHIN_S).json())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(ENDS_WITHIN_S) == 0, printed
+    first, second = answers
+    assert second["choices"] == first["choices"]
+    assert second["timings"]["draft_n_accepted"] > first["timings"]["draft_n_accepted"]
+    assert second["timings"]["forwards"] < first["timings"]["forwards"]
+    (history,) = kept.glob("history-*")
+    (acceptance,) = kept.glob("acceptance-*.json")
+    assert {file.stat().st_mode & 0o777 for file in (history, acceptance)} == {0o600}
+    assert json.loads(acceptance.read_bytes())["suffix"]

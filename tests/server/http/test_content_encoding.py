@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+from server.http.content_encoding import MAX_MEMBERS, SLICE_BYTES, decoded
 from tests.server.openai_shapes import assert_error
 
 BODY = json.dumps({"prompt": "abc", "max_tokens": 3}).encode()
@@ -18,6 +19,11 @@ def _raw_deflate(data):
     return coder.compress(data) + coder.flush()
 
 
+def _members(data):
+    """Compress in parts, as tools do that append: each part is a gzip text of its own."""
+    return gzip.compress(data[:9]) + gzip.compress(b"") + gzip.compress(data[9:])
+
+
 async def _post(client, content, encoding):
     headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
     return await client.post("/v1/completions", content=content, headers=headers)
@@ -27,6 +33,8 @@ async def _post(client, content, encoding):
     ("encoding", "encode"),
     [
         ("gzip", gzip.compress),
+        ("gzip", _members),
+        ("gzip", lambda data: b"".join(gzip.compress(data[at : at + 1]) for at in range(len(data)))),
         ("x-gzip", gzip.compress),
         ("GZIP", gzip.compress),
         ("deflate", zlib.compress),
@@ -51,13 +59,33 @@ async def test_a_body_may_decode_to_exactly_the_limit(client):
     assert_error(response.json(), None, "body_too_large")
 
 
+def _many_bombs(data):
+    return gzip.compress(bytes(LIMIT // 2)) * 3 + gzip.compress(data)[:50_000]
+
+
 @pytest.mark.parametrize("encode", [gzip.compress, zlib.compress, _raw_deflate])
+async def test_bodies_around_the_size_of_a_slice_are_whole(encode):
+    coding = "gzip" if encode is gzip.compress else "deflate"
+    for num_bytes in range(SLICE_BYTES - 3, SLICE_BYTES + 4):
+        body = bytes(num_bytes)
+        assert await decoded(encode(body), coding, 2 * SLICE_BYTES) == body
+
+
+async def test_members_are_counted(client):
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    many = gzip.compress(BODY) + gzip.compress(b"") * MAX_MEMBERS
+    response = await client.post("/v1/completions", content=many, headers=headers)
+    assert response.status_code == 400
+    assert_error(response.json(), None, "invalid_content_encoding")
+
+
+@pytest.mark.parametrize("encode", [gzip.compress, zlib.compress, _raw_deflate, _many_bombs])
 async def test_a_bomb_is_a_413_in_bounded_memory(client, engine, encode):
     bomb = encode(bytes(90 * 2**20))
     assert len(bomb) < LIMIT
     tracemalloc.start()
     try:
-        response = await _post(client, bomb, "gzip" if encode is gzip.compress else "deflate")
+        response = await _post(client, bomb, "gzip" if encode in (gzip.compress, _many_bombs) else "deflate")
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -31,7 +31,7 @@ BAD = [
     ({"messages": "hi"}, "'messages' must be an array, not a string"),
     (
         {"messages": [{"role": "tool", "content": "x"}]},
-        "'messages[0]' answers no call of an earlier message.",
+        "'messages[0].role' must be 'user', 'assistant' or 'system'",
     ),
     ({"messages": [{"role": "user"}]}, "'messages[0].content' is empty."),
     ({"messages": [{"role": "user", "content": []}]}, "'messages[0].content' is empty"),

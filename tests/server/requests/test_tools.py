@@ -71,6 +71,7 @@ BAD = [
     ),
     (tool(name=None), "tools[0].function", "unknown_parameter", "Unknown parameter"),
     (tool(name=""), "tools[0].function", "unknown_parameter", "Unknown parameter"),
+    (tool(name="x" * 129), "tools[0].function.name", "invalid_value", "1 to 128 letters"),
     (
         tool(name="a b"),
         "tools[0].function.name",

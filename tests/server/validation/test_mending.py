@@ -9,11 +9,12 @@ BODIES = {
     "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9},
     "/v1/responses": {"input": "hello"},
 }
+RESULT = ("input[2].output", "input[2].call_id")
 MENDED = [
-    (CHAT, {"max_tokens": 40.0, "top_k": 5.0}, "max_tokens, top_k"),
-    (CHAT, {"max_tokens": -1}, "max_tokens"),
+    (CHAT, {"max_tokens": 40.0, "top_k": 5.0}, "max_tokens (understood), top_k (understood)"),
+    (CHAT, {"max_tokens": -1}, "max_tokens (understood)"),
     (CHAT, {"max_tokens": 5, "max_completion_tokens": 9}, "max_completion_tokens"),
-    (CHAT, {"stop": ["", "x", None]}, "stop[0], stop[2]"),
+    (CHAT, {"stop": ["", "x", None]}, "stop[0] (understood), stop[2] (understood)"),
     (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
     (CHAT, {"top_logprobs": 3}, "top_logprobs"),
     (CHAT, {"nobody": {"has": "this"}}, "nobody"),
@@ -29,6 +30,28 @@ MENDED = [
     ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 100}}, "thinking.budget_tokens"),
     ("/v1/messages", {"stop_sequences": "END", "temperature": 1.5, "top_k": -1}, None),
     ("/v1/messages", {"context_management": {"edits": [{"type": "clear"}]}}, "context_management"),
+    (CHAT, {"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools[0] (understood)"),
+    (CHAT, {"tool_choice": {"type": "auto"}}, "tool_choice (understood)"),
+    ("/v1/messages", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0] (understood)"),
+    ("/v1/messages", {"tool_choice": "auto"}, "tool_choice (understood)"),
+    ("/v1/responses", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0] (understood)"),
+    ("/v1/responses", {"tool_choice": {"type": "none"}}, "tool_choice (understood)"),
+    (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
+        "input[0].content[0].type (understood)",
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": "x"},
+                {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": {"a": 1}},
+                {"type": "custom_tool_call_output", "output": {"content": "y", "success": True}},
+            ]
+        },
+        ", ".join(f"{at} (understood)" for at in ("input[1].input", "input[2]", *RESULT)),
+    ),
     ("/v1/responses", {"include": ["x", "reasoning.encrypted_content"]}, "include[0]"),
     ("/v1/responses", {"background": True, "reasoning": {"mode": "pro"}}, "background, reasoning.mode"),
 ]
@@ -83,5 +106,11 @@ async def test_half_a_character_is_replaced(client, engine, written, shown):
     raw = b'{"messages": [{"role": "user", "content": "' + written + b'"}]}'
     response = await client.post(CHAT, content=raw, headers={"Content-Type": "application/json"})
     assert response.status_code == 200, response.text
-    assert response.headers["x-reprise-ignored"] == "lone surrogates"
+    assert response.headers["x-reprise-ignored"] == "lone surrogates (understood)"
     assert engine.tokenizer.rendered[-1][0][-1]["content"] == shown
+
+
+async def test_the_mark_that_some_editors_write_before_text_is_no_part_of_it(client):
+    raw = b'\xef\xbb\xbf{"prompt": "hello"}'
+    response = await client.post(COMPLETIONS, content=raw, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200, response.text

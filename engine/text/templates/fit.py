@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.text.template_traits import NUM_ID_CHARACTERS, Json, Traits, assistant, system, user
+from engine.text.templates.traits import NUM_ID_CHARACTERS, Json, Traits, assistant, system, user
 
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 """Around calls of the generic format, whose name in Markers is json_tools."""
@@ -67,10 +67,16 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
             with_a_beginning(made.messages),
             "it wants the user to speak first: system text or a few words are shown as the user's",
         )
+    if not is_generic and not traits.calls_content:
+        made.change(
+            with_words_apart(made.messages, traits.assistant_runs),
+            "it leaves out words beside calls: these are a message of their own",
+        )
     if not is_generic and not traits.parallel_calls:
         made.change(split_calls(made.messages), "it takes one call at a time: several are shown in turn")
     runs = {"user": traits.user_runs, "assistant": traits.assistant_runs}
-    merged = merge(made.messages, {role for role, is_taken in runs.items() if not is_taken})
+    merged_roles = {role for role, is_taken in runs.items() if not is_taken}
+    merged = merge(made.messages, merged_roles, is_generic or traits.calls_content)
     made.change(merged, "it wants user and assistant to take turns: their messages in a row are one")
     if not is_generic and not traits.after_results:
         # What was merged counts here: text before a call has become a part of it.
@@ -146,6 +152,20 @@ def with_a_beginning(messages: Sequence[Json]) -> list[Json]:
     return [*messages[: max(0, start - 1)], *first, *messages[start:]]
 
 
+def with_words_apart(messages: Sequence[Json], assistant_runs: bool) -> list[Json]:
+    """Put the words of a message with calls into one before it; if these must take turns, also the user's."""
+    made: list[Json] = []
+    for message in messages:
+        if message.get("tool_calls") and (message.get("content") or "").strip():
+            made.append({key: value for key, value in message.items() if key != "tool_calls"})
+            message = assistant(None, message["tool_calls"])
+        has_spoken = made and made[-1]["role"] == "assistant" and not made[-1].get("tool_calls")
+        if message.get("tool_calls") and has_spoken and not assistant_runs:
+            made.append(user(_GO_ON))
+        made.append(message)
+    return made
+
+
 def split_calls(messages: Sequence[Json]) -> list[Json]:
     """Make one message of each call, with its result after it; results without a call stay behind them."""
     made: list[Json] = []
@@ -158,14 +178,15 @@ def split_calls(messages: Sequence[Json]) -> list[Json]:
             made.append(message)
             continue
         end = next((i for i in range(index, len(messages)) if messages[i]["role"] != "tool"), len(messages))
-        results = list(messages[index:end])
+        results: dict[str, list[Json]] = {call["id"]: [] for call in calls}
+        others: list[Json] = []
+        for one in messages[index:end]:
+            results.get(one.get("tool_call_id", ""), others).append(one)
         index = end
         for number, call in enumerate(calls):
             head = message if number == 0 else assistant(None)
-            own = [one for one in results if one.get("tool_call_id") == call["id"]]
-            made += [{**head, "tool_calls": [call]}, *own]
-        ids = {call["id"] for call in calls}
-        made += [one for one in results if one.get("tool_call_id") not in ids]
+            made += [{**head, "tool_calls": [call]}, *results[call["id"]]]
+        made += others
     return made
 
 
@@ -183,25 +204,30 @@ def with_bridges(messages: Sequence[Json]) -> list[Json]:
     return made
 
 
-def merge(messages: Sequence[Json], roles: Collection[str]) -> list[Json]:
-    """Make one message of those of a role in a row. A message with calls ends a run."""
-    made: list[Json] = []
+def merge(messages: Sequence[Json], roles: Collection[str], joins_calls: bool) -> list[Json]:
+    """Make one message of those of a role in a row. A message with calls ends a run.
+
+    joins_calls: or else stands alone.
+    """
+    groups: list[list[Json]] = []
     for message in messages:
-        last = made[-1] if made else None
-        if last and last["role"] == message["role"] in roles and not last.get("tool_calls"):
-            made[-1] = {**last, **message, **_joined(last, message)}
+        last = groups[-1][-1] if groups else None
+        is_alone = message.get("tool_calls") and not joins_calls
+        if last and last["role"] == message["role"] in roles and not (last.get("tool_calls") or is_alone):
+            groups[-1].append(message)
         else:
-            made.append(message)
-    return made
+            groups.append([message])
+    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
 
 
-def _joined(first: Json, second: Json) -> Json:
-    """Return the texts of two messages as one."""
+def _joined(group: Sequence[Json]) -> Json:
+    """Return messages as one, with the texts of all."""
     texts = {
-        name: _GAP.join(one[name] for one in (first, second) if one.get(name))
+        name: _GAP.join(one[name] for one in group if one.get(name))
         for name in ("content", "reasoning_content")
     }
-    return {name: text for name, text in texts.items() if text or name == "content"}
+    keys = {key: value for one in group for key, value in one.items()}
+    return keys | {name: text for name, text in texts.items() if text or name == "content"}
 
 
 def _with_content(message: Json, takes_null: bool) -> Json:

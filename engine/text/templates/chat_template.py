@@ -11,10 +11,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.foreign.chat_templates import RenderLimitError, for_python_template
 from engine.request import PromptEnd
-from engine.text.control_tokens import ControlTokens
 from engine.text.encoding import TextEncoder
-from engine.text.template_fit import Fitted, fit
-from engine.text.template_traits import Json, Traits, find_traits
+from engine.text.templates.control_tokens import ControlTokens
+from engine.text.templates.fit import Fitted, fit
+from engine.text.templates.traits import Json, Traits, find_traits
 
 log = logging.getLogger("reprise.engine")
 
@@ -71,7 +71,7 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the ids of a conversation, changed as far as the template needs it.
 
-        is_generic: tools are shown in the generic format of template_fit.py.
+        is_generic: tools are shown in the generic format of fit.py.
         Raises TemplateError if the template refuses it even so.
         """
         traits = self.traits

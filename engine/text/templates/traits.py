@@ -21,13 +21,14 @@ _IDS = ("call_1", "call_2"), ("probeid01", "probeid02")
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a chat template takes, and shows: its text holds all that it was given.
+    """What a chat template takes, and shows: its text holds all that it was given, in the same order.
 
-    has_system: a system message at the head. later_systems: system messages after it.
+    has_system: a system message at the head, which stays there. later_systems: system messages after it.
     user_runs, assistant_runs: two messages of the same role in a row.
     after_results: the user may speak right after results.
-    tools: tools, calls and results. The next four are about calls, true if it takes none.
-    calls_null: no content beside calls. any_ids: ids of any length. objects: arguments as JSON objects.
+    tools: tools, calls and results. The next five are about calls, true if it takes none.
+    calls_null: no content beside calls. calls_content: content beside calls. any_ids: ids of any length.
+    objects: arguments as JSON objects.
     parallel_calls: two calls in a message.
     system_alone: a system message without any of the user. starts_any: the assistant may speak first.
     """
@@ -39,6 +40,7 @@ class Traits:
     after_results: bool = True
     tools: bool = True
     calls_null: bool = True
+    calls_content: bool = True
     any_ids: bool = True
     objects: bool = True
     parallel_calls: bool = True
@@ -49,7 +51,8 @@ class Traits:
     def strictest(self) -> "Traits":
         """The traits of a template that takes nothing but user and assistant in turns, and perhaps tools."""
         none = {field.name: False for field in fields(self)}
-        return Traits(**{**none, "tools": self.tools, "any_ids": self.any_ids, "objects": self.objects})
+        kept = ("tools", "calls_content", "any_ids", "objects")
+        return Traits(**{**none, **{name: getattr(self, name) for name in kept}})
 
 
 def system(text: str) -> Json:
@@ -78,8 +81,9 @@ def find_traits(render: Render) -> Traits | None:
         # A template is a program that comes with the model: it may raise anything.
         except Exception:
             return False
-        said = (message["content"] for message in messages if message["content"])
-        return all(word in text for word in (*said, *more))
+        said = [message["content"] for message in messages if message["content"]]
+        places = [text.find(word) for word in said]
+        return -1 not in places and places == sorted(places) and all(word in text for word in more)
 
     if not shows([user("probe-q")]):
         return None
@@ -100,13 +104,14 @@ def find_traits(render: Render) -> Traits | None:
     forms = product(_IDS, (True, False), (None, ""))
     form = next((one for one in forms if shows_calls(*one)), None)
     return Traits(
-        has_system=shows([head, asked]),
+        has_system=shows([head, asked]) and shows([head, asked, said, again]),
         later_systems=shows([head, asked, said, later, again]),
         user_runs=shows([asked, again]),
         assistant_runs=shows([asked, said, more, again]),
         after_results=form is None or shows_calls(*form, end=[again]),
         tools=form is not None,
         calls_null=form is None or form[2] is None,
+        calls_content=form is None or shows_calls(*form[:2], "probe-spoken"),
         any_ids=form is None or form[0] is _IDS[0],
         objects=form is None or form[1],
         parallel_calls=form is None or shows_calls(*form, count=2),

@@ -1,0 +1,90 @@
+"""The file that keeps the texts of finished requests from one run to the next.
+
+Arrays: the tokens of all texts, one after the other (uint32, little endian).
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from drafters import checked_file
+from drafters.base import TableFileError
+from drafters.copies.occurrences import Ids
+
+MAGIC = b"reprise history\n"
+VERSION = 1
+
+_TOKEN_BYTES = 4
+_MAX_TEXTS = 1024  # so that the header stays below its limit: an entry takes up to 48 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFile:
+    """Where the texts of one vocabulary are kept.
+
+    vocabulary: fingerprint. scope: "process" or "api-key". A file of others is not loaded.
+    """
+
+    path: Path
+    vocabulary: str
+    scope: str
+
+    def write(self, texts: Sequence[tuple[str, Ids]]) -> int:
+        """Write texts, each with its owner; return the size of the file in bytes. Raises TableFileError.
+
+        If the header would be too long, the first texts are left out.
+        """
+        kept = texts[-_MAX_TEXTS:]
+        header = {**self._wanted(), "texts": [[owner, len(tokens)] for owner, tokens in kept]}
+        return checked_file.write(self.path, MAGIC, header, (_to_bytes(tokens) for _, tokens in kept))
+
+    def read(self, max_tokens: int) -> list[tuple[str, Ids]]:
+        """Return the texts, each with its owner; a file with more than max_tokens is refused.
+
+        Returns none if there is no file. Raises TableFileError, also if it is of another vocabulary or scope.
+        """
+        path = self.path
+        if not path.exists():
+            return []
+        header, arrays = checked_file.read(
+            path, MAGIC, "a file of finished requests", max_tokens * _TOKEN_BYTES
+        )
+        try:
+            checked_file.check_header(path, header, self._wanted())
+            sizes = [(str(owner), int(size)) for owner, size in header["texts"]]
+            if min((size for _, size in sizes), default=0) < 0:
+                raise ValueError("a text has a negative length")
+            if sum(size for _, size in sizes) * _TOKEN_BYTES != len(arrays):
+                raise ValueError("its length does not agree with its header")
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableFileError(f"cannot load {path}: its contents are invalid ({error})") from error
+        texts, at = [], 0
+        for owner, size in sizes:
+            texts.append((owner, _from_bytes(arrays[at : at + size * _TOKEN_BYTES])))
+            at += size * _TOKEN_BYTES
+        return texts
+
+    def delete(self) -> None:
+        """Delete the file, if there is one and it can be."""
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _wanted(self) -> dict[str, object]:
+        return {"version": VERSION, "vocabulary": self.vocabulary, "scope": self.scope}
+
+
+def _to_bytes(tokens: Ids) -> bytes:
+    if sys.byteorder == "big":
+        tokens = tokens[:]
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+def _from_bytes(content: bytes) -> Ids:
+    tokens = array("I", content)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens
