@@ -71,9 +71,6 @@ class TokenizerProtocol(Protocol):
     def encode_answer(self, text: str) -> list[int]:
         """Return the token ids of text as part of an answer, without a prompt's special tokens."""
 
-    def encode_apart(self, text: str) -> list[int]:
-        """Return the token ids of text as part of an answer, while other threads run."""
-
     def piece(self, token: int) -> bytes:
         """Return the bytes of one token, which may be only part of a character."""
 

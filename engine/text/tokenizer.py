@@ -1,7 +1,6 @@
 """Encode and decode text and render chats, for the server's side of the thread boundary.
 
-Wraps mlx-lm's tokenizer. Two calls must not run at once: the server makes all of them on one thread of its
-own. The engine's thread detokenizes with objects that share no mutable state with it.
+Wraps mlx-lm's tokenizer. Any thread may encode, decode and render, and several at once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,7 @@ from engine.foreign.chat_templates import isolate_templates
 from engine.foreign.tool_calls import PARSERS, WrittenCall
 from engine.request import PromptEnd
 from engine.text.call_formats import HARMONY_ENDS, has_parser, inner_tokens, recognize
+from engine.text.encoding import TextEncoder
 from engine.text.fim import FimTokens, find_fim
 from engine.text.markers import HARMONY, Marker, Markers, ends_with
 from engine.text.templates.chat_template import ChatTemplate, TemplateError
@@ -57,7 +57,8 @@ class Tokenizer:
         self.wrapped = wrapped
         if self.has_chat_template:
             isolate_templates()
-        self._template = ChatTemplate(wrapped)
+        self._encoder = TextEncoder(wrapped._tokenizer)
+        self._template = ChatTemplate(wrapped, self._encoder)
         self.vocab_size = vocab_size
         self._cache_folder = cache_folder
         self._file_digest = file_digest
@@ -266,17 +267,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text, with the beginning-of-sequence token if the model wants one."""
-        return list(self.wrapped.encode(text))
+        return self._encoder.encode(text, adds_specials=True)
 
     def encode_answer(self, text: str) -> list[int]:
         """Return the ids of text as part of an answer, without the special tokens around a prompt."""
-        return list(self.wrapped.encode(text, add_special_tokens=False))
-
-    def encode_apart(self, text: str) -> list[int]:
-        """Return the ids of text as part of an answer, while other threads run."""
-        # Only the encoding of a batch lets them.
-        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
-        return list(encoding.ids)
+        return self._encoder.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; incomplete characters become U+FFFD."""

@@ -43,7 +43,7 @@ class HasTokenizer(Protocol):
 
 
 class ViewMaker:
-    """Makes views, on the tokenizer's thread.
+    """Makes views, on a thread of their own.
 
     max_kept_bytes: views used last are kept, up to so many bytes; a token takes four.
     """
@@ -117,7 +117,7 @@ class ViewMaker:
         for written in map("".join, zip(*parts, strict=True)):
             view = array("I")
             for chunk in _chunks(written):
-                view.extend(self._engine.tokenizer.encode_apart(chunk))
+                view.extend(self._engine.tokenizer.encode_answer(chunk))
                 yield
             if view:
                 made.append(view)
@@ -132,7 +132,7 @@ class ViewMaker:
                     forms.append(form)
             yield
         for fixed, copied in forms:
-            ids = [tokenizer.encode_apart(text) for text in fixed]
+            ids = [tokenizer.encode_answer(text) for text in fixed]
             ids[-1] = [*takewhile(lambda token: token not in tokenizer.eos_ids, ids[-1])]
             made.append(Frame(tuple(map(tuple, ids)), copied))
         yield

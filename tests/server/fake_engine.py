@@ -88,9 +88,6 @@ class FakeTokenizer:
         self.encoded_answers.append(text)
         return self.encode(text)
 
-    def encode_apart(self, text: str) -> list[int]:
-        return self.encode(text)
-
     def piece(self, token: int) -> bytes:
         return bytes([token])
 

@@ -312,6 +312,24 @@ def test_after_a_restart_quantized_keys_are_cached_and_answers_equal(
     assert again.tokens == plain.tokens
 
 
+def test_two_engines_share_a_folder_and_delete_each_other_s_files(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    """The folder takes two of the five prompts, and the memory of either one."""
+    folder = {"prefix_cache_dir": str(tmp_path), "prefix_cache_dir_bytes": 2**20, "prefix_cache_bytes": 2**19}
+    loaded, chance, num_cached = make_loaded("llama"), random.Random(1), 0
+    for _ in range(2):
+        engines = [start_engine("llama", **folder) for _ in range(2)]
+        for at in range(16):
+            asked = request(prompt_of(400, chance.randrange(5)), 6, name=str(at))
+            ended = ask(chance.choice(engines), asked).finished()
+            assert list(ended.tokens) == oracle(loaded, asked)
+            num_cached += ended.usage.num_cached_tokens
+        for engine in engines:
+            engine.stop(drain_s=0)
+    assert num_cached > 0
+
+
 def test_files_are_read_while_others_decode(
     start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]
 ) -> None:

@@ -14,9 +14,7 @@ BODY = {"messages": [{"role": "user", "content": NUMBERED}], "max_tokens": 3}
 
 async def texts_of(app, request):
     """Return the views of a request that are texts, once all are made."""
-    prompts = app.state.service.prompts
-    for _ in range(20):
-        await asyncio.to_thread(prompts.run_and_wait, lambda: None)
+    await asyncio.gather(*app.state.service.prompts.making_views)
     return [bytes([*view]).decode() for view in request.views if not isinstance(view, Frame)]
 
 
@@ -39,7 +37,7 @@ async def test_views_that_cannot_be_made_are_left_out(app, client, engine, monke
     def fail(*_):
         raise RuntimeError("no tokens")
 
-    monkeypatch.setattr(engine.tokenizer, "encode_apart", fail)
+    monkeypatch.setattr(engine.tokenizer, "encode_answer", fail)
     await ask(client)
     assert await texts_of(app, engine.requests[0]) == []
     assert "views of a conversation cannot be made" in caplog.text
