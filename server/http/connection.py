@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from engine.stations import station
 from server.errors import BadRequestError
+from server.http.connection_limit import ConnectionLimit
 from server.logs import LOGGER
 
 MAX_HEAD_BYTES = 32 * 2**10
@@ -29,7 +30,7 @@ _HOST = b"host"
 _UPGRADE, _OF_SAME_LENGTH = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE), b"ignored"
 
 
-class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
+class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
     """uvicorn's HTTP/1.1 protocol, with limits of time, of counts, and of what is left unread.
 
     timeout_s: seconds from connecting, or from the first byte of a later request, to the end of the headers,
