@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from server.errors import UnavailableError, retry_after
 from server.logs import LOGGER
 
-MAX_ACCEPTED = 128
-"""Maximum connections that the event loop takes in one turn, before any of them can make room."""
+MAX_ACCEPTED = 16
+"""Maximum connections that the event loop takes in one turn; finding an idle one takes a millisecond."""
 MAX_UNACCEPTED = 2048
 """Maximum connections that wait in the system for that; a client beyond them tries again after a second."""
 LOG_S = 60.0
