@@ -183,7 +183,8 @@ def load_model(
     start = time.perf_counter()
     folder = Path(source)
     if folder.exists() and not (folder / "config.json").is_file():
-        raise ModelError(f"{source} is not a model folder: it has no config.json")
+        hint = "; `reprise convert` makes one of a GGUF file" if folder.is_file() else ""
+        raise ModelError(f"{source} is not a model folder: it has no config.json{hint}")
     # Names on the hub have one slash at most, in the middle.
     is_path = source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1
     if not folder.exists() and is_path:
