@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=("float16", "bfloat16", "float32"),
-        help="Type of what is not quantised, and of scales. Default: the source's; for quantised weights of a "
-        "GGUF file float16 if they stay so, else bfloat16, and on the CPU float32, which is much faster "
+        help="Type of what is not quantised, and of scales. Default: the source's; for quantised weights of "
+        "a GGUF file float16 if they stay so, else bfloat16, and on the CPU float32, which is much faster "
         "there.",
     )
     parser.add_argument("--dequantize", action="store_true", help="Write no quantised weights.")
@@ -75,9 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
 def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """Show on the terminal how many bytes are done, and of how many; yield what is told them."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    print(f"reprise: {name}", file=sys.stderr)
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

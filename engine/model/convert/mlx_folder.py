@@ -25,15 +25,20 @@ def write_folder(source: Path, folder: Path, options: Options) -> None:
     try:
         # mlx-lm reports to standard output, where only the folder's name belongs.
         with contextlib.redirect_stdout(io.StringIO()):
-            _convert(source, folder, options)
-    except (ConvertError, OSError, KeyboardInterrupt):
+            model, tokenizer, config = _prepare(source, options)
+    except ConvertError:
         raise
     # Model code and weights may raise anything.
     except Exception as fault:
+        if isinstance(fault, OSError) and fault.errno:
+            raise
         raise ConvertError(f"mlx-lm cannot convert {source}: {fault}; look for it in MLX's format") from fault
+    with contextlib.redirect_stdout(io.StringIO()):
+        save(folder, source, model, tokenizer, config)
 
 
-def _convert(source: Path, folder: Path, options: Options) -> None:
+def _prepare(source: Path, options: Options) -> tuple[Any, Any, dict[str, Any]]:
+    """Return model, tokenizer and configuration as they are to be written; no weights are read yet."""
     loaded: Any = mlx_lm.load(str(source), adapter_path=options.adapter, lazy=True, return_config=True)
     model, tokenizer, config = loaded
     fused = [
@@ -57,7 +62,7 @@ def _convert(source: Path, folder: Path, options: Options) -> None:
         config["torch_dtype"] = options.dtype
     if options.bits:
         model, config = quantize_model(model, config, options.group_size, options.bits)
-    save(folder, source, model, tokenizer, config)
+    return model, tokenizer, config
 
 
 def _cast(model: Any, dtype: mx.Dtype) -> None:
