@@ -23,7 +23,7 @@ KEPT_BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
 """Bits of the types that MLX holds as they are."""
 
 COMPACT_BITS = 8
-"""Bits that lose nearly nothing of any other type that llama.cpp quantises to."""
+"""Bits of what is quantised in another way, which has 6 at most."""
 
 _FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF16: "bfloat16"}
 
