@@ -41,7 +41,10 @@ class GgufFile:
     def hyper(self, name: str, *default: Any) -> Any:
         """Return a field of the architecture. default: used if there is none. Raises ConvertError."""
         full = f"{self.architecture}.{name}"
-        return self.fields.get(full, *default) if default else self.field(full)
+        value = self.fields.get(full, *default) if default else self.field(full)
+        if isinstance(value, list):
+            raise self.refusal(f"has another {full} for each layer, which is not converted")
+        return value
 
     def refusal(self, reason: str) -> ConvertError:
         """Return the error that this file cannot be converted. reason: a sentence without its subject."""

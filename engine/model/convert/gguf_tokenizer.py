@@ -9,7 +9,8 @@ from typing import Any
 from gguf.constants import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from engine.model.convert.gguf_file import GgufFile
+from engine.model.convert.gguf_file import GgufFile, first_line
+from engine.model.convert.options import ConvertError
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,7 +46,17 @@ _ENDS = (
 
 
 def make_tokenizer(gguf: GgufFile) -> Tokenizer:
-    """Build the tokenizer. Raises ConvertError for a kind that is not known."""
+    """Build the tokenizer. Raises ConvertError if its kind is not known, or if it contradicts itself."""
+    try:
+        return _make_tokenizer(gguf)
+    except ConvertError:
+        raise
+    # The tokenizers library raises Exception itself.
+    except Exception as fault:
+        raise gguf.refusal(f"has a tokenizer that cannot be built ({first_line(fault)})") from fault
+
+
+def _make_tokenizer(gguf: GgufFile) -> Tokenizer:
     kind = gguf.field("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _make_byte_level(gguf)

@@ -253,6 +253,8 @@ BAD = {
     "has the architecture mamba": {"fields": {"general.architecture": "mamba"}},
     "has a tokenizer of the kind bert": {"fields": {"tokenizer.ggml.model": "bert"}},
     "has a tokenizer that splits as new-bpe": {"fields": {"tokenizer.ggml.pre": "new-bpe"}},
+    "has a tokenizer that cannot be built (": {"fields": {"tokenizer.ggml.merges": ["a bcdefg"]}},
+    "has another llama.attention.head_count_kv": {"fields": {"llama.attention.head_count_kv": [2, 1]}},
     "has no tokenizer.ggml.tokens": {"fields": {"tokenizer.ggml.tokens": None}},
     "has no llama.context_length": {"fields": {"llama.context_length": None}},
     "scales positions by longrope": {
