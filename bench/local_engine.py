@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from bench.errors import ArgumentsError
 from bench.workloads import Turn
-from bench.workloads.chats import render, render_turn
+from bench.workloads.chats import render, render_turn, views_of
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
@@ -21,8 +21,10 @@ from engine.model.loading import ModelError, StartProgress
 from engine.request import DraftChoice, Event, Failed, Finished, GenerationRequest, Grammar, Sampling
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
+from server.views.making import ViewMaker
 
 Tokens = tuple[int, ...]
+VIEW_BYTES = 1 << 26
 FORBID = -1e9
 FORCE, EVEN_OUT = 1e6, 1e4
 """The bias of the only allowed tokens, and a temperature that makes the model's own logits negligible."""
@@ -52,6 +54,7 @@ class LocalEngine:
             settings, make_sources=partial(self._sources, settings), costs=costs, waits_for_costs=True,
             ranks=self._ranks,
         )  # fmt: skip
+        self._view_maker = ViewMaker(self.engine, VIEW_BYTES)
 
     def __enter__(self) -> Self:
         try:
@@ -99,7 +102,8 @@ class LocalEngine:
             made.append(GenerationRequest(
                 f"bench-{at}", prompt, length,
                 Sampling(seed + at, temperature=temperature, logit_bias=tuple(bias)), draft=draft,
-                prediction=prediction, grammar=Grammar("json_schema", turn.schema) if turn.schema else None,
+                prediction=prediction, views=views_of(self._view_maker, turn),
+                grammar=Grammar("json_schema", turn.schema) if turn.schema else None,
             ))  # fmt: skip
         return made
 

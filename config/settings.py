@@ -232,7 +232,8 @@ class Settings:
     )
     prefix_cache_dir_bytes: int = setting(
         8 * 2**30,
-        "Maximum size of --prefix-cache-dir. The least recently used prefixes are deleted first.",
+        "Maximum size of --prefix-cache-dir. The least recently used prefixes are deleted first, sooner if "
+        "they save few tokens for their size.",
         at_least=1,
     )
     response_store_bytes: int = setting(

@@ -18,6 +18,22 @@ SLICE_TOKENS. A slice takes less than a millisecond, however long the text is.""
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """A form that answers fill in, such as a call of a tool: fixed text, a value, fixed text, and so on.
+
+    fixed: (n + 1,) the token ids before, between and after n values, as far as they do not depend on a value.
+    copied: (n,) of each value the number of an earlier one that it often begins like; None for none.
+    """
+
+    fixed: tuple[tuple[int, ...], ...]
+    copied: tuple[int | None, ...]
+
+
+View: TypeAlias = Sequence[int] | Frame
+"""A text that answers copy, or a form that they fill in."""
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceStart:
     """What a drafter is given when a sequence begins.
 
@@ -52,6 +68,7 @@ class Draft:
         learns one acceptance rate per bucket.
     prior: expected acceptance rate per token, in [0, 1], used until there is something to learn from.
     by_token: bucket and prior of each token, if they differ; else empty.
+    is_guess: whether any other draft is better.
     """
 
     tokens: Sequence[int] = ()
@@ -59,6 +76,7 @@ class Draft:
     bucket: int = 0
     prior: float = 0.0
     by_token: Sequence[tuple[int, float]] = ()
+    is_guess: bool = False
 
 
 NO_DRAFT = Draft()
@@ -106,6 +124,17 @@ class Drafter(Protocol):
 def finish(slices: Slices | None) -> None:
     """Do all slices of some work at once."""
     deque(slices or (), maxlen=0)
+
+
+@runtime_checkable
+class ReadsViews(Protocol):
+    """A drafter that also looks in texts which the sequence itself does not have."""
+
+    def add_view(self, seq: int, view: View) -> Slices | None:
+        """Return the work of reading a text that an answer may copy, or take note of a form.
+
+        It ends without error if the sequence is closed. What it takes of memory close frees.
+        """
 
 
 @runtime_checkable

@@ -87,7 +87,7 @@ class PredictionDrafter:
         if cursor.position is None:
             match = state.index.find(tail.hashes, recent, min_ngram_size=_MIN_JUMP_TOKENS)
             if match is not None:
-                cursor.jump(match.position, match.length)
+                cursor.jump(cursor.source, match.position, None, match.length)
 
     def propose(self, query: DraftQuery) -> Draft:
         """Draft the prediction from the cursor on, with known changes applied; nothing if it is lost."""

@@ -1,36 +1,54 @@
 """Draft what followed the longest earlier occurrence of a sequence's end.
 
-Matches are looked up in the sequence itself, prompt and answer, and in the tenant's finished requests. While
-the answer copies a source, a cursor follows it there. The cursor knows more than a match does: what the
-answer changes, and where it resumes after a change. When the cursor is lost, the longest match is drafted and
-the cursor jumps to it.
+Matches are looked up in the sequence itself, prompt and answer, in its views, and in the tenant's finished
+requests. While the answer copies a source, a cursor follows it there. The cursor knows more than a match
+does: what the answer changes, and where it resumes after a change. When the cursor is lost, the longest match
+is drafted and the cursor jumps to it. Where the answer fills in a form, what is fixed there is drafted.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices, TableFileError, finish
+from drafters.base import (
+    NO_DRAFT,
+    Draft,
+    DraftQuery,
+    Frame,
+    SequenceStart,
+    Slices,
+    TableFileError,
+    View,
+    finish,
+)
 from drafters.checked_file import owner_of
 from drafters.copies.copying import CopyCursor
+from drafters.copies.forms import Forms
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.history import DEFAULT_TOKENS, History
 from drafters.copies.history_file import HistoryFile
+from drafters.copies.occurrences import Ids, Match
+from drafters.copies.shelf import Shelf
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 """Match lengths at which the next class starts: <3, 3, 4-5, 6-8, 9-15, 16-31, 32 and more tokens."""
 
 NUM_CLASSES = len(CLASS_STARTS) + 1
 
-CURSOR, MATCH, DISPUTED, FINISHED, RESTORED = range(5)
+CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FORM, FINISHED, RESTORED = range(8)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
-different next tokens; a match in a finished request; one in a request of an earlier run, which may be of last
-month and has an acceptance rate of its own. bucket = kind * NUM_CLASSES + length class."""
+different next tokens; a match in a view; what most often followed the last token of late; what is fixed in a
+form; a match in a finished request; one in a request of an earlier run, which may be of last month and has an
+acceptance rate of its own. bucket = kind * NUM_CLASSES + length class."""
 
 PRIORS = (
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
     (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
     (0.25, 0.30, 0.40, 0.45, 0.50, 0.60, 0.70),
+    (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
+    (0.25,) * NUM_CLASSES,
+    (0.60, 0.95, 0.95, 0.97, 0.97, 0.97, 0.97),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
 )
@@ -48,7 +66,8 @@ _LONG_MATCH = 16  # length of a match in this request from which on finished req
 _MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
 Evidence = tuple[float, int, int, int]
-"""Where to draft from: (prior, bucket, kind, position), from FINISHED on a position in the history."""
+"""Where to draft from: (prior, bucket, kind, position); from FINISHED on a position in the history, on the
+shelf for kind VIEW, else in the sequence's text."""
 
 
 def _make_evidence(kind: int, length: int, position: int) -> Evidence:
@@ -59,18 +78,34 @@ def _make_evidence(kind: int, length: int, position: int) -> Evidence:
 class _Sequence:
     """An open sequence.
 
+    answer_start, end: number of tokens of its prompt, and of prompt and answer.
+    shelf, forms: of its views; None without any.
     best: the evidence with the highest prior, or None.
     finished: [position, length] of the match in the history that is being followed, or None.
     """
 
-    __slots__ = ("best", "cursor", "finished", "owner", "text")
+    __slots__ = (
+        "answer_start", "best", "cursor", "end", "finished", "forms", "owner", "shelf", "text",
+    )  # fmt: skip
 
-    def __init__(self, owner: str, text: GrowingText, cursor: CopyCursor) -> None:
-        self.owner = owner
+    def __init__(self, start: SequenceStart, text: GrowingText, cursor: CopyCursor) -> None:
+        self.owner = owner_of(start.tenant)
         self.text = text
         self.cursor = cursor
+        self.answer_start = self.end = len(start.prompt)
+        self.shelf: Shelf | None = None
+        self.forms: Forms | None = None
         self.best: Evidence | None = None
         self.finished: list[int] | None = None
+
+    def place_of(self, kind: int, position: int) -> tuple[Ids, int, int | None]:
+        """Return the source, position and stop of a match, for the cursor."""
+        if kind == VIEW:
+            assert self.shelf is not None
+            return self.shelf.tokens, position, self.shelf.end_of(position)
+        value = self.forms.source if self.forms is not None else None
+        is_in_value = value is not None and value[0] <= position < value[1]
+        return self.text.tokens, position, value[1] if value is not None and is_in_value else None
 
 
 class SuffixDrafter:
@@ -106,7 +141,7 @@ class SuffixDrafter:
     def open(self, start: SequenceStart) -> Slices:
         """Return the work of indexing the prompt. Drafts look in what is indexed so far."""
         text = GrowingText(start.prompt)
-        state = _Sequence(owner_of(start.tenant), text, CopyCursor(text.tokens, self._learn_changes))
+        state = _Sequence(start, text, CopyCursor(text.tokens, self._learn_changes))
         self._sequences[start.seq] = state
         return self._read(state)
 
@@ -114,12 +149,26 @@ class SuffixDrafter:
         yield from state.text.read()
         self._update_best(state)
 
+    def add_view(self, seq: int, view: View) -> Slices | None:
+        """Return the work of indexing a text, or take note of a form."""
+        state = self._sequences[seq]
+        if isinstance(view, Frame):
+            state.forms = state.forms or Forms()
+            state.forms.add(view)
+            return None
+        state.shelf = state.shelf or Shelf(2 * state.answer_start)
+        return state.shelf.add(view)
+
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Move the cursor, and look for matches unless the cursor's run is long enough to be trusted."""
         state = self._sequences[seq]
+        cursor, text, forms = state.cursor, state.text, state.forms
         for token in tokens:
-            state.cursor.advance(token)
-            state.text.append(token)
+            cursor.advance(token)
+            text.append(token)
+            state.end += 1
+            if forms is not None and forms.advance(token, state.end) and forms.source and self._use_cursor:
+                cursor.start(text.tokens, *forms.source)
         if state.finished is not None:
             self._follow_finished(state, tokens)
         self._update_best(state)
@@ -130,18 +179,33 @@ class SuffixDrafter:
         if state.best is None:
             return NO_DRAFT
         prior, bucket, kind, position = state.best
-        limit = query.limit
+        tokens = self._draft(state, kind, position, query.limit)
+        return Draft(tokens, self.name, bucket, prior, (), kind == SUCCESSOR) if tokens else NO_DRAFT
+
+    def _draft(self, state: _Sequence, kind: int, position: int, limit: int) -> list[int]:
+        cursor, own = state.cursor, state.text.tokens
         if kind >= FINISHED:
             assert self._history is not None
-            tokens = self._history.read(position, limit)
+            return self._history.read(position, limit)
+        if kind == FORM:
+            assert state.forms is not None
+            return state.forms.draft(own, limit)
+        if kind == SUCCESSOR:
+            return own[position : position + 1].tolist()
+        if kind == CURSOR:
+            tokens, source, stop = cursor.draft(limit), cursor.source, cursor.stop
         else:
-            cursor = state.cursor
-            tokens = cursor.draft(limit) if kind == CURSOR else cursor.draft_from(position, limit)
-            if 0 < len(tokens) < limit:
+            source, _, stop = state.place_of(kind, position)
+            tokens = cursor.draft_in(source, position, stop, limit)
+        if source is own and len(tokens) < limit:
+            if stop is None:
                 # The source reaches the end of the text, so the draft continues with itself.
-                for at in range(limit - len(tokens)):
-                    tokens.append(tokens[at])
-        return Draft(tokens, self.name, bucket, prior) if tokens else NO_DRAFT
+                tokens += [tokens[at % len(tokens)] for at in range(limit - len(tokens))] if tokens else ()
+            else:
+                # The value that is copied ends here, so this one does.
+                assert state.forms is not None
+                tokens += state.forms.draft(own, limit - len(tokens))
+        return tokens
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Do nothing: the committed tokens are all that matters here."""
@@ -218,31 +282,53 @@ class SuffixDrafter:
 
     def _update_best(self, state: _Sequence) -> None:
         """Set state.best to the evidence with the highest prior. The cursor may jump to a match."""
-        cursor = state.cursor
-        best = None
+        cursor, forms = state.cursor, state.forms
+        found: list[Evidence] = []
         if cursor.position is not None:
-            best = _make_evidence(CURSOR, cursor.run, cursor.position)
+            found.append(_make_evidence(CURSOR, cursor.run, cursor.position))
             if cursor.run >= _TRUSTED_RUN:
-                state.best = best
+                state.best = found[0]
                 return
-        match = state.text.find_earlier()
+        if forms is not None and forms.is_fixed:
+            found.append(_make_evidence(FORM, forms.num_matched, 0))
+        kind, match = self._find_match(state)
         length = 0
         if match is not None:
             length = match.length
-            found = _make_evidence(DISPUTED if match.num_disagreeing else MATCH, length, match.position)
-            if self._use_cursor and best is None and length >= _MIN_JUMP_TOKENS:
-                cursor.jump(match.position, length)
-            if best is None or found[0] > best[0]:
-                best = found
-        if self._history is not None and length < _LONG_MATCH:
-            if state.finished is None and self._history.num_texts:
-                recalled = self._history.find(state.owner, state.text.tail.hashes, state.text.end)
-                if recalled is not None:
-                    state.finished = [recalled.position, recalled.length]
-            if state.finished is not None:
-                position, length = state.finished
-                kind = RESTORED if position <= self._history.restored_end else FINISHED
-                found = _make_evidence(kind, length, position)
-                if best is None or found[0] > best[0]:
-                    best = found
-        state.best = best
+            found.append(_make_evidence(kind, length, match.position))
+            if self._use_cursor and cursor.position is None and length >= _MIN_JUMP_TOKENS:
+                cursor.jump(*state.place_of(kind, match.position), length)
+        if length < _LONG_MATCH and (finished := self._find_finished(state)) is not None:
+            found.append(finished)
+        # Of equally likely ones the first.
+        state.best = max(found, key=itemgetter(0), default=None)
+
+    def _find_finished(self, state: _Sequence) -> Evidence | None:
+        """Return the match in a finished request, if there is one."""
+        history = self._history
+        if history is None:
+            return None
+        if state.finished is None and history.num_texts:
+            recalled = history.find(state.owner, state.text.tail.hashes, state.text.end)
+            if recalled is not None:
+                state.finished = [recalled.position, recalled.length]
+        if state.finished is None:
+            return None
+        position, length = state.finished
+        kind = RESTORED if position <= history.restored_end else FINISHED
+        return _make_evidence(kind, length, position)
+
+    def _find_match(self, state: _Sequence) -> tuple[int, Match | None]:
+        """Return the longest match in the sequence or its views, and its kind."""
+        text = state.text
+        match = text.find_earlier()
+        length = match.length if match is not None else 0
+        if state.shelf is not None:
+            viewed = state.shelf.find(text.tail.hashes, text.end)
+            # What the prompt shows goes on otherwise than a view of it, and the answer as the answer.
+            is_answer = match is not None and match.position >= state.answer_start
+            if viewed is not None and viewed.length >= length + is_answer:
+                return VIEW, viewed
+        if length == 1:
+            return SUCCESSOR, match
+        return DISPUTED if match is not None and match.num_disagreeing else MATCH, match

@@ -3,9 +3,12 @@
 It crosses between threads, so it is plain and frozen. It imports no MLX, so that the server can use it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
+
+from drafters.base import Frame as Frame
+from drafters.base import View as View
 
 FinishReason = Literal["stop", "length"]
 PromptEnd = Literal["answer", "messages", "final_message"]
@@ -142,6 +145,8 @@ class GenerationRequest:
     stop_tokens: token ids that end the answer, beside the model's; they have no text.
     draft: settings for drafting.
     prediction: token ids of the answer that the client expects; empty if it gave none.
+    views: what the prompt shows, as an answer would have it, for drafters to copy from. May grow at its end
+        while the request runs.
     tenant: whose request this is. If the server separates tenants, no tenant's text is drafted for another.
     grammar: what the answer must match; None for no constraint.
     top_logprobs: number of likeliest tokens to report at each position of the answer, besides the log
@@ -151,6 +156,8 @@ class GenerationRequest:
     reports_usage: whether each delta reports the counts and times so far.
     reports_origins: whether each delta reports which drafter its text is from.
     streaming: how several tokens are filled in at once; None for plain decoding, with or without drafts.
+    head_tokens: leading tokens of the prompt before what the user says first: system text and tools. 0 if not
+        known.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
         loop_guard.py.
     """
@@ -162,6 +169,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     draft: DraftChoice = DraftChoice()
     prediction: tuple[int, ...] = ()
+    views: Sequence[View] = ()
     tenant: str = ""
     grammar: Grammar | None = None
     top_logprobs: int | None = None
@@ -172,6 +180,7 @@ class GenerationRequest:
     reports_origins: bool = False
     streaming: Streaming | None = None
     loop_guard_tokens: int = 0
+    head_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class PrefixSearch:
     num_held: tokens that the prefix cache held when it was last asked, and its evictions up to then.
     ids: its tokens, (n,) int32, while it waits; None until they are needed.
     loading: the files that are being read. is_disk_searched: whether files were looked for.
+    unsaved: lengths at which state was kept in memory only, to be saved when its answer has ended.
     """
 
     num_cached: int = 0
@@ -77,6 +78,7 @@ class PrefixSearch:
     ids: np.ndarray | None = None
     loading: Loading | None = None
     is_disk_searched: bool = False
+    unsaved: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -84,15 +86,23 @@ class Prefill:
     """What was computed of a sequence before it joins the rows.
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
+    ids: all of its tokens as an array, (n,) int32, if state is kept of some lengths; else empty.
     states: of the last of these tokens, those that were not found in the prefix cache, if a head reads them.
+    num_found: how many tokens were in the prefix cache, with state if the model has any.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
+    rungs: others, where they are kept as a later prompt may part from this one anywhere; how likely that is.
+    opening: where the answer opens; 0 if state is not kept there.
     max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that one has fed.
     """
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
+    ids: np.ndarray = field(default_factory=lambda: np.array([], np.int32))
     states: States = field(default_factory=States)
+    num_found: int = 0
     keep_at: set[int] = field(default_factory=set)
+    rungs: dict[int, float] = field(default_factory=dict)
+    opening: int = 0
     max_chunk_tokens: int = 0
     widest_chunk: int = 0
 

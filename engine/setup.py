@@ -189,8 +189,8 @@ def _make_queue(
     """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
     num_bytes = _prefix_bytes(settings, memory_budget)
     num_bytes -= memory_budget.draft_model_share(num_bytes)
-    opening = loaded.tokenizer.answer_opening
-    prefix_lookup = PrefixLookup(loaded, settings, num_bytes, opening, memory_budget)
+    openings = loaded.tokenizer.openings
+    prefix_lookup = PrefixLookup(loaded, settings, num_bytes, openings, memory_budget)
     if prefix_lookup.cache:
         memory_budget.prefixes.append(prefix_lookup.cache)
     prefiller = Prefiller(loaded.model, settings, prefix_lookup, head.taps if head else None)

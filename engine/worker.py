@@ -152,7 +152,7 @@ class Worker:
         for sequence in self.live:
             if sequence.request.id == request_id:
                 if sequence in self.prefilling:
-                    self.queue.prefix_lookup.keep_prefilled(sequence)
+                    self.queue.prefix_lookup.keep_cancelled(sequence)
                     self._clock.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
 
@@ -200,6 +200,7 @@ class Worker:
             self._clock.clear()
 
     def _restart(self, failed: StepError) -> None:
+        self.queue.prefix_lookup.drop_copies()
         self._recovery.restart(failed)
         self._clock.reset()
 

@@ -1,6 +1,5 @@
 """Build the ASGI app: routes, error handlers and middleware around an engine."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -47,6 +46,7 @@ from server.routes import (
     responses,
     tokens,
 )
+from server.threads import CONTROL
 
 ROUTES = (
     chat,
@@ -97,7 +97,7 @@ def create_app(engine: EngineProtocol, settings: Settings, models: ModelsProtoco
             recorder.start()
         yield
         if recorder:
-            await asyncio.to_thread(recorder.close)
+            await CONTROL.run(recorder.close)
         app.state.service.close()
 
     # FastAPI's pages of API docs are off: they load scripts from other sites.

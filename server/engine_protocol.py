@@ -49,6 +49,12 @@ class TokenizerProtocol(Protocol):
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends inside reasoning, so that the answer begins with it."""
 
+    def find_head_end(self, prompt: Sequence[int], text: str) -> int:
+        """Return where system text and tools end in a prompt; 0 if that is not known.
+
+        text: what the user says first.
+        """
+
     def parse_calls(self, text: str, tools: bytes) -> list[WrittenCall]:
         """Parse the text between tool call markers; return no calls if it is malformed.
 

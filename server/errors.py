@@ -268,7 +268,7 @@ class HeadersTooLargeError(ApiError):
 
 
 class TooBusyError(ApiError):
-    """The request queue is full."""
+    """The request queue is full, or as many downloads run as may."""
 
     status = 429
     type = "rate_limit_error"
@@ -296,7 +296,7 @@ class NotImplementedHereError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """The engine takes no requests: it is loading, draining, stalled or dead. Or a model loads too long."""
+    """The server cannot take the request now: it loads, drains, has stalled or died, or was too slow."""
 
     status = 503
 

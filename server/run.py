@@ -33,6 +33,7 @@ from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
 from server.http.connection import uvicorn_config
+from server.http.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
 from server.http.listener import ListenError, bind_address, url_of
 from server.logs import LOGGER, configure_logs
 
@@ -83,6 +84,9 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""
         await super().startup(sockets)
+        for bound in sockets or ():
+            # asyncio has one number for this and for how many it accepts at once.
+            bound.listen(MAX_UNACCEPTED)
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -233,6 +237,7 @@ def serve(
         create_app(engine, settings, models),
         settings.body_timeout_s,
         lifespan="on",
+        backlog=MAX_ACCEPTED,
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=LAST_WRITES_S,
     )

@@ -5,7 +5,7 @@ accepted ones and one more, record_verified. read: milliseconds for the prompt, 
 learn: milliseconds after the sequence ended. Both are done in slices; slice is the longest of them, or of the
 calls that return them. score: the gate's repetition score. Prompts: copy, random text of which the answer
 repeats stretches; random, prompt and answer random over 300 ids, so that many short matches are wrong; two
-ids, even more so. Of three runs the lowest counts.
+ids, even more so. Of three runs the lowest counts. -views: the prompt is also a view.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from random import Random
 from bench import options
 from bench.costs import measure_all
 from bench.tables import Column
-from drafters.base import Drafter, DraftQuery, SequenceStart
+from drafters.base import Drafter, DraftQuery, ReadsViews, SequenceStart
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
@@ -53,6 +53,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram-mod": lambda: NgramModDrafter(NgramModTables("bench")),
     "ngram-mod-full": _full_ngram_mod,
     "suffix": SuffixDrafter,
+    "suffix-views": SuffixDrafter,
     "prediction": PredictionDrafter,
 }
 """The drafters to measure: name -> how to create one."""
@@ -89,6 +90,8 @@ def _costs(name: str, prompt: list[int], answer: list[int]) -> dict[str, float]:
         return {"token_us": 0.0, "read_ms": sum(read_ms), "learn_ms": 0.0, "slice_ms": max(read_ms)}
     drafter = DRAFTERS[name]()
     read_ms = _time_slices(partial(drafter.open, SequenceStart(0, prompt, prompt)))
+    if name.endswith("-views") and isinstance(drafter, ReadsViews):
+        read_ms += _time_slices(partial(drafter.add_view, 0, prompt))
     start, at = time.thread_time(), 0
     while at < len(answer):
         draft = drafter.propose(DraftQuery(0, LIMIT)).tokens

@@ -102,10 +102,17 @@ _CACHES = Figure("serve.levels", [
     Column(ratio_text("inter_token_ratio"), "between tokens, median"),
 ], {"name": [OWN]})  # fmt: skip
 
+_AGENTS = Figure("replay.rows", [
+    Column("workload", "answer, and how the file was shown"), Column("pairs", "answers", "0"),
+    Column("tokens_per_forward", "tokens per forward pass", "1"), _ACCEPTED, _SPEEDUP,
+    Column("slowest", "slowest answer", "2"),
+])  # fmt: skip
+
 _VERIFIED = "--num-draft-tokens 7 --verify-all --cases 2 --repeats 2"
 _HEADS = f"{_VERIFIED} --workloads edits,quotes,records,arithmetic,remap,free"
 _SERVERS = "--server mlx_lm.server --server reprise --concurrency 1,8"
 _RANDOM = "serve --random-models gemma3_text,gpt_oss,qwen3_next,lfm2"
+_HISTORY = "replay --history . --numbers plain,arrow --drafters auto --cost-curve apple-m4-pro-4bit"
 _STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-lm --rounds 3"
 
 RUNS = [
@@ -113,6 +120,8 @@ RUNS = [
         {"drafting": Figure("decode.rows", [_CHATS, *_SPEEDS]),
          "hindsight": Figure("decode.rows", [
              _CHATS, _SPEEDUP, Column("of_best_width", "of the best single width", "%")])}),
+    Run(90, _HISTORY, {"agents": _AGENTS}),
+    Run(90, f"{_HISTORY} --chat-template bench/replay/xml_calls.jinja", {"agents-xml": _AGENTS}),
     Run(100, "decode --workloads edits --streams 8 --cases 1 --repeats 2", {"batch": _SPEED}),
     Run(90, "decode --workloads edits_again_cold,edits_again --draft-types auto,ngram-mod --cases 5 "
         "--repeats 2", {"second-edit": _BY_DRAFTS}),
@@ -185,6 +194,7 @@ QUICK = {
     "sweep": "--max-tokens 32 --repeats 0",
     "wedlm": "--workloads edits,free --cases 1 --max-tokens 24 --windows 8 --thresholds 0.3",
     "sampling": "--settings greedy",
+    "replay": "--changes 1",
     "--random-models": "--random-models lfm2",
     "--streams": "--streams 2",
 }

@@ -13,13 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from types import SimpleNamespace
 
 from bench import options
 from bench.errors import ArgumentsError
 from bench.options import Flag
-from bench.workloads.chats import Chat, render_turn
+from bench.workloads.agents import Change
+from bench.workloads.chats import Chat, Message, render_answer, render_turn, views_of
+from engine.request import View
 from engine.text.tokenizer import Tokenizer
+from server.views.making import ViewMaker
 
+VIEW_BYTES = 1 << 30
+"""Views of files that are shown again are not made again."""
 MIN_BYTES = 400
 """Smaller files of a history are left out."""
 
@@ -32,7 +38,8 @@ class TokenPair:
     """A prompt and its answer, at least one token each.
 
     chat: the chat that it belongs to; empty for a single request. turn: its number in the chat, from 1.
-    is_measured: False if it only fills the drafters' tables.
+    is_measured: False if it only fills the drafters' tables. messages: those of the prompt, as chat templates
+    expect them; () if it is not one of a chat. views: what a server makes of them.
     """
 
     prompt: tuple[int, ...]
@@ -41,16 +48,21 @@ class TokenPair:
     chat: str = ""
     turn: int | None = None
     is_measured: bool = True
+    messages: tuple[Message, ...] = ()
+    views: tuple[View, ...] = ()
 
 
 def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
     """Return the turns of chats with their right answers, without those whose answer is empty."""
-    return [
-        TokenPair(render_turn(tokenizer, turn), answer, chat.workload, f"{number}", place)
-        for number, chat in enumerate(chats, 1)
-        for place, turn in enumerate(chat.turns, 1)
-        if (answer := tuple(tokenizer.encode_answer(turn.reference or "")))
-    ]
+    pairs: list[TokenPair] = []
+    maker = ViewMaker(SimpleNamespace(tokenizer=tokenizer), VIEW_BYTES)
+    for number, chat in enumerate(chats, 1):
+        for place, turn in enumerate(chat.turns, 1):
+            prompt = render_turn(tokenizer, turn)
+            if answer := render_answer(tokenizer, turn, prompt):
+                shown = tuple(turn.for_template()), views_of(maker, turn)
+                pairs.append(TokenPair(prompt, answer, chat.workload, f"{number}", place, True, *shown))
+    return pairs
 
 
 FLAGS = (
@@ -66,32 +78,52 @@ FLAGS = (
 
 def run(given: argparse.Namespace) -> int:
     """Read a history, write pairs, and return the exit status."""
-    pairs: list[dict[str, str]] = []
-    select = "--no-merges", "--min-parents=1", "--end-of-options", f"{given.revision}^{{commit}}", "--"
-    for commit in _git(given.repository, "rev-list", *select).decode().split():
-        pairs[:0] = islice(_changes(commit, given), min(given.per_commit, given.count - len(pairs)))
-    if not pairs:
-        raise ArgumentsError(f"{given.repository}: no commit modified a text file of that suffix and size")
-    given.output.write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
-    print(f"wrote {len(pairs)} pairs to {given.output}")
+    limits = given.count, given.per_commit, given.max_bytes
+    changes = read_history(given.repository, *limits, given.suffix, given.revision)
+    given.output.write_text("".join(json.dumps(_pair(one)) + "\n" for one in changes), encoding="utf-8")
+    print(f"wrote {len(changes)} pairs to {given.output}")
     return 0
 
 
-def _changes(commit: str, given: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Yield a pair for each text file of that suffix and size that a commit modified."""
+def read_history(
+    repository: str,
+    count: int = 200,
+    per_commit: int = 4,
+    max_bytes: int = 32_000,
+    suffixes: Sequence[str] = (),
+    revision: str = "HEAD",
+) -> list[Change]:
+    """Return the newest changes of text files, in the order of their commits. Raises ArgumentsError."""
+    found: list[Change] = []
+    select = "--no-merges", "--min-parents=1", "--end-of-options", f"{revision}^{{commit}}", "--"
+    for commit in _git(repository, "rev-list", *select).decode().split():
+        changes = _changes(repository, commit, max_bytes, tuple(suffixes) or "")
+        found[:0] = islice(changes, min(per_commit, count - len(found)))
+    if not found:
+        raise ArgumentsError(f"{repository}: no commit modified a text file of that suffix and size")
+    return found
+
+
+def _pair(change: Change) -> dict[str, str]:
+    request = f"{change.message}\n\nAnswer with the whole file {change.path}."
+    prompt, output = f"{request}\n\n```\n{change.before}```\n", f"```\n{change.after}```\n"
+    return {"prompt": prompt, "output": output, "workload": "commits", "id": change.id}
+
+
+def _changes(
+    repository: str, commit: str, max_bytes: int, suffixes: str | tuple[str, ...]
+) -> Iterator[Change]:
+    """Yield the changes of text files of those suffixes and that size by a commit."""
     form = "-r", "-z", "--raw", "--no-renames", "--diff-filter=M", "--format=%x20%B"
-    changed = _git(given.repository, "diff-tree", *form, commit, "--")
+    changed = _git(repository, "diff-tree", *form, commit, "--")
     message, *changes = changed.decode(errors="replace").split("\0")
     for facts, path in zip(changes[::2], changes[1::2], strict=False):
         mode, _, *objects, _ = facts.split()
         # Links and submodules have other modes.
-        if message.strip() and mode.startswith(":100") and path.endswith(tuple(given.suffix) or ""):
-            before, after = (_text(given.repository, name, given.max_bytes) for name in objects)
+        if message.strip() and mode.startswith(":100") and path.endswith(suffixes):
+            before, after = (_text(repository, name, max_bytes) for name in objects)
             if before and after and before != after:
-                request = f"{message.strip()}\n\nAnswer with the whole file {path}."
-                prompt, output = f"{request}\n\n```\n{before}```\n", f"```\n{after}```\n"
-                about = {"workload": "commits", "id": f"{commit[:12]}:{path}"}
-                yield {"prompt": prompt, "output": output, **about}
+                yield Change(f"{commit[:12]}:{path}", message.strip(), path, before, after)
 
 
 def _text(repository: str, blob: str, max_bytes: int) -> str:

@@ -121,7 +121,7 @@ class ServerPlayer:
         outcome, was_plain = Outcome(), False
         # Leave room for a draft beyond the answer: a server does not know where the answer ends.
         max_tokens = len(pair.answer) + self.limit + 1
-        request = GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0))
+        request = GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0), views=pair.views)
         drafts = self.proposers.begin(request)
         self.proposers.work.finish()
         row: Any = SimpleNamespace(

@@ -3,7 +3,8 @@
 Replay known answers step by step, drafting by each rule, and report what it would gain at given step costs.
 Needs no model. Without --pairs the pairs are generated from a seed: edits of the Python files installed here,
 documents, and traps. `reprise serve --record`, `reprise bench commits` and `reprise bench workloads --write`
-write files of pairs.
+write files of pairs. With --history they are an agent's chats about the changes of a git history, and with
+--session what an agent did.
 """
 
 import argparse
@@ -19,10 +20,12 @@ from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
-from bench.replay.pairs import TokenPair, token_pairs
+from bench.replay.pairs import TokenPair, read_history, token_pairs
 from bench.replay.policies import COMPARED, RULES, Rule, Setup, play_all, summed
+from bench.replay.sessions import read_session
 from bench.tables import Column
 from bench.workloads import read_prompts
+from bench.workloads.agents import FORMS, NUMBERS, agent_chats
 from config.settings import BUNDLED_MODEL, Settings
 from engine.model.loading import load_tokenizer
 from engine.text.tokenizer import Tokenizer
@@ -41,11 +44,21 @@ FLAGS = (
     *options.shared(seed=1, **options.OUTPUTS),
     Flag("--pairs", Path, "FILE", [],
          'JSON lines with a "prompt" or "messages", and the "output"; may be repeated.', is_repeated=True),
+    Flag("--session", Path, "FILE", [],
+         "An agent's session, from ~/.claude/projects or `reprise serve --record`; may be repeated.",
+         is_repeated=True),
+    Flag("--history", str, "REPO", [], "Make an agent's chats from a git history; may be repeated.",
+         is_repeated=True),
+    Flag("--changes", options.count, "N", 40, "Newest changes of files of a history."),
+    Flag("--forms", options.names, "A,B", FORMS, "How an agent writes the changes of a history."),
+    Flag("--numbers", options.names, "A,B", ("plain", "arrow"),
+         f"How its tool shows the lines of a file: any of {', '.join(NUMBERS)}."),
     Flag("--cost-curve", str, "CURVE", [],
          "Step costs: those of a result document, or a built-in curve; may be repeated. "
          f"Default: {', '.join(built_in())}.", is_repeated=True),
     Flag("--kind", str, "KIND", None, f"Replay only generated edits of this kind: {', '.join(KINDS)}."),
     Flag("--tokenizer", options.model_folder, "DIR", BUNDLED_MODEL, "Default: the bundled model's."),
+    Flag("--chat-template", options.input_file, "FILE", None, "Instead of the model's own."),
     Flag("--drafters", options.names, "RULES", COMPARED, "Rules to replay."),
     Flag("--edits", options.count, "N", 60, "Generated edits."),
 )  # fmt: skip
@@ -55,8 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Replay, print, and return the exit status."""
     options.check_names("--drafters", arguments.drafters, tuple(RULES))
     options.check_names("--kind", [arguments.kind] if arguments.kind else [], KINDS)
+    options.check_names("--forms", arguments.forms, FORMS)
+    options.check_names("--numbers", arguments.numbers, tuple(NUMBERS))
     curves = [find_curve(name) for name in arguments.cost_curve or built_in()]
-    tokenizer, rules = load_tokenizer(arguments.tokenizer), [RULES[name] for name in arguments.drafters]
+    template = arguments.chat_template and arguments.chat_template.read_text(encoding="utf-8")
+    tokenizer = load_tokenizer(arguments.tokenizer, template)
+    rules = [RULES[name] for name in arguments.drafters]
     pairs = _collect(arguments, tokenizer)
     if not pairs:
         raise ArgumentsError("there is no pair to replay")
@@ -70,9 +87,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _collect(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[TokenPair]:
     """Return the pairs that the command line asks for. Raises OSError, ValueError."""
-    if arguments.pairs:
+    if arguments.pairs or arguments.session or arguments.history:
         files = [read_prompts(path, for_replay=True) for path in arguments.pairs]
-        return token_pairs(tokenizer, chain(*files))
+        files += map(read_session, arguments.session)
+        histories = (read_history(repository, arguments.changes) for repository in arguments.history)
+        agents = (agent_chats(one, arguments.forms, arguments.numbers) for one in histories)
+        return token_pairs(tokenizer, chain(*files, *agents))
     root, seed, encode = Path(sysconfig.get_path("purelib")), arguments.seed, tokenizer.encode_answer
     edits = edit_cases(root, arguments.edits, seed, encode, arguments.kind)
     return edits if arguments.kind else [*edits, *prose_cases(root, 40, seed, encode), *trap_cases(4, seed)]

@@ -31,10 +31,11 @@ def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Iterator[Tur
 WORKLOADS = {one.name: one for one in (*questions.LOOKUPS, *edits.WORKLOADS, *questions.OTHERS)}
 """All workloads, by name."""
 ENGLISH = tuple(WORKLOADS)
-"""Workloads whose words the bundled model was trained on."""
+"""Workloads that the bundled model was trained for, as far as a model can be."""
 for _one in [WORKLOADS[name] for name in ("edits", "records", "quotes", "passages")]:
     _name = f"{_one.name}_polish"
     WORKLOADS[_name] = Workload(_name, f"{_one.summary}; with Polish words", partial(_in_polish, _one))
+WORKLOADS[edits.AGENT.name] = edits.AGENT
 
 
 def lengths_of(workload: str, requested: Sequence[int] | None = None) -> tuple[int | None, ...]:

@@ -2,11 +2,15 @@
 
 import json
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from bench.experiment import first_difference
+from engine.request import View
 from engine.text.tokenizer import Tokenizer
 from server.conversation.from_chats import from_chats
 from server.conversation.tools import read_tool
@@ -14,6 +18,7 @@ from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.validation.field_errors import validate
 from server.validation.notes import Notes
+from server.views.making import ViewMaker
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""
@@ -27,9 +32,10 @@ _READ = ("messages", "tools", "temperature", "max_tokens", "max_completion_token
 class Turn:
     """One request. The answers in its history are references, so it is the same for all models.
 
-    messages: the whole chat up to the message to answer. text: a prompt without a chat template, instead.
-    reference: the right answer; None if there is no single one. schema: JSON schema that constrains it.
-    is_measured: False for a turn that only fills the drafters' tables. is_endless: end tokens are forbidden.
+    messages: the whole chat up to the message to answer. text: the prompt itself, if no template makes it.
+    reference: the right answer; None if there is no single one. answer: the same as a message, instead.
+    schema: JSON schema that constrains it. is_endless: end tokens are forbidden.
+    is_measured: False for a turn that only fills the drafters' tables.
     num_allowed: if not 0, tokens are drawn uniformly from this many token ids.
     max_tokens: limit in the request itself; None: the benchmark chooses.
     """
@@ -44,10 +50,11 @@ class Turn:
     schema: str | None = None
     max_tokens: int | None = None
     text: str | None = None
+    answer: Message | None = None
 
     def for_template(self) -> list[Message]:
-        """Return the messages as chat templates expect them; OpenAI's format has tool arguments as text."""
-        return [one.for_template() for one in from_chats(self.messages, "messages", Notes())]
+        """Return the messages as chat templates expect them."""
+        return for_template(self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,11 @@ class Workload:
     summary: str
     make: Callable[[random.Random, Grow], Iterable[Turn]]
     prompt_tokens: tuple[int, ...] = ()
+
+
+def for_template(messages: Iterable[Message]) -> list[Message]:
+    """Return messages as chat templates expect them; OpenAI's format has tool arguments as text."""
+    return [one.for_template() for one in from_chats(messages, "messages", Notes())]
 
 
 def user(text: str) -> Message:
@@ -101,11 +113,36 @@ def render(
 def render_turn(tokenizer: Tokenizer, turn: Turn) -> tuple[int, ...]:
     """Return the token ids of a turn's prompt, equal to what the server makes of the same request."""
     if turn.text is None:
-        tools = [read_tool(tool, "tools", None, Notes()).for_template() for tool in turn.tools]
-        return render(tokenizer, turn.for_template(), tools)
+        return render(tokenizer, turn.for_template(), tools_of(turn))
     whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
     # The text of a recorded prompt already begins with the special tokens of a prompt.
     return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)
+
+
+def tools_of(turn: Turn) -> list[dict[str, Any]]:
+    """Return a turn's tools as chat templates expect them."""
+    return [read_tool(tool, "tools", None, Notes()).for_template() for tool in turn.tools]
+
+
+def views_of(maker: ViewMaker, turn: Turn) -> tuple[View, ...]:
+    """Return what a server makes of a turn's texts for drafters."""
+    views: list[View] = []
+    deque(maker.make(turn.for_template(), tools_of(turn), "", views), maxlen=0)
+    return tuple(views)
+
+
+def render_answer(tokenizer: Tokenizer, turn: Turn, prompt: Sequence[int]) -> tuple[int, ...]:
+    """Return the token ids of a turn's right answer, without the token that ends it; () if it has none.
+
+    prompt: its prompt's. Of a message, they are what the chat template shows of it behind the prompt.
+    """
+    if turn.answer is None:
+        return tuple(tokenizer.encode_answer(turn.reference or ""))
+    messages = for_template((*turn.messages, turn.answer))
+    whole = tokenizer.render_chat(messages, tools_of(turn) or None, end="messages")
+    # A prompt may open reasoning that the message does not have.
+    answer = whole[first_difference(whole, prompt) :]
+    return tuple(takewhile(lambda token: token not in tokenizer.eos_ids, answer))
 
 
 def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
@@ -117,7 +154,7 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
     A line of Spec-Bench, with "turns" and a "category", is a chat of its first turn.
 
     for_replay: every line must have an answer, and of a line with a prompt and messages, as servers record
-    them, the prompt is used, because the model read it; otherwise the messages are.
+    them, the prompt is used, because the model read it; the messages say what it is made of.
     Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
     """
     chats: list[tuple[str, list[Turn]]] = []
@@ -159,7 +196,7 @@ def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
         raise ValueError("output is not text")
     text = given.get("prompt") if for_replay or "messages" not in given else None
     if isinstance(text, str) and text:
-        known["messages"] = [user(text)]
+        known.setdefault("messages", [user(text)])
     elif isinstance(given.get("messages"), list):
         text = None
     else:
@@ -167,16 +204,19 @@ def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
     body = validate(known, ChatRequest)
     if body.is_scoring:
         raise ValueError("'max_tokens' must be at least 1")
-    messages, last = tuple(known["messages"]), body.messages[-1]
-    if last.role == "assistant":
+    messages, last, answer = tuple(known["messages"]), body.messages[-1], None
+    if last.role == "assistant" and text is None:
         if len(messages) == 1:
             raise ValueError("it contains an answer but no request")
-        messages, reference = messages[:-1], last.text if reference is None else reference
+        if reference is None:
+            reference, answer = last.text, messages[-1] if last.calls else None
+        messages = messages[:-1]
     if for_replay and reference is None:
         raise ValueError("it has no answer")
     grammar = body.requested_grammar
     return Turn(
-        messages if text is None else (), reference, tools=tuple(known.get("tools", ())),
-        temperature=body.temperature, schema=grammar[0].text if grammar else None,
-        max_tokens=body.requested_max_tokens, text=text,
+        messages if text is None or "messages" in given else (), reference,
+        tools=tuple(known.get("tools", ())), temperature=body.temperature,
+        schema=grammar[0].text if grammar else None, max_tokens=body.requested_max_tokens, text=text,
+        answer=answer,
     )  # fmt: skip

@@ -3,8 +3,10 @@
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
+from bench.workloads.agents import ANSWERS, Answer, Change, agent_turns
 from bench.workloads.chats import Grow, Turn, Workload, conversation, user
 from bench.workloads.words import NOUNS, VERBS, identifiers, number, thing, value
 
@@ -127,6 +129,22 @@ def _edit_again(rng: random.Random, _: Grow) -> list[Turn]:
     ]
 
 
+def _agent_edits(rng: random.Random, _: Grow) -> Iterator[Turn]:
+    """Yield an agent's turns about a file that it has read: two edits, then it writes the whole file."""
+    file, steps = _file(islice(_statements(rng), 11)), list[tuple[str, Answer]]()
+    made = first = Change("", "", f"{next(identifiers(rng))}.py", "", _bare(file))
+    for form in ("edit", "edit", "write"):
+        request, file = _value(file, rng)
+        made = replace(made, before=made.after, after=_bare(file))
+        steps += [(request, answer) for answer in ANSWERS[form](made)]
+    yield from agent_turns(f"Read {made.path}.", replace(first, before=first.after), "arrow", steps)
+
+
+def _bare(file: str) -> str:
+    """Return a file without the fence around it."""
+    return "\n".join(file.split("\n")[1:-1]) + "\n"
+
+
 def _grown(statements: Iterator[Statement], grow: Grow) -> str:
     return _file(grow(statements, lambda first: f"Set lantern to 100. {WHOLE}\n\n{_file(first)}"))
 
@@ -144,3 +162,6 @@ WORKLOADS = (
     Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",
              lambda rng, grow: _edits(_grown(_statements(rng, (12, 24), (2, 4)), grow), rng, 4), (1500,)),
 )  # fmt: skip
+AGENT = Workload(
+    "agent_edits", "a file read with line numbers, edited twice and then written, by tool calls", _agent_edits
+)

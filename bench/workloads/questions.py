@@ -7,6 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from bench.workloads.agents import call_text, tool_of
 from bench.workloads.chats import Grow, Message, Turn, Workload, conversation, user
 from bench.workloads.words import ADJECTIVES, FIELDS, NAMES, NOUNS, VERBS, names, number, value
 
@@ -118,11 +119,8 @@ def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
 
 
 def _tool(rng: random.Random, verb: str, noun: str, fields: Sequence[str]) -> dict[str, Any]:
-    properties = {field: {"type": "string"} for field in fields}
     about = rng.choice((f"Use this to {verb} a {noun}.", f"{verb.capitalize()} the {noun}."))
-    parameters = {"type": "object", "properties": properties, "required": list(fields)}
-    function = {"name": f"{verb}_{noun}", "description": about, "parameters": parameters}
-    return {"type": "function", "function": function}
+    return tool_of(f"{verb}_{noun}", about, fields)
 
 
 def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -142,8 +140,7 @@ def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
         call = {"name": name, "arguments": json.dumps(arguments)}
         facts = " and ".join(f"{field} {text}" for field, text in arguments.items())
         messages.append(user(f"Use {name} with {facts}."))
-        # The most common format of a call; some models use others.
-        ask(f'<tool_call>\n{{"name": "{name}", "arguments": {call["arguments"]}}}\n</tool_call>')
+        ask(call_text(name, arguments))
         known = {field: _word(rng) for field in taken[(at + 1) % NUM_TOOLS]}
         result = known | {field: value(rng) for field in rng.sample(FIELDS, 4) if field not in known}
         made = {"id": number, "type": "function", "function": call}

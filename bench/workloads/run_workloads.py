@@ -79,7 +79,9 @@ def _lines(name: str, chat: Chat) -> Iterator[str]:
         if turn.schema:
             form = {"name": "answer", "schema": json.loads(turn.schema)}
             line["response_format"] = {"type": "json_schema", "json_schema": form}
-        if turn.reference is not None:
+        if turn.answer:
+            yield json.dumps(line | {"messages": (*turn.messages, turn.answer)}) + "\n"
+        elif turn.reference is not None:
             yield json.dumps(line | {"output": turn.reference}) + "\n"
 
 

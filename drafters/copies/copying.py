@@ -31,13 +31,15 @@ _REACH_BACK = 3  # source tokens searched before the position where the cursor w
 class CopyCursor:
     """A cursor that follows an answer through the source that it copies.
 
-    source: token ids; may grow at its end. learn_changes: whether changes are learned and drafted.
+    source: token ids; may grow at its end. stop: where in them what is copied ends; None for their end.
+    learn_changes: whether changes are learned and drafted.
     position: of the source token expected next, in [0, len(source)]; None until first set, and when lost.
     run: number of consecutive tokens that came as expected since the cursor was set or resumed.
     """
 
     def __init__(self, source: Ids, learn_changes: bool = True) -> None:
         self.source = source
+        self.stop: int | None = None
         self.position: int | None = None
         self.run = 0
         self._learn_changes = learn_changes
@@ -46,9 +48,10 @@ class CopyCursor:
         # The change in progress at `position`, and how many of its replacement tokens have come.
         self._change: Change | None = None
         self._num_replaced = 0
-        # Where the answer left the source, until the new position is confirmed; the answer's tokens since
+        # Where the answer left which source, until the new position is confirmed; the answer's tokens since
         # then; and whether the run before was long enough to learn from.
         self._lost_at: int | None = None
+        self._lost_in: tuple[Ids, int | None] = source, None
         self._since_lost: list[int] = []
         self._is_learnable = False
         # The run at which the present position is confirmed, and whether it was set by jump().
@@ -57,11 +60,20 @@ class CopyCursor:
         # Arguments for Changes.learn, kept until one more token matches.
         self._unconfirmed_change: tuple[int, int, list[int]] | None = None
 
-    def jump(self, position: int, run: int) -> None:
-        """Move to a position that the caller found; the run tokens before it match the answer."""
-        self.position, self.run = position, run
+    def jump(self, source: Ids, position: int, stop: int | None, run: int) -> None:
+        """Move to a position that the caller found; the run tokens before it match the answer.
+
+        source, stop: the text that it is a position in, and where that ends; see above.
+        """
+        self.source, self.position, self.stop, self.run = source, position, stop, run
         self._change = None
         self._confirm_at, self._has_jumped = run + _CONFIRM_JUMP_TOKENS, True
+
+    def start(self, source: Ids, position: int, stop: int) -> None:
+        """Move to where the answer begins to copy a part of a source, whatever it copied before."""
+        self.jump(source, position, stop, 0)
+        self._lost_at = self._unconfirmed_change = None
+        self._since_lost.clear()
 
     def advance(self, token: int) -> None:
         """Move past the answer's next token, or search for the point where copying resumes."""
@@ -89,19 +101,19 @@ class CopyCursor:
             return []
         change = self._change
         if change is None:
-            return self.draft_from(self.position, limit)
+            return self.draft_in(self.source, self.position, self.stop, limit)
         drafted = list(change.replacement[self._num_replaced :])
         if len(drafted) < limit:
-            drafted += self.draft_from(self.position + len(change.source), limit - len(drafted))
+            start = self.position + len(change.source)
+            drafted += self.draft_in(self.source, start, self.stop, limit - len(drafted))
         return drafted[:limit]
 
-    def draft_from(self, position: int, limit: int) -> list[int]:
-        """Return up to limit source tokens from a position on, with the known changes applied."""
-        source, changes = self.source, self._changes
+    def draft_in(self, source: Ids, position: int, stop: int | None, limit: int) -> list[int]:
+        """Return up to limit tokens of any source from a position on, with the known changes applied."""
+        size, changes = len(source) if stop is None else stop, self._changes
         if not self._has_changes:
-            return source[position : position + limit].tolist()
+            return source[position : min(position + limit, size)].tolist()
         drafted: list[int] = []
-        size = len(source)
         while position < size and len(drafted) < limit:
             change = changes.expected_at(source, position)
             if change is None:
@@ -116,7 +128,7 @@ class CopyCursor:
         """Move past a token if it was expected. Otherwise mark the cursor as lost and return False."""
         position, source = self.position, self.source
         assert position is not None
-        if position >= len(source):
+        if position >= (len(source) if self.stop is None else self.stop):
             self.position = None
             return False
         change = self._change
@@ -152,6 +164,7 @@ class CopyCursor:
         """Mark the cursor as lost at a position, where the answer had these tokens instead."""
         if self._lost_at is None:
             self._lost_at, self._since_lost = position, tokens
+            self._lost_in = self.source, self.stop
             self._is_learnable = self.run >= _LEARN_TOKENS
         self.position, self.run, self._unconfirmed_change = None, 0, None
 
@@ -195,18 +208,21 @@ class CopyCursor:
         One token is weak evidence, so it counts only after few answer tokens and few source tokens. A
         replacement by the same number of tokens is tried first.
         """
-        size = len(self.source)
+        source, stop = self._lost_in
+        size = len(source) if stop is None else stop
         if num_since_lost <= _REACH_ONE:
             for start in (lost_at + num_since_lost - 1, *range(lost_at, lost_at + _REACH_ONE)):
-                if start < size and self.source[start] == token:
+                if start < size and source[start] == token:
                     self._resume(start, 1)
                     return
         # An insertion often ends with the token that also stands before it, such as a line break.
-        if num_since_lost > 1 and lost_at > 0 and self.source[lost_at - 1] == token:
+        if num_since_lost > 1 and lost_at > 0 and source[lost_at - 1] == token:
             self._resume(lost_at - 1, 1)
 
     def _find(self, tokens: list[int], start: int, stop: int) -> int | None:
-        window, needle = self.source[start:stop].tobytes(), array("I", tokens).tobytes()
+        source, end = self._lost_in
+        stop = stop if end is None else min(stop, end)
+        window, needle = source[start:stop].tobytes(), array("I", tokens).tobytes()
         at = window.find(needle)
         while at >= 0 and at % 4:  # a match of bytes that does not start at a token
             at = window.find(needle, at + 1)
@@ -215,6 +231,7 @@ class CopyCursor:
     def _resume(self, start: int, size: int) -> None:
         """Resume after source[start : start + size], which match the answer's last tokens."""
         assert self._lost_at is not None
+        self.source, self.stop = self._lost_in
         self.position, self.run, self._change = start + size, size, None
         self._confirm_at, self._has_jumped = _CONFIRM_TOKENS, False
         self._unconfirmed_change = None

@@ -245,5 +245,5 @@ def _count_common_start(a: Ids, b: Ids) -> int:
 
 def _salted(hashes: Hashes, salt: int) -> Hashes:
     # Owners share the tables but not their slots, so that one owner's texts do not hide another's.
-    two, four, eight, sixteen = hashes
-    return two ^ salt, four ^ salt, eight ^ salt, sixteen ^ salt
+    one, two, four, eight, sixteen = hashes
+    return one ^ salt, two ^ salt, four ^ salt, eight ^ salt, sixteen ^ salt

@@ -1,8 +1,8 @@
-"""Find earlier occurrences of the end of a text, newest first, by hash chains of its 2-, 4-, 8- and 16-grams.
+"""Find earlier occurrences of the end of a text, newest first, by hash chains of its n-grams.
 
-The structure follows zlib's hash chains. Each n has a table of heads (hash of an n-gram -> where it last
-ended) and one of links (position -> where the same n-gram ended before that). N-grams whose hashes share a
-slot are distinguished by comparing tokens. The cost of adding a token or finding a match does not depend on
+The structure follows zlib's hash chains. Each n, 1 to 16, has a table of heads (hash of an n-gram -> where it
+last ended) and one of links (position -> where the same n-gram ended before that). N-grams whose hashes share
+a slot are distinguished by comparing tokens. The cost of adding a token or finding a match does not depend on
 the length of the text. Many tokens are added at once with arrays, ten times faster than one by one.
 
 The hash of the n tokens up to t[i] is the sum of t[i - k] * MULTIPLIER ** (k + 1) mod 2 ** 64, so that of
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from drafters.base import Slices
 
-NGRAM_SIZES = (2, 4, 8, 16)
+NGRAM_SIZES = (1, 2, 4, 8, 16)
 """The n of the n-grams. A match of a length in between is found by the next shorter n."""
 
 MAX_MATCH_TOKENS = 32
@@ -34,7 +34,7 @@ _MULTIPLIER = 6364136223846793005
 _MASK = (1 << 64) - 1
 _TO_2, _TO_4, _TO_8 = (pow(_MULTIPLIER, n, 1 << 64) for n in (2, 4, 8))
 _PAGE_HEADS = 512  # no more heads than in a page of memory
-_TOUCHED_HEADS = 1 << 18
+_TOUCHED_HEADS = 1 << 17
 _SLOT_SHIFT = 32  # a slot is taken from the upper half of a hash, so a ring has at most 2 ** 32 tokens
 
 Ids: TypeAlias = "array[int]"
@@ -42,8 +42,8 @@ Ids: TypeAlias = "array[int]"
 
 Positions: TypeAlias = npt.NDArray[np.signedinteger]
 
-Hashes = tuple[int, int, int, int]
-"""One value per n: hashes of the last 2, 4, 8 and 16 tokens of a text, or the positions found for them."""
+Hashes = tuple[int, int, int, int, int]
+"""One value per n: hashes of the last 1, 2, 4, 8 and 16 tokens of a text, or the positions found for them."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Match:
     """An earlier occurrence of the end of a text.
 
     position: position of the token that followed it.
-    length: number of matching tokens, 2 <= length <= MAX_MATCH_TOKENS.
+    length: number of matching tokens, 1 <= length <= MAX_MATCH_TOKENS.
     num_agreeing: candidates of that length that were followed by the same token, >= 1.
     num_disagreeing: candidates of that length that were followed by another token.
     """
@@ -63,7 +63,7 @@ class Match:
 
 
 class TailHashes:
-    """Rolling hashes of the last 2, 4, 8 and 16 tokens of a text; equal ends have equal hashes.
+    """Rolling hashes of the last 1, 2, 4, 8 and 16 tokens of a text; equal ends have equal hashes.
 
     tokens: the end of the text so far; tokens before the last 16 do not matter.
     """
@@ -76,16 +76,16 @@ class TailHashes:
         self._pairs = [0] * 2
         self._fours = [0] * 4
         self._eights = [0] * 8
-        self.hashes: Hashes = (0, 0, 0, 0)
+        self.hashes: Hashes = (0, 0, 0, 0, 0)
         for token in tokens[-LONGEST:]:
             self.append(token)
 
     def append(self, token: int) -> Hashes:
-        """Append a token and return the hashes of the last 2, 4, 8 and 16 tokens."""
+        """Append a token and return the hashes of the last 1, 2, 4, 8 and 16 tokens."""
         step = self._step
         self._step = step + 1
         two = (self._last + token) * _MULTIPLIER & _MASK
-        self._last = token * _MULTIPLIER
+        self._last = one = token * _MULTIPLIER & _MASK
         pairs, fours, eights = self._pairs, self._fours, self._eights
         # Each n is hashed from two halves: one that ends here and one that ended n / 2 tokens earlier.
         at = step & 1
@@ -95,13 +95,13 @@ class TailHashes:
         eight = fours[at] + four & _MASK
         fours[at] = four * _TO_4 & _MASK
         at = step & 7
-        self.hashes = hashes = (two, four, eight, eights[at] + eight & _MASK)
+        self.hashes = hashes = (one, two, four, eight, eights[at] + eight & _MASK)
         eights[at] = eight * _TO_8 & _MASK
         return hashes
 
 
 def _hash_all(tokens: Ids, before: Ids) -> npt.NDArray[np.uint64]:
-    """Return (4, m) hashes of the n-grams that end with each of m tokens.
+    """Return (5, m) hashes of the n-grams that end with each of m tokens.
 
     before: the tokens before them; fewer than 15 if the text begins there.
     """
@@ -110,11 +110,12 @@ def _hash_all(tokens: Ids, before: Ids) -> npt.NDArray[np.uint64]:
     if before := before[1 - LONGEST :]:
         wide[LONGEST - 1 - len(before) : LONGEST - 1] = before
     # Unsigned arrays overflow modulo 2 ** 64, as the hash does.
-    two = (wide[:-1] * np.uint64(_MULTIPLIER) + wide[1:]) * np.uint64(_MULTIPLIER)
+    one = wide * np.uint64(_MULTIPLIER)
+    two = (one[:-1] + wide[1:]) * np.uint64(_MULTIPLIER)
     four = two[:-2] * np.uint64(_TO_2) + two[2:]
     eight = four[:-4] * np.uint64(_TO_4) + four[4:]
     sixteen = eight[:-8] * np.uint64(_TO_8) + eight[8:]
-    return np.stack([hashes[-len(tokens) :] for hashes in (two, four, eight, sixteen)])
+    return np.stack([hashes[-len(tokens) :] for hashes in (one, two, four, eight, sixteen)])
 
 
 class Occurrences:
@@ -184,13 +185,16 @@ class Occurrences:
         mask = self._mask
         self.end = end = self.end + 1
         at = end & mask
-        twos, fours, eights, sixteens = self._links
+        ones, twos, fours, eights, sixteens = self._links
         if hashes is None:
-            twos[at] = fours[at] = eights[at] = sixteens[at] = 0
+            ones[at] = twos[at] = fours[at] = eights[at] = sixteens[at] = 0
             return
         # Unrolled for speed: this runs for every token of every answer.
-        two, four, eight, sixteen = hashes
-        heads_two, heads_four, heads_eight, heads_sixteen = self._heads
+        one, two, four, eight, sixteen = hashes
+        heads_one, heads_two, heads_four, heads_eight, heads_sixteen = self._heads
+        slot = one >> _SLOT_SHIFT & mask
+        ones[at] = heads_one[slot]
+        heads_one[slot] = end
         slot = two >> _SLOT_SHIFT & mask
         twos[at] = heads_two[slot]
         heads_two[slot] = end
@@ -246,15 +250,15 @@ class Occurrences:
         text: at least its last MAX_MATCH_TOKENS tokens.
         """
         at = self.end & self._mask
-        twos, fours, eights, sixteens = self._links
-        return self._longest((twos[at], fours[at], eights[at], sixteens[at]), text)
+        ones, twos, fours, eights, sixteens = self._links
+        return self._longest((ones[at], twos[at], fours[at], eights[at], sixteens[at]), text)
 
     def find(
         self,
         hashes: Hashes,
         text: Ids,
         is_usable: Callable[[int], bool] | None = None,
-        min_ngram_size: int = 2,
+        min_ngram_size: int = 1,
     ) -> Match | None:
         """Return the longest occurrence of the end of another text.
 
@@ -263,9 +267,10 @@ class Occurrences:
         min_ngram_size: the smallest n to look up.
         """
         mask = self._mask
-        two, four, eight, sixteen = hashes
-        twos, fours, eights, sixteens = self._heads
+        one, two, four, eight, sixteen = hashes
+        ones, twos, fours, eights, sixteens = self._heads
         firsts = (
+            ones[one >> _SLOT_SHIFT & mask],
             twos[two >> _SLOT_SHIFT & mask],
             fours[four >> _SLOT_SHIFT & mask],
             eights[eight >> _SLOT_SHIFT & mask],
@@ -278,19 +283,21 @@ class Occurrences:
         firsts: Hashes,
         text: Ids,
         is_usable: Callable[[int], bool] | None = None,
-        min_ngram_size: int = 2,
+        min_ngram_size: int = 1,
     ) -> Match | None:
-        two, four, eight, sixteen = firsts
+        one, two, four, eight, sixteen = firsts
         end, known = self.end, len(text)
         start = end - self.capacity if end - self.capacity > self._first else self._first
-        if two - 2 < start or known < min_ngram_size:
+        if one - 1 < start or known < min_ngram_size:
             return None
+        if two - 2 < start:
+            return self._find_token(one, text[-1], start) if min_ngram_size == 1 else None
         # If an n-gram does not occur, no longer one occurs.
-        level = 0 if four - 4 < start else 1 if eight - 8 < start else 2 if sixteen - 16 < start else 3
+        level = 1 if four - 4 < start else 2 if eight - 8 < start else 3 if sixteen - 16 < start else 4
         tokens, mask, newest = self._tokens, self._mask, text[-1]
         max_length = known if known < MAX_MATCH_TOKENS else MAX_MATCH_TOKENS
         longest, positions = 0, []
-        while level >= 0 and (size := NGRAM_SIZES[level]) >= min_ngram_size:
+        while level > 0 and (size := NGRAM_SIZES[level]) >= min_ngram_size:
             links, position, oldest = self._links[level], firsts[level], start + size
             farthest = text[-size] if known >= size else None
             for _ in _CANDIDATES:
@@ -319,7 +326,19 @@ class Occurrences:
             if positions:
                 return self._choose(longest, positions)
             level -= 1
-        return None
+        return self._find_token(one, newest, start) if min_ngram_size == 1 else None
+
+    def _find_token(self, position: int, token: int, start: int) -> Match | None:
+        """Return the match of a token alone. position: where one that shares its slot last ended."""
+        tokens, mask, links, end = self._tokens, self._mask, self._links[0], self.end
+        positions: list[int] = []
+        for _ in _CANDIDATES:
+            if tokens[(position - 1) & mask] == token and position < end:
+                positions.append(position)
+            position = links[position & mask]
+            if position <= start:
+                break
+        return self._choose(1, positions) if positions else None
 
     def _choose(self, length: int, positions: list[int]) -> Match:
         """Choose one of several matches of the same length, given newest first.

@@ -356,9 +356,13 @@ def device_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a model folder, without the weights."""
+def load_tokenizer(folder: Path, chat_template: str | None = None) -> Tokenizer:
+    """Load the tokenizer of a model folder, without the weights.
+
+    chat_template: takes the place of the model's own.
+    """
     config = load_config(folder)
-    wrapped, _ = read_once(partial(load_wrapped, folder, eos_token_ids=config.get("eos_token_id")))
+    extra = {} if chat_template is None else {"chat_template": chat_template}
+    wrapped, _ = read_once(partial(load_wrapped, folder, extra, eos_token_ids=config.get("eos_token_id")))
     text = config.get("text_config") or config
     return Tokenizer(wrapped, int(text.get("vocab_size") or len(wrapped.get_vocab())))

@@ -22,6 +22,7 @@ class PooledModels:
     lock: guards everything here that more than one thread reads or changes.
     wake: set when there is something to do for the thread that owns MLX.
     wanted: models to be loaded, in the order in which they were asked for.
+    lacks_memory: one of them waits for memory; until it has it, no model is given to any request.
     retired: counts of engines that are gone. is_stopping: no request is taken any more.
     fault: why the thread died, if it did.
     """
@@ -33,6 +34,7 @@ class PooledModels:
         self.wanted: deque[PooledModel] = deque()
         self.lock = threading.RLock()
         self.wake = threading.Event()
+        self.lacks_memory = False
         self.retired = EngineCounts()
         self.is_stopping = False
         self.fault: str | None = None

@@ -119,7 +119,7 @@ class ModelPool:
             if self._models.is_stopping or self._models.fault:
                 raise ModelLoadError("draining", "the server is not taking requests now")
             model.used_at = time.monotonic()
-            if model.is_loaded and not self._models.wanted and not model.leaving:
+            if model.is_loaded and not self._models.lacks_memory and not model.leaving:
                 self._models.give(model, future)
             elif len(model.waiting) >= self.settings.max_rows + self.settings.max_queue:
                 message = f"{len(model.waiting)} requests wait for {name}; try again later"

@@ -4,8 +4,10 @@
 
 Models are loaded in the order in which they are asked for. One for which there is no memory waits until
 others have answered, and meanwhile so do all requests that come: a busy model cannot keep it waiting forever.
+No other wait of a model holds up requests for others.
 """
 
+import ctypes
 import gc
 import logging
 import threading
@@ -13,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -197,27 +200,35 @@ class PoolThread:
             if model.engine and not model.is_loaded and model.is_answering:
                 with self._models.lock:
                     self._models.want(model)
-        while self._models.wanted and not self._models.is_stopping:
-            model = self._models.wanted[0]
-            if model.leaving:
-                # It is unloaded first, once its requests have ended.
+        for model in tuple(self._models.wanted):
+            if self._models.is_stopping:
                 return
             with self._models.lock:
                 while model.waiting and model.waiting[0].cancelled():
                     model.waiting.popleft()
-            if model.is_wanted and not model.is_loaded:
-                try:
-                    if not self._make_room_for(model):
-                        return
-                    self._load(model)
-                except ModelLoadError as fault:
-                    self._drop(model, str(fault), fault)
-            with self._models.lock:
-                while model.is_loaded and model.waiting:
+            # One that leaves is unloaded first, once its requests have ended.
+            if model.leaving or model.is_loaded or not model.is_wanted:
+                continue
+            try:
+                self._models.lacks_memory = not self._make_room_for(model)
+                if self._models.lacks_memory:
+                    return
+                self._give_waiting()
+                self._load(model)
+            except ModelLoadError as fault:
+                self._drop(model, str(fault), fault)
+        self._models.lacks_memory = False
+        self._give_waiting()
+
+    def _give_waiting(self) -> None:
+        """Give models that are loaded to all who wait for them."""
+        with self._models.lock:
+            for model in tuple(self._models.wanted):
+                while model.is_loaded and model.waiting and not model.leaving:
                     self._models.give(model, model.waiting.popleft())
                 # Who came after it failed tries again.
-                if not model.waiting:
-                    self._models.wanted.popleft()
+                if not model.waiting and (model.is_loaded or not model.is_answering):
+                    self._models.wanted.remove(model)
 
     def _make_room_for(self, model: PooledModel) -> bool:
         """Free memory for a model to be loaded; return whether there is enough. Raises ModelLoadError."""
@@ -466,3 +477,6 @@ def _collect() -> None:
     if is_frozen:
         gc.freeze()
     mx.clear_cache()
+    # What a model had besides arrays, such as its tokenizer, was many small pieces: glibc keeps those.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

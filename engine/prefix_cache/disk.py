@@ -30,6 +30,9 @@ log = logging.getLogger("reprise.engine")
 MIN_SAVED_TOKENS = 256
 """Fewer new tokens are not worth a file; a later save includes them."""
 
+MIN_STATE_TOKENS = 64
+"""The same, where a later prompt can start only at the end of a file: after an answer, for example."""
+
 HEADER_BYTES = 1024
 """Estimated bytes of a file besides its arrays."""
 
@@ -95,7 +98,8 @@ class Loading:
 class PrefixStore:
     """The prefix files of one model, in a folder that other models and processes may share.
 
-    When they exceed the budget, the least recently used files are deleted first.
+    When they exceed the budget, the file is deleted first that takes most bytes for each of its tokens, times
+    the seconds since it was used. Without state, tokens take equal bytes: then it is the least recently used.
 
     folder: created if missing. Raises OSError if it cannot be used.
     fingerprint: identifies the model and everything else that KV slices depend on.
@@ -167,7 +171,12 @@ class PrefixStore:
             contents.append(each)
         return contents
 
-    def save(self, tokens: Sequence[int], cut: CutSlice, take_state: Callable[[], State]) -> None:
+    def save(
+        self,
+        tokens: Tokens,
+        cut: CutSlice,
+        take_state: Callable[[], State],
+    ) -> None:
         """Start writing the tokens that are not in files yet.
 
         Nothing is written if they are too few, too many bytes already wait for the disk, or they would take
@@ -176,7 +185,8 @@ class PrefixStore:
         """
         added = np.asarray(tokens, np.int32)
         parent, start = self._longest_match(added, False)
-        if len(added) - start < MIN_SAVED_TOKENS or self._num_unwritten_bytes() > MAX_UNWRITTEN_BYTES:
+        min_tokens = min(MIN_SAVED_TOKENS, MIN_STATE_TOKENS) if self._needs_state else MIN_SAVED_TOKENS
+        if len(added) - start < min_tokens or self._num_unwritten_bytes() > MAX_UNWRITTEN_BYTES:
             return
         kv_slice, state = cut(start, len(added)), take_state()
         size = num_bytes(kv_slice) + num_bytes(state) + added[start:].nbytes + HEADER_BYTES
@@ -257,10 +267,15 @@ class PrefixStore:
         return best, length
 
     def _shrink(self) -> None:
-        """Delete the least recently used files that have no children, until the rest fit the budget."""
+        """Delete files that have no children, until the rest fit the budget."""
+        now = time.time()
+
+        def cost(record: Record) -> tuple[float, float]:
+            idle_s = max(0.0, now - record.used_at)
+            return idle_s * record.num_bytes / len(record.header.tokens), -record.used_at
+
         while self.num_bytes > self._budget_bytes:
-            childless = [record for record in self._index.records.values() if not record.children]
-            self._forget(min(childless, key=lambda record: record.used_at))
+            self._forget(max((one for one in self._index.records.values() if not one.children), key=cost))
 
     def _forget(self, record: Record) -> None:
         """Delete a file and all that continue it."""

@@ -8,6 +8,7 @@ only from such a node. All stored arrays are evaluated and share no buffer with 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 import mlx.core as mx
 import numpy as np
@@ -33,6 +34,7 @@ class _Node:
     end: number of tokens from the root to the node's end.
     state: snapshot at the end; empty if none was taken there.
     children: by the first token on their edge.
+    weight: how likely the state is needed, beside others. used_at: the tick at which it was last.
     """
 
     parent: "_Node | None"
@@ -41,6 +43,8 @@ class _Node:
     end: int
     state: State = field(default_factory=list)
     children: "dict[int, _Node]" = field(default_factory=dict)
+    weight: float = 1.0
+    used_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,11 @@ class PrefixStatus:
 
 
 class PrefixCache:
-    """Prefixes in memory, within a budget: the least recently used is dropped first.
+    """Prefixes in memory, within a budget.
 
-    An *entry* is a node at which a put() ended. A node is kept as long as it is an entry or leads to one.
+    An *entry* is a node at which a put() ended. A node is kept as long as it is an entry or leads to one. The
+    least recently used entry is dropped first. With state it is the one that takes most bytes for each token
+    that it saves, times the puts and finds since it was used.
 
     make_empty: makes empty caches of the model.
     needs_state: whether the model's caches hold state besides KV slices.
@@ -80,7 +86,7 @@ class PrefixCache:
         self.needs_state = needs_state
         self.num_bytes = 0
         self._make_empty = make_empty
-        self._hits = self._misses = self.num_evictions = 0
+        self._hits = self._misses = self.num_evictions = self._tick = 0
         self.clear()
 
     def clear(self) -> None:
@@ -97,19 +103,21 @@ class PrefixCache:
             self._hits, self._misses, self.num_evictions,
         )  # fmt: skip
 
-    def put(self, tokens: Sequence[int], cut: CutSlice, state: State) -> None:
+    def put(self, tokens: Tokens, cut: CutSlice, state: State, weight: float = 1.0) -> None:
         """Store what a row's caches hold for tokens.
 
         Nothing is stored if the prefix alone exceeds the budget, or if the model needs state and state is
         empty.
         cut: called at most once, only for the tokens that are not stored yet.
         state: after the last token; empty if there is none.
+        weight: how likely the state is needed at this length, beside others.
         """
         if not len(tokens) or (self.needs_state and not state):
             return
         added = np.asarray(tokens, np.int32)
         last, matched = self._walk(added)
-        if matched == len(added) and not self.needs_state:
+        if matched == len(added) and (not self.needs_state or (last.end == matched and last.state)):
+            last.weight = max(last.weight, weight)
             self._touch(last)
             return
         kv_slice = cut(matched, len(added)) if matched < len(added) else []
@@ -122,7 +130,7 @@ class PrefixCache:
         if matched < len(added):
             node = self._add_child(node, added[matched:], kv_slice)
         if not node.state:
-            node.state = state
+            node.state, node.weight = state, weight
             self._count(state, 1)
         self._entries[node] = None
         self._touch(node)
@@ -134,6 +142,15 @@ class PrefixCache:
         The last token of the prompt is never counted.
         """
         return self._walk(np.asarray(prompt, np.int32)[:-1])[1]
+
+    def count_held(self, tokens: Tokens) -> int:
+        """Return how many leading tokens are stored, the last one included."""
+        return self._walk(np.asarray(tokens, np.int32))[1]
+
+    def state_at(self, tokens: Tokens) -> State:
+        """Return the state after the last token; empty if none is stored there."""
+        node, matched = self._walk(np.asarray(tokens, np.int32))
+        return node.state if matched == len(tokens) == node.end else []
 
     def find(self, prompt: Tokens) -> tuple[Caches, int] | None:
         """Return new caches with the longest stored prefix of prompt, and its length in tokens.
@@ -158,10 +175,35 @@ class PrefixCache:
         return self._last_usable(prompt)[1]
 
     def shrink_to(self, num_bytes: int) -> None:
-        """Drop the least recently used entries until at most num_bytes and MAX_ARRAYS are kept."""
+        """Drop entries until at most num_bytes and MAX_ARRAYS are kept."""
+        costs: list[tuple[float, int, _Node]] = []
         while self._entries and (self.num_bytes > num_bytes or self._num_arrays > MAX_ARRAYS):
             self.num_evictions += 1
-            self._drop(next(iter(self._entries)))
+            self._drop(self._dearest(costs) if self.needs_state else next(iter(self._entries)))
+
+    def _dearest(self, costs: list[tuple[float, int, _Node]]) -> _Node:
+        """Return the entry to drop first. costs: a heap of what entries cost, made if it is empty."""
+        if not costs:
+            costs += [(-self._cost(node), number, node) for number, node in enumerate(self._entries)]
+            heapify(costs)
+        while True:
+            _, number, node = heappop(costs)
+            # What an entry saves has grown if one before it was dropped meanwhile.
+            if not costs or -self._cost(node) <= costs[0][0]:
+                return node
+            heappush(costs, (-self._cost(node), number, node))
+
+    def _cost(self, node: _Node) -> float:
+        """Return the bytes that dropping an entry frees, for each token that it saves, times its age."""
+        freed, above = num_bytes(node.state), node.parent
+        if not node.children:
+            freed += num_bytes(node.kv_slice)
+            while above and above.parent and len(above.children) == 1 and above not in self._entries:
+                freed, above = freed + num_bytes(above.kv_slice), above.parent
+        while above and not above.state:
+            above = above.parent
+        num_saved = node.end - (above.end if above else 0)
+        return (self._tick - node.used_at + 1) * freed / (num_saved * node.weight)
 
     def _last_usable(self, prompt: Tokens) -> tuple[_Node, int]:
         """Return the last node from which a row can start, and the number of tokens that lead there.
@@ -193,6 +235,8 @@ class PrefixCache:
         while node not in self._entries:
             node = next(reversed(node.children.values()))
         self._entries.move_to_end(node)
+        self._tick += 1
+        node.used_at = self._tick
 
     def _add_child(self, node: _Node, tokens: np.ndarray, kv_slice: KVSlice) -> _Node:
         child = _Node(node, tokens, kv_slice, node.end + len(tokens))

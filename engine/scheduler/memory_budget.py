@@ -26,7 +26,7 @@ from engine.kv_cache.groups import count_cells
 from engine.kv_cache.per_row import Caches, leaves
 from engine.kv_cache.recurrent import MAX_LATER_STATES
 from engine.kv_cache.rows import BatchedRows, Rows, Sharing
-from engine.kv_cache.sliding_window import SLACK_TOKENS, WindowKVCache, window_columns
+from engine.kv_cache.sliding_window import BLOCK_TOKENS, SLACK_TOKENS, WindowKVCache, window_columns
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import MemoryLimit
@@ -443,17 +443,26 @@ class MemoryBudget:
         rows = [Demand(length, self._most_sampling) for length in lengths]
         return self._estimate_full(rows, []).total + held <= self.left_bytes
 
-    def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1) -> bool:
+    def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1, num_held: int = 0) -> bool:
         """Drop cached prefixes until copies of a row's caches fit; return whether they do.
 
         model: 0 for the target model, -1 for the draft model.
+        num_held: leading tokens whose keys and values are not copied.
         """
         memory = self._models[model]
         copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self.chunk_tokens)
+        copied -= memory.footprint.token_bytes * num_held
         left = self.left_bytes - self._used_bytes - num_copies * copied
         if left >= 0:
             self._shrink_prefixes(left)
         return left >= 0
+
+    def state_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the target's state after num_tokens, as the prefix cache keeps it."""
+        footprint = self._models[0].footprint
+        # Recurrent state is counted before and after a forward pass.
+        windows = footprint.window_bytes(lambda window: min(num_tokens, window + BLOCK_TOKENS))
+        return footprint.fixed_bytes // 2 + windows
 
     def reserve_reading(self, num_tokens: int) -> bool:
         """Reserve memory until the next make_room() for reading a text; return whether there is enough.

@@ -22,6 +22,15 @@ from engine.speculative.heads.taps import Taps
 from engine.stations import station
 from engine.step_error import StepError
 
+MAX_CUT_SHARE = 0.02
+"""Share of a prompt's time that it may take longer because state is kept of it for later prompts."""
+
+MIN_CUT_TOKENS = 50
+"""Tokens of a prompt for each of these cuts, where the time is not known."""
+
+SNAP_SHARE = 0.75
+"""A chunk ends where state is to be kept rather than is cut there, if that is past this share of it."""
+
 
 class Prefiller:
     """Feeds chunks of prompts to the target model.
@@ -56,6 +65,7 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
+        self._prefix_lookup.plan_checkpoints(sequence, self._max_cuts(sequence))
         sequence.report_progress(sequence.prefill.num_computed)
         if sequence.needs_prompt_logprobs:
             # The first token follows none, so no chunk measures it.
@@ -71,6 +81,7 @@ class Prefiller:
         """
         # With one chunk in flight per prompt, a cancelled prompt stops within a chunk.
         self.clock.settle()
+        self.finish_keeping()
         if not self.prefilling:
             return False
 
@@ -86,14 +97,20 @@ class Prefiller:
                 if chunk:
                     self._feed(sequence, chunk, self._costs_of(sequence, num_rows), dispatch)
                 if sequence.num_to_prefill == 0 and not sequence.needs_prompt_logprobs:
-                    join(sequence)
-                    # Only now: if the engine dies meanwhile, the sequence must still be found.
-                    self.prefilling.remove(sequence)
+                    self._complete(sequence, join)
             except StepError:
                 raise
             except Exception as fault:
                 sequence.fail_with(fault)
         return any(chunks)
+
+    def _complete(self, sequence: Sequence, join: Callable[[Sequence], None]) -> None:
+        """Let a sequence join the rows, as its prompt is complete."""
+        if self._prefix_lookup.wants_end(sequence):
+            self._prefix_lookup.start_keeping(sequence, sequence.prefill.num_computed)
+        join(sequence)
+        # Only now: if the engine dies meanwhile, the sequence must still be found.
+        self.prefilling.remove(sequence)
 
     def left_s(self) -> float:
         """Return an upper estimate of the seconds that all prompts still take, with no row beside them."""
@@ -115,6 +132,13 @@ class Prefiller:
         """Return the costs of a sequence's chunks. Log probabilities need logits, which others do not."""
         return self._costs[num_rows > 0, sequence.needs_prompt_logprobs]
 
+    def _max_cuts(self, sequence: Sequence) -> int:
+        """Return how often a prompt may be cut, each for about a forward pass of one token."""
+        num_left, plain_s = sequence.num_to_prefill, self.clock.plain_s
+        if not plain_s:
+            return num_left // MIN_CUT_TOKENS
+        return int(MAX_CUT_SHARE * self._seconds(sequence, self._costs_of(sequence, 0), num_left) / plain_s)
+
     def _seconds(self, sequence: Sequence, costs: PrefillCosts, num_tokens: int) -> float:
         """Return an upper estimate of the seconds that the next num_tokens of a prompt take."""
         num_left = len(sequence.tokens) - 1 - sequence.prefill.num_computed
@@ -130,8 +154,11 @@ class Prefiller:
         if sequence.needs_prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
         end = min(prefill.num_computed + chunk, len(sequence.tokens) - 1)
-        within = (length for length in prefill.keep_at if prefill.num_computed < length < end)
+        wanted = {*prefill.keep_at, *prefill.rungs}
+        within = (length for length in wanted if prefill.num_computed < length < end)
         cuts = [] if self._prefix_lookup.can_look_back else sorted(within)
+        if cuts and end < len(sequence.tokens) - 1 and cuts[-1] >= end - (1 - SNAP_SHARE) * chunk:
+            end = cuts.pop()
         for stop in (*cuts, end):
             if stop > prefill.num_computed and not sequence.ended:
                 self._feed_part(sequence, stop, costs, dispatch)
@@ -161,13 +188,15 @@ class Prefiller:
         dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
         prefill.num_computed = stop
         prefill.widest_chunk = max(prefill.widest_chunk, num_fed)
-        if passed := sorted(length for length in prefill.keep_at if num_before < length <= stop):
-            # A copy waits for the chunk, whose time would be lost.
+        for length in sorted({*prefill.keep_at, *prefill.rungs}):
+            if num_before < length <= stop and not sequence.ended:
+                self._prefix_lookup.start_keeping(sequence, length)
+
+    def finish_keeping(self) -> None:
+        """Keep what chunks have passed of prompts, once they are computed."""
+        if self._prefix_lookup.is_keeping:
             self.clock.settle()
-            for length in passed:
-                if not sequence.ended:
-                    self._prefix_lookup.keep_prefilled(sequence, length)
-            self.clock.reset()
+            self._prefix_lookup.finish_keeping()
 
     def _forward(self, sequence: Sequence, tokens: mx.array) -> tuple[mx.array, list[mx.array]]:
         """Feed (1, width) tokens; return their logits, and their states if a head is to read them."""
@@ -183,6 +212,7 @@ class Prefiller:
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
         """Handle a chunk whose computation failed. Raises StepError if its sequence has joined the rows."""
+        self._prefix_lookup.drop_copies()
         if sequence in self.prefilling:
             sequence.fail_with(fault)
         elif not sequence.ended:

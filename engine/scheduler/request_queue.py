@@ -77,6 +77,7 @@ class RequestQueue:
                 continue
             for overtaken in too_large:
                 overtaken.num_overtaken += 1
+            self.prefiller.finish_keeping()
             try:
                 sequence.admit(*self.prefix_lookup.find(sequence, members, rows, prefilling))
                 self.prefiller.begin(sequence)

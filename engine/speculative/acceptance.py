@@ -148,7 +148,7 @@ class Acceptance:
             self._num_lines += sum(token in self.line_ends for token in tokens)
 
     def _line_ends_in(self, draft: Draft) -> frozenset[int]:
-        return frozenset() if draft.source in FRESH_SOURCES else self.line_ends
+        return frozenset() if draft.is_guess or draft.source in FRESH_SOURCES else self.line_ends
 
     def _find_line_end_rates(self) -> list[float]:
         self._line_end_rates = []

@@ -34,6 +34,10 @@ class DrafterWork:
         """Whether there is anything to do."""
         return bool(self._reading or self._closing)
 
+    def is_reading(self, seq: int) -> bool:
+        """Whether anything is left to read for a sequence."""
+        return seq in self._reading
+
     def read(self, seq: int, slices: Slices) -> None:
         """Do these slices in the steps to come, unless the sequence is closed before."""
         self._reading[seq] = slices

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, Slices
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, ReadsViews, SequenceStart, Slices, View
 from engine.request import DraftingReport, GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
@@ -153,6 +153,8 @@ class SequenceDrafts:
     request_id: str = ""
     counts: DraftCounts = field(default_factory=DraftCounts)
     asked_s: float = 0.0
+    _views: Sequence[View] = ()
+    _num_views: int = 0
     _proposed: list[Draft] = field(default_factory=list)
     _best: Draft = NO_DRAFT
     _best_rate: float = 0.0
@@ -174,11 +176,22 @@ class SequenceDrafts:
             for drafter in self.drafters[:]
             if (slices := self._guard(drafter, partial(drafter.open, start)))
         ]
+        self._views = request.views
         if not self.gate.is_final:
             reading.insert(0, self._score(partial(score, request.prompt), decide_by_score))
-        if reading:
-            self.work.read(self.seq, itertools.chain.from_iterable(reading))
+        if reading or self._views:
+            self.work.read(self.seq, _in_turns(itertools.chain.from_iterable(reading), self._read_views()))
         self.counts.open_s = perf_counter() - began
+
+    def _read_views(self) -> Slices:
+        """Let drafters read the views that were not read yet."""
+        while self._num_views < len(self._views):
+            view = self._views[self._num_views]
+            self._num_views += 1
+            for drafter in self.drafters[:]:
+                if isinstance(drafter, ReadsViews):
+                    slices = self._guard(drafter, partial(drafter.add_view, self.seq, view))
+                    yield from self._read(drafter, slices or iter(()))
 
     def _score(
         self,
@@ -253,7 +266,7 @@ class SequenceDrafts:
                 if estimate.is_worth:
                     self._best = NO_DRAFT
                     return estimate
-            if rate > self._best_rate:
+            if rate > self._best_rate and not draft.is_guess:
                 self._best, self._best_rate = draft, rate
         return DraftEstimate()
 
@@ -288,6 +301,7 @@ class SequenceDrafts:
         query = DraftQuery(self.seq, limit)
         # Reading the clock can take longer than a drafter that has nothing, so all such are timed together.
         start = perf_counter()
+        guesses: list[Draft] = []
         for drafter in self.drafters[:]:
             if drafter.name in self.gate.later:
                 continue
@@ -300,16 +314,21 @@ class SequenceDrafts:
                 self._note_asked(start)
                 if self.matcher:
                     draft = _cut(draft, self.matcher, forced)
-                if draft.tokens:
+                if draft.is_guess:
+                    guesses.append(draft)
+                elif draft.tokens:
                     yield draft
                 start = perf_counter()
         self._note_asked(start)
         if forced:
             yield Draft(forced, GRAMMAR, 0, GRAMMAR_PRIOR)
+        if not (self.can_ask_model or self.masks):
+            yield from guesses
 
     def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_verified: int = 0) -> None:
         """Pass the committed tokens of one step to the drafters, and learn from every draft proposed for it.
 
+        Views that have come meanwhile are read in the steps to come.
         verified, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
         self.counts.num_forwards += 1
@@ -332,6 +351,8 @@ class SequenceDrafts:
         self.counts.add_tokens(verified.source, num_accepted, len(tokens))
         if num_verified:
             self.counts.add_draft(verified.source, num_verified, num_accepted)
+        if self._num_views < len(self._views) and not self.work.is_reading(self.seq):
+            self.work.read(self.seq, self._read_views())
         start = perf_counter()
         for drafter in self.drafters[:]:
             try:
@@ -394,6 +415,17 @@ class SequenceDrafts:
         if drafter in self.drafters:
             self.drafters.remove(drafter)
             self._guard(drafter, partial(drafter.close, self.seq))
+
+
+def _in_turns(*works: Slices) -> Slices:
+    """Do a slice of each work in turn."""
+    left = list(works)
+    while left:
+        for slices in left[:]:
+            if (num_tokens := next(slices, None)) is None:
+                left.remove(slices)
+            else:
+                yield num_tokens
 
 
 def _cut(draft: Draft, matcher: "Matcher", forced: list[int]) -> Draft:

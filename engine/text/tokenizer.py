@@ -1,7 +1,6 @@
 """Encode and decode text and render chats, for the server's side of the thread boundary.
 
-Wraps mlx-lm's tokenizer. Two calls must not run at once: the server makes all of them on one thread of its
-own. The engine's thread detokenizes with objects that share no mutable state with it.
+Wraps mlx-lm's tokenizer. Any thread may encode, decode and render, and several at once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,10 +14,17 @@ from engine.foreign.chat_templates import isolate_templates
 from engine.foreign.tool_calls import PARSERS, WrittenCall
 from engine.request import PromptEnd
 from engine.text.call_formats import HARMONY_ENDS, has_parser, inner_tokens, recognize
+from engine.text.encoding import TextEncoder
 from engine.text.fim import FimTokens, find_fim
 from engine.text.markers import HARMONY, Marker, Markers, ends_with
 from engine.text.templates.chat_template import ChatTemplate, TemplateError
 from engine.text.templates.fit import CALL_END, CALL_GAP, CALL_START
+from engine.text.templates.message_openings import (
+    HEAD_CHARACTERS,
+    HEAD_TOKENS,
+    MessageOpenings,
+    find_openings,
+)
 from engine.text.token_bytes import decode_partial
 from engine.text.token_table import TokenTable, read_table
 
@@ -31,7 +37,6 @@ REPLACEMENT = "\ufffd"
 MAX_DECODED = 1 << 15
 """Tokens whose text is kept: those used last. One takes about 200 bytes."""
 
-_AROUND_OPENING: tuple[PromptEnd, PromptEnd] = ("messages", "answer")
 _SPOKEN = "Looking."
 
 
@@ -52,7 +57,8 @@ class Tokenizer:
         self.wrapped = wrapped
         if self.has_chat_template:
             isolate_templates()
-        self._template = ChatTemplate(wrapped)
+        self._encoder = TextEncoder(wrapped._tokenizer)
+        self._template = ChatTemplate(wrapped, self._encoder)
         self.vocab_size = vocab_size
         self._cache_folder = cache_folder
         self._file_digest = file_digest
@@ -217,20 +223,25 @@ class Tokenizer:
         return Marker(text, tuple(self.encode_answer(text))) if text else None
 
     @cached_property
-    def answer_opening(self) -> tuple[int, ...]:
-        """The first two tokens with which the chat template opens an answer; empty if it opens none."""
+    def openings(self) -> MessageOpenings:
+        """How messages begin in prompts that the chat template makes."""
         if not self.has_chat_template:
-            return ()
-        messages = [{"role": "user", "content": "a"}]
-        try:
-            closed, opened = (
-                self._template.render_unchanged(messages, None, {}, end) for end in _AROUND_OPENING
-            )
-        # A template is a program that comes with the model: it may raise anything.
-        except Exception:
-            return ()
-        # Later tokens differ between requests, for example if reasoning is switched off.
-        return tuple(opened[len(closed) :][:2]) if opened[: len(closed)] == closed else ()
+            return MessageOpenings()
+
+        def render(messages: list[dict[str, Any]], end: PromptEnd) -> list[int]:
+            return self._template.render_unchanged(messages, None, {}, end)
+
+        return find_openings(render, frozenset(self.backend.get_added_tokens_decoder()))
+
+    def find_head_end(self, prompt: Sequence[int], text: str) -> int:
+        """Return where system text and tools end in a prompt; 0 if that is not known.
+
+        text: what the user says first.
+        """
+        said = text.strip()
+        ids = self.encode_answer(said[:HEAD_CHARACTERS]) if said else []
+        is_whole = len(said) <= HEAD_CHARACTERS and len(ids) <= HEAD_TOKENS
+        return self.openings.head_end(prompt, ids[:HEAD_TOKENS], is_whole=is_whole)
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the marker that begins reasoning, and perhaps whitespace."""
@@ -256,11 +267,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text, with the beginning-of-sequence token if the model wants one."""
-        return list(self.wrapped.encode(text))
+        return self._encoder.encode(text, adds_specials=True)
 
     def encode_answer(self, text: str) -> list[int]:
         """Return the ids of text as part of an answer, without the special tokens around a prompt."""
-        return list(self.wrapped.encode(text, add_special_tokens=False))
+        return self._encoder.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; incomplete characters become U+FFFD."""

@@ -4,13 +4,11 @@ Translation between vocabularies relies on bytes and never on what a tokenizer d
 up and normalize. Everything encoded here is therefore compared with the input, byte for byte.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 
-from tokenizers import Tokenizer as Backend
-
+from engine.text.encoding import copy_backend
 from engine.text.text_boundaries import NO_BOUNDARIES, make_word_boundary_pattern
 from engine.text.token_bytes import VocabularyError as VocabularyError
 from engine.text.tokenizer import Tokenizer
@@ -41,30 +39,6 @@ MAX_CACHED_WORD_BYTES = 64
 WORD = re.compile(r"\s*\S+|\s+")
 # Python's surrogateescape maps bytes that are not UTF-8 to U+DC80 to U+DCFF.
 RUN = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
-
-
-def copy_backend(backend: Backend) -> Backend:
-    """Copy a tokenizer, without padding, truncation and dropout.
-
-    The copy shares the original's model, which nothing changes and which is slow to copy.
-    """
-    if getattr(backend.model, "dropout", None):
-        # BPE dropout would cut text at random.
-        config = json.loads(backend.to_str())
-        config["model"]["dropout"] = None
-        copy = Backend.from_str(json.dumps(config))
-    else:
-        copy = Backend(backend.model)
-        copy.normalizer, copy.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
-        copy.post_processor, copy.decoder = backend.post_processor, backend.decoder
-        added = backend.get_added_tokens_decoder()
-        copy.add_tokens([added[token] for token in sorted(added)])
-        if repr(copy.get_added_tokens_decoder()) != repr(added):
-            # Added tokens whose ids do not follow those of the model.
-            copy = Backend.from_str(backend.to_str())
-    copy.no_padding()
-    copy.no_truncation()
-    return copy
 
 
 class Vocabulary:

@@ -65,7 +65,16 @@ async def answer_chat(
     if body.is_scoring:
         make_parser = echo_parsers([""], body.n, is_alone=True)
     return await respond(
-        request, service, body, presenter, [prompt.tokens], make_parser, prompt.prediction, grammar
+        request,
+        service,
+        body,
+        presenter,
+        [prompt.tokens],
+        make_parser,
+        prompt.prediction,
+        grammar,
+        prompt.head_tokens,
+        prompt.views,
     )
 
 

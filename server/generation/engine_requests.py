@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from config.settings import Settings
-from engine.request import DraftType, GenerationRequest, Grammar, ModelInfo, Sampling
+from engine.request import DraftType, GenerationRequest, Grammar, ModelInfo, Sampling, View
 from engine.stations import station
 from server.errors import BadRequestError, ContextLengthError
 from server.generation.streaming_decoding import choose_streaming
@@ -26,10 +26,12 @@ def make_engine_requests(
     prediction: tuple[int, ...] = (),
     tenant: str = "",
     grammar: Grammar | None = None,
+    head_tokens: int = 0,
+    views: Sequence[View] = (),
 ) -> list[GenerationRequest]:
     """Make one engine request for each choice: all choices of the first prompt first, as OpenAI does.
 
-    prediction, tenant, grammar: see GenerationRequest; the same for all choices.
+    prediction, tenant, grammar, head_tokens, views: see GenerationRequest; the same for all choices.
     Raises BadRequestError if the model or the settings forbid a token id, the length, n, the draft
         type or how to decode.
     """
@@ -74,6 +76,7 @@ def make_engine_requests(
                     stop=body.stop,
                     draft=body.draft.choice,
                     prediction=prediction,
+                    views=views,
                     tenant=tenant,
                     grammar=grammar,
                     top_logprobs=body.num_top_logprobs,
@@ -84,6 +87,7 @@ def make_engine_requests(
                     reports_origins=body.draft.trace,
                     streaming=streaming,
                     loop_guard_tokens=guard,
+                    head_tokens=max(0, head_tokens - len(whole) + len(prompt)),
                 )
             )
     return requests

@@ -19,6 +19,7 @@ from server.http.model_uses import end_later
 from server.http.request_log import note_ignored, record_of
 from server.logs import LOGGER
 from server.requests.models import KeepAlive, keep_alive_s
+from server.threads import MODEL_FILES
 
 Answer = Callable[[Service], Awaitable[Response]]
 """Answers a request with the objects of the model that it asks for."""
@@ -54,7 +55,7 @@ async def serve_model(
     keep_s = keep_alive_s(keep_alive)
     name = await find_loadable(service, model)
     record_of(request).model = name
-    future = await asyncio.to_thread(_acquire, service.models, name)
+    future = await MODEL_FILES.run(_acquire, service.models, name)
 
     async def answer_with(use: ModelUseProtocol) -> Response:
         use.keep_s = keep_s
@@ -72,10 +73,10 @@ async def find_loadable(service: Service, model: str | None) -> str:
     """Return the name of a model that requests may use. Raises ModelNotFoundError or ForbiddenError."""
     assert service.models is not None
     name = service.resolve(model)
-    entry = await asyncio.to_thread(service.models.find, name)
+    entry = await MODEL_FILES.run(service.models.find, name)
     if entry is None:
         name = service.resolve_unknown(name)
-        entry = await asyncio.to_thread(service.models.find, name)
+        entry = await MODEL_FILES.run(service.models.find, name)
     may_load = service.settings.allow_load or name == service.settings.model_name
     if entry is not None and entry.state == "unloaded" and not may_load:
         raise ForbiddenError(

@@ -1,27 +1,33 @@
-"""Encode prompts on a separate thread.
-
-The tokenizer supports one caller at a time, and the event loop must not wait for it.
-"""
+"""Encode prompts, and compile grammars, on threads: the event loop must not wait for them."""
 
 import asyncio
+import logging
+import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
-from engine.request import EngineError, Grammar, GrammarError, PromptEnd
+from engine.request import DraftType, EngineError, Grammar, GrammarError, PromptEnd, View
 from engine.text.fim import FimTokens
 from server.engine_protocol import EngineProtocol
-from server.errors import BadRequestError, ClientGoneError, from_engine
+from server.errors import (
+    BadRequestError,
+    ClientGoneError,
+    UnavailableError,
+    from_engine,
+    retry_after,
+)
 from server.generation.engine_requests import check_token_ids, context_error
 from server.generation.infill import Hole, encode_hole
 from server.generation.truncation import cuts, fit
 from server.http.request_log import note_relaxed
+from server.http.tenants import key_digest
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
@@ -32,15 +38,26 @@ from server.tool_formats.harmony_prompt import (
     to_harmony_messages,
     to_harmony_tools,
 )
+from server.turns import Turns, client_of
 from server.validation.closed_schema import closed
 from server.validation.grammar_errors import explain_grammar_error
 from server.validation.json_schema import check_schema
 from server.validation.relaxed_schema import RelaxedSchema, relaxations
+from server.views.making import ViewMaker, Views
+
+log = logging.getLogger("reprise.server")
 
 TokenIds = tuple[int, ...]
+Json = dict[str, Any]
+LANES = (2**14, 2**18, sys.maxsize)
+"""The most characters of the jobs of each thread, which take some 20 ms, 300 ms, or several seconds."""
+LIMIT_S = 60.0
+"""Maximum time from a prompt's arrival until it is encoded."""
 ResultT = TypeVar("ResultT")
 MAX_UTF8_BYTES = 4
 """Maximum bytes of one character in UTF-8."""
+MAX_VIEW_BYTES = 16 << 20
+"""Maximum bytes of views that are kept for later turns: four million tokens."""
 MAX_TRUNCATED_CONTEXTS = 4
 """Maximum length of a prompt of which only the end is kept, in contexts: all of it has to be encoded."""
 
@@ -52,12 +69,15 @@ class ChatPrompt:
     prediction: token ids of the output that the client predicts; often none.
     is_thinking: the prompt has already opened the model's reasoning.
     num_dropped: the oldest messages that were left out, as the request asked for it.
+    head_tokens, views: see GenerationRequest.
     """
 
     tokens: TokenIds
     prediction: TokenIds = ()
     is_thinking: bool = False
     num_dropped: int = 0
+    head_tokens: int = 0
+    views: Sequence[View] = ()
 
 
 def json_grammar(schema: dict[str, Any]) -> Grammar:
@@ -82,18 +102,29 @@ def merge_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]
 class PromptEncoder:
     """Renders chat templates, encodes prompts and compiles grammars.
 
-    Text that is certainly too long for the context is refused before it is encoded; otherwise one client
-    could keep the thread busy.
+    There is a thread for each of LANES, so that a job waits for none that is much longer, and one for
+    grammars. Clients take turns on each. A job that has begun cannot be stopped, so text that is certainly
+    too long for the context is refused before it is encoded.
 
-    max_pending: maximum number of requests that wait for the thread.
+    max_pending: maximum number of requests of a client that wait, or whose jobs run.
+    draft_type: of requests that do not say.
+
+    making_views: the views that are being made.
     """
 
-    def __init__(self, engine: EngineProtocol, max_pending: int, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: EngineProtocol, max_pending: int, metrics: Metrics, draft_type: DraftType = "auto"
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._max_pending = max_pending
-        self._num_pending = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._num_pending: Counter[str] = Counter()
+        self._lanes = {size: Turns(f"prompts-{size}") for size in LANES}
+        self._grammars = Turns("grammars")
+        self._views = Turns("views")
+        self._draft_type = draft_type
+        self._view_maker = ViewMaker(engine, MAX_VIEW_BYTES)
+        self.making_views: set[asyncio.Task[None]] = set()
 
     async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
         """Render and encode a conversation. Raises BadRequestError, and what _run() raises."""
@@ -111,9 +142,11 @@ class PromptEncoder:
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
         tools = [tool.for_template() for tool in body.shown_tools]
-        self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_UTF8_BYTES, "tools")
-        return await self._run(
+        num_tool_bytes = sum(len(to_json(tool)) for tool in tools)
+        self._check_size(num_tool_bytes // MAX_UTF8_BYTES, "tools")
+        prompt = await self._encode(
             request,
+            num_characters + len(predicted) + num_tool_bytes,
             self._encode_chat,
             messages,
             tools,
@@ -122,6 +155,7 @@ class PromptEncoder:
             body.prompt_end,
             reserved,
         )
+        return replace(prompt, views=self._begin_views(request, body, messages, tools))
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
         """Return the token ids of each prompt. Raises BadRequestError, and what _run() raises."""
@@ -130,23 +164,29 @@ class PromptEncoder:
                 self._check_size(len(prompt), "prompt", _num_contexts(body))
         tokenizer = self._engine.tokenizer
         encode = tokenizer.encode if body.add_special_tokens else tokenizer.encode_answer
-        return await self._run(request, self._encode_all, body.prompt, encode)
+        return await self._encode(request, sum(map(len, body.prompt)), self._encode_all, body.prompt, encode)
 
     async def encode_holes(
         self, request: Request, fim: FimTokens, holes: Sequence[Hole], body: CompletionRequest
     ) -> list[TokenIds]:
         """Return the prompt for each hole. Raises BadRequestError, and what _run() raises."""
-        for hole in holes:
-            num_characters = sum(len(name) + len(text) for name, text in hole.others)
-            self._check_size(len(hole.before) + len(hole.after) + num_characters, "prompt")
+        sizes = [
+            len(hole.before) + len(hole.after) + sum(len(name) + len(text) for name, text in hole.others)
+            for hole in holes
+        ]
+        for size in sizes:
+            self._check_size(size, "prompt")
         encode = partial(encode_hole, self._engine.tokenizer, fim, has_special=body.add_special_tokens)
-        return await self._run(request, lambda: [encode(hole) for hole in holes])
+        return await self._encode(request, sum(sizes), lambda: [encode(hole) for hole in holes])
 
     async def decode_prompts(self, request: Request, body: CompletionRequest) -> list[str]:
         """Return the text of each prompt, to be echoed. Raises what _run() raises."""
         decode = self._engine.tokenizer.decode
-        return await self._run(
-            request, lambda: [prompt if isinstance(prompt, str) else decode(prompt) for prompt in body.prompt]
+        size = sum(map(len, body.prompt))
+        return await self._encode(
+            request,
+            size,
+            lambda: [prompt if isinstance(prompt, str) else decode(prompt) for prompt in body.prompt],
         )
 
     async def compile_grammar(self, request: Request, grammar: Grammar, param: str) -> Grammar:
@@ -156,7 +196,7 @@ class PromptEncoder:
         Raises BadRequestError if the grammar cannot be used, and what _run() raises.
         """
         try:
-            return await self._run(request, self._engine.compile_grammar, grammar)
+            return await self._run(request, self._grammars, self._engine.compile_grammar, grammar)
         except GrammarError as fault:
             message = f"'{param}' {explain_grammar_error(str(fault))}."
             raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
@@ -214,7 +254,7 @@ class PromptEncoder:
         self._check_size(len(text), param)
         tokenizer = self._engine.tokenizer
         encode = tokenizer.encode if is_prompt else tokenizer.encode_answer
-        return tuple(await self._run(request, encode, text))
+        return tuple(await self._encode(request, len(text), encode, text))
 
     async def decode(self, request: Request, tokens: Sequence[int]) -> str:
         """Return the text of token ids. Raises BadRequestError, and what _run() raises."""
@@ -223,50 +263,86 @@ class PromptEncoder:
         if not tokens:
             return ""
         check_token_ids(tokens, "tokens", self._engine.info)
-        return await self._run(request, self._engine.tokenizer.decode, tokens)
+        return await self._encode(request, len(tokens), self._engine.tokenizer.decode, tokens)
 
     async def token_bytes(self, request: Request, tokens: Sequence[int]) -> list[bytes]:
         """Return the bytes of each token. Raises what _run() raises."""
         bytes_of = self._engine.tokenizer.piece
-        return await self._run(request, lambda: [bytes_of(token) for token in tokens])
-
-    def run_and_wait(self, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job on the thread and wait for it. Do not call it on the event loop.
-
-        Raises CancelledError if the server stops.
-        """
-        return self._thread.submit(job).result()
+        return await self._encode(request, len(tokens), lambda: [bytes_of(token) for token in tokens])
 
     def close(self) -> None:
-        """Stop the thread and drop the jobs that still wait for it."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Stop the threads and drop the jobs that still wait for them."""
+        for turns in (*self._lanes.values(), self._grammars, self._views):
+            turns.close()
 
-    async def _run(self, request: Request, job: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Run a job on the thread.
+    async def _encode(
+        self, request: Request, size: int, job: Callable[..., ResultT], *arguments: object
+    ) -> ResultT:
+        """Run a job in the lane of its size, the characters or tokens that it reads. Raises as _run()."""
+        lane = next(lane for limit, lane in self._lanes.items() if size <= limit)
+        return await self._run(request, lane, job, *arguments)
 
-        Raises ClientGoneError if the client disconnects first, TooBusyError if too many jobs are waiting, and
-        UnavailableError if the server stops.
+    async def _run(
+        self, request: Request, turns: Turns, job: Callable[..., ResultT], *arguments: object
+    ) -> ResultT:
+        """Run a job when it is the client's turn.
+
+        Raises ClientGoneError if the client disconnects first, TooBusyError if too many of its jobs are
+        waiting, and UnavailableError if it takes longer than LIMIT_S or the server stops.
         """
-        if self._num_pending >= self._max_pending:
+        client = client_of(request)
+        if self._num_pending[client] >= self._max_pending:
             raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
-        self._num_pending += 1
+        self._num_pending[client] += 1
         start_s = time.perf_counter()
-        future = asyncio.get_running_loop().run_in_executor(self._thread, partial(job, *arguments))
+        running = asyncio.ensure_future(turns.run(client, partial(job, *arguments)))
         # The body has been read, so the next message is a disconnect.
         disconnect = asyncio.ensure_future(request.receive())
-        either: set[asyncio.Future[Any]] = {future, disconnect}
+        either: set[asyncio.Future[Any]] = {running, disconnect}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not future.done():
-                future.cancel()
+            await asyncio.wait(either, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                if running.cancelled():
+                    raise from_engine(EngineError("draining", "The server is shutting down."))
+                return running.result()
+            if disconnect.done():
                 raise ClientGoneError
-            if future.cancelled():
-                raise from_engine(EngineError("draining", "The server is shutting down."))
-            return future.result()
+            raise UnavailableError(
+                f"The prompt was not encoded within {LIMIT_S:g} s. Try again later, or shorten it.",
+                code="prompt_timeout",
+                headers=retry_after(LIMIT_S),
+            )
         finally:
+            running.cancel()
             disconnect.cancel()
-            self._num_pending -= 1
+            self._num_pending[client] -= 1
+            # The counter keeps no client that has left.
+            self._num_pending += Counter()
             self._metrics.count_wait("prompts", time.perf_counter() - start_s)
+
+    def _begin_views(
+        self, request: Request, body: ChatRequest, messages: Sequence[Json], tools: Sequence[Json]
+    ) -> Views:
+        """Return the views of a conversation, which are made while its prompt is answered.
+
+        None are made if nothing looks in them, or too many are being made.
+        """
+        views: Views = []
+        looks_up = (body.draft.type or self._draft_type) in ("auto", "suffix") and body.draft.max_tokens != 0
+        if looks_up and len(self.making_views) < self._max_pending:
+            slices = self._view_maker.make(messages, tools, key_digest(request), views)
+            task = asyncio.ensure_future(self._make_views(client_of(request), slices))
+            self.making_views.add(task)
+            task.add_done_callback(self.making_views.discard)
+        return views
+
+    async def _make_views(self, client: str, slices: Iterator[None]) -> None:
+        """Make views slice by slice; clients take turns. An answer needs none, so a fault is only logged."""
+        try:
+            while await self._views.run(client, partial(next, slices, True)) is None:
+                pass
+        except Exception:
+            log.error("the views of a conversation cannot be made", exc_info=True)
 
     def _check_size(self, num_characters: int, param: str, num_contexts: int = 1) -> None:
         """Refuse text that certainly has more tokens than so many contexts."""
@@ -285,13 +361,13 @@ class PromptEncoder:
         reserved_tokens: int | None,
     ) -> ChatPrompt:
         """Render and encode. reserved_tokens: for the answer if turns may be left out; None if none may."""
-        is_harmony = self._engine.tokenizer.markers.is_harmony
+        is_harmony, shown_tools = self._engine.tokenizer.markers.is_harmony, tools
         if is_harmony:
-            tools, arguments = to_harmony_tools(tools), to_harmony_arguments(arguments)
+            shown_tools, arguments = to_harmony_tools(tools), to_harmony_arguments(arguments)
 
         def encode(some: Sequence[dict[str, Any]]) -> TokenIds:
             return self._render(
-                to_harmony_messages(some) if is_harmony else list(some), tools, arguments, end
+                to_harmony_messages(some) if is_harmony else list(some), shown_tools, arguments, end
             )
 
         prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
@@ -306,7 +382,9 @@ class PromptEncoder:
             self._check_size(sum(len(one["content"] or "") for one in newest.messages), "messages")
             tokens, num_dropped = fit(messages, self._engine.info.context_tokens, reserved_tokens, encode)
         is_thinking = self._engine.tokenizer.opens_thinking(tokens)
-        return ChatPrompt(tokens, prediction, is_thinking, num_dropped)
+        said = next((one["content"] for one in messages if one["role"] == "user"), None)
+        head_tokens = self._engine.tokenizer.find_head_end(tokens, said or "")
+        return ChatPrompt(tokens, prediction, is_thinking, num_dropped, head_tokens)
 
     def _render(
         self,

@@ -8,7 +8,7 @@
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -85,9 +85,7 @@ def _text(service: Service, engine_request: GenerationRequest, end: Finished) ->
     tokens = end.tokens
     if tokens and tokens[-1] in tokenizer.eos_ids:
         tokens = tokens[:-1]
-    decode: Callable[[Sequence[int]], str] = tokenizer.decode
-    prompt, output = service.prompts.run_and_wait(lambda: (decode(engine_request.prompt), decode(tokens)))
-    return {"prompt": prompt, "output": output}
+    return {"prompt": tokenizer.decode(engine_request.prompt), "output": tokenizer.decode(tokens)}
 
 
 def _counts(end: Finished) -> dict[str, Any]:

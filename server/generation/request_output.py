@@ -26,6 +26,7 @@ from server.output.parts import (
 )
 from server.output.usage import count_usage, fill_record, measure_timings
 from server.requests.generation_fields import GenerationFields
+from server.threads import FORMAT
 
 MAX_DELTAS_AT_ONCE = 256
 """Maximum deltas, and about as many log probabilities, that are parsed and formatted before the event loop
@@ -148,7 +149,7 @@ class RequestOutput:
         """
         run = station("format")(write)
         if any(request.top_logprobs is not None for request in self.submission.engine_requests):
-            return await asyncio.to_thread(run)
+            return await FORMAT.run(run)
         return run()
 
     def usage(self) -> UsageBlock:

@@ -6,7 +6,7 @@ from functools import partial
 
 from fastapi import Request, Response
 
-from engine.request import Grammar
+from engine.request import Grammar, View
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation.engine_requests import make_engine_requests
 from server.generation.prompts import TokenIds
@@ -32,6 +32,8 @@ async def respond(
     make_parser: MakeParser,
     prediction: TokenIds = (),
     grammar: Grammar | None = None,
+    head_tokens: int = 0,
+    views: Sequence[View] = (),
 ) -> Response:
     """Generate a whole response or a stream. Raises ApiError before any of the response is sent."""
     record = record_of(request)
@@ -45,6 +47,8 @@ async def respond(
         prediction,
         tenant,
         grammar,
+        head_tokens,
+        views,
     )
     submission = Submission(service, engine_requests, body.n, _grammar_param(body))
     output = RequestOutput(service, record, submission, make_parser, body)

@@ -11,12 +11,13 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.errors import BadRequestError
+from server.http.connection_limit import ConnectionLimit
 
 MAX_HEAD_BYTES = 32 * 2**10
 """Maximum bytes of a request line and headers together. Checked only while they are still incomplete."""
 
 
-class Connection(H11Protocol):
+class Connection(ConnectionLimit, H11Protocol):
     """uvicorn's HTTP/1.1 protocol, with a timeout for the request line and headers.
 
     head_timeout_s: seconds from connecting, or from the first byte of a later request, to the end of the

@@ -1,6 +1,5 @@
 """Check a finished answer against the whole schemas that a grammar enforces only in part."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +14,7 @@ from server.output.parts import (
     ParseCalls,
     Part,
 )
+from server.threads import SCHEMA_CHECKS
 
 Check = Callable[[str, str], bool | None]
 
@@ -89,7 +89,7 @@ class CheckedParser:
 
     async def _check(self) -> Sequence[WrittenCall]:
         output = ChoiceOutput.of(self._parts)
-        result = await asyncio.to_thread(self._schemas.check, output, self._is_valid)
+        result = await SCHEMA_CHECKS.run(self._schemas.check, output, self._is_valid)
         assert self._end is not None
         self._end = replace(self._end, schema_valid="unknown" if result is None else result)
         return ()

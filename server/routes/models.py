@@ -3,13 +3,22 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from engine.request import ModelEntry, ModelInfo
 from server.engine_protocol import ModelsProtocol
-from server.errors import ApiError, ForbiddenError, ModelNotFoundError, RequestFailedError, from_load
+from server.errors import (
+    ApiError,
+    ForbiddenError,
+    ModelNotFoundError,
+    RequestFailedError,
+    TooBusyError,
+    from_load,
+    retry_after,
+)
 from server.generation.model_use import find_loadable, serve_model
 from server.generation.service import Service, service_of
 from server.generation.sse import TokenStream
@@ -25,7 +34,12 @@ from server.messages_api.models import (
 )
 from server.output.openai_objects import ListedModelCard, ListedModels, ModelCard, ModelList, ModelMeta
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
+from server.threads import MODEL_FILES
 from server.validation.body import read_body
+
+MAX_PULLS = 4
+"""Maximum number of downloads at once. Each has a thread, which may wait long for the hub."""
+PULL_RETRY_S = 30.0
 
 REPORT_S = 0.5
 """Seconds between events about the progress of a download."""
@@ -48,7 +62,7 @@ async def served_models(service: Service) -> ModelList | ListedModels:
     service.check_ready()
     if service.models is None:
         return ModelList(data=[_card(service, name) for name in service.model_names])
-    entries = await asyncio.to_thread(service.models.entries)
+    entries = await MODEL_FILES.run(service.models.entries)
     names = {entry.name: entry for entry in entries}
     names |= {alias: entries[0] for alias in service.model_names if alias not in names}
     return ListedModels(data=[_card_of(service, name, entry) for name, entry in names.items()])
@@ -87,7 +101,7 @@ async def unload_model(request: Request) -> Response:
     models = _check_several(service)
     _check_allowed(service)
     name = await find_loadable(service, body.model)
-    future = await asyncio.to_thread(models.unload, name)
+    future = await MODEL_FILES.run(models.unload, name)
     try:
         async with asyncio.timeout(service.settings.load_timeout_s):
             await asyncio.wrap_future(future)
@@ -112,32 +126,52 @@ async def pull_model(request: Request) -> Response:
 
 
 class _Pull:
-    """A download on a thread of its own. Both counts are of bytes."""
+    """A download on a thread of its own, which does not keep the process alive. Both counts are of bytes.
+
+    Raises TooBusyError if there are MAX_PULLS already. One whose client has left counts until it ends.
+    """
+
+    _slots = threading.BoundedSemaphore(MAX_PULLS)
 
     def __init__(self, models: ModelsProtocol, name: str) -> None:
+        if not self._slots.acquire(blocking=False):
+            message = f"{MAX_PULLS} downloads are running, which is the most. Try again later."
+            raise TooBusyError(message, code="too_many_downloads", headers=retry_after(PULL_RETRY_S))
         self._models, self._name = models, name
         self._completed, self._total = 0, 0
         self._is_stopped = threading.Event()
+        self._ended: Future[ModelEntry] = Future()
+        threading.Thread(target=self._run, name="pull", daemon=True).start()
 
     async def stop(self) -> None:
         """End the download, unless it has ended."""
         self._is_stopped.set()
 
     async def events(self, request: Request) -> AsyncIterator[bytes]:
-        """Download the model; yield what its stream consists of."""
-        task = asyncio.create_task(asyncio.to_thread(self._models.pull, self._name, self._report))
+        """Yield what its stream consists of."""
+        ended = asyncio.wrap_future(self._ended)
         # Its client may leave before it ends.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        while not task.done():
+        ended.add_done_callback(lambda done: done.cancelled() or done.exception())
+        while not ended.done():
             yield self._event("downloading")
-            await asyncio.wait({task}, timeout=REPORT_S)
+            await asyncio.wait({ended}, timeout=REPORT_S)
         try:
-            task.result()
+            ended.result()
             yield self._event("success")
         except Exception as fault:  # noqa: BLE001 - logged, or the client's
             error = _pull_error(fault, record_of(request).id)
             record_of(request).note(error.code or error.type)
             yield b"data: " + to_json({"status": "error", **error.body()}) + b"\n\n"
+
+    def _run(self) -> None:
+        try:
+            entry = self._models.pull(self._name, self._report)
+        except BaseException as fault:  # noqa: BLE001 - raised again in events()
+            self._ended.set_exception(fault)
+        else:
+            self._ended.set_result(entry)
+        finally:
+            self._slots.release()
 
     def _report(self, completed: int, total: int) -> None:
         self._completed, self._total = completed, total
@@ -182,7 +216,7 @@ async def _card_response(service: Service, name: str) -> Response:
 
 
 async def _find_card(service: Service, models: ModelsProtocol, name: str) -> ListedModelCard:
-    entry = await asyncio.to_thread(models.find, service.resolve(name))
+    entry = await MODEL_FILES.run(models.find, service.resolve(name))
     if entry is None:
         raise ModelNotFoundError(name)
     return _card_of(service, name, entry)

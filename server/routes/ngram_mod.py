@@ -3,7 +3,6 @@
 The file is --ngram-table-file; a path is never taken from a request.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from engine.request import SharedTableError
 from server.errors import ConflictError, ForbiddenError, shortened
 from server.generation.service import Service, service_of
 from server.logs import LOGGER
+from server.threads import CONTROL
 
 router = APIRouter()
 
@@ -58,7 +58,7 @@ async def _change(request: Request, action: Callable[[], str]) -> JSONResponse:
     _status(service)
     try:
         # The engine's thread runs the action between two steps; the event loop must not wait for that.
-        done = await asyncio.to_thread(action)
+        done = await CONTROL.run(action)
     except SharedTableError as fault:
         service.check_ready()
         raise _conflict(fault) from fault

@@ -1,6 +1,5 @@
 """POST /v1/responses, and the endpoints for stored responses."""
 
-import asyncio
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from server.responses_api.replay import replay
 from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.store import ResponseStore
 from server.responses_api.to_chat import PREVIOUS, ChatConversion, request_name, with_request_names
+from server.threads import FORMAT
 from server.validation.body import read_body
 from server.validation.field_errors import validate
 from server.validation.notes import Notes
@@ -125,7 +125,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     stored = service_of(request).responses.find(key_digest(request), response_id)
     if query.stream == "true":
         # Off the event loop: a long text with log probabilities takes a while.
-        return known_stream(await asyncio.to_thread(replay, stored, query.starting_after))
+        return known_stream(await FORMAT.run(replay, stored, query.starting_after))
     return Response(stored.body, media_type="application/json")
 
 

@@ -171,3 +171,29 @@ def test_what_has_no_history_is_one_line_and_status_2(
     assert printed.startswith("reprise bench commits: ")
     assert printed.count("\n") == 1
     assert not file.exists()
+
+
+def test_a_history_is_replayed_as_an_agent_would_write_it(
+    history: History, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history.commit("two", a_py=text("two"))
+    file, xml = tmp_path / "rows.json", Path(__file__).parents[2] / "bench" / "replay" / "xml_calls.jinja"
+    given = ["--history", str(history.folder), "--forms", "edit,blocks", "--numbers", "tab,bar"]
+    for template in ([], ["--chat-template", str(xml)]):
+        asked = [
+            *given,
+            *template,
+            "--drafters",
+            "auto",
+            "--cost-curve",
+            "apple-m4-pro-4bit",
+            "--json",
+            str(file),
+        ]
+        assert main(["bench", "replay", *asked]) == 0
+        rows = json.loads(file.read_text())["replay"]["rows"]
+        assert [(row["workload"], row["pairs"]) for row in rows] == [
+            ("edit tab", 1), ("edit bar", 1), ("blocks", 1), ("all", 3)
+        ]  # fmt: skip
+    assert main(["bench", "replay", "--history", str(history.folder), "--forms", "telegram"]) == 2
+    assert "--forms: telegram is not one of edit, write, patch, diff, blocks" in capsys.readouterr().err

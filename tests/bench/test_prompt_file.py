@@ -125,11 +125,30 @@ def test_lines_that_name_their_chat_and_workload_are_its_turns(tmp_path: Path) -
 
 
 def test_a_replay_has_the_prompt_that_the_model_read(tmp_path: Path) -> None:
-    recorded = {"messages": [{}], "tools": [TOOL], "prompt": "user: hello", "output": "hi"}
+    recorded = {"messages": [HELLO], "tools": [TOOL], "prompt": "user: hello", "output": "hi"}
     unread = {"messages": [HELLO], "output": "hi"}
     first, second = read_prompts(written(tmp_path, recorded, unread), for_replay=True)
-    assert first.turns == (Turn((), "hi", tools=(TOOL,), text="user: hello"),)
+    assert first.turns == (Turn((HELLO,), "hi", tools=(TOOL,), text="user: hello"),)
     assert second.turns == (Turn((HELLO,), "hi"),)
+
+
+def test_turns_of_a_recorded_chat_are_one_chat(tmp_path: Path) -> None:
+    more = [HELLO, {"role": "assistant", "content": "hi"}, HELLO]
+    lines = [{"messages": some, "prompt": f"{len(some)}", "output": "hi"} for some in ([HELLO], more)]
+    (chat,) = read_prompts(written(tmp_path, *lines), for_replay=True)
+    assert [turn.text for turn in chat.turns] == ["1", "3"]
+
+
+def test_an_answer_that_calls_a_tool_is_a_message(tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"a": 1}'}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    line = {"messages": [HELLO, answer], "tools": [TOOL]}
+    (chat,) = read_prompts(written(tmp_path, line), for_replay=True)
+    assert chat.turns == (Turn((HELLO,), "", tools=(TOOL,), answer=answer),)
+    (pair,) = token_pairs(tokenizer := load_tokenizer(BUNDLED_MODEL), [chat])
+    assert tokenizer.decode(pair.answer) == (
+        '<tool_call>\n{"name": "look_up", "arguments": {"a": 1}}\n</tool_call>'
+    )
 
 
 def test_a_replay_needs_answers(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ GOOD = [(length, start) for length in (1, 6, 40, 41, 90) for start in (1, 2)]
 
 def good_request(length: int, start: int) -> GenerationRequest:
     prompt = [*prompt_of(35, start)[: length // 2], *prompt_of(length, 10 * start + length)][:length]
-    return request(prompt, max_tokens=5 + length % 7, temperature=0.9, seed=start)
+    asked = request(prompt, max_tokens=5 + length % 7, temperature=0.9, seed=start)
+    return replace(asked, head_tokens=length // 2)
 
 
 def bad_request(at: int) -> GenerationRequest:

@@ -37,6 +37,7 @@ from engine.request import (
 from engine.text.fim import FimTokens
 from engine.text.markers import Marker, Markers
 
+PROBE_ID = "probeid01"
 VOCAB_SIZE = 256
 CONTEXT_TOKENS = 1000
 
@@ -100,8 +101,10 @@ class FakeTokenizer:
         template_arguments: dict[str, Any] | None = None,
         end: PromptEnd = "answer",
     ) -> list[int]:
-        self.rendered.append((messages, template_arguments))
-        self.rendered_tools.append(tools)
+        # What is rendered to find out how calls are written is no conversation.
+        if not any(call["id"] == PROBE_ID for one in messages for call in one.get("tool_calls") or ()):
+            self.rendered.append((messages, template_arguments))
+            self.rendered_tools.append(tools)
         if any(message["content"] == "refuse me" for message in messages):
             raise ValueError("the chat template refused the messages: roles must alternate")
         said = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
@@ -111,6 +114,9 @@ class FakeTokenizer:
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         return bytes(prompt).endswith(b"<think>")
+
+    def find_head_end(self, prompt: Sequence[int], text: str) -> int:
+        return max(0, bytes(prompt).find(text.encode()))
 
     def parse_calls(self, text: str, tools: bytes) -> list[WrittenCall]:
         return [WrittenCall(**call) for call in read_calls(parse_json, text, json.loads(tools))]

@@ -11,6 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.foreign.chat_templates import RenderLimitError, for_python_template
 from engine.request import PromptEnd
+from engine.text.encoding import TextEncoder
 from engine.text.templates.control_tokens import ControlTokens
 from engine.text.templates.fit import Fitted, fit
 from engine.text.templates.traits import Json, Traits, find_traits
@@ -36,13 +37,14 @@ class ChatTemplate:
     The template is probed once, so that a conversation is changed in the same way at every turn.
     """
 
-    def __init__(self, wrapped: TokenizerWrapper) -> None:
+    def __init__(self, wrapped: TokenizerWrapper, encoder: TextEncoder | None = None) -> None:
         self._wrapped = wrapped
+        self._encoder = encoder or TextEncoder(wrapped._tokenizer)
         self._logged: set[str] = set()
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:
-        return ControlTokens(self._wrapped, template_text(self._wrapped))
+        return ControlTokens(self._wrapped, template_text(self._wrapped), self._encoder)
 
     @cached_property
     def traits(self) -> Traits | None:
@@ -121,16 +123,12 @@ class ChatTemplate:
             messages, arguments = for_python_template(messages, given.tools, arguments)
         else:
             arguments = {**arguments, "return_dict": False}
-        shown = {
-            "tools": given.tools,
-            "add_generation_prompt": end == "answer",
-            "tokenize": not given.is_marked,
-        }
+        shown = {"tools": given.tools, "add_generation_prompt": end == "answer", "tokenize": False}
         if end == "final_message":
             shown["continue_final_message"] = True
         try:
             rendered = self._wrapped.apply_chat_template(messages, **shown, **arguments)
-            return self._control_tokens.encode(rendered) if given.is_marked else list(rendered)
+            return (self._control_tokens if given.is_marked else self._encoder).encode(rendered)
         # A template is a program that comes with the model: it may raise anything.
         except Exception as fault:
             raise TemplateError(f"the chat template refused the messages: {fault}") from fault

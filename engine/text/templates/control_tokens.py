@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from engine.text.encoding import TextEncoder
+
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Stand around such text while a template is rendered. Unicode keeps both from ever being characters."""
 
@@ -15,8 +17,8 @@ class ControlTokens:
     wrapped: one of mlx-lm's tokenizers. template: the text of the chat template; "" if it is not text.
     """
 
-    def __init__(self, wrapped: Any, template: str) -> None:
-        self._wrapped = wrapped
+    def __init__(self, wrapped: Any, template: str, encoder: TextEncoder | None = None) -> None:
+        self._encoder = encoder or TextEncoder(wrapped._tokenizer)
         self._backend = wrapped.backend_tokenizer
         self._template = template
         self._known: dict[str, list[int]] = {}
@@ -75,7 +77,7 @@ class ControlTokens:
         """Return the ids of a rendered prompt whose marked tokens are text. The marks are left out."""
         # [text, marked token or None, text, ..., text]
         pieces: list[str | None] = self._marked.split(rendered)
-        ids = self._encode(pieces[0] or "")
+        ids = self._encoder.encode(pieces[0] or "")
         texts = self._encode_inner([text or "" for text in pieces[2::2]])
         for token, text_ids in zip(pieces[1::2], texts, strict=True):
             ids += self._ids_as_text(token) if token else []
@@ -85,27 +87,22 @@ class ControlTokens:
     def _ids_as_text(self, token: str) -> list[int]:
         """Return the ids of the text of a control token."""
         if token not in self._known:
-            (ids,) = self._encode_inner([token], split_special_tokens=True)
-            # transformers leaves its tokenizer so until it encodes again.
-            self._backend.encode_special_tokens = False
+            (ids,) = self._encode_inner([token], splits_specials=True)
             if self._backend.token_to_id(token) in ids:
                 # An added token that is not special is found even so, but not in two halves.
                 ids = [one for half in self._encode_inner([token[:1], token[1:]]) for one in half]
             self._known[token] = ids
         return self._known[token]
 
-    def _encode_inner(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
+    def _encode_inner(self, texts: Sequence[str], *, splits_specials: bool = False) -> list[list[int]]:
         """Return the ids of each text, as they are after other text."""
         if not texts:
             return []
-        break_ids = self._encode("\n")
-        encode = partial(self._wrapped._tokenizer, add_special_tokens=False, **options)
+        break_ids = self._encoder.encode("\n")
+        encode = partial(self._encoder.encode_all, splits_specials=splits_specials)
         # After a line break no tokenizer puts a space of its own in front of the text.
-        found = encode([f"\n{text}" for text in texts])["input_ids"]
+        found = encode([f"\n{text}" for text in texts])
         return [
-            ids[len(break_ids) :] if ids[: len(break_ids)] == break_ids else encode(text)["input_ids"]
+            ids[len(break_ids) :] if ids[: len(break_ids)] == break_ids else encode([text])[0]
             for text, ids in zip(texts, found, strict=True)
         ]
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._wrapped.encode(text, add_special_tokens=False))

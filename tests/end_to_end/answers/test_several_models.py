@@ -1,9 +1,13 @@
 """A server of several models, over HTTP: they come and go as requests ask, and each answers as if alone."""
 
 import json
+import os
+import re
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +15,14 @@ import httpx
 import openai
 import pytest
 
-from config.settings import Settings
+from config.settings import BUNDLED_MODEL, Settings
 from engine.engine import Engine
 from engine.model.hub_cache import HubCache
 from engine.pool.catalogue import Catalogue
 from engine.pool.pool import ModelPool
 from server.app import create_app
+from server.routes.models import MAX_PULLS
+from tests.end_to_end.conftest import serving as real_server
 from tests.engine.model import fake_hub
 from tests.engine.model_folders import text_of, write_models
 from tests.engine.support import prompt_of, request, wait_until
@@ -312,6 +318,45 @@ def test_a_model_is_pulled_with_progress_and_then_served(models: Path, tmp_path:
             assert states(client)[fake_hub.MODEL] == "loaded"
 
 
+class EndlessHeader(BaseHTTPRequestHandler):
+    """Answers with a header that goes on for as long as anyone reads it, so that no timeout ends it."""
+
+    def do_GET(self) -> None:
+        with suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Endless: ")
+            while not self.server.is_over.wait(1):
+                self.wfile.write(b"a")
+
+
+@contextmanager
+def endless_hub() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), EndlessHeader) as server:
+        server.is_over = threading.Event()
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.is_over.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_downloads_that_hang_hold_up_nobody_and_there_are_only_so_many(models: Path, tmp_path: Path) -> None:
+    num_pulls = (os.cpu_count() or 1) + 5
+    with (
+        endless_hub() as url,
+        serving(models, HubCache(tmp_path / "hub", url)) as client,
+        ExitStack() as stack,
+    ):
+        statuses = []
+        for at in range(max(num_pulls, MAX_PULLS + 1)):
+            pull = client.stream("POST", "/v1/models/pull", json={"model": f"some-org/model-{at}"})
+            statuses.append(stack.enter_context(pull).status_code)
+        for name in ("one", "three"):
+            assert answer(ask(client, name)) == text_of(models / name, ASKED)
+        assert states(client)["three"] == "loaded"
+        assert statuses == [200] * MAX_PULLS + [429] * (len(statuses) - MAX_PULLS)
+
+
 def test_one_model_may_be_unloaded_while_nobody_asks(models: Path, hub: HubCache) -> None:
     with serving(models, hub, models_dir=None, allow_load=None, idle_unload_s=0.05) as client:
         wait_until(lambda: states(client) == {"one": "unloaded"})
@@ -319,3 +364,28 @@ def test_one_model_may_be_unloaded_while_nobody_asks(models: Path, hub: HubCache
             assert answer(ask(client, name)) == text_of(models / "one", ASKED)
         assert ask(client, "three").status_code == 404
         wait_until(lambda: states(client) == {"one": "unloaded"})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc gives back what is freed when it is told to")
+def test_an_unloaded_model_gives_back_what_the_process_took_for_it(
+    server_folder: Path, tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).symlink_to(BUNDLED_MODEL)
+    flags = ("--model", str(tmp_path / "a"), "--models-dir", str(tmp_path))
+    asked = {"messages": [{"role": "user", "content": "Hello! " * 500}], "max_tokens": 60}
+    resident = []
+    with real_server(server_folder, *flags) as (url, _), httpx.Client(base_url=url, timeout=240) as client:
+        for name in ("a", "b", "c"):
+            assert client.post("/v1/chat/completions", json=asked | {"model": name}).status_code == 200
+            resident.append(read_resident_bytes(client))
+        for name in ("b", "c"):
+            assert client.post("/v1/models/unload", json={"model": name}).status_code == 200
+        assert resident[0] * 1.1 < resident[-1]
+        assert read_resident_bytes(client) < resident[0]
+
+
+def read_resident_bytes(client: httpx.Client) -> float:
+    [line] = re.findall(r"^process_resident_memory_bytes (.+)", client.get("/metrics").text, re.MULTILINE)
+    return float(line)

@@ -1,5 +1,6 @@
 """A model whose answers a test chooses, behind the real server: only the logits are made up."""
 
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -135,6 +136,11 @@ def serving_script(
             yield url
     finally:
         engine.stop(drain_s=0)
+
+
+def write_json(name: str, arguments: Mapping[str, Any]) -> str:
+    """Write a call as the bundled model's template does, and as the generic format has it."""
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
 def count_shared(tokenizer: Tokenizer, lines: Sequence[Mapping[str, Any]]) -> list[int]:

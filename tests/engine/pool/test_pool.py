@@ -185,6 +185,25 @@ def test_unloading_waits_for_answers(start_pool: StartPool, models: Path) -> Non
     assert states(pool)["three"] == "loaded"
 
 
+def test_requests_to_other_models_do_not_wait_for_one_to_be_unloaded_or_loaded(
+    start_pool: StartPool, models: Path
+) -> None:
+    pool = start_pool()
+    asked = request(prompt_of(20), max_tokens=20)
+    ask(pool, "three", asked).finished()
+    busy = pool.acquire("one").result(60)
+    left = pool.unload("one")
+    again = pool.acquire("one")
+    # One that is loaded, and one that has to be.
+    for name in ("three", "org/two"):
+        assert list(ask(pool, name, asked).finished().tokens) == answer_of(models / name, asked)
+    assert not left.done()
+    assert not again.done()
+    busy.end()
+    left.result(60)
+    again.result(60).end()
+
+
 def test_the_one_unused_for_longest_is_unloaded_when_memory_needs_it(
     start_pool: StartPool, models: Path
 ) -> None:
@@ -286,6 +305,54 @@ def check_nothing_is_left(
         pool.unload(name).result(60)
     assert set(states(pool).values()) == {"unloaded"}
     assert pool.counts().active_bytes == baseline
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_quantized_keys_an_adapter_and_drafts_change_nothing_in_any_order(
+    start_pool: StartPool, tmp_path: Path, seed: int
+) -> None:
+    """At random, beside loads, unloads and cancellations, with files of prefixes and little memory."""
+    folder, chance = tmp_path / "models", random.Random(seed)
+    for at, (name, kind) in enumerate(
+        (("one", "llama"), ("windows", "gemma3_text"), ("states", "qwen3_next"))
+    ):
+        write_model(folder / name, kind, at)
+    write_adapter(folder / "rhymes", folder / "one")
+    start = partial(start_pool, model=str(folder / "one"), models_dir=str(folder))
+    start = partial(start, sections={"one": {"kv_bits": 8}, "windows": {"kv_bits": 4}})
+    alone = start(max_rows=1, prefix_cache_bytes=0)
+    busy = start(
+        make_sources=make_lookup_drafters, memory_bytes=24 * 2**20, max_rows=6, gate="off",
+        prefill_chunk_tokens=32, prefix_cache_dir=str(tmp_path / "prefixes"),
+    )  # fmt: skip
+    asked: list[tuple[str, GenerationRequest, Answer]] = []
+    cancelled: set[str] = set()
+    for at in range(60):
+        name = chance.choice(["one", "one:rhymes", "windows", "states"])
+        what = chance.random()
+        if what < 0.1:
+            busy.unload(name)
+        elif what < 0.2 and asked:
+            _, one, answer = chance.choice(asked)
+            cancelled.add(one.id)
+            answer.cancel()  # type: ignore[attr-defined]
+        else:
+            shared = prompt_of(90, chance.randrange(3))[: chance.randint(0, 90)]
+            prompt = [*shared, *prompt_of(chance.randint(1, 60), chance.randrange(50))]
+            one = request(
+                prompt, chance.choice([3, 40, 90]), name=f"r{at}",
+                temperature=chance.choice([0, 0.8]), seed=at % 4,
+            )  # fmt: skip
+            asked.append((name, one, ask(busy, name, one, chance.choice([None, 0, -1]))))
+    for name, one, answer in asked:
+        end = answer.end()
+        if isinstance(end, Failed):
+            assert end.kind == "cancelled", end
+            assert one.id in cancelled
+        else:
+            assert isinstance(end, Finished)
+            assert end.tokens == ask(alone, name, one).finished().tokens
 
 
 @pytest.mark.parametrize("num_rounds", [10, pytest.param(100, marks=pytest.mark.slow)])

@@ -312,6 +312,24 @@ def test_after_a_restart_quantized_keys_are_cached_and_answers_equal(
     assert again.tokens == plain.tokens
 
 
+def test_two_engines_share_a_folder_and_delete_each_other_s_files(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    """The folder takes two of the five prompts, and the memory of either one."""
+    folder = {"prefix_cache_dir": str(tmp_path), "prefix_cache_dir_bytes": 2**20, "prefix_cache_bytes": 2**19}
+    loaded, chance, num_cached = make_loaded("llama"), random.Random(1), 0
+    for _ in range(2):
+        engines = [start_engine("llama", **folder) for _ in range(2)]
+        for at in range(16):
+            asked = request(prompt_of(400, chance.randrange(5)), 6, name=str(at))
+            ended = ask(chance.choice(engines), asked).finished()
+            assert list(ended.tokens) == oracle(loaded, asked)
+            num_cached += ended.usage.num_cached_tokens
+        for engine in engines:
+            engine.stop(drain_s=0)
+    assert num_cached > 0
+
+
 def test_files_are_read_while_others_decode(
     start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]
 ) -> None:
@@ -337,3 +355,19 @@ def test_bfloat16_is_stored_exactly() -> None:
     again = disk_file.from_stored(disk_file.to_stored(numbers))
     assert again.dtype == mx.bfloat16
     assert mx.array_equal(again, numbers).item()
+
+
+def test_the_file_that_saves_fewest_tokens_for_its_bytes_is_deleted_first(tmp_path: Path) -> None:
+    texts = [tuple(range(start, start + length)) for start, length in ((1000, 90), (2000, 9), (3000, 60))]
+    first = PrefixStore(tmp_path, 10**9, "a", needs_state=True)
+    for tokens in texts:
+        cut = lambda start, end, of=tokens: slice_of(of[start:end])  # noqa: E731
+        first.save(tokens, cut, lambda: [mx.zeros(25_000)])
+    first.close()
+    for path in tmp_path.iterdir():
+        # All were used as long ago, but for the shortest, a little later.
+        used_at = time.time() - (90 if len(disk_file.read_header(path).tokens) == 9 else 100)
+        os.utime(path, (used_at, used_at))
+    smaller = PrefixStore(tmp_path, 250_000, "a", needs_state=True)
+    assert [smaller.match((*tokens, 7)) for tokens in texts] == [90, 0, 60]
+    smaller.close()

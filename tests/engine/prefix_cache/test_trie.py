@@ -128,6 +128,36 @@ def test_the_least_recently_used_is_dropped_first_and_bytes_are_counted() -> Non
     assert held.cache.status().evictions == 1
 
 
+def lengths_left(num_states: int, *lengths: int, weights: Sequence[float] = ()) -> list[int]:
+    """Keep large states of one text at these lengths, in memory for so many; return those that stay."""
+    tokens, size = list(range(1, max(lengths) + 2)), 2000
+    cache = PrefixCache(num_states * 4 * size + len(tokens) * BYTES_PER_TOKEN, make_empty, True)
+    for length, weight in zip(lengths, weights or [1.0] * len(lengths), strict=True):
+        cache.put(tokens[:length], lambda start, end: slice_of(tokens[start:end]), [mx.zeros(size)], weight)
+    return [length for length in lengths if cache.state_at(tokens[:length])]
+
+
+def test_the_state_that_saves_fewest_tokens_for_its_bytes_is_dropped_first() -> None:
+    assert lengths_left(2, 20, 22, 30) == [20, 30]
+    # Of a ladder every other one goes, and not one end of it.
+    assert lengths_left(3, 40, 50, 60, 70, 100) == [40, 60, 100]
+
+
+def test_state_within_a_message_is_dropped_before_that_where_one_begins() -> None:
+    assert lengths_left(2, 10, 20, 30) == [20, 30]
+    assert lengths_left(2, 10, 20, 30, weights=[1.0, 0.25, 1.0]) == [10, 30]
+
+
+def test_what_is_not_used_for_long_is_dropped_though_it_saves_more() -> None:
+    held = CheckedCache(20 * BYTES_PER_TOKEN, needs_state=True)
+    held.put(*[1] * 9)
+    for start in range(2, 30):
+        held.put(*[start] * 5)
+        held.put(*[start] * 5)
+    assert held.find(*[1] * 9, 99) == 0
+    assert held.find(*[29] * 5, 99) == 5
+
+
 def test_a_prefix_that_exceeds_the_budget_as_a_whole_is_not_stored() -> None:
     held = CheckedCache(8 * BYTES_PER_TOKEN)
     held.put(1, 1, 1, 1, 1)
@@ -242,7 +272,7 @@ def test_a_history_without_its_reasoning_is_cached_up_to_the_answer(
 ) -> None:
     """Leave out the start of the earlier answer in the next turn, as templates do with reasoning."""
     chat = Chat(start_engine, name)
-    opening = list(chat.loaded.tokenizer.answer_opening)
+    opening = list(chat.loaded.tokenizer.openings.answer)
     asked = prompt_of(100)
     answer, _ = chat.say([*asked, *opening, 77], seed=1)
     _, usage = chat.say([*asked, *opening, 88, *answer[10:], *prompt_of(9, 3), *opening, 77], seed=2)
@@ -261,7 +291,7 @@ def test_a_prompt_is_cut_at_the_answers_opening_only_if_state_cannot_look_back(
         return original(model, tokens, *given, **options)
 
     monkeypatch.setattr(type(driven.loaded.model), "__call__", call)
-    prompt = [*prompt_of(100), *driven.loaded.tokenizer.answer_opening, *prompt_of(20, 3)]
+    prompt = [*prompt_of(100), *driven.loaded.tokenizer.openings.answer, *prompt_of(20, 3)]
     answer = driven.ask(request(prompt, 8))
     driven.finish()
     assert (100 in fed) is is_cut
@@ -276,7 +306,7 @@ def test_the_rest_of_a_prompt_that_is_cut_is_fed_in_the_same_step() -> None:
     # Learns what prompts cost.
     driven.ask(request(prompt_of(9, 7), 2, name="earlier"))
     driven.finish()
-    driven.ask(request([*prompt_of(40), *driven.loaded.tokenizer.answer_opening, *prompt_of(5, 3)], 8))
+    driven.ask(request([*prompt_of(40), *driven.loaded.tokenizer.openings.answer, *prompt_of(5, 3)], 8))
     driven.worker.step()
     assert driven.worker.members
     assert not driven.worker.prefilling

@@ -3,18 +3,19 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.costs.step_costs import StepCosts
-from tests.engine.scheduler.simulated_rows import Device, TrueCosts
+from tests.engine.scheduler.simulated_rows import Device, TrueCosts, token_at
 
 ROWS, WIDTHS = (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 PROBING = 0.01
 """The stated share of plain time that learning what plain steps cost may take."""
 
-BAD, POOR, FAIR, GOOD, NONE = 0.0, 0.4, 0.7, 0.95, -1.0
+BAD, POOR, FAIR, GOOD, SURE, NONE = 0.0, 0.4, 0.7, 0.95, 1.0, -1.0
 
 
 def costs_of(per_token: float, per_context: float) -> TrueCosts:
@@ -60,6 +61,40 @@ def test_costs_that_are_wrong_by_any_factor(
         device = Device(true_s, believed(true_s, wrong, seed), chances, 48, 150, seed, 0.02 + PROBING)
         device.run(num_rows, 2 * num_rows)
         check(device)
+
+
+class Misled(Device):
+    """The first half of an answer is as it was predicted, and nothing after it."""
+
+    def token(self, _row: Any, index: int) -> int:
+        return token_at(index) if 2 * index < self.limit else 8
+
+
+@pytest.mark.parametrize(
+    "wrong", ["each shape", *(pytest.param(one, marks=pytest.mark.slow) for one in (1.0, 0.25, "wide / 4"))]
+)
+@pytest.mark.parametrize(
+    ("make", "chances", "num_rows"),
+    [
+        (Device, [BAD], 1),
+        (Device, [BAD], 8),
+        (Device, [BAD] + [NONE] * 7, 8),
+        (Device, [GOOD] + [NONE] * 7, 8),
+        (Misled, [SURE], 1),
+        (Misled, [SURE], 8),
+        (Misled, [SURE] + [NONE] * 7, 8),
+    ],
+    ids=str,
+)
+def test_answers_of_forty_tokens(
+    make: type[Device], chances: Sequence[float], num_rows: int, wrong: float | str
+) -> None:
+    for seed, per_token in enumerate((0.01, 0.04, 0.3)):
+        true_s = costs_of(per_token, 0.0002)
+        device = make(true_s, believed(true_s, wrong, seed), chances, 48, 40, seed, 0.02 + PROBING)
+        device.run(num_rows, 3 * num_rows)
+        check(device)
+        assert num_rows > 1 or any(one.num_wide for one in device.spent)
 
 
 @pytest.mark.parametrize("wrong", [1.0, 0.25, 4.0, "wide x 4", "wide / 4", "each shape"])

@@ -67,6 +67,29 @@ async def test_a_prompt_that_fills_the_context_to_the_last_token_is_over_the_max
     assert message.startswith(f"prompt is too long: {exact} tokens > {exact - 1} maximum")
 
 
+@pytest.mark.parametrize(
+    ("path", "sought"),
+    [
+        # Claude Code 2.1 and qwen-code 0.15 count from it how much they have to leave out.
+        ("/v1/messages", r"(?i)prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)"),
+        (
+            "/v1/chat/completions",
+            r"(?i)maximum context length is\s*(\d+)\s*tokens?[\s\S]*?resulted in\s*(\d+)\s*tokens?",
+        ),
+        # opencode 1.18; aider 0.86, by LiteLLM; Continue 1.5 and opencode.
+        ("/v1/chat/completions", r"(?i)maximum context length is \d+ tokens"),
+        ("/v1/chat/completions", r"(?i)this model's maximum context length is"),
+        ("/v1/chat/completions", r"(?i)reduce the length of the messages"),
+        # opencode, of a model that it asks by Responses.
+        ("/v1/responses", r"(?i)exceeds the context window"),
+    ],
+)
+async def test_it_is_what_the_agents_packages_look_for(client, path, sought):
+    given = {"input": LONG} if path == "/v1/responses" else CHAT | {"max_tokens": 5}
+    message = (await client.post(path, json=given)).json()["error"]["message"]
+    assert re.search(sought, message)
+
+
 async def test_responses_tell_it_in_a_stream_where_codex_looks(client):
     response = await client.post("/v1/responses", json={"input": LONG, "stream": True})
     assert response.status_code == 200

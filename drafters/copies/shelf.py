@@ -1,0 +1,58 @@
+"""Texts of a sequence's views, with one index over all of them."""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from drafters.base import SLICE_TOKENS, Slices
+from drafters.copies.occurrences import LONGEST, Hashes, Ids, Match, Occurrences
+
+MAX_TOKENS = 1 << 17
+"""Maximum number of tokens of one sequence's views."""
+
+_MIN_CAPACITY = 4096
+_MIN_NGRAM_SIZE = 2
+
+
+class Shelf:
+    """Texts that are added one after the other, as far as there is room.
+
+    num_tokens: how many tokens to have room for, at most MAX_TOKENS.
+    tokens: of all texts; grows in place.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self.tokens: Ids = array("I")
+        self.capacity = min(max(_MIN_CAPACITY, 1 << num_tokens.bit_length()), MAX_TOKENS)
+        self._index = Occurrences(self.tokens, self.capacity)
+        self._starts: list[int] = []
+
+    def add(self, text: Sequence[int]) -> Slices:
+        """Return the work of adding a text, or its beginning. Texts are added one after the other."""
+        index, tokens = self._index, self.tokens
+        if not tokens:
+            yield from index.touch()
+        text = text[: self.capacity - 1 - len(tokens)]
+        first = len(tokens)
+        if text:
+            self._starts.append(first)
+        for at in range(0, len(text), SLICE_TOKENS):
+            part = array("I", text[at : at + SLICE_TOKENS])
+            before = tokens[max(first, first + at - LONGEST) :]
+            tokens += part
+            index.extend(part, before)
+            yield len(part)
+
+    def find(self, hashes: Hashes, end: Ids) -> Match | None:
+        """Return the longest occurrence of a text's end. For the parameters see Occurrences.find."""
+        return self._index.find(hashes, end, self._is_followed, _MIN_NGRAM_SIZE)
+
+    def _is_followed(self, position: int) -> bool:
+        """Return whether a text goes on at a position."""
+        starts = self._starts
+        return position < len(self.tokens) and starts[bisect_right(starts, position) - 1] != position
+
+    def end_of(self, position: int) -> int:
+        """Return where the text ends that has a token at a position."""
+        at = bisect_right(self._starts, position)
+        return self._starts[at] if at < len(self._starts) else len(self.tokens)

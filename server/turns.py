@@ -1,0 +1,94 @@
+"""Work that would hold the event loop, done on threads in turn: each client waits for its own work only."""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from starlette.requests import HTTPConnection
+
+ResultT = TypeVar("ResultT")
+_Job = tuple[asyncio.Future[Any], Callable[[], Any]]
+
+OWNER = "reprise.owner"
+"""Name of the entry in a request's scope that holds the digest of its checked API key."""
+SMALL_BYTES = 32 * 2**10
+"""What is larger is done on a thread: it would hold the event loop for longer than the switch takes."""
+LARGE_BYTES = 2**20
+"""What is larger has a thread of its own, so that others do not wait for it."""
+
+
+def client_of(request: HTTPConnection) -> str:
+    """Return the client whose requests share limits: the digest of its checked API key, or else its address.
+
+    A key that was not checked does not count: a client could send a new one with every request.
+    """
+    owner: str | None = request.scope.get(OWNER)
+    if owner is not None:
+        return owner
+    return request.client.host if request.client else ""
+
+
+class Turns:
+    """A thread whose jobs are taken from one client after the other. Use it on one event loop only."""
+
+    def __init__(self, purpose: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=purpose)
+        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
+        self._is_busy = False
+
+    async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
+        """Run a job when it is the client's turn. Raises what the job raises."""
+        done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append((done, job))
+        self._start_next()
+        return await done
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _start_next(self) -> None:
+        while self._waiting and not self._is_busy:
+            client, jobs = self._waiting.popitem(last=False)
+            done, job = jobs.popleft()
+            if jobs:
+                # To the end: all others have their turn first.
+                self._waiting[client] = jobs
+            if not done.done():
+                self._is_busy = True
+                running = asyncio.get_running_loop().run_in_executor(self._thread, job)
+                running.add_done_callback(partial(self._finish, done))
+
+    def _finish(self, done: asyncio.Future[Any], ran: asyncio.Future[Any]) -> None:
+        self._is_busy = False
+        if ran.cancelled():
+            # The server stops, and nothing else will run.
+            done.cancel()
+            return
+        # Read even if nobody waits any more: asyncio would log it as never retrieved.
+        fault = ran.exception()
+        if not done.done():
+            done.set_exception(fault) if fault else done.set_result(ran.result())
+        self._start_next()
+
+
+class BodyTurns:
+    """The threads that read large bodies, and what is stored and as large."""
+
+    def __init__(self) -> None:
+        self._large, self._huge = Turns("bodies"), Turns("huge-bodies")
+
+    async def run(self, request: HTTPConnection, num_bytes: int, job: Callable[[], ResultT]) -> ResultT:
+        """Do some work of a request: here if it is small, else on a thread. Raises what the job raises."""
+        if num_bytes <= SMALL_BYTES:
+            return job()
+        turns = self._large if num_bytes <= LARGE_BYTES else self._huge
+        return await turns.run(client_of(request), job)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._large.close()
+        self._huge.close()

@@ -1,0 +1,162 @@
+"""Make the views of conversations: encoded, in slices, and kept for the next turn."""
+
+import contextlib
+import hashlib
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from itertools import takewhile
+from typing import Any, Protocol
+
+from pydantic_core import to_json
+
+from engine.request import Frame, View
+from server.engine_protocol import TokenizerProtocol
+from server.tool_formats.harmony_prompt import to_harmony_messages
+from server.views.arguments import AS_IT_IS, AS_JSON, ArgumentForm, probe_arguments
+from server.views.forms import block_forms, call_form
+from server.views.shapes import read_shapes
+from server.views.texts import Wanted, texts_of
+
+MAX_TOKENS = 1 << 17
+"""Maximum tokens of the views of one request. Those of the newest texts come first."""
+
+SLICE_CHARACTERS = 4096
+"""Characters that one slice reads or encodes, about 1,000 tokens; more only if a line or a word is longer."""
+
+_BEFORE_WORD = re.compile(r"(?<=[a-zA-Z]) (?=[a-zA-Z])")
+
+Json = dict[str, Any]
+Views = list[View]
+Make = Callable[[Views], Iterator[None]]
+"""Adds views to a list, in slices."""
+
+
+class HasTokenizer(Protocol):
+    """The engine, which has a tokenizer once it is started."""
+
+    @property
+    def tokenizer(self) -> TokenizerProtocol:
+        """The model's tokenizer."""
+
+
+class ViewMaker:
+    """Makes views, on a thread of their own.
+
+    max_kept_bytes: views used last are kept, up to so many bytes; a token takes four.
+    """
+
+    def __init__(self, engine: HasTokenizer, max_kept_bytes: int) -> None:
+        self._engine = engine
+        self._max_kept_bytes = max_kept_bytes
+        self._kept: OrderedDict[bytes, Sequence[View]] = OrderedDict()
+        self.kept_bytes = 0
+
+    @cached_property
+    def _arguments(self) -> ArgumentForm:
+        """How the model writes text in the arguments of its calls."""
+        if not self._engine.tokenizer.markers.can_call:
+            return AS_IT_IS
+        try:
+            return probe_arguments(self._render) or AS_JSON
+        # Not every template shows calls.
+        except ValueError:
+            return AS_JSON
+
+    def _render(self, messages: Sequence[Json]) -> str:
+        tokenizer = self._engine.tokenizer
+        given = to_harmony_messages(messages) if tokenizer.markers.is_harmony else list(messages)
+        return tokenizer.decode(tokenizer.render_chat(given, end="messages"))
+
+    def make(
+        self, messages: Sequence[Json], tools: Sequence[Json], owner: str, views: Views
+    ) -> Iterator[None]:
+        """Add views to a list, in slices: at once those that are kept, then those of the newest texts first.
+
+        messages, tools: as chat templates expect them. owner: nobody else's views are found for it.
+        """
+        missing: list[tuple[bytes, Make]] = []
+        room_tokens = MAX_TOKENS
+        for seed, make in self._works(messages, tools):
+            key = hashlib.blake2b(f"{owner}\0{seed}".encode(errors="surrogatepass"), digest_size=16).digest()
+            if (kept := self._kept.get(key)) is None:
+                missing.append((key, make))
+            elif (room_tokens := room_tokens - _count(kept)) >= 0:
+                self._kept.move_to_end(key)
+                views += kept
+        for key, make in missing:
+            yield
+            made: Views = []
+            yield from make(made)
+            self._keep(key, made)
+            if (room_tokens := room_tokens - _count(made)) < 0:
+                return
+            views += made
+
+    def _works(self, messages: Sequence[Json], tools: Sequence[Json]) -> Iterator[tuple[str, Make]]:
+        """Yield what each group of views depends on, and how it is made."""
+        arguments = self._arguments if tools else AS_IT_IS
+        yield to_json(tools).decode(), partial(self._make_frames, tools, arguments)
+        for text, wanted in texts_of(messages, tools, arguments):
+            yield f"{wanted}\0{text}", partial(self._make_views, text, wanted)
+
+    def _keep(self, key: bytes, made: Views) -> None:
+        if key not in self._kept:
+            self.kept_bytes += 4 * _count(made)
+        self._kept[key] = made
+        while self.kept_bytes > self._max_kept_bytes:
+            self.kept_bytes -= 4 * _count(self._kept.popitem(last=False)[1])
+
+    def _make_views(self, text: str, wanted: Wanted, made: Views) -> Iterator[None]:
+        parts: list[Sequence[str]] = []
+        for piece in _pieces(text):
+            parts.append([*wanted.write(read_shapes(piece))])
+            yield
+        for written in map("".join, zip(*parts, strict=True)):
+            view = array("I")
+            for chunk in _chunks(written):
+                view.extend(self._engine.tokenizer.encode_answer(chunk))
+                yield
+            if view:
+                made.append(view)
+
+    def _make_frames(self, tools: Sequence[Json], arguments: ArgumentForm, made: Views) -> Iterator[None]:
+        tokenizer = self._engine.tokenizer
+        forms = [*block_forms(arguments)]
+        for tool in tools:
+            # Not every template shows calls.
+            with contextlib.suppress(ValueError):
+                if (form := call_form(tool, self._render)) is not None:
+                    forms.append(form)
+            yield
+        for fixed, copied in forms:
+            ids = [tokenizer.encode_answer(text) for text in fixed]
+            ids[-1] = [*takewhile(lambda token: token not in tokenizer.eos_ids, ids[-1])]
+            made.append(Frame(tuple(map(tuple, ids)), copied))
+        yield
+
+
+def _count(views: Sequence[View]) -> int:
+    """Count the tokens of views, and something for what holds them."""
+    return sum(16 + (sum(map(len, view.fixed)) if isinstance(view, Frame) else len(view)) for view in views)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text where lines end."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + SLICE_CHARACTERS) + 1 or len(text)
+        yield text[start:end]
+        start = end
+
+
+def _chunks(text: str) -> Iterator[str]:
+    """Cut a text before words within lines, where tokenizers cut it too."""
+    start = 0
+    while start < len(text):
+        match = _BEFORE_WORD.search(text, start + SLICE_CHARACTERS)
+        end = match.start() if match else len(text)
+        yield text[start:end]
+        start = end

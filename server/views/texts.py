@@ -1,0 +1,72 @@
+"""Choose which views of a conversation's texts an answer may copy from."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.views.arguments import AS_IT_IS, ArgumentForm
+from server.views.shapes import Shown
+
+MIN_CHARACTERS = 40
+"""Shorter texts have no views, nor have those of one line."""
+
+_PATCH_WORDS = ("*** Begin Patch", "apply_patch", "unified diff", "```diff")
+"""What a conversation says in which patches are asked for."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The forms in which an answer may have what a text shows. Each makes one view.
+
+    has_plain: as it is, all of it; else only what the text itself does not have so.
+    arguments: of arguments in calls, if text stands otherwise in them. patches: of lines in patches.
+    """
+
+    has_plain: bool = False
+    arguments: ArgumentForm | None = None
+    patches: tuple[ArgumentForm, ...] = ()
+
+    def write(self, shown: Shown) -> Iterator[str]:
+        """Yield the views of a part of a text, one for each form, in the same order for all parts."""
+        yield shown.plain if self.has_plain else shown.cut
+        if self.arguments is not None:
+            yield self.arguments.write(shown.plain)
+        if self.patches:
+            context = "".join(f" {line}\n" for line in shown.plain.removesuffix("\n").split("\n"))
+            yield from (form.write(context) for form in self.patches)
+
+
+def texts_of(
+    messages: Sequence[Json], tools: Sequence[Json], arguments: ArgumentForm
+) -> Iterator[tuple[str, Wanted]]:
+    """Yield the texts of a conversation that an answer may copy, the newest first, and what to make of them.
+
+    messages, tools: as chat templates expect them. arguments: the form of those in calls, if there are tools.
+    """
+    escapes = arguments if arguments.has_escapes else None
+    patches: list[ArgumentForm] = []
+    if _speaks_of_patches(str(tool) for tool in tools):
+        patches.append(arguments)
+    if _speaks_of_patches(message["content"] or "" for message in messages if message["role"] != "tool"):
+        patches += [form for form in (AS_IT_IS,) if form not in patches]
+    shown = Wanted(arguments=escapes, patches=tuple(patches))
+    # What was written in a call stands in the prompt as it would in the next call.
+    called = Wanted(has_plain=escapes is not None)
+    for message in reversed(messages):
+        for call in reversed(message.get("tool_calls", ())):
+            given = call["function"]["arguments"]
+            values = given.values() if isinstance(given, dict) else ()
+            yield from ((text, called) for text in values if isinstance(text, str) and _is_long(text))
+        text = message["content"] or ""
+        if message["role"] != "system" and _is_long(text):
+            yield text, shown
+
+
+def _is_long(text: str) -> bool:
+    return len(text) >= MIN_CHARACTERS and "\n" in text
+
+
+def _speaks_of_patches(texts: Iterator[str]) -> bool:
+    return any(word in text for text in texts for word in _PATCH_WORDS)

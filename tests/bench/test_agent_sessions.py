@@ -1,0 +1,88 @@
+"""Recorded sessions of agents become chats: each answer is a turn, with all that was said before."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.replay.pairs import token_pairs
+from bench.replay.sessions import read_session
+from cli.main import main
+from config.settings import BUNDLED_MODEL
+from engine.model.loading import load_tokenizer
+
+READ = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "a.py"}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "     1→one = 1\n     2→two = 2"}
+
+
+def line(kind: str, content: Any, **more: Any) -> dict[str, Any]:
+    """Make a line as Claude Code writes it."""
+    message = {"role": kind, "content": content, "id": "msg_1", "model": "any", "usage": {"input_tokens": 3}}
+    about = {"type": kind, "sessionId": "s", "isSidechain": False, "uuid": "u", "cwd": "/repo"}
+    return about | {"message": message} | more
+
+
+TALK = [
+    {"type": "summary", "summary": "Numbers", "leafUuid": "u"},
+    {"type": "file-history-snapshot", "messageId": "m", "snapshot": {}},
+    line("user", "Add three."),
+    line("assistant", [{"type": "thinking", "thinking": "Look first.", "signature": "s"}]),
+    line("assistant", [{"type": "text", "text": "I read it."}]),
+    line("assistant", [READ]),
+    line("user", [RESULT]),
+    {"type": "system", "subtype": "info", "content": "not shown to the model"},
+    line("assistant", [{"type": "text", "text": "Done."}]),
+]
+
+
+def written(folder: Path, *lines: Any) -> Path:
+    file = folder / "session.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    return file
+
+
+def test_a_transcript_has_a_turn_for_each_answer_however_many_lines_it_has(tmp_path: Path) -> None:
+    (chat,) = read_session(written(tmp_path, *TALK))
+    first, second = chat.turns
+    assert [message["role"] for message in second.messages] == ["user", "assistant", "tool"]
+    assert second.messages[:2] == (*first.messages, first.answer)
+    assert first.answer["content"] == "I read it."
+    assert first.answer["reasoning_content"] == "Look first."
+    assert first.answer["tool_calls"][0]["function"] == {"name": "Read", "arguments": READ["input"]}
+    assert second.messages[2] == {"role": "tool", "content": RESULT["content"], "tool_call_id": "toolu_1"}
+    assert second.answer == {"role": "assistant", "content": "Done."}
+
+
+def test_its_tokens_are_those_of_the_chat_template(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(BUNDLED_MODEL)
+    first, second = token_pairs(tokenizer, read_session(written(tmp_path, *TALK)))
+    assert tokenizer.decode(first.answer).startswith("I read it.<tool_call>")
+    assert tokenizer.decode(second.answer) == "Done."
+    assert second.prompt[: len(first.prompt) + len(first.answer)] == (*first.prompt, *first.answer)
+    assert (first.chat, first.turn, second.turn) == (second.chat, 1, 2)
+
+
+def test_sub_agents_and_what_follows_a_compaction_are_chats_of_their_own(tmp_path: Path) -> None:
+    asked, said = line("user", "Go."), line("assistant", [{"type": "text", "text": "ok"}])
+    other = {"isSidechain": True, "agentId": "a1"}
+    lines = [asked, asked | other, said | other, said, asked | {"isCompactSummary": True}, said]
+    chats = read_session(written(tmp_path, *lines))
+    assert [len(chat.turns) for chat in chats] == [1, 1, 1]
+    assert all(len(turn.messages) == 1 for chat in chats for turn in chat.turns)
+
+
+def test_what_a_server_recorded_is_a_session_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    messages = [{"role": "user", "content": "Say it again: one two three four five."}]
+    recorded = {"messages": messages, "prompt": "user: one two three", "output": "one two three"}
+    file = written(tmp_path, recorded)
+    (chat,) = read_session(file)
+    assert (chat.turns[0].text, chat.turns[0].messages) == (recorded["prompt"], tuple(messages))
+    assert main(["bench", "replay", "--session", str(file), "--drafters", "auto"]) == 0
+    assert "session" in capsys.readouterr().out
+
+
+def test_a_file_without_a_session_is_an_error(tmp_path: Path) -> None:
+    for lines in ([{"type": "summary"}], [line("user", "Anyone there?")], []):
+        with pytest.raises(ValueError, match=r"session\.jsonl"):
+            read_session(written(tmp_path, *lines))

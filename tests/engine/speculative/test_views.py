@@ -1,0 +1,101 @@
+"""Views on their way to the drafters, and guesses, which are worth less than any other draft."""
+
+from array import array
+from collections.abc import Sequence
+
+from config.settings import Settings
+from drafters.base import Draft, DraftQuery, SequenceStart, View
+from drafters.repetition import score_in_slices
+from drafters.suffix import SuffixDrafter
+from engine.request import DraftChoice, GenerationRequest, Sampling
+from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
+
+PROMPT = tuple(range(1, 9))
+
+
+def begin(views: Sequence[View], *drafters: object) -> tuple[SequenceDrafts, Proposers]:
+    made = {drafter.name: drafter for drafter in drafters or (SuffixDrafter(0),)}
+    proposers = Proposers(DraftSources(made, score_in_slices), Settings(gate="off"))
+    request = GenerationRequest("1", PROMPT, 50, Sampling(0), draft=DraftChoice("auto"), views=views)
+    return proposers.begin(request), proposers
+
+
+def proposed(drafts: SequenceDrafts, limit: int = 4) -> list[int]:
+    return list(drafts.propose(limit, 0.0, lambda _: True).draft.tokens)
+
+
+def test_views_are_read_with_the_prompt_and_those_that_come_later_in_later_steps() -> None:
+    views: list[View] = [array("I", range(100, 110))]
+    drafts, proposers = begin(views)
+    proposers.work.finish()
+    drafts.observe([100, 101])
+    assert proposed(drafts) == [102, 103, 104, 105]
+    views.append(array("I", range(200, 210)))
+    drafts.observe([200])
+    assert proposers.work.is_left
+    proposers.work.finish()
+    drafts.observe([201])
+    assert proposed(drafts) == [202, 203, 204, 205]
+
+
+def test_views_of_a_sequence_that_has_ended_are_not_read() -> None:
+    views: list[View] = [array("I", range(5000))]
+    drafts, proposers = begin(views)
+    proposers.work.advance()
+    drafts.close()
+    views.append(array("I", range(5000)))
+    drafts.observe([1])
+    proposers.work.finish()
+    assert not proposers.work.is_left
+
+
+class Fixed:
+    """Always drafts the same."""
+
+    def __init__(self, name: str, draft: Draft) -> None:
+        self.name, self.draft = name, draft
+
+    def open(self, start: SequenceStart) -> None:
+        pass
+
+    def propose(self, _: DraftQuery) -> Draft:
+        return self.draft
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        pass
+
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        pass
+
+    def close(self, seq: int) -> None:
+        pass
+
+
+GUESS = Fixed("suffix", Draft([7], "suffix", 0, 0.9, is_guess=True))
+SURE = Fixed("ngram-mod", Draft([8, 9], "ngram-mod", 0, 0.5))
+
+
+def test_any_other_draft_comes_before_a_guess() -> None:
+    assert proposed(begin((), GUESS, SURE)[0]) == [8, 9]
+    assert proposed(begin((), GUESS)[0]) == [7]
+
+
+def test_a_guess_does_not_keep_a_draft_model_from_drafting() -> None:
+    drafts, _ = begin((), GUESS)
+    drafts.uses_model = True
+    drafts.forecast.is_ready = True
+    assert proposed(drafts) == []
+
+
+def test_a_guess_that_does_not_pay_is_not_tried() -> None:
+    drafts, _ = begin((), GUESS)
+    drafts.propose(4, 100.0, lambda _: True)
+    assert drafts.best is None
+
+
+def test_a_guess_teaches_nothing_about_line_ends() -> None:
+    drafts, proposers = begin((), GUESS)
+    drafts.acceptance.line_ends = frozenset({7})
+    proposed(drafts)
+    drafts.observe([3])
+    assert {source for source, _ in proposers.global_counts.counts} == {"suffix"}

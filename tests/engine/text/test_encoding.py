@@ -1,0 +1,63 @@
+"""Text is encoded as transformers encodes it, on several threads at once."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.tokenizer_utils import load
+from transformers import CodeLlamaTokenizer
+
+from config.settings import BUNDLED_MODEL
+from engine.text.encoding import TextEncoder
+from tests.engine.text import tokenizers_zoo as zoo
+
+PIECES = st.sampled_from(
+    [" the", "The end", "  ", "\n", "\n    ", "1", " 22", "żółw", "\t", "<|end|>", "</s>", "<s>", "<unk>",
+     "<0x41>", "<think>", "😀", "中", "e\u0301", "\ufb01", "\u00a0", "\r\n", zoo.SPACE,
+     "<|im_end|>", "\u200d", "\ufffd"]
+)  # fmt: skip
+TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=10).map("".join)
+FOLDERS = ("", "draft_polish", "wedlm")
+
+
+def make(kind: str):
+    """One of transformers' tokenizers."""
+    if kind in FOLDERS:
+        return load(BUNDLED_MODEL / kind)._tokenizer
+    return (
+        zoo.wrap(zoo.wordpiece(), eos_token="[SEP]") if kind == "wordpiece" else zoo.make(kind)
+    ).wrapped._tokenizer
+
+
+@pytest.fixture(scope="module", params=[*FOLDERS, "wordpiece", *zoo.KINDS])
+def both(request):
+    inner = make(request.param)
+    return inner, TextEncoder(inner)
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=TEXTS, adds=st.booleans(), splits=st.booleans())
+def test_the_ids_are_those_of_transformers(both, text: str, adds: bool, splits: bool) -> None:
+    inner, encoder = both
+    expected = inner(text, add_special_tokens=adds, split_special_tokens=splits)["input_ids"]
+    assert encoder.encode(text, adds_specials=adds, splits_specials=splits) == expected
+    # Nor does a call leave a trace for the next one.
+    assert encoder.encode(text) == inner.encode(text, add_special_tokens=False)
+
+
+def test_many_threads_encode_at_once(both) -> None:
+    inner, encoder = both
+    texts = [f"The {at} quick żółw <|end|> 😀 </s> " * (at + 1) for at in range(60)]
+    expected = [inner.encode(text, add_special_tokens=False) for text in texts]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(encoder.encode, texts)) == expected
+
+
+def test_a_class_with_a_way_of_its_own_keeps_it() -> None:
+    inner = CodeLlamaTokenizer(
+        vocab={"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4, zoo.SPACE: 5}, merges=[]
+    )
+    encoder = TextEncoder(inner)
+    for text in ("ab", "a<FILL_ME>b"):
+        assert encoder.encode(text, adds_specials=True) == inner.encode(text)
