@@ -19,7 +19,7 @@ from server.http.body_limit import BodyLimit
 from server.http.error_handlers import install_error_handlers
 from server.http.head import HeadRequests
 from server.http.model_uses import ModelUses
-from server.http.openapi import complete_document
+from server.http.openapi import Served, complete_document
 from server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics.registry import Metrics
@@ -112,7 +112,16 @@ def create_app(engine: EngineProtocol, settings: Settings, models: ModelsProtoco
     )
     for routes in ROUTES:
         app.include_router(routes.router)
-    complete_document(app, *BODIES, open_paths=OPEN_PATHS if keys else None)
+
+    def served() -> Served | None:
+        if models is not None:
+            return None
+        return Served(engine.info.vocab_size, engine.tokenizer.fim is not None, settings.max_n)
+
+    is_liberal = settings.unknown_fields == "ignore"
+    complete_document(
+        app, *BODIES, open_paths=OPEN_PATHS if keys else None, is_liberal=is_liberal, served=served
+    )
     all_routes = (*app.routes, *(route for routes in ROUTES for route in routes.router.routes))
     install_error_handlers(app, [route for route in all_routes if isinstance(route, Route)])
     app.add_middleware(

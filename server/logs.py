@@ -126,7 +126,9 @@ class RequestRecord:
 
 def as_header(names: Iterable[str]) -> str:
     """Return names as the value of a header: visible ASCII characters, and not too many."""
-    text = ", ".join(dict.fromkeys(names)).encode("unicode_escape").decode()
+    # A value that begins or ends with a space is no header, so names that do are quoted, and empty ones.
+    shown = (name if name and name == name.strip() else f'"{name}"' for name in dict.fromkeys(names))
+    text = ", ".join(shown).encode("unicode_escape").decode()
     return text if len(text) <= MAX_IGNORED_CHARACTERS else f"{text[:MAX_IGNORED_CHARACTERS]}..."
 
 

@@ -32,8 +32,7 @@ def make_engine_requests(
     """Make one engine request for each choice: all choices of the first prompt first, as OpenAI does.
 
     prediction, tenant, grammar, head_tokens, views: see GenerationRequest; the same for all choices.
-    Raises BadRequestError if the model or the settings forbid a token id, the length, n, the draft
-        type or how to decode.
+    Raises BadRequestError if the model or the settings forbid a token id, the length, n or how to decode.
     """
     if body.n > settings.max_n:
         raise BadRequestError(
@@ -50,8 +49,7 @@ def make_engine_requests(
             param=body.prompt_field,
             code="invalid_value",
         )
-    _check_ids(body, info)
-    _check_draft(body, settings, info)
+    check_ids(body, info)
     streaming = choose_streaming(body, info, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
@@ -128,7 +126,8 @@ def check_token_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
         raise _unknown_id(f"{param}[{index}]", prompt[index], info)
 
 
-def _check_ids(body: GenerationFields, info: ModelInfo) -> None:
+def check_ids(body: GenerationFields, info: ModelInfo) -> None:
+    """Raise BadRequestError for token ids in fields about sampling that the model does not have."""
     for name in ("stop_token_ids", "allowed_token_ids"):
         if given := getattr(body, name):
             check_token_ids(given, name, info)
@@ -141,7 +140,8 @@ _OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
 """Draft types that depend on the models served."""
 
 
-def _check_draft(body: GenerationFields, settings: Settings, info: ModelInfo) -> None:
+def draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) -> BadRequestError | None:
+    """Return what is wrong with the source of drafts that a request names; None if the server has it."""
     kind, missing, remedy = body.draft.type, "", ""
     if kind == "draft-model" and (settings.draft_model is None or info.head):
         missing, remedy = "has no draft model", ", or start the server with --draft-model"
@@ -150,13 +150,14 @@ def _check_draft(body: GenerationFields, settings: Settings, info: ModelInfo) ->
         remedy = ", or start the server with --draft-model and the folder of one"
     if kind == "wedlm" and info.mask_token_id is None:
         missing = "serves no WeDLM model"
-    if missing:
-        drafters = ", ".join(one for one in get_args(DraftType) if one not in _OF_MODELS)
-        raise BadRequestError(
-            f"'draft.type' is '{kind}', but this server {missing}; use one of {drafters}{remedy}.",
-            param="draft.type",
-            code="no_draft_model",
-        )
+    if not missing:
+        return None
+    drafters = ", ".join(one for one in get_args(DraftType) if one not in _OF_MODELS)
+    return BadRequestError(
+        f"'draft.type' is '{kind}', but this server {missing}; use one of {drafters}{remedy}.",
+        param="draft.type",
+        code="no_draft_model",
+    )
 
 
 def _unknown_id(param: str, token: int, info: ModelInfo) -> BadRequestError:

@@ -8,19 +8,20 @@ from fastapi import Request, Response
 
 from engine.request import Grammar, View
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
-from server.generation.engine_requests import make_engine_requests
+from server.generation.engine_requests import draft_fault, make_engine_requests
 from server.generation.prompts import TokenIds
 from server.generation.record_lines import record_choices
 from server.generation.request_output import RequestOutput
 from server.generation.service import Service
 from server.generation.sse import TokenStream, write_frames
 from server.generation.submission import Submission
-from server.http.request_log import record_of
+from server.http.request_log import note_ignored, record_of
 from server.http.tenants import tenant_of
 from server.output.openai_format import ResponseHead
 from server.output.parts import MakeParser
 from server.output.presenter import Presenter
 from server.requests.generation_fields import GenerationFields
+from server.requests.streaming_decoding import StreamingDecodingFields
 
 
 async def respond(
@@ -37,6 +38,7 @@ async def respond(
 ) -> Response:
     """Generate a whole response or a stream. Raises ApiError before any of the response is sent."""
     record = record_of(request)
+    body = _without_what_is_not_here(request, service, body)
     tenant = tenant_of(request, service.settings)
     engine_requests = make_engine_requests(
         record.engine_request_id,
@@ -75,6 +77,21 @@ async def respond(
     finally:
         if not is_handed_over:
             await end()
+
+
+def _without_what_is_not_here(request: Request, service: Service, body: GenerationFields) -> GenerationFields:
+    """Leave out a source of drafts, or a kind of decoding, that is not here and would only be faster."""
+    info, is_strict = service.engine.info, service.settings.unknown_fields == "refuse"
+    if (fault := draft_fault(body, service.settings, info)) is not None:
+        if is_strict:
+            raise fault
+        note_ignored(request, ["draft.type"])
+        body = body.model_copy(update={"draft": body.draft.model_copy(update={"type": None})})
+    of_wedlm = [name for name in StreamingDecodingFields.model_fields if getattr(body, name) is not None]
+    if of_wedlm and info.mask_token_id is None and not is_strict:
+        note_ignored(request, of_wedlm)
+        body = body.model_copy(update=dict.fromkeys(of_wedlm))
+    return body
 
 
 def _grammar_param(body: GenerationFields) -> str:

@@ -1,6 +1,8 @@
 """Complete /openapi.json: the framework does not know bodies and queries, which routes read themselves."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,6 +11,8 @@ from pydantic.json_schema import models_json_schema
 
 from server.http.error_format import ErrorResponse, MessagesErrorResponse, speaks_anthropic
 from server.http.request_log import ID_PATTERN, REQUEST_ID
+from server.validation.field_errors import UNLIMITED
+from server.validation.fields import IS_ID, RequestModel
 
 _REFERENCE = "#/components/schemas/{model}"
 _FRAMEWORK_SCHEMAS = ("HTTPValidationError", "ValidationError")
@@ -23,7 +27,12 @@ _ID_GIVEN = {
 _ID_RETURNED = {"description": "The request's id in the log.", "required": True, "schema": _ID_SCHEMA}
 
 
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+Json = dict[str, Any]
+_NULL: Json = {"type": "null"}
+_TEXT: Json = {"type": "string"}
+_EVENT = {"type": "object", "required": ["data"], "properties": {"event": _TEXT, "data": _TEXT}}
+_EVENTS = {"text/event-stream": {"schema": _EVENT}}
+"""The schema is that of each event."""
 
 
 def body_schema(model: type[BaseModel], *, is_streamed: bool | None = None) -> dict[str, Any]:
@@ -52,17 +61,35 @@ def query_schema(model: type[BaseModel]) -> dict[str, Any]:
     return entry
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the document has to know of the one model that is served, and of the settings.
+
+    vocab_size: ids of tokens are below it. can_infill: whether the model fills in the middle of a text.
+    max_choices: the largest n of a request.
+    """
+
+    vocab_size: int
+    can_infill: bool
+    max_choices: int
+
+
 def complete_document(
-    app: FastAPI, *models: type[BaseModel], open_paths: Collection[str] | None = None
+    app: FastAPI,
+    *models: type[RequestModel],
+    open_paths: Collection[str] | None = None,
+    is_liberal: bool = True,
+    served: Callable[[], Served | None] = lambda: None,
 ) -> None:
     """Add to the app's OpenAPI document: the models that body_schema() names, the error format and headers.
 
     open_paths: paths that need no API key; None if no path needs one.
+    is_liberal: whether what has no effect is left out of bodies, rather than refused.
+    served: returns what the document says of the model once it is loaded; None if there are several.
     """
     make_document = app.openapi
     bodies, errors = _schemas(*models), _schemas(ErrorResponse, MessagesErrorResponse)
-    for schema in bodies.values():
-        _allow_null(schema)
+    _say_what_is_taken(bodies, models, is_liberal)
 
     def document() -> dict[str, Any]:
         whole = make_document()
@@ -73,6 +100,8 @@ def complete_document(
         )
         known = components.setdefault("schemas", {})
         known.update(bodies | errors)
+        if (one := served()) is not None:
+            _limit(whole, one)
         # The framework validates nothing here, so it never sends its own validation errors.
         for name in _FRAMEWORK_SCHEMAS:
             known.pop(name, None)
@@ -100,19 +129,110 @@ def complete_document(
 def _schemas(*models: type[BaseModel]) -> dict[str, Any]:
     """Return the schemas of models and of those that they nest, by name."""
     _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
-    return dict(schemas["$defs"])
+    # Parts of them are the models' own, which the page about the API is made of.
+    return deepcopy(dict(schemas["$defs"]))
 
 
-def _allow_null(schema: dict[str, Any]) -> None:
+def _say_what_is_taken(bodies: Json, models: Collection[type[RequestModel]], is_liberal: bool) -> None:
+    """Add to the schemas of bodies what no field's type says."""
+    for schema in bodies.values():
+        _allow_null(schema)
+    for model in models:
+        _add_rules(bodies[model.__name__], model)
+    for model in models if is_liberal else ():
+        for path in (*model.droppable, *model.takes_anything):
+            _allow_anything(bodies, bodies[model.__name__], path.split("."))
+    for schema in bodies.values() if is_liberal else ():
+        _allow_what_is_mended(schema)
+
+
+def _allow_null(schema: Json) -> None:
     """Let the optional fields of a body be null, which is their default everywhere."""
     for name, given in schema.get("properties", {}).items():
-        kinds = given.get("anyOf", [given])
         is_open = not given.keys() - {"title", "description", "default"}
-        allows = is_open or {"type": "null"} in kinds or None in given.get("enum", ())
-        if name not in schema.get("required", ()) and not allows:
-            about = {key: given[key] for key in ("title", "description", "default") if key in given}
-            bare = {key: value for key, value in given.items() if key not in about}
-            schema["properties"][name] = {**about, "anyOf": [*bare.pop("anyOf", [bare]), {"type": "null"}]}
+        if name not in schema.get("required", ()) and not is_open and None not in given.get("enum", ()):
+            schema["properties"][name] = _or(given, _NULL)
+
+
+def _add_rules(schema: Json, model: type[RequestModel]) -> None:
+    rules = [rule for kind in model.__mro__ for rule in vars(kind).get("rules", ())]
+    if rules:
+        schema["allOf"] = deepcopy(rules)
+
+
+def _allow_anything(bodies: Json, schema: Json, path: list[str]) -> None:
+    """Let a field have any value: one without a meaning is left out."""
+    name, *rest = path
+    given = schema["properties"].get(name)
+    if given is not None and not rest:
+        schema["properties"][name] = _or(given, {})
+    for one in (given or {}).get("anyOf", ()) if rest else ():
+        if "$ref" in one:
+            _allow_anything(bodies, bodies[one["$ref"].rpartition("/")[2]], rest)
+
+
+def _allow_what_is_mended(schema: Json) -> None:
+    """Let a body have what is left out of it, or understood.
+
+    That is unknown fields, -1 for no limit, one text or number where an array of them is meant, and one
+    object or anything else where an array of messages, items or tools is meant.
+    """
+    schema.pop("additionalProperties", None)
+    fields = schema.get("properties", {})
+    for name, given in fields.items():
+        if name in UNLIMITED:
+            fields[name] = _or(given, {"const": -1})
+        for kind in given.get("anyOf", [given]):
+            held = kind.get("items", {}).get("type") if kind.get("type") == "array" else None
+            if held in ("string", "integer"):
+                fields[name] = _or(fields[name], kind["items"])
+            elif held == "object":
+                kind["items"] = {}
+                fields[name] = _or(fields[name], {"type": "object"})
+
+
+def _or(given: Json, other: Json) -> Json:
+    """Return the schema of a field that may have another value, too."""
+    about: Json = {key: given[key] for key in ("title", "description", "default") if key in given}
+    bare = {key: value for key, value in given.items() if key not in about}
+    kinds = bare["anyOf"] if bare.keys() == {"anyOf"} else [bare]
+    return {**about, "anyOf": kinds if other in kinds else [*kinds, other]}
+
+
+def _limit(whole: Json, served: Served) -> None:
+    """Say what the served model takes: its tokens, choices, and whether it fills in."""
+    for part in _parts(whole["components"]["schemas"]):
+        if IS_ID in part and "pattern" in part:
+            part["pattern"] = f"^({_up_to(served.vocab_size - 1)})$"
+        elif IS_ID in part:
+            part["maximum"] = served.vocab_size - 1
+        if "n" in part.get("properties", ()):
+            part["properties"]["n"]["anyOf"][0]["maximum"] = served.max_choices
+    if not served.can_infill:
+        whole["paths"].pop("/infill", None)
+        suffix = whole["components"]["schemas"]["CompletionRequest"]["properties"]["suffix"]
+        suffix["anyOf"][0]["maxLength"] = 0
+
+
+def _parts(schema: Any) -> Iterator[Json]:
+    """Yield a schema and all objects in it."""
+    if isinstance(schema, dict):
+        yield schema
+    for one in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _parts(one)
+
+
+def _up_to(most: int) -> str:
+    """Return the regular expression of the decimal numbers from 0 to most, without leading zeros."""
+    digits = str(most)
+    found = ["0", digits] if most else ["0"]
+    if len(digits) > 1:
+        found.append(f"[1-9][0-9]{{0,{len(digits) - 2}}}")
+    for index, digit in enumerate(digits):
+        least, below = int(index == 0), int(digit) - 1
+        if below >= least:
+            found.append(f"{digits[:index]}[{least}-{below}][0-9]{{{len(digits) - index - 1}}}")
+    return "|".join(found)
 
 
 def _error(path: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Fields of Anthropic's API that make no difference on a local server are accepted
 fields that would change the response are refused by name.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
@@ -12,7 +12,7 @@ from server.conversation.anthropic import read_conversation
 from server.conversation.model import ToolChoice
 from server.messages_api.thinking import Thinking
 from server.requests.drafts import DraftFields
-from server.requests.messages import Messages, ToolChoiceField, Tools
+from server.requests.messages import CHOICE_NEEDS_TOOLS, Messages, ToolChoiceField, Tools
 from server.requests.models import KeepAlive
 from server.requests.streaming_decoding import StreamingDecodingFields
 from server.validation.field_errors import field_error
@@ -21,7 +21,9 @@ from server.validation.fields import (
     AcceptsPeerFields,
     Limit,
     RequestModel,
+    Rules,
     Stops,
+    neutral,
     no_effect,
     unsupported,
 )
@@ -77,6 +79,16 @@ class ConversationFields(AcceptsPeerFields):
     """The fields that determine the prompt, common to both bodies."""
 
     droppable = frozenset({"draft", "diagnostics", "output_config.effort", "thinking.display"})
+    takes_anything = ("system",)
+    rules: ClassVar[Rules] = (
+        CHOICE_NEEDS_TOOLS,
+        {
+            "anyOf": [
+                neutral("output_format"),
+                {"properties": {"output_config": {"anyOf": [{"type": "null"}, neutral("format")]}}},
+            ]
+        },
+    )
 
     model: str | None = Field(
         None, description="The model's name or one of its aliases. null: the served model."

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -13,6 +13,8 @@ from server.conversation.tools import check_enforced
 from server.requests.drafts import Prediction
 from server.requests.generation_fields import GenerationFields
 from server.requests.messages import (
+    CHOICE_NEEDS_TOOLS,
+    ONE_END,
     Messages,
     TemplateArguments,
     ToolChoiceField,
@@ -21,7 +23,7 @@ from server.requests.messages import (
     prompt_end,
 )
 from server.validation.field_errors import field_error
-from server.validation.fields import Count, Limit, no_effect, unsupported
+from server.validation.fields import Count, Limit, Rules, no_effect, unsupported
 from server.validation.notes import notes_in
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -31,6 +33,7 @@ class ChatRequest(GenerationFields):
     """The body of POST /v1/chat/completions."""
 
     prompt_field = "messages"
+    rules: ClassVar[Rules] = (CHOICE_NEEDS_TOOLS, ONE_END)
 
     messages: Messages = Field(description="The conversation so far; the answer is its next message.")
     max_completion_tokens: Limit | None = Field(

@@ -1,30 +1,35 @@
 """The body of /v1/completions."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from server.requests.generation_fields import GenerationFields
 from server.validation.field_errors import field_error
-from server.validation.fields import INT32_MAX
+from server.validation.fields import INT32_MAX, Rules, TokenId, as_integer, integers, neutral, single
 
 MAX_PROMPTS = 64
-Prompt = str | list[str] | list[int] | list[list[int]]
+_Text = Annotated[str, Field(min_length=1)]
+_Ids = Annotated[list[TokenId], Field(min_length=1)]
+_Several = Field(min_length=1, max_length=MAX_PROMPTS)
+Prompt = _Text | _Ids | Annotated[list[_Text], _Several] | Annotated[list[_Ids], _Several]
 
 
-def _prompts(given: object) -> list[Any]:
+def _prompts(given: object, info: ValidationInfo) -> list[Any]:
     """Return the prompts as a list; each is a string or a list of token ids."""
     if isinstance(given, str):
         return [given]
+    if isinstance(given, float | int):
+        given = single(as_integer(given, info), int, info)
     if not isinstance(given, list):
         raise field_error("invalid_type", "must be a string, an array of strings, or an array of token ids")
     if not given:
         raise field_error("invalid_value", "is empty; send at least one token")
-    if isinstance(given[0], int):
-        _check_ids(given, "")
-        return [given]
+    if isinstance(given[0], int | float):
+        return [_checked_ids(given, info)]
     if len(given) > MAX_PROMPTS:
         raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_PROMPTS} are allowed")
+    prompts: list[Any] = []
     for index, prompt in enumerate(given):
         at = f"[{index}]"
         if not isinstance(prompt, type(given[0])) or not isinstance(prompt, str | list):
@@ -33,29 +38,41 @@ def _prompts(given: object) -> list[Any]:
                 "must be a string or an array of token ids, the same kind for all prompts",
                 at,
             )
-        if isinstance(prompt, list):
-            _check_ids(prompt, at)
-    return given
+        prompts.append(_checked_ids(prompt, info, at) if isinstance(prompt, list) else prompt)
+    return prompts
 
 
-def _check_ids(ids: list[object], at: str) -> None:
-    if not ids:
+def _checked_ids(given: list[object], info: ValidationInfo, at: str = "") -> list[int]:
+    if not given:
         raise field_error("invalid_value", "is empty; send at least one token", at)
-    for index, token in enumerate(ids):
-        if type(token) is not int:
-            raise field_error("invalid_type", "must be a token id, which is an integer", f"{at}[{index}]")
+    return integers(given, info, at)
 
 
 class CompletionRequest(GenerationFields):
     """The body of POST /v1/completions."""
 
     prompt_field = "prompt"
+    rules: ClassVar[Rules] = (
+        {"anyOf": [neutral("echo", values=(None, False)), neutral("truncate_prompt_tokens")]},
+        {
+            "anyOf": [
+                neutral("suffix", values=(None, "")),
+                {
+                    "properties": {
+                        "prompt": {"anyOf": [{"type": "string"}, {"items": {"type": "string"}}]},
+                        "echo": {"enum": [None, False]},
+                        "truncate_prompt_tokens": {"type": "null"},
+                    }
+                },
+            ]
+        },
+    )
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=Prompt)] = (
         Field(description="The prompt to continue, as a string or as token ids; or an array of such prompts.")
     )
     best_of: int | None = Field(
-        None, ge=1, le=INT32_MAX, description="Must equal n: all choices are returned, none is selected."
+        None, ge=0, le=INT32_MAX, description="Must equal n: all choices are returned, none is selected."
     )
 
     echo: bool = Field(

@@ -6,7 +6,7 @@ that would change the answer but is not supported is refused by name.
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from server.requests.drafts import DraftFields
 from server.requests.models import KeepAlive
@@ -25,6 +25,7 @@ from server.validation.fields import (
     TokenIds,
     no_effect,
 )
+from server.validation.notes import notes_in
 
 
 class StreamOptions(RequestModel):
@@ -122,6 +123,7 @@ class GenerationFields(StructuredFields, StreamingDecodingFields):
         None,
         ge=-1,
         le=INT32_MAX,
+        json_schema_extra={"not": {"const": 0}},
         description="Keep only this many of the prompt's last tokens. -1: as many as leave room for the "
         "answer, which is max_tokens or, without it, one token. null: all. Not in OpenAI's API.",
     )
@@ -179,12 +181,12 @@ class GenerationFields(StructuredFields, StreamingDecodingFields):
         return self
 
     @model_validator(mode="after")
-    def check_min_tokens(self) -> "GenerationFields":
-        """Refuse a least number of tokens above the greatest."""
+    def check_min_tokens(self, info: ValidationInfo) -> "GenerationFields":
+        """Note a least number of tokens above the greatest, at which the answer ends all the same."""
         limit = self.requested_max_tokens
         if limit is not None and self.min_tokens > limit:
             phrase = f"is {self.min_tokens}, which is more than the {limit} tokens that are allowed at most"
-            raise field_error("invalid_value", phrase, "min_tokens")
+            notes_in(info.context).understood("min_tokens", phrase)
         return self
 
     @property

@@ -7,7 +7,9 @@ from pydantic import AfterValidator, Field, InstanceOf, WithJsonSchema
 
 from engine.request import PromptEnd
 from server.conversation.model import Message, Tool, ToolChoice
+from server.conversation.tools import MAX_TOOLS
 from server.validation.field_errors import field_error
+from server.validation.fields import neutral
 
 RESERVED_TEMPLATE_KEYS = frozenset(
     {
@@ -39,12 +41,62 @@ def _template_keys(given: dict[str, Any]) -> dict[str, Any]:
 
 
 _OBJECTS = {"type": "array", "items": {"type": "object", "additionalProperties": True}}
+
+
+def _choices(*modes: str) -> list[dict[str, Any]]:
+    named = {"type": "object", "required": ["type"], "properties": {"type": {"enum": list(modes)}}}
+    return [{"enum": list(modes)}, named]
+
+
+_MODES = ("none", "auto", "any", "required")
+_NAME: dict[str, Any] = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+_NAMED = [
+    {**_NAME, "properties": {**_NAME["properties"], "type": {"type": "null"}}},
+    *(
+        {"type": "object", "required": ["type", key], "properties": {"type": {"const": kind}, key: schema}}
+        for kind in ("function", "custom", "tool")
+        for key, schema in (("name", {"type": "string"}), ("function", _NAME))
+    ),
+]
+_ALLOWED = {
+    "type": "object",
+    "required": ["type", "tools"],
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "mode": {"enum": ["auto", "required"]},
+        "tools": {"type": "array", "items": _NAME, "minItems": 1, "maxItems": MAX_TOOLS},
+    },
+}
+TOOLS_SCHEMA = _OBJECTS
+TOOL_CHOICE_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
+ONE_END = {
+    "anyOf": [
+        neutral("continue_final_message", values=(None, False)),
+        neutral("add_generation_prompt", values=(None, False)),
+    ]
+}
+"""A rule of all bodies of chats: a prompt ends in the last message, or opens the answer."""
+CHOICE_NEEDS_TOOLS = {
+    "anyOf": [
+        {
+            "required": ["tools"],
+            "properties": {
+                "tools": {"anyOf": [{"type": "array", "minItems": 1}, {"type": "object"}]},
+                "tool_choice": {"anyOf": [{"type": "null"}, *_choices(*_MODES), *_NAMED, _ALLOWED]},
+            },
+        },
+        {"properties": {"tool_choice": {"anyOf": [{"type": "null"}, *_choices("none", "auto")]}}},
+    ]
+}
+"""A rule of all bodies with tools, as JSON schema."""
 Messages = Annotated[
     tuple[InstanceOf[Message], ...], Field(min_length=1), WithJsonSchema({**_OBJECTS, "minItems": 1})
 ]
-Tools = Annotated[tuple[InstanceOf[Tool], ...], WithJsonSchema(_OBJECTS)]
+Tools = Annotated[tuple[InstanceOf[Tool], ...], WithJsonSchema(TOOLS_SCHEMA)]
 ToolChoiceField = Annotated[
-    InstanceOf[ToolChoice], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})
+    InstanceOf[ToolChoice],
+    WithJsonSchema(TOOL_CHOICE_SCHEMA),
+    Field(json_schema_extra={"default": "auto"}),
 ]
 """The parts of a conversation in the normal form; the schema is that of the request."""
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_template_keys)]

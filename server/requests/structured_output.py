@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
 from engine.request import Grammar
 from server.validation.field_errors import field_error
-from server.validation.fields import AcceptsPeerFields, RequestModel
+from server.validation.fields import AcceptsPeerFields, RequestModel, Rules, single
 from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
 from server.validation.lark import check_lark
 from server.validation.notes import notes_in
@@ -54,7 +54,8 @@ def _regex(given: object) -> str:
     return given
 
 
-def _choices(given: object) -> tuple[str, ...]:
+def _choices(given: object, info: ValidationInfo) -> tuple[str, ...]:
+    given = single(given, str, info)
     if not isinstance(given, list):
         raise field_error("invalid_type", "must be an array of strings")
     if not 0 < len(given) <= MAX_CHOICES:
@@ -71,10 +72,10 @@ def _choices(given: object) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _bad_words(given: object) -> tuple[str, ...]:
+def _bad_words(given: object, info: ValidationInfo) -> tuple[str, ...]:
     if given == []:
         return ()
-    words = _choices(given)
+    words = _choices(given, info)
     if len(words) > MAX_BAD_WORDS or sum(map(len, words)) > MAX_BAD_CHARACTERS:
         raise field_error(
             "invalid_value",
@@ -89,6 +90,16 @@ def _lark(given: object) -> str:
         raise field_error("invalid_type", "must be a Lark grammar, as a string that is not empty")
     check_lark(given)
     return given
+
+
+def _formatted(name: str) -> Any:
+    """Return the type of text that is in a format, for the schema."""
+    return Annotated[str, Field(min_length=1, json_schema_extra={"format": name})]
+
+
+_Word = Annotated[str, Field(min_length=1)]
+Choices = Annotated[list[_Word], Field(min_length=1, max_length=MAX_CHOICES)]
+BadWords = Annotated[list[_Word], Field(max_length=MAX_BAD_WORDS)]
 
 
 class TextFormat(RequestModel):
@@ -163,8 +174,28 @@ ResponseFormat = Annotated[
 ]
 
 
+ANY_TEXT: dict[str, Any] = {"anyOf": [{"type": "null"}, {"properties": {"type": {"const": "text"}}}]}
+GUIDED: dict[str, dict[str, Any]] = {
+    f"guided_{kind}": {"type": "null"} for kind in ("json", "regex", "choice", "grammar")
+}
+_NEUTRAL = {"response_format": ANY_TEXT, **GUIDED, "bad_words": {"enum": [None, []]}}
+"""JSON schemas of the values with which fields constrain nothing."""
+
+
+def at_most_one(neutral: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the JSON schema of a body in which at most one field has another value than its neutral one."""
+    return {
+        "anyOf": [
+            {"properties": {name: schema for name, schema in neutral.items() if name != used}}
+            for used in neutral
+        ]
+    }
+
+
 class StructuredFields(AcceptsPeerFields):
     """Fields that constrain the answer. At most one of them may be used in a request."""
+
+    rules: ClassVar[Rules] = (at_most_one(_NEUTRAL),)
 
     response_format: ResponseFormat | None = Field(
         None,
@@ -172,27 +203,30 @@ class StructuredFields(AcceptsPeerFields):
         "that satisfies the schema.",
     )
     guided_json: (
-        Annotated[dict[str, Any], BeforeValidator(_guided_json, json_schema_input_type=dict[str, Any] | str)]
-        | None
+        Annotated[dict[str, Any], BeforeValidator(_guided_json, json_schema_input_type=dict[str, Any])] | None
     ) = Field(
         None,
         description="The JSON schema that the answer must satisfy, as an object or a string. Not in OpenAI's "
         "API.",
     )
-    guided_regex: Annotated[str, BeforeValidator(_regex, json_schema_input_type=str)] | None = Field(
+    guided_regex: (
+        Annotated[str, BeforeValidator(_regex, json_schema_input_type=_formatted("rust-regex"))] | None
+    ) = Field(
         None,
         description="A regular expression that the whole answer must match. Not in OpenAI's API.",
     )
     guided_choice: (
-        Annotated[tuple[str, ...], BeforeValidator(_choices, json_schema_input_type=list[str])] | None
+        Annotated[tuple[str, ...], BeforeValidator(_choices, json_schema_input_type=Choices)] | None
     ) = Field(None, description="The answer must be one of these strings. Not in OpenAI's API.")
-    guided_grammar: Annotated[str, BeforeValidator(_lark, json_schema_input_type=str)] | None = Field(
+    guided_grammar: (
+        Annotated[str, BeforeValidator(_lark, json_schema_input_type=_formatted("lark"))] | None
+    ) = Field(
         None,
         description="A grammar that the answer must follow, in llguidance's variant of Lark. Not in OpenAI's "
         "API.",
     )
 
-    bad_words: Annotated[tuple[str, ...], BeforeValidator(_bad_words, json_schema_input_type=list[str])] = (
+    bad_words: Annotated[tuple[str, ...], BeforeValidator(_bad_words, json_schema_input_type=BadWords)] = (
         Field(
             (),
             description="Strings that the answer never contains, however it is split into tokens. Reasoning "
@@ -203,7 +237,7 @@ class StructuredFields(AcceptsPeerFields):
     @model_validator(mode="after")
     def check_one_constraint(self) -> "StructuredFields":
         """Refuse a request with two constraints."""
-        given = [name for name in _CONSTRAINTS if getattr(self, name) not in (None, ())]
+        given = [name for name in _NEUTRAL if getattr(self, name) not in (None, ())]
         given = [name for name in given if not isinstance(getattr(self, name), TextFormat)]
         if len(given) > 1:
             raise field_error(
@@ -238,12 +272,6 @@ class StructuredFields(AcceptsPeerFields):
         if self.bad_words:
             return _without(self.bad_words), "bad_words"
         return None
-
-
-_CONSTRAINTS = (
-    *("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    "bad_words",
-)
 
 
 def _json(schema: dict[str, Any]) -> Grammar:

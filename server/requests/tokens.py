@@ -4,14 +4,14 @@ The two servers name some fields differently and have different defaults. Both n
 defaults follow the name used for the text: `content` is llama-server's, `prompt` is vLLM's.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
 from server.conversation.chats import read_chat
-from server.requests.messages import Messages, TemplateArguments, Tools
+from server.requests.messages import ONE_END, Messages, TemplateArguments, Tools
 from server.validation.field_errors import field_error
-from server.validation.fields import INT32_MAX, RequestModel, unsupported
+from server.validation.fields import RequestModel, Rules, TokenId, neutral, unsupported
 from server.validation.notes import notes_in
 
 _TEXT_FIELDS = ("content", "prompt", "messages")
@@ -20,6 +20,32 @@ _FIXED = {"phrase": "is not supported; leave it out", "description": "Left out: 
 
 class TokenizeRequest(RequestModel):
     """The body of POST /tokenize: exactly one of content, prompt and messages."""
+
+    rules: ClassVar[Rules] = (
+        {
+            "anyOf": [
+                {**neutral("prompt", "messages"), "required": ["content"]},
+                {**neutral("content", "messages"), "required": ["prompt"]},
+                {**neutral("content", "prompt"), "required": ["messages"]},
+            ]
+        },
+        {"not": neutral("content", "prompt", "messages")},
+        ONE_END,
+        {
+            "anyOf": [
+                neutral("messages"),
+                neutral("add_special", "add_special_tokens", values=(None, False)),
+            ]
+        },
+        {
+            "anyOf": [
+                neutral("add_special"),
+                neutral("add_special_tokens"),
+                neutral("add_special", "add_special_tokens", values=(True,)),
+                neutral("add_special", "add_special_tokens", values=(False,)),
+            ]
+        },
+    )
 
     model: str | None = Field(
         None, description="The model's name or one of its aliases. null: the served model."
@@ -73,9 +99,10 @@ class TokenizeRequest(RequestModel):
                 "invalid_value", f"and {given[0]} cannot be combined; send one of them", given[1]
             )
         if self.messages is None and self.tools:
-            raise field_error("invalid_value", "are allowed only with messages", "tools")
+            raise field_error("invalid_value", "are allowed only with messages", "tools", leaves_out=True)
         if self.messages is None and self.chat_template_kwargs is not None:
-            raise field_error("invalid_value", "is allowed only with messages", "chat_template_kwargs")
+            phrase = "is allowed only with messages"
+            raise field_error("invalid_value", phrase, "chat_template_kwargs", leaves_out=True)
         if None not in (self.add_special, self.add_special_tokens) and (
             self.add_special != self.add_special_tokens
         ):
@@ -103,13 +130,10 @@ class TokenizeRequest(RequestModel):
         return self.add_special_tokens if self.add_special is None else self.add_special
 
 
-Token = Annotated[int, Field(ge=0, le=INT32_MAX)]
-
-
 class DetokenizeRequest(RequestModel):
     """The body of POST /detokenize."""
 
     model: str | None = Field(
         None, description="The model's name or one of its aliases. null: the served model."
     )
-    tokens: list[Token] = Field(description="Token ids; at most as many as the context holds.")
+    tokens: list[TokenId] = Field(description="Token ids; at most as many as the context holds.")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic_core import to_json
 
 from server.conversation.from_items import as_listed, encode_reasoning, kind_of
@@ -13,7 +13,7 @@ from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import ChoiceOutput
 from server.responses_api.ids import item_id, response_id
 from server.responses_api.presenter import ResponsePresenter, usage_json
-from server.responses_api.schemas import Input, ResponsesRequest, no_input
+from server.responses_api.schemas import Input, ResponsesRequest
 from server.validation.field_errors import validate
 from server.validation.fields import AcceptsPeerFields, no_effect, unsupported
 
@@ -44,13 +44,6 @@ class CompactRequest(AcceptsPeerFields):
     prompt_cache_options: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
     service_tier: no_effect("there is one tier, default.") = None  # type: ignore[valid-type]
     image: unsupported() = None  # type: ignore[valid-type]
-
-    @model_validator(mode="after")
-    def check_combination(self) -> "CompactRequest":
-        """Refuse a request without a conversation."""
-        if self.previous_response_id is None and not self.input:
-            raise no_input()
-        return self
 
     def asked(self, context_tokens: int) -> ResponsesRequest:
         """Return the request whose answer is the summary. Its last item is what the model is asked for."""

@@ -7,17 +7,13 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import to_json
 
 from server.validation.field_errors import field_error
-from server.validation.fields import RequestModel, unsupported
+from server.validation.fields import RequestModel, no_effect
 
 MAX_LISTED = 100
 MAX_POSITION = 999_999_999
 """Maximum number of an event that a client can name: more digits would only cost time."""
 
-_INCLUDE = unsupported(
-    phrase="is not supported; a stored response has what its own request included",
-    description="Not supported; a stored response has what its own request included.",
-    is_needed=True,
-)
+_INCLUDE = no_effect("a stored response has what its own request included.")
 
 
 def _number(least: int, most: int) -> Any:
@@ -51,7 +47,7 @@ class GetQuery(RequestModel):
 class ListQuery(RequestModel):
     """Query of GET /v1/responses/{response_id}/input_items."""
 
-    limit: _number(1, MAX_LISTED) = Field(  # type: ignore[valid-type]
+    limit: _number(0, MAX_LISTED) = Field(  # type: ignore[valid-type]
         20, description="Maximum number of items to list."
     )
     order: Literal["asc", "desc"] = Field("desc", description="asc: oldest item first; desc: newest first.")

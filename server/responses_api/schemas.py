@@ -1,6 +1,6 @@
 """The body of POST /v1/responses: every field, its type and its limits."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -11,13 +11,14 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from server.conversation.settled import check_size
 from server.requests.chat import ChatRequest, ReasoningEffort
+from server.requests.messages import CHOICE_NEEDS_TOOLS, TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA
 from server.requests.models import KeepAlive
+from server.requests.structured_output import ANY_TEXT, GUIDED, at_most_one
 from server.validation.field_errors import field_error
-from server.validation.fields import AcceptsPeerFields, Count, RequestModel, no_effect, unsupported
+from server.validation.fields import AcceptsPeerFields, Count, RequestModel, Rules, no_effect, unsupported
 from server.validation.notes import notes_in
 from server.validation.unions import tagged_union
 
@@ -38,7 +39,8 @@ def _chat_field(name: str, note: str = "") -> Any:
     parts = (field.annotation, Field(), *field.metadata)
     documented = Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
     unchecked = BeforeValidator(lambda given: given, json_schema_input_type=documented)
-    return Annotated[Any, unchecked, Field(description=f"{field.description}{note}")]
+    described = Field(description=f"{field.description}{note}", json_schema_extra=field.json_schema_extra)
+    return Annotated[Any, unchecked, described]
 
 
 def _extension(name: str) -> Any:
@@ -110,17 +112,14 @@ def _input(given: object) -> list[Any]:
 
 
 def _conversation(given: object) -> list[Any]:
-    items = (given["items"] if isinstance(given, dict) and "items" in given else given) or []
+    items = given
+    if isinstance(given, dict) and "items" in given:
+        items = [given["items"]] if isinstance(given["items"], dict) else given["items"]
+    items = [] if items in (None, {}, "") else items
     if not isinstance(items, list):
         phrase = "is not supported; send previous_response_id, or the whole conversation as input"
         raise field_error("unsupported_parameter", phrase)
     return check_size(items, "conversation", most=MAX_ITEMS, what="items")
-
-
-def no_input() -> PydanticCustomError:
-    """Return the error of a request that has no conversation."""
-    phrase = "is missing or empty; send input, or previous_response_id"
-    return field_error("missing_required_parameter", phrase, "input")
 
 
 def _include(given: list[str], info: ValidationInfo) -> list[str]:
@@ -130,18 +129,31 @@ def _include(given: list[str], info: ValidationInfo) -> list[str]:
     return given
 
 
-Input = Annotated[list[Any], PlainValidator(_input, json_schema_input_type=str | list[dict[str, Any]])]
-
-_ITEMS = {"type": "array", "items": {"type": "object"}}
+_ITEMS: dict[str, Any] = {"type": "array", "items": {}, "maxItems": MAX_ITEMS}
 _HOLDS_ITEMS = {"type": "object", "required": ["items"]}
+_ANY_TEXT = {"anyOf": [{"type": "null"}, {"properties": {"format": ANY_TEXT}}]}
+_ONE_CONSTRAINT = at_most_one({"text": _ANY_TEXT, **GUIDED})
+_CONVERSATION_RULE = {
+    "properties": {
+        "conversation": {"properties": {"items": {"anyOf": [_ITEMS, {"type": "object"}, {"type": "null"}]}}}
+    }
+}
+Input = Annotated[
+    list[Any],
+    PlainValidator(_input),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {**_ITEMS, "items": {"type": "object"}}]}),
+]
 Conversation = Annotated[
-    list[Any], PlainValidator(_conversation), WithJsonSchema({"anyOf": [_ITEMS, _HOLDS_ITEMS]})
+    list[Any],
+    PlainValidator(_conversation),
+    WithJsonSchema({"anyOf": [_ITEMS, _HOLDS_ITEMS, {"type": "object", "maxProperties": 0}, {"const": ""}]}),
 ]
 
 
 class ResponsesRequest(AcceptsPeerFields):
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
 
+    rules: ClassVar[Rules] = (CHOICE_NEEDS_TOOLS, _CONVERSATION_RULE, _ONE_CONSTRAINT)
     droppable = frozenset(
         {"draft", "reasoning.effort", "stream_options", "text.verbosity", "truncation", "top_logprobs"}
     )
@@ -149,7 +161,7 @@ class ResponsesRequest(AcceptsPeerFields):
     model: str | None = Field(
         None, description="The model's name or one of its aliases. null: the served model."
     )
-    input: Input = Field([], description="A string, or items. Optional with previous_response_id.")
+    input: Input = Field([], description="A string, or items. Without any conversation, an empty message.")
     instructions: str | None = Field(
         None, description="A system message at the start; not carried over to the next response."
     )
@@ -176,14 +188,14 @@ class ResponsesRequest(AcceptsPeerFields):
         description="Sample only from the most likely tokens whose probabilities add up to this. 1: "
         "no limit.",
     )
-    tools: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}})] = Field(
+    tools: Annotated[Any, WithJsonSchema(TOOLS_SCHEMA)] = Field(
         [],
         description="Functions that the model may call. There are no built-in tools. Those that items of the "
         "input bring (additional_tools, tool_search_output) come behind them. All stand where the chat "
         "template shows tools, mostly at the head: models were trained to find them there alone. So the "
         "request that first brings one finds the conversation before it uncached, later ones find it.",
     )
-    tool_choice: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] = Field(
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE_SCHEMA)] = Field(
         "auto", description="As in chat completions, but a function's name is not nested in an object."
     )
     parallel_tool_calls: bool = Field(
@@ -272,14 +284,24 @@ class ResponsesRequest(AcceptsPeerFields):
     image: unsupported() = None  # type: ignore[valid-type]
     personality: unsupported() = None  # type: ignore[valid-type]
 
+    @model_validator(mode="before")
+    @classmethod
+    def take_messages(cls, given: Any, info: ValidationInfo) -> Any:
+        """Take the messages of a chat, which is an input of another name, for the input."""
+        if not isinstance(given, dict) or given.get("input") or not given.get("messages"):
+            return given
+        if notes_in(info.context).refuses:
+            return given
+        notes_in(info.context).understood("messages", "is named 'input' here")
+        others = {name: value for name, value in given.items() if name != "messages"}
+        return {**others, "input": given["messages"]}
+
     @model_validator(mode="after")
     def check_combination(self) -> "ResponsesRequest":
-        """Refuse stream_options without stream, and a request with neither input nor previous_response_id."""
+        """Refuse stream_options without stream."""
         if self.stream_options is not None and not self.stream:
             phrase = "is allowed only with stream: true"
             raise field_error("invalid_value", phrase, "stream_options", leaves_out=True)
-        if self.previous_response_id is None and not (self.conversation or self.input or self.instructions):
-            raise no_input()
         return self
 
     @property

@@ -14,7 +14,7 @@ from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from server.responses_api.store import Turn
-from server.validation.field_errors import validate
+from server.validation.field_errors import validate_known
 from server.validation.notes import Notes
 
 CHAT_FIELDS = (
@@ -70,6 +70,7 @@ class ChatConversion:
         self, body: ResponsesRequest, previous: Turn | None, items: Sequence[Any], notes: Notes
     ) -> None:
         notes.silent, notes.api = SILENT, "responses"
+        self._notes = notes
         self.body = body
         self.previous = previous
         self.earlier = previous.conversation() if previous else []
@@ -88,6 +89,12 @@ class ChatConversion:
         self._choice = read_choice(body.tool_choice, "tool_choice", reader.tools, reader.left_out, notes)
         first = [Message("system", (body.instructions,), at="instructions")] if body.instructions else []
         self._messages = settle([*first, *earlier, *messages], notes)
+        if not self._messages:
+            if notes.refuses:
+                message = "'input' is missing or empty; send input, or previous_response_id."
+                raise BadRequestError(message, param="input", code="missing_required_parameter")
+            notes.understood("input")
+            self._messages = (Message("user", ("",), at="input"),)
         check_answerable(self._messages)
 
     def chat(self) -> ChatRequest:
@@ -97,10 +104,14 @@ class ChatConversion:
             "messages": self._messages,
             "tool_choice": self._choice,
         }
+        notes = Notes(self._notes.refuses)
         try:
-            return validate(given, ChatRequest)
+            chat = validate_known(given, ChatRequest, notes)
         except BadRequestError as fault:
             raise with_request_names(fault) from fault
+        for path, became in notes.paths.items():
+            self._notes.paths.setdefault(request_name(path), became)
+        return chat
 
 
 def with_request_names(fault: BadRequestError) -> BadRequestError:

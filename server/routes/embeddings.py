@@ -10,7 +10,13 @@ from server.validation.body import read_body
 router = APIRouter()
 
 
-@router.post("/v1/embeddings", status_code=501, openapi_extra=body_schema(EmbeddingsRequest))
+# The document describes what this server does.
+@router.post(
+    "/v1/embeddings",
+    status_code=501,
+    include_in_schema=False,
+    openapi_extra=body_schema(EmbeddingsRequest),
+)
 async def create_embeddings(request: Request) -> Response:
     """Answer 501: the models that mlx-lm loads generate text and have no pooling layer."""
     await read_body(request, EmbeddingsRequest)

@@ -11,6 +11,7 @@ from pydantic_core import from_json, to_json
 from server.conversation.from_items import as_listed, kind_of
 from server.errors import BadRequestError, ContextLengthError, NotFoundError
 from server.generation.chat import answer_chat, check_tools
+from server.generation.engine_requests import check_ids
 from server.generation.model_use import serve_model
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
@@ -29,8 +30,7 @@ from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.store import ResponseStore, stored_response
 from server.responses_api.to_chat import PREVIOUS, ChatConversion, request_name, with_request_names
 from server.threads import FORMAT
-from server.validation.body import read_body
-from server.validation.field_errors import validate
+from server.validation.body import read_body, read_query
 from server.validation.notes import Notes
 
 router = APIRouter()
@@ -92,6 +92,7 @@ async def _count(request: Request, body: ResponsesRequest, service: Service) -> 
     _, chat, _ = await _convert(request, service, body)
     try:
         check_tools(service, chat)
+        check_ids(chat, service.engine.info)
         prompt = await service.prompts.encode_chat(request, chat)
     except BadRequestError as fault:
         raise with_request_names(fault) from fault
@@ -121,7 +122,7 @@ async def _compact(request: Request, body: CompactRequest, service: Service) -> 
 @router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a stored response, or stream it again."""
-    query = validate(dict(request.query_params), GetQuery)
+    query = read_query(request, GetQuery)
     stored = service_of(request).responses.find(key_digest(request), response_id)
     if query.stream == "true":
         # Off the event loop: a long text with log probabilities takes a while.
@@ -146,7 +147,7 @@ async def delete_response(request: Request, response_id: str) -> JSONResponse:
 @router.get("/v1/responses/{response_id}/input_items", openapi_extra=query_schema(ListQuery))
 async def list_input_items(request: Request, response_id: str) -> Response:
     """List the input items of a stored response, without those of the responses that it continues."""
-    query = validate(dict(request.query_params), ListQuery)
+    query = read_query(request, ListQuery)
     stored = service_of(request).responses.find(key_digest(request), response_id)
     num_input, items = stored.turn.num_input, stored.turn.items_json
     listed = page(stored.item_ids[:num_input], items[:num_input], query)

@@ -56,6 +56,16 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     return parsed
 
 
+def read_query(request: Request, model: type[ModelT]) -> ModelT:
+    """Validate a request's query; parameters that it does not have are left out. Raises BadRequestError."""
+    notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
+    # Lists are sent as name[]=... or as name=... more than once; none of them has an effect.
+    given = {name.removesuffix("[]"): value for name, value in request.query_params.items()}
+    query = validate_known(given, model, notes)
+    record_in(request.scope).ignored += notes.entries()
+    return query
+
+
 @station("bodies")
 def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
     """Parse a body and validate it as the model. Raises BadRequestError for the first fault."""

@@ -1,8 +1,9 @@
 """The base of all request models, and field types with limits that several of them share."""
 
 import re
+from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import (
     BaseModel,
@@ -24,9 +25,14 @@ MAX_STOP_CHARACTERS = 1000
 MAX_BIASES = 16_384
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+IS_ID = "x-token-id"
+"""The key in a JSON schema of a number, or of text in digits, that is the id of one of the model's tokens."""
 REFUSED = "x-refused"
 """The key in a refused field's JSON schema that holds the phrase of its error message."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+
+
+Rules = Sequence[dict[str, Any]]
 
 
 class RequestModel(BaseModel):
@@ -34,6 +40,10 @@ class RequestModel(BaseModel):
 
     droppable: ClassVar[frozenset[str]] = frozenset()
     """Paths of fields without which the answer is the same, or nearly: a wrong value is left out."""
+    takes_anything: ClassVar[tuple[str, ...]] = ()
+    """Fields of which whatever has no meaning is shown as text."""
+    rules: ClassVar[Rules] = ()
+    """JSON schemas that a body satisfies besides that of its fields, for OpenAPI; subclasses add theirs."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -132,33 +142,67 @@ def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
     return tuple((int(key), float(bias)) for key, bias in given.items())
 
 
-def _token_ids(given: object) -> tuple[int, ...]:
+def single(given: object, kind: type, info: ValidationInfo) -> object:
+    """Return a value of this type in an array, where it stands for one; anything else as it is."""
+    if type(given) is not kind or notes_in(info.context).refuses:
+        return given
+    notes_in(info.context).understood(str(info.field_name), "must be an array")
+    return [given]
+
+
+def as_integer(given: object, info: ValidationInfo) -> object:
+    """Return a number such as 40.0, which is an integer in JSON, as one; anything else as it is."""
+    is_meant = isinstance(given, float) and given.is_integer() and not notes_in(info.context).refuses
+    return int(cast(float, given)) if is_meant else given
+
+
+def integers(given: list[object], info: ValidationInfo, at: str = "") -> list[int]:
+    """Return token ids as integers. at: path of the array. Raises PydanticCustomError."""
+    ids = [as_integer(token, info) for token in given]
+    for index, token in enumerate(ids):
+        if type(token) is not int:
+            raise field_error("invalid_type", "must be a token id, which is an integer", f"{at}[{index}]")
+    return cast("list[int]", ids)
+
+
+def _token_ids(given: object, info: ValidationInfo) -> tuple[int, ...]:
+    given = single(as_integer(given, info), int, info)
     if not isinstance(given, list):
         raise field_error("invalid_type", "must be an array of token ids")
     if len(given) > MAX_BIASES:
         raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
-    for index, token in enumerate(given):
-        if type(token) is not int:
-            raise field_error("invalid_type", "must be a token id, which is an integer", f"[{index}]")
-    return tuple(dict.fromkeys(given))
+    return tuple(dict.fromkeys(integers(given, info)))
 
 
+def neutral(*names: str, values: tuple[Any, ...] = (None,)) -> dict[str, Any]:
+    """Return the JSON schema of a body in which these fields, if they are there, have one of the values."""
+    return {"properties": {name: {"enum": list(values)} for name in names}}
+
+
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX, json_schema_extra={IS_ID: True})]
 _Stop = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 Stops = Annotated[
     tuple[str, ...],
     BeforeValidator(
-        _stops, json_schema_input_type=_Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
+        _stops, json_schema_input_type=_Stop | Annotated[list[_Stop | None], Field(max_length=MAX_STOPS)]
     ),
 ]
 LogitBias = Annotated[
     tuple[tuple[int, float], ...],
     BeforeValidator(_logit_bias, json_schema_input_type=dict[str, _Bias]),
-    Field(json_schema_extra={"maxProperties": MAX_BIASES}),
+    Field(
+        json_schema_extra={
+            "maxProperties": MAX_BIASES,
+            "propertyNames": {"pattern": f"^({_TOKEN_ID.pattern})$", IS_ID: True},
+        }
+    ),
 ]
 TokenIds = Annotated[
     tuple[int, ...],
-    BeforeValidator(_token_ids, json_schema_input_type=Annotated[list[int], Field(max_length=MAX_BIASES)]),
+    BeforeValidator(
+        _token_ids, json_schema_input_type=Annotated[list[TokenId], Field(max_length=MAX_BIASES)]
+    ),
 ]
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Limit = Annotated[int, Field(ge=0, le=INT32_MAX)]

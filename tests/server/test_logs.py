@@ -247,3 +247,15 @@ def test_the_cached_tokens_of_a_request_that_has_yet_to_end_are_not_called_none(
 def test_a_request_to_one_of_several_models_names_it():
     record = RequestRecord("r", "u", "POST /v1/completions", model="org/two", status=200)
     assert record.as_text().startswith("r POST /v1/completions 200, model org/two, ")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a ", "\n", "é"])
+async def test_a_field_of_any_name_is_named_in_a_header(url, name):
+    """By a real server, which sends no header that begins or ends with a space."""
+    body = {"prompt": "a", "max_tokens": 1, name: 1}
+    async with httpx.AsyncClient() as client:
+        response = await client.post(f"{url}/v1/completions", json=body)
+    assert response.status_code == 200
+    named = response.headers["x-reprise-ignored"]
+    assert named.isascii()
+    assert named == named.strip() != ""

@@ -97,9 +97,36 @@ async def test_the_limit_of_a_list_is_described(client):
     document = (await client.get("/openapi.json")).json()
     asked = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
     (limit,) = [one["schema"] for one in asked if one.get("name") == "limit"]
-    assert (limit["type"], limit["minimum"], limit["maximum"]) == ("integer", 1, 100)
+    assert (limit["type"], limit["minimum"], limit["maximum"]) == ("integer", 0, 100)
 
 
-async def test_an_endpoint_that_does_not_exist_here_is_described_so(client):
-    responses = (await client.get("/openapi.json")).json()["paths"]["/v1/embeddings"]["post"]["responses"]
-    assert responses.keys() == {"501", "default"}
+async def test_what_this_server_cannot_do_is_not_in_the_document(client, engine):
+    assert engine.tokenizer.fim is None
+    document = (await client.get("/openapi.json")).json()
+    assert not {"/v1/embeddings", "/infill"} & document["paths"].keys()
+    suffix = document["components"]["schemas"]["CompletionRequest"]["properties"]["suffix"]
+    assert suffix["anyOf"][0] == {"type": "string", "maxLength": 0}
+
+
+async def test_the_limits_of_the_served_model_are_described(client, engine, settings):
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    (ids, _) = schemas["DetokenizeRequest"]["properties"]["tokens"]["anyOf"]
+    assert ids["items"]["maximum"] == engine.info.vocab_size - 1
+    assert schemas["ChatRequest"]["properties"]["n"]["anyOf"][0]["maximum"] == settings.max_n
+    biases = schemas["ResponsesRequest"]["properties"]["logit_bias"]["anyOf"][0]["propertyNames"]["pattern"]
+    allowed = [number for number in range(2000) if re.search(biases, str(number))]
+    assert allowed == list(range(engine.info.vocab_size))
+    assert not re.search(biases, "007")
+
+
+async def test_what_is_left_out_or_understood_is_described(client, strict_client):
+    liberal, strict = [
+        (await one.get("/openapi.json")).json()["components"]["schemas"] for one in (client, strict_client)
+    ]
+    assert "additionalProperties" not in liberal["ChatRequest"]
+    assert strict["ChatRequest"]["additionalProperties"] is False
+    assert {"const": -1} in liberal["ChatRequest"]["properties"]["max_tokens"]["anyOf"]
+    assert {"const": -1} not in strict["ChatRequest"]["properties"]["max_tokens"]["anyOf"]
+    assert {} in liberal["ChatRequest"]["properties"]["draft"]["anyOf"]
+    assert liberal["ChatRequest"]["properties"]["messages"]["anyOf"][1] == {"type": "object"}
+    assert strict["ChatRequest"]["properties"]["messages"]["type"] == "array"

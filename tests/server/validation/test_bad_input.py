@@ -282,7 +282,7 @@ COMPLETIONS_ONLY = [
     ({"prompt": [5, "a"]}, "prompt[1]", "invalid_type", "must be a token id"),
     ({"prompt": [5, True]}, "prompt[1]", "invalid_type", "must be a token id"),
     ({"prompt": [True]}, "prompt[0]", "invalid_type", "must be a token id"),
-    ({"prompt": [1.0]}, "prompt[0]", "invalid_type", "must be a string"),
+    ({"prompt": [1.0]}, "prompt[0]", "invalid_type", "must be a token id"),
     ({"prompt": [[5], [5.5]]}, "prompt[1][0]", "invalid_type", "must be a token id"),
     (
         {"prompt": [5, 256]},

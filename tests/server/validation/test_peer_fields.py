@@ -155,7 +155,7 @@ async def test_an_answer_may_continue_the_last_message(client, engine, fields, p
         (CHAT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
         (CHAT, {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "invalid_value"),
         (COMPLETIONS, {"truncate_prompt_tokens": 2, "echo": True}, "truncate_prompt_tokens", "invalid_value"),
-        (CHAT, {"bad_words": "x"}, "bad_words", "invalid_type"),
+        (CHAT, {"bad_words": 5}, "bad_words", "invalid_type"),
         (CHAT, {"bad_words": [""]}, "bad_words[0]", "invalid_type"),
         (CHAT, {"bad_words": ["x"] * 101}, "bad_words", "invalid_value"),
         (CHAT, {"bad_words": ["x"], "guided_regex": "a"}, "guided_regex", "invalid_value"),
