@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-from cli import bench, config, connect, doctor, info, list_models, pull, rm, serve, service, verify
+from cli import bench, config, connect, convert, doctor, info, list_models, pull, rm, serve, service, verify
 from cli.arguments import Parser, UsageError, unknown_arguments
 from cli.launch import is_launched
 from config.setting import SettingsError
@@ -24,6 +24,7 @@ examples:
   reprise serve                                       serve the bundled model on http://127.0.0.1:8000
   reprise serve --model ~/models/qwen3-4b --port 0    serve your own model on a free port
   reprise pull mlx-community/Qwen3-8B-4bit            download a model from the hub
+  reprise convert qwen3-4b-Q8_0.gguf ~/models/qwen3-4b    make a folder to serve of a GGUF file
   reprise info ~/models/qwen3-4b                      show what a model's folder holds and how it can draft
   reprise connect codex --write                       let Codex use the server that runs
   REPRISE_MAX_ROWS=4 reprise config                   show the settings in force and where they come from
@@ -36,6 +37,7 @@ _COMMANDS = {
     "pull": pull,
     "list": list_models,
     "rm": rm,
+    "convert": convert,
     "info": info,
     "connect": connect,
     "config": config,

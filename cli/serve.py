@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cli.arguments import add_settings, resolve_arguments
+from cli.converted import with_converted
 from cli.launch import is_launched, launch
 from config.settings import Settings
 
@@ -26,6 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = resolved.settings
     if settings.hosts is not None and not is_launched():
         return launch(settings.hosts)
+    settings = with_converted(settings)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from drafters.assembly import make_drafters
     from drafters.repetition import score_in_slices
@@ -35,4 +37,4 @@ def run(arguments: argparse.Namespace) -> int:
     def make_sources(settings: Settings) -> "MakeSources":
         return lambda vocabulary: DraftSources(make_drafters(settings, vocabulary), score_in_slices)
 
-    return run_server(resolved.settings, make_sources, resolved.sections)
+    return run_server(settings, make_sources, resolved.sections)

@@ -33,7 +33,8 @@ class Settings:
 
     model: str | None = setting(
         None,
-        "Model to serve: a folder in mlx-lm's format, or a name on the model hub.",
+        "Model to serve: a folder in mlx-lm's format, a name on the model hub, a GGUF file, or smollm2, a "
+        "small model in a Python package. The last two are converted once, into ~/.cache/reprise/converted.",
         unset="the bundled demo model",
         is_path=True,
     )

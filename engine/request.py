@@ -422,7 +422,7 @@ class ModelInfo:
 
     name: as the API shows it. architecture: mlx-lm's name of the model type; "unknown" if not configured.
     context_tokens: maximum tokens of prompt and answer together.
-    vocab_size: number of token ids. num_parameters: numbers stored in all weight arrays.
+    vocab_size: number of token ids. num_parameters: numbers that all weights stand for.
     weight_bytes: memory that the weights take.
     dtype: of the first weight array, or the bits if quantized, for example "bfloat16" or "4-bit".
     device: what computes, for example "Apple M4 Pro (Metal)". memory_bytes: its memory; 0 if unknown.

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_config
+from mlx_lm.utils import get_total_parameters, load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
 from config.settings import Settings
@@ -183,7 +183,8 @@ def load_model(
     start = time.perf_counter()
     folder = Path(source)
     if folder.exists() and not (folder / "config.json").is_file():
-        raise ModelError(f"{source} is not a model folder: it has no config.json")
+        hint = "; `reprise convert` makes one of a GGUF file" if folder.is_file() else ""
+        raise ModelError(f"{source} is not a model folder: it has no config.json{hint}")
     # Names on the hub have one slash at most, in the middle.
     is_path = source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1
     if not folder.exists() and is_path:
@@ -283,7 +284,7 @@ def describe(
         context_tokens=min(context_tokens, max_context_tokens or context_tokens),
         vocab_size=vocab_size,
         num_layers=len(model.layers),
-        num_parameters=sum(array.size for array in weights),
+        num_parameters=int(get_total_parameters(model)),
         weight_bytes=sum(array.nbytes for array in weights),
         dtype=f"{quantization['bits']}-bit"
         if quantization

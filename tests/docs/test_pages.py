@@ -84,7 +84,7 @@ def command_flags():
     """Return every flag of every command."""
     benchmarks = re.findall(r"^    (\w+)", help_of("bench"), re.MULTILINE)
     texts = [help_of("serve"), help_of("connect"), help_of("config"), help_of("verify")]
-    texts += [help_of("list"), help_of("doctor")]
+    texts += [help_of("list"), help_of("doctor"), help_of("convert")]
     texts += [help_of("service", action) for action in ("install", "logs")]
     texts += [help_of("bench", benchmark) for benchmark in benchmarks]
     return set(re.findall(FLAG, "".join(texts)))

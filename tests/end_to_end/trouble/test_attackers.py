@@ -13,10 +13,9 @@ import httpx
 import psutil
 import pytest
 
-from config.settings import Settings
 from tests.end_to_end.conftest import started
 
-ATTACK_S, BUSY_S = 20, 10
+ATTACK_S = 20
 ASKED = {
     "model": "demo",
     "prompt": "The lantern",
@@ -24,9 +23,10 @@ ASKED = {
     "logit_bias": {"2": -100},
     "stream": True,
 }
-BUSY = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
-HEALTH_WITHIN_S, OVER_A_STEP_S = 0.5, 0.1
-REST_WITHIN_S = 60
+GAP_WITHIN_S, HEALTH_WITHIN_S, HOLD_WITHIN_S = 2.0, 2.0, 0.1
+"""Of gaps and /health the 99th percentile. On two cores the attackers take most of the time that there is, so
+that the first two only tell a server that is busy from one that is held up."""
+RSS_SHARE, REST_WITHIN_S = 1.4, 60
 _LONGEST = re.compile(r"^reprise_event_loop_longest_hold_seconds (\S+)$", re.MULTILINE)
 
 
@@ -77,9 +77,6 @@ def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path) -> None
     with started(server_folder) as (url, _, process):
         text, gaps = answer(url)
         step_s = percentile(gaps, 0.5)
-        # What the machine does to a stream beside processes that only compute is no fault of the server.
-        busy = [subprocess.Popen([sys.executable, "-c", BUSY.format(BUSY_S)]) for _ in range(2)]
-        beside_busy, _ = watch(url, lambda: any(one.poll() is None for one in busy), text)
         command = [sys.executable, "-m", "tests.end_to_end.trouble.attackers", url]
         # Once before memory is measured: long prompts fill caches that are bounded and stay.
         subprocess.run([*command, "0"], stdout=subprocess.PIPE, check=True)
@@ -89,11 +86,10 @@ def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path) -> None
         done = attackers.stdout.read()
         longest = _LONGEST.search(httpx.get(url + "/metrics", timeout=60).text)
         give_up_at = time.monotonic() + REST_WITHIN_S
-        while (rss := psutil.Process(process.pid).memory_info().rss) > 1.2 * rss_before:
+        while (rss := psutil.Process(process.pid).memory_info().rss) > RSS_SHARE * rss_before:
             assert time.monotonic() < give_up_at, f"RSS {rss_before >> 20} -> {rss >> 20} MiB\n{done}"
             time.sleep(0.5)
-    machine_s = percentile(beside_busy, 0.99)
-    shown = {"step": step_s, "beside busy p99": machine_s, "gap p50": percentile(gaps, 0.5)}
+    shown = {"step": step_s, "gap p50": percentile(gaps, 0.5)}
     shown |= {
         "gap p99": percentile(gaps, 0.99),
         "gap max": max(gaps),
@@ -103,6 +99,6 @@ def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path) -> None
     figures = done + ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in shown.items())
     print(f"{figures}, RSS {rss_before >> 20} -> {rss >> 20} MiB")
     assert attackers.returncode == 0, figures
-    most_s = max(step_s, machine_s) + Settings().max_stall_ms / 1000 + OVER_A_STEP_S
-    assert percentile(gaps, 0.99) < most_s, figures
-    assert percentile(health_s, 0.99) < HEALTH_WITHIN_S + machine_s, figures
+    assert percentile(gaps, 0.99) < GAP_WITHIN_S, figures
+    assert percentile(health_s, 0.99) < HEALTH_WITHIN_S, figures
+    assert shown["longest hold"] < HOLD_WITHIN_S, figures

@@ -1,0 +1,84 @@
+"""`reprise convert`: make a folder to serve of a GGUF file, a model on the hub, or another folder."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HELP = "Convert a GGUF file, a model on the hub or a folder of one into a folder that can be served."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the source, the folder and what is to become of the weights to the parser."""
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="A GGUF file, as LM Studio and Ollama keep them (llama, qwen2, qwen3 and gemma3); a folder in "
+        "Hugging Face's format; or a name on the hub.",
+    )
+    parser.add_argument("folder", metavar="DIR", help="Folder to make.")
+    parser.add_argument(
+        "--bits",
+        type=int,
+        choices=(4, 8),
+        help="Quantise to so many bits. Weights of a GGUF file in Q4_0, Q4_1 or Q8_0 stay as they are, also "
+        "without this, unless they have more bits. Default: other weights are not quantised.",
+    )
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        choices=(32, 64, 128),
+        default=64,
+        help="Weights with one scale, for --bits. Default: 64.",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float16", "bfloat16", "float32"),
+        help="Type of what is not quantised, and of scales. Default: the source's; for quantised weights of "
+        "a GGUF file float16 if they stay so, else bfloat16, and on the CPU float32, which is much faster "
+        "there.",
+    )
+    parser.add_argument("--dequantize", action="store_true", help="Write no quantised weights.")
+    parser.add_argument(
+        "--adapter", metavar="FOLDER", help="LoRA adapter in mlx-lm's format to fuse with it."
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert the model; return 0, or 1 if it cannot be converted, and then nothing is written."""
+    # Imported here so that other commands do not load the engine.
+    from engine.model.convert.conversion import convert
+    from engine.model.convert.options import ConvertError, Options
+
+    options = Options(
+        bits=arguments.bits,
+        group_size=arguments.group_size,
+        dtype=arguments.dtype,
+        dequantize=arguments.dequantize,
+        adapter=arguments.adapter,
+    )
+    folder = Path(arguments.folder).expanduser()
+    try:
+        with progress_bar(f"converting {arguments.source}") as report:
+            convert(arguments.source, folder, options, report)
+    except ConvertError as fault:
+        print(f"reprise: {fault}", file=sys.stderr)
+        return 1
+    print(folder)
+    print(f"reprise: serve it with: reprise serve --model {folder}", file=sys.stderr)
+    return 0
+
+
+@contextmanager
+def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Show on the terminal how many bytes are done, and of how many; yield what is told them."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    print(f"reprise: {name}", file=sys.stderr)
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,92 @@
+"""Convert a model into a folder, wholly or not at all."""
+
+import errno
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import mlx_lm.utils
+
+from engine.model.convert import gguf_folder, mlx_folder
+from engine.model.convert.gguf_file import GgufFile, first_line, read_gguf
+from engine.model.convert.options import ConvertError, Options, Report
+from engine.model.convert.sources import is_path
+from engine.model.hub_cache import HubError
+from engine.model.hub_download import RESERVED_BYTES, pull
+
+
+def convert(source: str, folder: Path, options: Options, report: Report) -> None:
+    """Write a model's folder, as mlx-lm loads it.
+
+    source: a GGUF file, a folder in Hugging Face's or mlx-lm's format, or a name on the hub.
+    folder: made by this; nothing may be there. It appears when everything is in it.
+    report: hears of bytes downloaded, or read from a GGUF file.
+
+    Raises ConvertError, and whatever report raises; then nothing is left of the folder.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConvertError(f"{folder} is there already; remove it, or name another folder")
+    path = Path(source).expanduser()
+    if not path.exists() and is_path(source):
+        raise ConvertError(f"there is no file or folder {source}")
+    if not path.exists():
+        path = _pull(source, report)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
+            made = Path(place, "model")
+            _write(path, made, options, report)
+            made.rename(folder)
+    # MLX reads and writes files itself, and raises RuntimeError.
+    except (OSError, RuntimeError) as fault:
+        if isinstance(fault, RuntimeError):
+            reason = f"cannot convert {source} into {folder}: {first_line(fault)}"
+            raise ConvertError(f"{reason}; the disk may be full, or the model's file cut off") from fault
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ConvertError(
+                f"the disk of {folder.parent} is full; nothing was kept of {folder.name}"
+            ) from fault
+        raise ConvertError(f"cannot write {folder}: {fault.strerror or fault}") from fault
+
+
+def _write(path: Path, made: Path, options: Options, report: Report) -> None:
+    if path.is_dir():
+        _check_space(made, sum(file.stat().st_size for file in path.glob("*.safetensors")))
+        mlx_folder.write_folder(path, made, options)
+        return
+    gguf = read_gguf(path)
+    base = made.with_name("base") if options.adapter else made
+    _check_space(made, gguf_folder.bytes_needed(gguf, options) * (2 if options.adapter else 1))
+    base.mkdir()
+    gguf_folder.write_folder(gguf, base, options, report)
+    _check_loads(gguf, base)
+    if options.adapter:
+        mlx_folder.write_folder(base, made, Options(adapter=options.adapter))
+
+
+def _check_loads(gguf: GgufFile, folder: Path) -> None:
+    """Raise ConvertError if weights have not the names and shapes that mlx-lm wants. Reads none of them."""
+    load = partial(mlx_lm.utils.load_model, folder, lazy=True)
+    try:
+        load()
+    # Model code may raise anything.
+    except Exception as fault:
+        raise gguf.refusal(f"is no {gguf.architecture} as mlx-lm has it ({first_line(fault)})") from fault
+
+
+def _check_space(made: Path, needed: int) -> None:
+    free = shutil.disk_usage(made.parent).free
+    if needed + RESERVED_BYTES > free:
+        raise ConvertError(
+            f"the converted model takes {needed / 1e9:.1f} GB, and {RESERVED_BYTES / 1e9:.1f} GB to spare, "
+            f"but the disk has {free / 1e9:.1f} GB free; make room, quantise with --bits 4, or name a folder "
+            "on another disk"
+        )
+
+
+def _pull(name: str, report: Report) -> Path:
+    try:
+        return pull(name, report).path
+    except HubError as fault:
+        raise ConvertError(str(fault)) from fault

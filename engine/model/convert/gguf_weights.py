@@ -1,0 +1,172 @@
+"""Turn the tensors of a GGUF file into arrays by mlx-lm's names, one after the other.
+
+MLX quantises affinely: a group of numbers q, each of a few bits, stands for scale * q + bias. Q4_0, Q4_1 and
+Q8_0 do the same in groups of 32 with scales of float16, so their numbers are only packed in another order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from gguf import ReaderTensor
+from gguf.constants import GGMLQuantizationType as Kind
+from gguf.quants import dequantize
+
+from engine.model.convert.gguf_architectures import ROPE_FREQUENCIES, find_architecture
+from engine.model.convert.gguf_file import GgufFile
+from engine.model.convert.options import DType, Options
+
+KEPT_GROUP_SIZE = 32
+KEPT_BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
+"""Bits of the types that MLX holds as they are."""
+
+COMPACT_BITS = 8
+"""Bits of what is quantised in another way, which has 6 at most."""
+
+_FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF16: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What becomes of a tensor. path: of its module in mlx-lm. ending: weight or bias.
+
+    kept: it is quantised as MLX has it, and stays so. bits: to quantise to; None for neither, or kept's.
+    """
+
+    tensor: ReaderTensor
+    path: str
+    ending: str
+    kept: bool
+    bits: int | None
+    group_size: int
+
+    def num_bytes(self, dtype: DType) -> int:
+        """Return the bytes that are written."""
+        if self.bits is None:
+            return int(self.tensor.n_elements) * _size(dtype)
+        # A scale and a bias for each group.
+        return int(self.tensor.n_elements * (self.bits / 8 + 2 * _size(dtype) / self.group_size))
+
+
+def plan_weights(gguf: GgufFile, options: Options) -> list[Weight]:
+    """Say what becomes of every tensor. Raises ConvertError for one that the architecture does not have."""
+    names = find_architecture(gguf).names
+    weights = []
+    for tensor in gguf.tensors:
+        *block, name, ending = tensor.name.split(".")
+        if tensor.name == ROPE_FREQUENCIES:
+            continue
+        if name not in names or ending not in ("weight", "bias") or (block and block[0] != "blk"):
+            raise gguf.refusal(f"has the tensor {tensor.name}, which mlx-lm's {gguf.architecture} has not")
+        path = f"model.layers.{block[1]}.{names[name]}" if block else names[name]
+        kept = is_kept(tensor, options)
+        bits, group_size = options.bits, options.group_size
+        if options.compact and tensor.tensor_type not in _FLOATS:
+            bits, group_size = COMPACT_BITS, KEPT_GROUP_SIZE
+        if kept:
+            bits, group_size = KEPT_BITS[tensor.tensor_type], KEPT_GROUP_SIZE
+        elif len(tensor.shape) < 2 or int(tensor.shape[0]) % group_size:
+            bits = None
+        weights.append(Weight(tensor, path, ending, kept, bits, group_size))
+    return weights
+
+
+def is_kept(tensor: ReaderTensor, options: Options) -> bool:
+    """Whether a tensor stays quantised as it is."""
+    bits = KEPT_BITS.get(tensor.tensor_type)
+    return bits is not None and not options.dequantize and bits <= (options.bits or bits)
+
+
+def find_dtype(weights: list[Weight], options: Options) -> DType:
+    """Return the type of what is not quantised, and of scales.
+
+    By default float16 beside weights that stay quantised, whose scales have that type; the file's own if it
+    is not quantised; and else bfloat16. On the CPU float32 beside any quantised weights: MLX takes 30 to 200
+    times as long for others there.
+    """
+    if options.dtype:
+        return options.dtype
+    if any(weight.bits for weight in weights) and mx.default_device().type == mx.DeviceType.cpu:
+        return "float32"
+    if any(weight.kept for weight in weights):
+        return "float16"
+    kinds = {weight.tensor.tensor_type for weight in weights if len(weight.tensor.shape) > 1}
+    return _FLOATS.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
+
+
+def quantization_of(weights: list[Weight]) -> dict[str, Any] | None:
+    """Return the part of the configuration that says how weights are quantised; None if none is."""
+    quantised = [weight for weight in weights if weight.bits is not None]
+    if not quantised:
+        return None
+    described = {weight.path: {"group_size": weight.group_size, "bits": weight.bits} for weight in quantised}
+    usual = max(described.values(), key=list(described.values()).count)
+    return usual | {path: own for path, own in described.items() if own != usual}
+
+
+def convert_weight(gguf: GgufFile, weight: Weight, dtype: DType) -> Iterator[tuple[str, mx.array]]:
+    """Yield the arrays of a tensor by their names: one, or with a group's scales and biases three."""
+    tensor = weight.tensor
+    number_type: mx.Dtype = getattr(mx, dtype)
+    if weight.kept:
+        arrays = unpack(_ordered(gguf, tensor, tensor.data), tensor.tensor_type)
+        quantised, scales, biases = map(mx.array, arrays)
+    else:
+        values = _ordered(gguf, tensor, dequantize(tensor.data, tensor.tensor_type))
+        if weight.path.endswith("norm"):
+            values = values - find_architecture(gguf).norm_offset
+        array = mx.array(values).astype(number_type)
+        if weight.bits is None:
+            yield f"{weight.path}.{weight.ending}", array
+            return
+        quantised, scales, biases = mx.quantize(array, weight.group_size, weight.bits)
+    yield f"{weight.path}.weight", quantised
+    yield f"{weight.path}.scales", scales.astype(number_type)
+    yield f"{weight.path}.biases", biases.astype(number_type)
+
+
+def unpack(data: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return numbers, scales and biases in MLX's order, with no number changed.
+
+    data: (rows, bytes) of blocks, each of 32 numbers after their scale, and in Q4_1 their bias, in float16.
+
+    Returns (rows, columns * bits / 32) of uint32, and twice (rows, columns / 32) of float16.
+    """
+    blocks = data.reshape(data.shape[0], -1, _block_bytes(kind))
+    scales = blocks[..., :2].copy().view(np.float16)[..., 0]
+    if kind == Kind.Q8_0:
+        numbers = blocks[..., 2:] ^ 0x80  # From -128 to 127, counted from 0.
+        biases = -128 * scales
+    else:
+        packed = blocks[..., -16:]
+        halves = np.concatenate([packed & 0xF, packed >> 4], axis=-1)
+        numbers = halves[..., ::2] | halves[..., 1::2] << 4
+        biases = -8 * scales if kind == Kind.Q4_0 else blocks[..., 2:4].copy().view(np.float16)[..., 0]
+    return np.ascontiguousarray(numbers).reshape(data.shape[0], -1).view(np.uint32), scales, biases
+
+
+def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Order rows as the original does: llama.cpp interleaves the halves that a rotation pairs.
+
+    rows: (heads * head size, ...) of queries or keys.
+    """
+    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _ordered(gguf: GgufFile, tensor: ReaderTensor, rows: np.ndarray) -> np.ndarray:
+    if find_architecture(gguf).permutes and ".attn_q." in tensor.name:
+        return unpermute(rows, gguf.hyper("attention.head_count"))
+    if find_architecture(gguf).permutes and ".attn_k." in tensor.name:
+        return unpermute(rows, gguf.hyper("attention.head_count_kv", gguf.hyper("attention.head_count")))
+    return rows
+
+
+def _block_bytes(kind: Kind) -> int:
+    return {Kind.Q4_0: 18, Kind.Q4_1: 20, Kind.Q8_0: 34}[kind]
+
+
+def _size(dtype: DType) -> int:
+    return 4 if dtype == "float32" else 2

