@@ -152,8 +152,11 @@ def single(given: object, kind: type, info: ValidationInfo) -> object:
 
 def as_integer(given: object, info: ValidationInfo) -> object:
     """Return a number such as 40.0, which is an integer in JSON, as one; anything else as it is."""
-    is_meant = isinstance(given, float) and given.is_integer() and not notes_in(info.context).refuses
-    return int(cast(float, given)) if is_meant else given
+    notes = notes_in(info.context)
+    if not isinstance(given, float) or not given.is_integer() or notes.refuses:
+        return given
+    notes.understood(str(info.field_name), "must be an integer")
+    return int(given)
 
 
 def integers(given: list[object], info: ValidationInfo, at: str = "") -> list[int]:
