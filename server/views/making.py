@@ -24,7 +24,10 @@ MAX_TOKENS = 1 << 17
 """Maximum tokens of the views of one request. Those of the newest texts come first."""
 
 SLICE_CHARACTERS = 4096
-"""Characters that one slice reads or encodes, about 1,000 tokens; more only if a line or a word is longer."""
+"""Characters that one slice reads or encodes, about 1,000 tokens, and more up to the end of a line or word."""
+
+MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
+"""A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
 
 _BEFORE_WORD = re.compile(r"(?<=[a-zA-Z]) (?=[a-zA-Z])")
 
@@ -147,7 +150,8 @@ def _pieces(text: str) -> Iterator[str]:
     """Cut a text where lines end."""
     start = 0
     while start < len(text):
-        end = text.find("\n", start + SLICE_CHARACTERS) + 1 or len(text)
+        most = start + MAX_SLICE_CHARACTERS
+        end = text.find("\n", start + SLICE_CHARACTERS, most) + 1 or min(most, len(text))
         yield text[start:end]
         start = end
 
@@ -156,7 +160,8 @@ def _chunks(text: str) -> Iterator[str]:
     """Cut a text before words within lines, where tokenizers cut it too."""
     start = 0
     while start < len(text):
-        match = _BEFORE_WORD.search(text, start + SLICE_CHARACTERS)
-        end = match.start() if match else len(text)
+        most = start + MAX_SLICE_CHARACTERS
+        match = _BEFORE_WORD.search(text, start + SLICE_CHARACTERS, most)
+        end = match.start() if match else min(most, len(text))
         yield text[start:end]
         start = end

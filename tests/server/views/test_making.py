@@ -114,6 +114,13 @@ def test_the_newest_text_comes_first_and_system_texts_have_no_view() -> None:
     assert views == [CODE.replace("area", "volume"), CODE]
 
 
+@pytest.mark.parametrize("unit", ["a", '"', "a-1-", "\u6f22", "1:"], ids=ascii)
+def test_a_line_of_any_length_is_made_in_slices(unit: str) -> None:
+    line = unit * (10 * making.MAX_SLICE_CHARACTERS // len(unit))
+    slices = maker_of(JsonTokenizer()).make([result(f"{line}\n{NUMBERED}")], [EDIT], "", [])
+    assert sum(1 for _ in slices) >= 10
+
+
 def test_a_long_text_is_made_in_slices_and_in_one_piece() -> None:
     code = "".join(f"    value_{at} = other_{at} or next_{at}\n" for at in range(2000))
     views: list[View] = []
