@@ -24,7 +24,7 @@ MAX_TOKENS = 1 << 17
 """Maximum tokens of the views of one request. Those of the newest texts come first."""
 
 SLICE_CHARACTERS = 4096
-"""Characters that one slice reads or encodes, about 1,000 tokens, and more up to the end of a line or word."""
+"""Characters that one slice reads or encodes, about 1,000 tokens, and up to the end of a line or word."""
 
 MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
