@@ -267,6 +267,8 @@ class PromptEncoder:
 
     def close(self) -> None:
         """Stop the threads and drop the jobs that still wait for them."""
+        for task in self.making_views:
+            task.cancel()
         for turns in (*self._lanes.values(), self._grammars, self._views):
             turns.close()
 
