@@ -90,8 +90,9 @@ class ChatConversion:
         first = [Message("system", (body.instructions,), at="instructions")] if body.instructions else []
         self._messages = settle([*first, *earlier, *messages], notes)
         if not self._messages:
-            if notes.refuses:
-                message = "'input' is missing or empty; send input, or previous_response_id."
+            # Items of which nothing can be shown meant something; an answer to nothing would hide that.
+            if notes.refuses or items:
+                message = "'input' is missing, empty or not known; send input, or previous_response_id."
                 raise BadRequestError(message, param="input", code="missing_required_parameter")
             notes.understood("input")
             self._messages = (Message("user", ("",), at="input"),)
