@@ -3,12 +3,14 @@
 Arrays: the tokens of all texts, one after the other (uint32, little endian).
 """
 
-import sys
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+
+import numpy as np
 
 from drafters import checked_file
 from drafters.base import TableFileError
@@ -39,7 +41,9 @@ class HistoryFile:
         """
         kept = texts[-_MAX_TEXTS:]
         header = {**self._wanted(), "texts": [[owner, len(tokens)] for owner, tokens in kept]}
-        return checked_file.write(self.path, MAGIC, header, (_to_bytes(tokens) for _, tokens in kept))
+        return checked_file.write(
+            self.path, MAGIC, header, (np.asarray(tokens).astype("<u4").tobytes() for _, tokens in kept)
+        )
 
     def read(self, max_tokens: int) -> list[tuple[str, Ids]]:
         """Return the texts, each with its owner; a file with more than max_tokens is refused.
@@ -61,11 +65,9 @@ class HistoryFile:
                 raise ValueError("its length does not agree with its header")
         except (ValueError, KeyError, TypeError) as error:
             raise TableFileError(f"cannot load {path}: its contents are invalid ({error})") from error
-        texts, at = [], 0
-        for owner, size in sizes:
-            texts.append((owner, _from_bytes(arrays[at : at + size * _TOKEN_BYTES])))
-            at += size * _TOKEN_BYTES
-        return texts
+        tokens = array("I", np.frombuffer(arrays, "<u4").astype(np.uint32).tobytes())
+        ends = accumulate(size for _, size in sizes)
+        return [(owner, tokens[end - size : end]) for (owner, size), end in zip(sizes, ends, strict=True)]
 
     def delete(self) -> None:
         """Delete the file, if there is one and it can be."""
@@ -74,17 +76,3 @@ class HistoryFile:
 
     def _wanted(self) -> dict[str, object]:
         return {"version": VERSION, "vocabulary": self.vocabulary, "scope": self.scope}
-
-
-def _to_bytes(tokens: Ids) -> bytes:
-    if sys.byteorder == "big":
-        tokens = tokens[:]
-        tokens.byteswap()
-    return tokens.tobytes()
-
-
-def _from_bytes(content: bytes) -> Ids:
-    tokens = array("I", content)
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    return tokens

@@ -31,6 +31,20 @@ def step(drafter: Drafter, seq: int, limit: int, tokens: Sequence[int], share: f
     return draft
 
 
+def checked_step(
+    drafter: Drafter, seq: int, limit: int, tokens: Sequence[int], share: float, seen: set[int]
+) -> Draft:
+    """Run one step, whose draft must be repeatable, within its limit and of what was seen; return it."""
+    first = drafter.propose(DraftQuery(seq, limit))
+    draft = step(drafter, seq, limit, tokens, share)
+    assert draft == first
+    assert len(draft.tokens) <= limit
+    assert set(draft.tokens) <= seen
+    assert all(type(token) is int for token in draft.tokens)
+    assert 0.0 <= draft.prior <= 1.0
+    return draft
+
+
 @drafters
 def test_a_drafter_has_the_name_that_it_is_listed_under(name: str) -> None:
     assert DRAFTERS[name]().name == name
@@ -49,15 +63,9 @@ def test_drafts_are_bounded_repeatable_and_made_of_what_was_seen(
     finish(drafter.open(SequenceStart(7, prompt, prediction)))
     seen = {*prompt, *prediction}
     for limit, tokens, share in steps:
-        first = drafter.propose(DraftQuery(7, limit))
-        draft = step(drafter, 7, limit, tokens, share)
-        assert draft == first
-        assert len(draft.tokens) <= limit
-        assert set(draft.tokens) <= seen
-        assert all(type(token) is int for token in draft.tokens)
+        draft = checked_step(drafter, 7, limit, tokens, share, seen)
         assert draft == NO_DRAFT or draft.source == name
         assert draft.bucket >= 0
-        assert 0.0 <= draft.prior <= 1.0
         seen |= set(tokens)
     finish(drafter.close(7))
 

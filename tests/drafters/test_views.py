@@ -13,7 +13,7 @@ from drafters.copies.occurrences import TailHashes
 from drafters.copies.shelf import Shelf
 from drafters.suffix import FORM, NUM_CLASSES, SUCCESSOR, VIEW, SuffixDrafter
 from tests.drafters.makers import DRAFTERS
-from tests.drafters.test_contract import few_ids, some_text, step, texts
+from tests.drafters.test_contract import checked_step, few_ids, some_text, texts
 
 READING = [name for name, make in DRAFTERS.items() if isinstance(make(), ReadsViews)]
 
@@ -53,13 +53,7 @@ def test_drafts_with_views_keep_to_the_contract(
     for limit, tokens, share in steps:
         if left:
             finish(drafter.add_view(7, left.pop()))
-        first = drafter.propose(DraftQuery(7, limit))
-        draft = step(drafter, 7, limit, tokens, share)
-        assert draft == first
-        assert len(draft.tokens) <= limit
-        assert set(draft.tokens) <= seen
-        assert all(type(token) is int for token in draft.tokens)
-        assert 0.0 <= draft.prior <= 1.0
+        checked_step(drafter, 7, limit, tokens, share, seen)
     finish(drafter.close(7))
     assert drafter.num_open == 0
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -35,6 +36,12 @@ THOUGHT_BEGINS = "<think>\n"
 CERTAIN = 100.0
 """Logit of the next token; all others have 0."""
 WINDOW_TOKENS = 64
+
+
+def recording(folder: Path, **more: Any) -> Settings:
+    """Return settings that leave no file but the record of turns in the folder. more: other settings."""
+    return Settings(calibration_file=None, ngram_table_file=None, record=str(folder / "turns"), **more)
+
 
 Script = Callable[[str], str]
 """Returns the answer to a prompt, which is text as the template rendered it."""

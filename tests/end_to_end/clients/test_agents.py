@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from config.settings import Settings
 from tests.end_to_end.clients.agents import (
     AIDER,
     CLAUDE,
@@ -35,6 +34,7 @@ from tests.end_to_end.clients.scripted import (
     MODEL_BEGINS,
     Script,
     count_shared,
+    recording,
     serving_script,
     write_json,
 )
@@ -180,12 +180,7 @@ def test_an_agent_reads_edits_and_runs_a_file(
     agent: Agent, template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     project = make_project(tmp_path, {"shop.py": SHOP})
-    settings = Settings(
-        calibration_file=None,
-        ngram_table_file=None,
-        record=str(tmp_path / "turns"),
-        chat_template=template.file,
-    )
+    settings = recording(tmp_path, chat_template=template.file)
     with serving_script(script_of(agent, template, project / "shop.py"), settings) as url:
         run = connected(agent, url, project, monkeypatch)
         program, *arguments = agent.program

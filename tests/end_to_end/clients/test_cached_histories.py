@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from config.settings import Settings
-from tests.end_to_end.clients.scripted import serving_script
+from tests.end_to_end.clients.scripted import recording, serving_script
 from tests.engine.text.templates.test_chat_template import FOLDER
 from tests.server.conversation.test_cases import CASES, LARGE
 
@@ -90,13 +89,8 @@ def usage_of(answer: Json) -> tuple[int, int]:
 def test_a_session_that_meets_every_kind_stays_cached_from_turn_to_turn(
     api: Api, template: str | None, tmp_path: Path
 ):
-    settings = Settings(
-        calibration_file=None,
-        ngram_table_file=None,
-        max_context_tokens=65536,
-        chat_template=template and str(FOLDER / f"{template}.jinja"),
-        record=str(tmp_path / "turns"),
-    )
+    chat_template = template and str(FOLDER / f"{template}.jinja")
+    settings = recording(tmp_path, max_context_tokens=65536, chat_template=chat_template)
     messages: list[Any] = [*api.first]
     has_tools = template not in MOVES_TOOLS
     turns = turns_of(api, has_tools)

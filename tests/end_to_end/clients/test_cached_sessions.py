@@ -7,8 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from config.settings import Settings
-from tests.end_to_end.clients.scripted import count_shared, serving_script
+from tests.end_to_end.clients.scripted import count_shared, recording, serving_script
 from tests.end_to_end.clients.test_cached_histories import CHATS, MESSAGES, RESPONSES, Api, usage_of
 from tests.engine.support import make_tokenizer
 from tests.engine.text.templates.test_chat_template import FOLDER
@@ -41,13 +40,8 @@ FIRST, SECOND = "Where is part 12?", "Hi"
 @pytest.mark.parametrize("template", [None, "gemma3", "qwen35"])
 @pytest.mark.parametrize("api", [CHATS, MESSAGES, RESPONSES], ids=lambda api: api.path)
 def test_a_second_session_finds_the_head_of_the_first_one(api: Api, template: str | None, tmp_path: Any):
-    settings = Settings(
-        calibration_file=None,
-        ngram_table_file=None,
-        max_context_tokens=8192,
-        chat_template=template and str(FOLDER / f"{template}.jinja"),
-        record=str(tmp_path / "turns"),
-    )
+    chat_template = template and str(FOLDER / f"{template}.jinja")
+    settings = recording(tmp_path, max_context_tokens=8192, chat_template=chat_template)
 
     def ask(client: httpx.Client, text: str) -> tuple[int, int]:
         response = client.post(api.path, json=HEADS[api.path]([{"role": "user", "content": text}]))

@@ -15,8 +15,13 @@ import anthropic
 import openai
 import pytest
 
-from config.settings import Settings
-from tests.end_to_end.clients.scripted import ANSWER_BEGINS, NO_THOUGHT, count_shared, serving_script
+from tests.end_to_end.clients.scripted import (
+    ANSWER_BEGINS,
+    NO_THOUGHT,
+    count_shared,
+    recording,
+    serving_script,
+)
 from tests.engine.support import make_tokenizer
 from tests.engine.text.test_tokenizer import make_thinker
 
@@ -262,7 +267,7 @@ def hold_session(agent: Agent, url: str) -> list[Turn]:
 @pytest.mark.parametrize("thinks", [False, True], ids=["plain", "thinking-with-a-window"])
 @pytest.mark.parametrize("agent", [claude_code, codex, opencode])
 def test_all_that_a_prompt_shares_with_earlier_turns_is_cached(agent: Agent, thinks: bool, tmp_path: Path):
-    settings = Settings(calibration_file=None, ngram_table_file=None, record=str(tmp_path / "turns"))
+    settings = recording(tmp_path)
     tokenizer = make_tokenizer()
     if thinks:
         tokenizer = make_thinker()

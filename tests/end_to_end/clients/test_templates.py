@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from config.settings import Settings
-from tests.end_to_end.clients.scripted import serving_script
+from tests.end_to_end.clients.scripted import recording, serving_script
 from tests.engine.text.templates.test_chat_template import FOLDER
 
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -29,12 +29,7 @@ HISTORIES: list[list[Any]] = [
 
 
 def settings_of(template: str, folder: Path) -> Settings:
-    return Settings(
-        calibration_file=None,
-        ngram_table_file=None,
-        chat_template=str(FOLDER / f"{template}.jinja"),
-        record=str(folder / "turns"),
-    )
+    return recording(folder, chat_template=str(FOLDER / f"{template}.jinja"))
 
 
 @pytest.mark.parametrize("template", ["qwen35", "gemma3", "gemma2"])

@@ -241,12 +241,30 @@ def test_what_does_not_fit_beside_others_waits_and_no_answer_is_lost(
         assert list(answer.finished().tokens) == answer_of(models / names[at % 3], one)
 
 
+Asked = list[tuple[str, GenerationRequest, Answer]]
+"""Models, requests to them, and what came."""
+
+
+def check_ends(
+    asked: Asked, cancelled: set[str], answer: Callable[[str, GenerationRequest], list[int]]
+) -> None:
+    """Every answer must be right, or cancelled by the test. answer: returns the tokens of the right one."""
+    for name, one, given in asked:
+        end = given.end()
+        if isinstance(end, Failed):
+            assert end.kind == "cancelled", end
+            assert one.id in cancelled
+        else:
+            assert isinstance(end, Finished)
+            assert list(end.tokens) == answer(name, one)
+
+
 def run_at_random(
     pool: ModelPool, models: Path, num_rounds: int, seed: int, names: Sequence[str] = NAMES
 ) -> None:
     """Load, unload, ask and cancel at random; every answer must be right, or cancelled by the test."""
     chance = random.Random(seed)
-    asked: list[tuple[str, GenerationRequest, Answer]] = []
+    asked: Asked = []
     cancelled: set[str] = set()
     for at in range(num_rounds):
         name = chance.choice(names)
@@ -265,14 +283,7 @@ def run_at_random(
                 _, one, answer = chance.choice(asked)
                 cancelled.add(one.id)
                 answer.cancel()  # type: ignore[attr-defined]
-    for name, one, answer in asked:
-        end = answer.end()
-        if isinstance(end, Failed):
-            assert end.kind == "cancelled", end
-            assert one.id in cancelled
-        else:
-            assert isinstance(end, Finished)
-            assert list(end.tokens) == answer_of(models / name, one)
+    check_ends(asked, cancelled, lambda name, one: answer_of(models / name, one))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +337,7 @@ def test_quantized_keys_an_adapter_and_drafts_change_nothing_in_any_order(
         make_sources=make_lookup_drafters, memory_bytes=24 * 2**20, max_rows=6, gate="off",
         prefill_chunk_tokens=32, prefix_cache_dir=str(tmp_path / "prefixes"),
     )  # fmt: skip
-    asked: list[tuple[str, GenerationRequest, Answer]] = []
+    asked: Asked = []
     cancelled: set[str] = set()
     for at in range(60):
         name = chance.choice(["one", "one:rhymes", "windows", "states"])
@@ -345,14 +356,7 @@ def test_quantized_keys_an_adapter_and_drafts_change_nothing_in_any_order(
                 temperature=chance.choice([0, 0.8]), seed=at % 4,
             )  # fmt: skip
             asked.append((name, one, ask(busy, name, one, chance.choice([None, 0, -1]))))
-    for name, one, answer in asked:
-        end = answer.end()
-        if isinstance(end, Failed):
-            assert end.kind == "cancelled", end
-            assert one.id in cancelled
-        else:
-            assert isinstance(end, Finished)
-            assert end.tokens == ask(alone, name, one).finished().tokens
+    check_ends(asked, cancelled, lambda name, one: [*ask(alone, name, one).finished().tokens])
 
 
 @pytest.mark.parametrize("num_rounds", [10, pytest.param(100, marks=pytest.mark.slow)])
