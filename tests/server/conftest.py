@@ -1,3 +1,4 @@
+import gc
 from dataclasses import replace
 
 import httpx
@@ -53,3 +54,11 @@ def url(app):
     """The URL of a real server."""
     with served(app) as address:
         yield address
+
+
+@pytest.fixture
+def what_is_loaded_stays():
+    """What the tests have loaded is no part of a collection, as in the server."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

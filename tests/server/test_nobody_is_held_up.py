@@ -17,6 +17,8 @@ from server.validation.fields import MAX_FIELDS
 from tests.server.openai_shapes import assert_error
 from tests.server.served import served
 
+pytestmark = pytest.mark.usefixtures("what_is_loaded_stays")
+
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 CUT = {"truncation": "auto", "max_output_tokens": 1}
 JSON = {"Content-Type": "application/json"}

@@ -1,6 +1,5 @@
 """No piece of the event loop's work takes longer than 20 ms of the processor, whatever a connection sends."""
 
-import gc
 import time
 
 import pytest
@@ -9,6 +8,8 @@ from uvicorn.server import ServerState
 from server.http.connection import READ_BYTES
 from server.routes.tokens import TOKENS_AT_ONCE, json_of_tokens, with_pieces
 from tests.server.http.nobody import Transport, connection
+
+pytestmark = pytest.mark.usefixtures("what_is_loaded_stays")
 
 MOST_S = 0.02
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
@@ -20,14 +21,6 @@ READS = {
     "requests": (b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * READ_BYTES),
     "empty lines": (b"", b"\r\n" * READ_BYTES),
 }
-
-
-@pytest.fixture(autouse=True)
-def what_is_loaded_stays():
-    """As in the server: what the tests have loaded is no part of a collection."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("kind", READS)
