@@ -106,6 +106,11 @@ class Prefill:
     max_chunk_tokens: int = 0
     widest_chunk: int = 0
 
+    @property
+    def kept_lengths(self) -> set[int]:
+        """All lengths at which the caches are to be kept."""
+        return {*self.keep_at, *self.rungs}
+
 
 @dataclass(eq=False)
 class Sequence:

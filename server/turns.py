@@ -1,7 +1,6 @@
 """Work that would hold the event loop, done on threads in turn: each client waits for its own work only."""
 
 import asyncio
-import ctypes
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +8,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection
+
+from config.freed_memory import return_freed
 
 ResultT = TypeVar("ResultT")
 _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
@@ -100,7 +101,7 @@ class BodyTurns:
 
     def _return_memory(self) -> None:
         self._trim = None
-        asyncio.get_running_loop().run_in_executor(self._trimmer, _trim_memory)
+        asyncio.get_running_loop().run_in_executor(self._trimmer, return_freed)
 
     def close(self) -> None:
         """Stop the threads."""
@@ -109,10 +110,3 @@ class BodyTurns:
         if self._trim is not None:
             self._trim.cancel()
         self._trimmer.shutdown(wait=False)
-
-
-def _trim_memory() -> None:
-    """Return to the system what was freed: glibc keeps it for every thread that has used much."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

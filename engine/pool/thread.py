@@ -7,7 +7,6 @@ others have answered, and meanwhile so do all requests that come: a busy model c
 No other wait of a model holds up requests for others.
 """
 
-import ctypes
 import gc
 import logging
 import threading
@@ -15,13 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
 import mlx.core as mx
 
+from config.freed_memory import return_freed
 from engine.engine import Engine
 from engine.faults.watchdog import Watchdog
 from engine.loop import CALM_S, STOPPING, WakingInbox
@@ -477,6 +476,5 @@ def _collect() -> None:
     if is_frozen:
         gc.freeze()
     mx.clear_cache()
-    # What a model had besides arrays, such as its tokenizer, was many small pieces: glibc keeps those.
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    # What a model had besides arrays, such as its tokenizer, was many small pieces.
+    return_freed()

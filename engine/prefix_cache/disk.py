@@ -171,12 +171,7 @@ class PrefixStore:
             contents.append(each)
         return contents
 
-    def save(
-        self,
-        tokens: Tokens,
-        cut: CutSlice,
-        take_state: Callable[[], State],
-    ) -> None:
+    def save(self, tokens: Tokens, cut: CutSlice, take_state: Callable[[], State]) -> None:
         """Start writing the tokens that are not in files yet.
 
         Nothing is written if they are too few, too many bytes already wait for the disk, or they would take

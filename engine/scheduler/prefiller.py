@@ -154,8 +154,7 @@ class Prefiller:
         if sequence.needs_prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
         end = min(prefill.num_computed + chunk, len(sequence.tokens) - 1)
-        wanted = {*prefill.keep_at, *prefill.rungs}
-        within = (length for length in wanted if prefill.num_computed < length < end)
+        within = (length for length in prefill.kept_lengths if prefill.num_computed < length < end)
         cuts = [] if self._prefix_lookup.can_look_back else sorted(within)
         if cuts and end < len(sequence.tokens) - 1 and cuts[-1] >= end - (1 - SNAP_SHARE) * chunk:
             end = cuts.pop()
@@ -188,7 +187,7 @@ class Prefiller:
         dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
         prefill.num_computed = stop
         prefill.widest_chunk = max(prefill.widest_chunk, num_fed)
-        for length in sorted({*prefill.keep_at, *prefill.rungs}):
+        for length in sorted(prefill.kept_lengths):
             if num_before < length <= stop and not sequence.ended:
                 self._prefix_lookup.start_keeping(sequence, length)
 

@@ -445,7 +445,7 @@ class PrefixLookup:
         request, prefill = sequence.request, sequence.prefill
         if self.cache is None or not self._needs_state or request.prompt_logprobs or sequence.num_answered:
             return False
-        kept = {*prefill.keep_at, *prefill.rungs} - {prefill.opening}
+        kept = prefill.kept_lengths - {prefill.opening}
         last = max((at for at in kept if at <= prefill.num_computed), default=prefill.num_found)
         return prefill.num_computed > max(last, prefill.num_found)
 

@@ -25,7 +25,7 @@ from server.errors import (
 )
 from server.generation.engine_requests import check_token_ids, context_error
 from server.generation.infill import Hole, encode_hole
-from server.generation.truncation import cuts, fit
+from server.generation.truncation import fit, newest_turn
 from server.http.request_log import note_relaxed
 from server.http.tenants import key_digest
 from server.metrics.registry import Metrics
@@ -375,8 +375,7 @@ class PromptEncoder:
             tokens = encode(messages)
         else:
             # The newest turn may be too long to encode.
-            newest = cuts(messages, 1)[-1]
-            self._check_size(sum(len(one["content"] or "") for one in newest.messages), "messages")
+            self._check_size(sum(len(one["content"] or "") for one in newest_turn(messages)), "messages")
             tokens, num_dropped = fit(messages, self._engine.info.context_tokens, reserved_tokens, encode)
         is_thinking = self._engine.tokenizer.opens_thinking(tokens)
         said = next((one["content"] for one in messages if one["role"] == "user"), None)

@@ -8,6 +8,7 @@ session therefore begin with the same text, which is cached.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from pydantic_core import to_json
@@ -35,18 +36,34 @@ def cuts(messages: Messages, step: int) -> list[Cut]:
     The system messages at its head and the newest turn are always there. step: characters that each cut
     leaves out beyond the one before it, at least.
     """
-    head = next((at for at, one in enumerate(messages) if one["role"] != "system"), len(messages))
-    starts = [at for at in range(head + 1, len(messages)) if messages[at]["role"] == "user"]
+    head, starts = _turns(messages)
     sizes = [len(to_json(message)) for message in messages]
     found = [Cut(messages, sum(sizes))]
+    left_out = [0, *accumulate(sizes[head:])]
     reached = step
     for start in starts:
-        num_left_out = sum(sizes[head:start])
+        num_left_out = left_out[start - head]
         if num_left_out >= reached or start == starts[-1]:
-            rest = [*messages[:head], *messages[start:]]
+            rest = _without(messages, head, start)
             found.append(Cut(rest, found[0].num_characters - num_left_out, start - head))
             reached = num_left_out - num_left_out % step + step
     return found
+
+
+def newest_turn(messages: Messages) -> Messages:
+    """Return the system messages at a conversation's head and its newest turn, which are always there."""
+    head, starts = _turns(messages)
+    return _without(messages, head, starts[-1]) if starts else messages
+
+
+def _turns(messages: Messages) -> tuple[int, list[int]]:
+    """Return how many system messages a conversation begins with, and where its later turns start."""
+    head = next((at for at, one in enumerate(messages) if one["role"] != "system"), len(messages))
+    return head, [at for at in range(head + 1, len(messages)) if messages[at]["role"] == "user"]
+
+
+def _without(messages: Messages, head: int, start: int) -> Messages:
+    return [*messages[:head], *messages[start:]]
 
 
 def fit(
