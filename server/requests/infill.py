@@ -27,8 +27,6 @@ def _one_text(given: object) -> list[str]:
 class InfillRequest(CompletionRequest):
     """The body of POST /infill. Its other fields are those of completions."""
 
-    # With max_tokens: 0 editors have a prompt cached.
-
     prompt: Annotated[list[str | list[int]], BeforeValidator(_one_text, json_schema_input_type=str)] = Field(
         [""], description="Text that follows input_prefix, such as the beginning of the cursor's line."
     )

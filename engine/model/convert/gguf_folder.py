@@ -71,7 +71,7 @@ def _write_shards(folder: Path, arrays: Iterator[tuple[str, mx.array]]) -> None:
     """Write weights into files of about SHARD_BYTES, with an index if there are several."""
     shards: list[list[str]] = []
     shard: dict[str, mx.array] = {}
-    total = 0
+    total = num_written = 0
 
     def flush() -> None:
         shards.append(list(shard))
@@ -83,8 +83,9 @@ def _write_shards(folder: Path, arrays: Iterator[tuple[str, mx.array]]) -> None:
     for name, array in arrays:
         shard[name] = array
         total += array.nbytes
-        if sum(each.nbytes for each in shard.values()) >= SHARD_BYTES:
+        if total - num_written >= SHARD_BYTES:
             flush()
+            num_written = total
     if shard:
         flush()
     if len(shards) == 1:
