@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import random
+import re
 import socket
 import struct
 import threading
@@ -272,9 +273,11 @@ def _holdings(engine: Engine, app: Counted) -> dict[str, Any]:
             "rows and waiting": (engine.status().num_running, engine.status().num_waiting),
             "objects": Counter(type(one).__name__ for one in gc.get_objects() if type(one) in PER_REQUEST),
             "tasks": app.num_tasks(),
-            # The event loops' pools grow by a thread where calls overlap, up to their limits.
+            # Pools grow by a thread where calls overlap, up to their limits. A pool more has a first thread more.
             "threads": sorted(
-                thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")
+                thread.name
+                for thread in threading.enumerate()
+                if not re.search(r"^asyncio_|_[1-9]\d*$", thread.name)
             ),
             "files": psutil.Process().num_fds(),
             "processes": len(psutil.Process().children(recursive=True)),

@@ -290,7 +290,7 @@ def test_a_borrowed_prefix_does_not_copy_the_rows(monkeypatch: pytest.MonkeyPatc
     # However fast the machine is, no prompt is complete after its first step beside rows.
     driven = Driven(replace(loaded), memory_bytes=ROOMY, prefix_cache_bytes=0, max_stall_ms=0)
     for i in range(4):
-        driven.ask(request(prompt_of(200, i), name=str(i), max_tokens=90, logit_bias=NEVER_END))
+        driven.ask(request(prompt_of(200, i), name=str(i), max_tokens=300, logit_bias=NEVER_END))
     driven.step_until(lambda: len(driven.worker.members) == 4)
     driven.worker.step()
     gc.collect()

@@ -85,7 +85,7 @@ def test_a_chat_is_answered_kept_edited_and_tried_again(open_page, engine):
     send(page, "Hello there")
     expect(last_answer(page)).to_contain_text("user: Hello there")
     send(page, "And now?")
-    expect(page.locator("article")).to_have_count(4)
+    expect(last_answer(page)).to_contain_text("And now?")
     messages = engine.tokenizer.rendered[-1][0]
     assert [one["role"] for one in messages] == ["user", "assistant", "user"]
     page.reload()

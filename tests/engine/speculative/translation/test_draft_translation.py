@@ -171,12 +171,12 @@ def test_a_translator_that_raises_ends_the_drafts_of_its_request_alone(
         return translator
 
     monkeypatch.setattr(Translation, "make_translator", begin_faulty)
-    # All prompts are computed in one step, so the rows join in their order.
     engine = start("llama", lambda: make_foreign("llama"), prefill_chunk_tokens=512)
     answers = [ask(engine, one) for one in asked]
     finished = [answer.finished() for answer in answers]
     assert [list(one.tokens) for one in finished] == [expected[one.prompt] for one in asked]
-    assert [one.usage.drafting.num_drafted > 0 for one in finished] == [True, False, True, True]
+    # Which row is the second to join depends on when the requests arrive.
+    assert sorted(one.usage.drafting.num_drafted > 0 for one in finished) == [False, True, True, True]
 
 
 def test_a_preempted_row_is_read_again_and_keeps_its_counts(
