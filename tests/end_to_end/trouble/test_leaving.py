@@ -273,7 +273,7 @@ def _holdings(engine: Engine, app: Counted) -> dict[str, Any]:
             "rows and waiting": (engine.status().num_running, engine.status().num_waiting),
             "objects": Counter(type(one).__name__ for one in gc.get_objects() if type(one) in PER_REQUEST),
             "tasks": app.num_tasks(),
-            # Pools grow by a thread where calls overlap, up to their limits. A pool more has a first thread more.
+            # Pools grow by a thread where calls overlap, up to their limits. Another pool has a first one.
             "threads": sorted(
                 thread.name
                 for thread in threading.enumerate()
