@@ -5,7 +5,7 @@ model samples every drafted position itself, and only tokens that it would have 
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -23,10 +23,13 @@ class Frame:
 
     fixed: (n + 1,) the token ids before, between and after n values, as far as they do not depend on a value.
     copied: (n,) of each value the number of an earlier one that it often begins like; None for none.
+    joints: (n,) of each value: by its last token, what stands for this token and what is fixed behind it, where
+        the tokenizer does not split between them.
     """
 
     fixed: tuple[tuple[int, ...], ...]
     copied: tuple[int | None, ...]
+    joints: tuple[Mapping[int, tuple[int, ...]], ...]
 
 
 View: TypeAlias = Sequence[int] | Frame

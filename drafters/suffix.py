@@ -24,7 +24,7 @@ from drafters.base import (
 )
 from drafters.checked_file import owner_of
 from drafters.copies.copying import CopyCursor
-from drafters.copies.forms import Forms
+from drafters.copies.forms import COPIED, FIRST, FIXED, HEAD, RECALLED, Forms
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.history import DEFAULT_TOKENS, History
 from drafters.copies.history_file import HistoryFile
@@ -48,12 +48,15 @@ PRIORS = (
     (0.25, 0.30, 0.40, 0.45, 0.50, 0.60, 0.70),
     (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
     (0.25,) * NUM_CLASSES,
-    (0.60, 0.95, 0.95, 0.97, 0.97, 0.97, 0.97),
+    (0.60, 0.60, 0.97, 0.90, 0.90, 0.0, 0.0),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
 )
 """Expected acceptance rate per token, by kind and class; rounded down from the table in README.md."""
 
+_FORM_EVIDENCE = tuple(
+    (FORM * NUM_CLASSES + kind, PRIORS[FORM][kind]) for kind in (HEAD, FIRST, FIXED, COPIED, RECALLED)
+)
 _LAST = CLASS_STARTS[-1]
 _CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(_LAST + 1))
 _STRENGTHS = tuple(
@@ -179,17 +182,23 @@ class SuffixDrafter:
         if state.best is None:
             return NO_DRAFT
         prior, bucket, kind, position = state.best
-        tokens = self._draft(state, kind, position, query.limit)
-        return Draft(tokens, self.name, bucket, prior, (), kind == SUCCESSOR) if tokens else NO_DRAFT
+        by_token: Sequence[tuple[int, float]] = ()
+        if kind == FORM:
+            tokens, by_token = self._draft_form(state, query.limit)
+        else:
+            tokens = self._draft(state, kind, position, query.limit)
+        return Draft(tokens, self.name, bucket, prior, by_token, kind == SUCCESSOR) if tokens else NO_DRAFT
+
+    def _draft_form(self, state: _Sequence, limit: int) -> tuple[list[int], list[tuple[int, float]]]:
+        assert state.forms is not None
+        tokens, kinds = state.forms.draft(state.text.tokens, limit, state.text.recall)
+        return tokens, [_FORM_EVIDENCE[kind] for kind in kinds]
 
     def _draft(self, state: _Sequence, kind: int, position: int, limit: int) -> list[int]:
         cursor, own = state.cursor, state.text.tokens
         if kind >= FINISHED:
             assert self._history is not None
             return self._history.read(position, limit)
-        if kind == FORM:
-            assert state.forms is not None
-            return state.forms.draft(own, limit)
         if kind == SUCCESSOR:
             return own[position : position + 1].tolist()
         if kind == CURSOR:
@@ -197,6 +206,10 @@ class SuffixDrafter:
         else:
             source, _, stop = state.place_of(kind, position)
             tokens = cursor.draft_in(source, position, stop, limit)
+        if source is own and stop is None and state.forms is not None and state.forms.is_in_value:
+            ended = state.forms.end_copy(tokens)
+            if ended is not tokens:
+                return ended[:limit]
         if source is own and len(tokens) < limit:
             if stop is None:
                 # The source reaches the end of the text, so the draft continues with itself.
@@ -204,7 +217,7 @@ class SuffixDrafter:
             else:
                 # The value that is copied ends here, so this one does.
                 assert state.forms is not None
-                tokens += state.forms.draft(own, limit - len(tokens))
+                tokens += state.forms.draft(own, limit - len(tokens), state.text.recall)[0]
         return tokens
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
@@ -290,7 +303,7 @@ class SuffixDrafter:
                 state.best = found[0]
                 return
         if forms is not None and forms.is_fixed:
-            found.append(_make_evidence(FORM, forms.num_matched, 0))
+            found.append((*_FORM_EVIDENCE[forms.kind][::-1], FORM, 0))
         kind, match = self._find_match(state)
         length = 0
         if match is not None:

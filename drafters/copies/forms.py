@@ -3,10 +3,15 @@
     {"name": "Edit", "arguments": {"old_string": "a = 1", "new_string": "a = 2"}}
     |------------- fixed[0] ---------------------|     |-- fixed[1] --|     |fixed[2]
 
-What is fixed follows from its first tokens. A value that is often like an earlier one is copied from it.
+What is fixed follows from its first tokens. A value that is often like an earlier one is copied from it; of
+another one it is recalled what was last written there. Where a copy reaches the end of a value, of this answer
+or an earlier one, what is fixed behind the present value follows.
+
+The ends of a value may be in one token with what is fixed beside them, such as `)",`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from drafters.base import Frame
@@ -15,6 +20,28 @@ _Node = dict[int, Any]
 """The beginnings of forms by token; a frame stands at _FRAME where all of its beginning was read."""
 
 _FRAME = -1
+_SURE_TOKENS = 3  # tokens of what is fixed after which its last one may be one with the start of a value
+
+Recall = Callable[[list[int]], Sequence[int]]
+"""Returns what followed the end of the sequence and these tokens when they last occurred."""
+
+HEAD, FIRST, FIXED, COPIED, RECALLED = range(5)
+"""Kinds of drafted tokens: fixed, where one token of a form's beginning, or of another part, was read; fixed, where
+more was; of a value that begins like an earlier one; of a value that is recalled."""
+
+
+@dataclass(slots=True)
+class Value:
+    """A value in an answer.
+
+    start, stop: where in the sequence its tokens are, but for its last one. last: that one; None without any.
+    opening: the token before them, which may be one with its start.
+    """
+
+    start: int
+    opening: int
+    stop: int = 0
+    last: int | None = None
 
 
 class Forms:
@@ -25,15 +52,19 @@ class Forms:
 
     def __init__(self) -> None:
         self._heads: _Node = {}
+        # By a token that ends a value: the value's own last token that is one with it, if it is, and the
+        # tokens that follow it.
+        self._ends: dict[int, tuple[int | None, set[int]]] = {}
         self.num_matched = 0
         # The node of the beginning that is being read, if one is.
-        # The form that is being filled in, if one is; which of its fixed parts comes next; and where its
-        # values start and end in the sequence.
+        # The form that is being filled in, if one is; which of its fixed parts comes next; and its values.
         self._node: _Node | None = None
+        # The part may have begun in one token with the value before.
         self._frame: Frame | None = None
         self._next = 0
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self._fixed: tuple[int, ...] = ()
+        self._values: list[Value] = []
+        self._newest = 0
 
     def add(self, frame: Frame) -> None:
         """Add a form. Of two that begin alike the first counts."""
@@ -41,34 +72,53 @@ class Forms:
         for token in frame.fixed[0]:
             node = node.setdefault(token, {})
         node.setdefault(_FRAME, frame)
+        for fixed, joints in zip(frame.fixed[1:], frame.joints, strict=False):
+            for last, tokens in ((None, fixed), *joints.items()):
+                self._ends.setdefault(tokens[0], (last, set()))[1].update(tokens[1:2])
 
     def advance(self, token: int, end: int) -> bool:
         """Move past the answer's next token; return whether a value begins behind it.
 
         end: the position in the sequence behind the token.
         """
-        if self._frame is not None and self._read_fixed(self._frame, token, end):
+        before, self._newest = self._newest, token
+        if self._frame is not None and self._read_fixed(self._frame, token, before, end):
             return self._frame is not None
         return self._read_head(token, end)
 
-    def _read_fixed(self, frame: Frame, token: int, end: int) -> bool:
+    def _read_fixed(self, frame: Frame, token: int, before: int, end: int) -> bool:
         """Read a token of the next fixed part, if it is one; return whether it was the part's last one."""
-        fixed, matched = frame.fixed[self._next], self.num_matched
-        if token == fixed[matched]:
+        fixed, matched = self._fixed, self.num_matched
+        has_value = self._next < len(frame.copied)
+        is_joint = has_value and _SURE_TOKENS <= matched == len(fixed) - 1
+        if matched and (token == fixed[matched] or is_joint):
             matched += 1
         else:
-            # The first token may be one with the end of the value.
-            matched = 1 if token == fixed[0] else 2 if len(fixed) > 2 and token == fixed[1] else 0
-        if matched and not self.num_matched:
-            self._ends[self._next - 1 :] = [end - 1]
+            matched = int(self._end_value(frame, token, before, end))
         self.num_matched = matched
-        if matched < len(fixed):
+        if matched < len(self._fixed) or not matched:
             return False
         self._next += 1
         self.num_matched = 0
-        self._starts.append(end)
-        if self._next == len(frame.fixed):
+        self._values.append(Value(end, token))
+        if not has_value:
             self._frame = None
+        return True
+
+    def _end_value(self, frame: Frame, token: int, before: int, end: int) -> bool:
+        """Return whether a token begins what is fixed behind the present value, and note its end."""
+        last, _ = self._ends.get(token, (None, ()))
+        joint = None if last is None else frame.joints[self._next - 1].get(last)
+        self._fixed = joint or frame.fixed[self._next]
+        if token != self._fixed[0]:
+            return False
+        value = self._values[-1]
+        if joint:
+            value.stop, value.last = end - 1, last
+        elif end - 1 > value.start:
+            value.stop, value.last = end - 2, before
+        else:
+            value.stop, value.last = end - 1, None
         return True
 
     def _read_head(self, token: int, end: int) -> bool:
@@ -76,6 +126,10 @@ class Forms:
         was_head, node = self._node is not None, (self._node or {}).get(token)
         if node is None and (node := self._heads.get(token)) is not None:
             was_head, self.num_matched = True, 0
+        if node is None and self._node is not None and self.num_matched >= _SURE_TOKENS and len(self._node) == 1:
+            # The last token may be one with the start of the value.
+            ((_, node),) = self._node.items()
+            node = node if _FRAME in node else None
         self._node = node
         if node is None:
             if was_head:
@@ -85,19 +139,25 @@ class Forms:
         if (frame := node.get(_FRAME)) is None:
             return False
         self._frame, self._next, self._node, self.num_matched = frame, 1, None, 0
-        self._starts, self._ends = [end], []
+        self._values = [Value(end, token)]
         return True
 
     @property
     def source(self) -> tuple[int, int] | None:
         """Where the earlier value starts and ends that the present one is often like; None without any."""
-        if self._frame is None or self.num_matched:
+        if self._frame is None or self.num_matched > 1:
             return None
-        return self._source_of(self._frame, self._next - 1)
+        value = self._source_of(self._frame, self._next - 1)
+        return (value.start, value.stop) if value is not None else None
 
-    def _source_of(self, frame: Frame, value: int) -> tuple[int, int] | None:
-        copied = frame.copied[value] if value < len(frame.copied) else None
-        return None if copied is None else (self._starts[copied], self._ends[copied])
+    def _source_of(self, frame: Frame, at: int) -> Value | None:
+        copied = frame.copied[at] if at < len(frame.copied) else None
+        return None if copied is None or frame is not self._frame else self._values[copied]
+
+    @property
+    def is_in_value(self) -> bool:
+        """Whether the answer is in a value of a form."""
+        return self._frame is not None and not self.num_matched
 
     @property
     def is_fixed(self) -> bool:
@@ -106,20 +166,65 @@ class Forms:
             return len(self._node) == 1
         return self._frame is not None and self.num_matched > 0
 
-    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Return up to limit tokens: the rest of the fixed part, or of the next one if the value ends here.
+    @property
+    def kind(self) -> int:
+        """What the next token is, if it is fixed."""
+        return FIXED if self.num_matched != 1 else FIRST if self._node is None else HEAD
 
-        If the value behind it is often like an earlier one, that follows. tokens: of the sequence.
+    def draft(self, tokens: Sequence[int], limit: int, recall: Recall) -> tuple[list[int], list[int]]:
+        """Return up to limit tokens that follow, and their kinds: the rest of what is fixed, and values.
+
+        If the answer is in a value, that ends here as its source does. tokens: of the sequence.
         """
-        drafted: list[int] = []
+        drafted, frame, value = [], self._frame, self._next
         if self._node is not None:
-            node = self._node
-            while len(node) == 1 and len(drafted) < limit and _FRAME not in node:
+            node: _Node = self._node
+            while len(node) == 1 and _FRAME not in node:
                 ((token, node),) = node.items()
                 drafted.append(token)
-        elif (frame := self._frame) is not None:
-            drafted += frame.fixed[self._next][self.num_matched :][:limit]
-            if (source := self._source_of(frame, self._next)) is not None:
-                start, end = source
-                drafted += tokens[start : min(end, start + limit - len(drafted))]
-        return drafted
+            frame, value = node.get(_FRAME) if len(node) == 1 else None, 0
+        elif frame is not None and self.num_matched:
+            drafted += self._fixed[self.num_matched :]
+        elif frame is not None and (source := self._source_of(frame, value - 1)) is not None:
+            drafted += _close(frame, value - 1, source.last)
+        kinds = [self.kind] * len(drafted)
+        while frame is not None and value < len(frame.copied) and len(drafted) < limit:
+            if (source := self._source_of(frame, value)) is not None:
+                if drafted and drafted[-1] == frame.fixed[value][-1]:
+                    drafted[-1] = source.opening
+                body, last, kind = tokens[source.start : source.stop], source.last, COPIED
+            elif (found := self._find_end(recall(drafted))) is not None:
+                (body, last), kind = found, RECALLED
+            else:
+                break
+            closing = _close(frame, value, last)
+            drafted += *body, *closing
+            kinds += *(kind,) * len(body), *(kind,) * len(closing)
+            value += 1
+        return drafted[:limit], kinds[:limit]
+
+    def end_copy(self, copied: list[int]) -> list[int]:
+        """Return what is copied from elsewhere into the present value, ended where a value ends there."""
+        found = self._find_end(copied)
+        if found is None or self._frame is None:
+            return copied
+        body, last = found
+        return [*body, *_close(self._frame, self._next - 1, last)]
+
+    def _find_end(self, tokens: Sequence[int]) -> tuple[Sequence[int], int | None] | None:
+        """Return the tokens up to where a value ends, but for its last one, and that one; None without an end."""
+        for at, token in enumerate(tokens):
+            if (end := self._ends.get(token)) is not None:
+                last, seconds = end
+                if seconds and tokens[at + 1 : at + 2] and tokens[at + 1] not in seconds:
+                    continue
+                if last is not None:
+                    return tokens[:at], last
+                return (tokens[: at - 1], tokens[at - 1]) if at else ((), None)
+        return None
+
+
+def _close(frame: Frame, value: int, last: int | None) -> tuple[int, ...]:
+    """Return what follows a value's tokens but for its last one: this one, and what is fixed behind it."""
+    fixed = frame.fixed[value + 1]
+    return fixed if last is None else frame.joints[value].get(last, (last, *fixed))

@@ -7,6 +7,7 @@ from drafters.base import SLICE_TOKENS, Slices
 from drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Ids, Match, Occurrences, TailHashes
 
 _MIN_CAPACITY = 4096
+_MIN_RECALL_TOKENS = 4
 
 
 class GrowingText:
@@ -79,3 +80,11 @@ class GrowingText:
         if self.index.end == len(self.tokens) and self._is_read:
             return self.index.find_earlier(self.tokens)
         return self.index.find(self.tail.hashes, self.end)
+
+    def recall(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return what followed the text and then these tokens when their end last occurred; () if it did not."""
+        end = (self.end[-MAX_MATCH_TOKENS:] + array("I", tokens))[-MAX_MATCH_TOKENS:]
+        match = self.index.find(TailHashes(end).hashes, end)
+        if match is None or match.length < _MIN_RECALL_TOKENS:
+            return ()
+        return self.tokens[match.position : match.position + MAX_MATCH_TOKENS]

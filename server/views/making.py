@@ -29,6 +29,9 @@ SLICE_CHARACTERS = 4096
 MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
 
+VALUE_ENDS = (*")]}>:;,.!?'+-*/=_|&%#@$^~`", '\\"', '\\",', '\\")', "))", ")]", "})", "):", "),", ");", "],", "},", "};", "()", "[]", "{}")
+"""What values often end with, that tokenizers may join to what follows."""
+
 _BEFORE_WORD = re.compile(r"(?<=[a-zA-Z]) (?=[a-zA-Z])")
 
 Json = dict[str, Any]
@@ -125,6 +128,16 @@ class ViewMaker:
             if view:
                 made.append(view)
 
+    def _joints(self, fixed: str) -> dict[int, tuple[int, ...]]:
+        """Return Frame.joints of what is fixed behind a value."""
+        tokenizer, found = self._engine.tokenizer, dict[int, tuple[int, ...]]()
+        for end in VALUE_ENDS:
+            last, *more = tokenizer.encode_answer(end)
+            joined = tokenizer.encode_answer(end + fixed)
+            if not more and len(tokenizer.piece(joined[0])) > len(end):
+                found[last] = tuple(joined)
+        return found
+
     def _make_frames(self, tools: Sequence[Json], arguments: ArgumentForm, made: Views) -> Iterator[None]:
         tokenizer = self._engine.tokenizer
         forms = [*block_forms(arguments)]
@@ -137,7 +150,8 @@ class ViewMaker:
         for fixed, copied in forms:
             ids = [tokenizer.encode_answer(text) for text in fixed]
             ids[-1] = [*takewhile(lambda token: token not in tokenizer.eos_ids, ids[-1])]
-            made.append(Frame(tuple(map(tuple, ids)), copied))
+            joints = tuple(map(self._joints, fixed[1:]))
+            made.append(Frame(tuple(map(tuple, ids)), copied, joints))
         yield
 
 
