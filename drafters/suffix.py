@@ -36,7 +36,7 @@ CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 
 NUM_CLASSES = len(CLASS_STARTS) + 1
 
-CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FORM, FINISHED, RESTORED = range(8)
+CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FORM, INNER, ASIDE, FINISHED, RESTORED = range(10)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
 different next tokens; a match in a view; what most often followed the last token of late; what is fixed in a
 form; a match in a finished request; one in a request of an earlier run, which may be of last month and has an
@@ -49,6 +49,8 @@ PRIORS = (
     (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
     (0.25,) * NUM_CLASSES,
     (0.60, 0.60, 0.97, 0.90, 0.90, 0.0, 0.0),
+    (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
+    (0.40, 0.50, 0.55, 0.65, 0.75, 0.85, 0.95),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
 )
@@ -170,8 +172,12 @@ class SuffixDrafter:
             cursor.advance(token)
             text.append(token)
             state.end += 1
-            if forms is not None and forms.advance(token, state.end) and forms.source and self._use_cursor:
-                cursor.start(text.tokens, *forms.source)
+            if forms is not None and forms.advance(token, state.end) and self._use_cursor:
+                if forms.source is None:
+                    # What is behind the text copied so far has nothing to do with this value.
+                    cursor.leave()
+                else:
+                    cursor.start(text.tokens, *forms.source)
         if state.finished is not None:
             self._follow_finished(state, tokens)
         self._update_best(state)
@@ -201,7 +207,7 @@ class SuffixDrafter:
             return self._history.read(position, limit)
         if kind == SUCCESSOR:
             return own[position : position + 1].tolist()
-        if kind == CURSOR:
+        if kind in (CURSOR, INNER):
             tokens, source, stop = cursor.draft(limit), cursor.source, cursor.stop
         else:
             source, _, stop = state.place_of(kind, position)
@@ -298,7 +304,8 @@ class SuffixDrafter:
         cursor, forms = state.cursor, state.forms
         found: list[Evidence] = []
         if cursor.position is not None:
-            found.append(_make_evidence(CURSOR, cursor.run, cursor.position))
+            inner = forms is not None and forms.source is not None and cursor.stop is not None and cursor.source is state.text.tokens
+            found.append(_make_evidence(INNER if inner else CURSOR, cursor.run, cursor.position))
             if cursor.run >= _TRUSTED_RUN:
                 state.best = found[0]
                 return
@@ -308,7 +315,8 @@ class SuffixDrafter:
         length = 0
         if match is not None:
             length = match.length
-            found.append(_make_evidence(kind, length, match.position))
+            aside = kind in (MATCH, VIEW) and forms is not None and forms.source is not None and (kind == VIEW or not forms.source[0] <= match.position < forms.source[1])
+            found.append((*_make_evidence(ASIDE if aside else kind, length, match.position)[:2], kind, match.position))
             if self._use_cursor and cursor.position is None and length >= _MIN_JUMP_TOKENS:
                 cursor.jump(*state.place_of(kind, match.position), length)
         if length < _LONG_MATCH and (finished := self._find_finished(state)) is not None:

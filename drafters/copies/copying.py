@@ -71,8 +71,13 @@ class CopyCursor:
 
     def start(self, source: Ids, position: int, stop: int) -> None:
         """Move to where the answer begins to copy a part of a source, whatever it copied before."""
+        self.leave()
         self.jump(source, position, stop, 0)
-        self._lost_at = self._unconfirmed_change = None
+
+    def leave(self) -> None:
+        """Follow nothing, and do not look for the place where the answer was."""
+        self.position = self._lost_at = self._unconfirmed_change = None
+        self.run = 0
         self._since_lost.clear()
 
     def advance(self, token: int) -> None:
