@@ -19,7 +19,7 @@ from bench import options
 from bench.errors import ArgumentsError
 from bench.options import Flag
 from bench.workloads.agents import Change
-from bench.workloads.chats import Chat, Message, render_answer, render_turn, views_of
+from bench.workloads.chats import Chat, Message, render_pair, views_of
 from engine.request import View
 from engine.text.tokenizer import Tokenizer
 from server.views.making import ViewMaker
@@ -58,8 +58,8 @@ def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
     maker = ViewMaker(SimpleNamespace(tokenizer=tokenizer), VIEW_BYTES)
     for number, chat in enumerate(chats, 1):
         for place, turn in enumerate(chat.turns, 1):
-            prompt = render_turn(tokenizer, turn)
-            if answer := render_answer(tokenizer, turn, prompt):
+            prompt, answer = render_pair(tokenizer, turn)
+            if answer:
                 shown = tuple(turn.for_template()), views_of(maker, turn)
                 pairs.append(TokenPair(prompt, answer, chat.workload, f"{number}", place, True, *shown))
     return pairs

@@ -131,18 +131,32 @@ def views_of(maker: ViewMaker, turn: Turn) -> tuple[View, ...]:
     return tuple(views)
 
 
-def render_answer(tokenizer: Tokenizer, turn: Turn, prompt: Sequence[int]) -> tuple[int, ...]:
-    """Return the token ids of a turn's right answer, without the token that ends it; () if it has none.
+def render_pair(tokenizer: Tokenizer, turn: Turn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the token ids of a turn's prompt and of its right answer, without the token that ends it.
 
-    prompt: its prompt's. Of a message, they are what the chat template shows of it behind the prompt.
+    The answer is () if the turn has none. If it is a message, it is what the chat template shows of it behind
+    the prompt. Reasoning that is empty is the prompt's: models that are asked for none find it there.
     """
+    prompt = render_turn(tokenizer, turn)
     if turn.answer is None:
-        return tuple(tokenizer.encode_answer(turn.reference or ""))
+        return prompt, tuple(tokenizer.encode_answer(turn.reference or ""))
     messages = for_template((*turn.messages, turn.answer))
     whole = tokenizer.render_chat(messages, tools_of(turn) or None, end="messages")
     # A prompt may open reasoning that the message does not have.
     answer = whole[first_difference(whole, prompt) :]
-    return tuple(takewhile(lambda token: token not in tokenizer.eos_ids, answer))
+    if (num_empty := _count_empty_reasoning(tokenizer, answer)) > 0:
+        prompt, answer = (*prompt, *answer[:num_empty]), answer[num_empty:]
+    return prompt, tuple(takewhile(lambda token: token not in tokenizer.eos_ids, answer))
+
+
+def _count_empty_reasoning(tokenizer: Tokenizer, answer: Sequence[int]) -> int:
+    """Count the tokens of an answer's reasoning and of the space behind it, if nothing is in it."""
+    start, end = tokenizer.markers.think_start, tokenizer.markers.think_end
+    if not (start and end and tuple(answer[: len(start.tokens)]) == start.tokens):
+        return 0
+    inside, _, rest = tokenizer.decode(answer).partition(start.text)[2].partition(end.text)
+    gap = rest[: len(rest) - len(rest.lstrip())]
+    return 0 if inside.strip() else len(tokenizer.encode_answer(f"{start.text}{inside}{end.text}{gap}"))
 
 
 def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
