@@ -23,8 +23,8 @@ class Frame:
 
     fixed: (n + 1,) the token ids before, between and after n values, as far as they do not depend on a value.
     copied: (n,) of each value the number of an earlier one that it often begins like; None for none.
-    joints: (n,) of each value: by its last token, what stands for this token and what is fixed behind it, where
-        the tokenizer does not split between them.
+    joints: (n,) of each value: by its last token, what stands for this token and what is fixed behind it,
+        where the tokenizer does not split between them.
     """
 
     fixed: tuple[tuple[int, ...], ...]

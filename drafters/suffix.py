@@ -24,7 +24,7 @@ from drafters.base import (
 )
 from drafters.checked_file import owner_of
 from drafters.copies.copying import CopyCursor
-from drafters.copies.forms import COPIED, FIRST, FIXED, HEAD, RECALLED, Forms
+from drafters.copies.forms import NUM_KINDS, Forms
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.history import DEFAULT_TOKENS, History
 from drafters.copies.history_file import HistoryFile
@@ -36,11 +36,12 @@ CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 
 NUM_CLASSES = len(CLASS_STARTS) + 1
 
-CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FORM, INNER, ASIDE, FINISHED, RESTORED = range(10)
+CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FORM, FINISHED, RESTORED, INNER, ASIDE = range(10)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
 different next tokens; a match in a view; what most often followed the last token of late; what is fixed in a
 form; a match in a finished request; one in a request of an earlier run, which may be of last month and has an
-acceptance rate of its own. bucket = kind * NUM_CLASSES + length class."""
+acceptance rate of its own; the cursor in a value that is like an earlier one; a match elsewhere, while the
+answer is in such a value. bucket = kind * NUM_CLASSES + length class."""
 
 PRIORS = (
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
@@ -49,16 +50,17 @@ PRIORS = (
     (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
     (0.25,) * NUM_CLASSES,
     (0.60, 0.60, 0.97, 0.90, 0.90, 0.0, 0.0),
+    (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
+    (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
     (0.40, 0.50, 0.55, 0.65, 0.75, 0.85, 0.95),
-    (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
-    (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
 )
-"""Expected acceptance rate per token, by kind and class; rounded down from the table in README.md."""
+"""Expected acceptance rate per token, by kind and class; rounded down from the table in README.md. Those of
+FORM are by the kinds of tokens in forms.py."""
 
-_FORM_EVIDENCE = tuple(
-    (FORM * NUM_CLASSES + kind, PRIORS[FORM][kind]) for kind in (HEAD, FIRST, FIXED, COPIED, RECALLED)
-)
+_FORM_EVIDENCE = tuple((FORM * NUM_CLASSES + kind, PRIORS[FORM][kind]) for kind in range(NUM_KINDS))
+"""(bucket, prior) by the kind of tokens of a form."""
+
 _LAST = CLASS_STARTS[-1]
 _CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(_LAST + 1))
 _STRENGTHS = tuple(
@@ -71,8 +73,8 @@ _LONG_MATCH = 16  # length of a match in this request from which on finished req
 _MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
 Evidence = tuple[float, int, int, int]
-"""Where to draft from: (prior, bucket, kind, position); from FINISHED on a position in the history, on the
-shelf for kind VIEW, else in the sequence's text."""
+"""Where to draft from: (prior, bucket, kind, position); a position in the history for FINISHED and RESTORED,
+on the shelf for VIEW, else in the sequence's text."""
 
 
 def _make_evidence(kind: int, length: int, position: int) -> Evidence:
@@ -108,9 +110,14 @@ class _Sequence:
         if kind == VIEW:
             assert self.shelf is not None
             return self.shelf.tokens, position, self.shelf.end_of(position)
-        value = self.forms.source if self.forms is not None else None
+        value = self.value
         is_in_value = value is not None and value[0] <= position < value[1]
         return self.text.tokens, position, value[1] if value is not None and is_in_value else None
+
+    @property
+    def value(self) -> tuple[int, int] | None:
+        """Where the earlier value starts and stops that the present one is often like; None without any."""
+        return self.forms.source if self.forms is not None else None
 
 
 class SuffixDrafter:
@@ -188,21 +195,16 @@ class SuffixDrafter:
         if state.best is None:
             return NO_DRAFT
         prior, bucket, kind, position = state.best
-        by_token: Sequence[tuple[int, float]] = ()
         if kind == FORM:
-            tokens, by_token = self._draft_form(state, query.limit)
-        else:
-            tokens = self._draft(state, kind, position, query.limit)
-        return Draft(tokens, self.name, bucket, prior, by_token, kind == SUCCESSOR) if tokens else NO_DRAFT
-
-    def _draft_form(self, state: _Sequence, limit: int) -> tuple[list[int], list[tuple[int, float]]]:
-        assert state.forms is not None
-        tokens, kinds = state.forms.draft(state.text.tokens, limit, state.text.recall)
-        return tokens, [_FORM_EVIDENCE[kind] for kind in kinds]
+            assert state.forms is not None
+            tokens, kinds = state.forms.draft(state.text.tokens, query.limit, state.text.recall)
+            return Draft(tokens, self.name, bucket, prior, [_FORM_EVIDENCE[one] for one in kinds])
+        tokens = self._draft(state, kind, position, query.limit)
+        return Draft(tokens, self.name, bucket, prior, (), kind == SUCCESSOR) if tokens else NO_DRAFT
 
     def _draft(self, state: _Sequence, kind: int, position: int, limit: int) -> list[int]:
         cursor, own = state.cursor, state.text.tokens
-        if kind >= FINISHED:
+        if kind in (FINISHED, RESTORED):
             assert self._history is not None
             return self._history.read(position, limit)
         if kind == SUCCESSOR:
@@ -212,9 +214,9 @@ class SuffixDrafter:
         else:
             source, _, stop = state.place_of(kind, position)
             tokens = cursor.draft_in(source, position, stop, limit)
-        if source is own and stop is None and state.forms is not None and state.forms.is_in_value:
+        if source is own and stop is None and state.forms is not None:
             ended = state.forms.end_copy(tokens)
-            if ended is not tokens:
+            if ended is not None:
                 return ended[:limit]
         if source is own and len(tokens) < limit:
             if stop is None:
@@ -301,22 +303,25 @@ class SuffixDrafter:
 
     def _update_best(self, state: _Sequence) -> None:
         """Set state.best to the evidence with the highest prior. The cursor may jump to a match."""
-        cursor, forms = state.cursor, state.forms
+        cursor, forms, value = state.cursor, state.forms, state.value
         found: list[Evidence] = []
         if cursor.position is not None:
-            inner = forms is not None and forms.source is not None and cursor.stop is not None and cursor.source is state.text.tokens
-            found.append(_make_evidence(INNER if inner else CURSOR, cursor.run, cursor.position))
+            is_inner = value is not None and cursor.source is state.text.tokens and cursor.stop == value[1]
+            found.append(_make_evidence(INNER if is_inner else CURSOR, cursor.run, cursor.position))
             if cursor.run >= _TRUSTED_RUN:
                 state.best = found[0]
                 return
         if forms is not None and forms.is_fixed:
-            found.append((*_FORM_EVIDENCE[forms.kind][::-1], FORM, 0))
+            bucket, prior = _FORM_EVIDENCE[forms.kind]
+            found.append((prior, bucket, FORM, 0))
         kind, match = self._find_match(state)
         length = 0
         if match is not None:
             length = match.length
-            aside = kind in (MATCH, VIEW) and forms is not None and forms.source is not None and (kind == VIEW or not forms.source[0] <= match.position < forms.source[1])
-            found.append((*_make_evidence(ASIDE if aside else kind, length, match.position)[:2], kind, match.position))
+            is_own = kind != VIEW and value is not None and value[0] <= match.position < value[1]
+            rated = ASIDE if value is not None and kind in (MATCH, VIEW) and not is_own else kind
+            prior, bucket, *_ = _make_evidence(rated, length, match.position)
+            found.append((prior, bucket, kind, match.position))
             if self._use_cursor and cursor.position is None and length >= _MIN_JUMP_TOKENS:
                 cursor.jump(*state.place_of(kind, match.position), length)
         if length < _LONG_MATCH and (finished := self._find_finished(state)) is not None:

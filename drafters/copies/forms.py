@@ -4,8 +4,8 @@
     |------------- fixed[0] ---------------------|     |-- fixed[1] --|     |fixed[2]
 
 What is fixed follows from its first tokens. A value that is often like an earlier one is copied from it; of
-another one it is recalled what was last written there. Where a copy reaches the end of a value, of this answer
-or an earlier one, what is fixed behind the present value follows.
+another one it is recalled what was last written there. Where a copy reaches the end of a value, of this
+answer or an earlier one, what is fixed behind the present value follows.
 
 The ends of a value may be in one token with what is fixed beside them, such as `)",`.
 """
@@ -25,9 +25,10 @@ _SURE_TOKENS = 3  # tokens of what is fixed after which its last one may be one 
 Recall = Callable[[list[int]], Sequence[int]]
 """Returns what followed the end of the sequence and these tokens when they last occurred."""
 
-HEAD, FIRST, FIXED, COPIED, RECALLED = range(5)
-"""Kinds of drafted tokens: fixed, where one token of a form's beginning, or of another part, was read; fixed, where
-more was; of a value that begins like an earlier one; of a value that is recalled."""
+NUM_KINDS = 5
+HEAD, FIRST, FIXED, COPIED, RECALLED = range(NUM_KINDS)
+"""Kinds of drafted tokens: fixed, where one token of a form's beginning, or of another part, was read; fixed,
+where more was; of a value that begins like an earlier one; of a value that is recalled."""
 
 
 @dataclass(slots=True)
@@ -57,9 +58,9 @@ class Forms:
         self._ends: dict[int, tuple[int | None, set[int]]] = {}
         self.num_matched = 0
         # The node of the beginning that is being read, if one is.
-        # The form that is being filled in, if one is; which of its fixed parts comes next; and its values.
+        # The form that is being filled in, if one is; which of its fixed parts comes next, and as which
+        # tokens; its values; and the answer's last token.
         self._node: _Node | None = None
-        # The part may have begun in one token with the value before.
         self._frame: Frame | None = None
         self._next = 0
         self._fixed: tuple[int, ...] = ()
@@ -74,7 +75,8 @@ class Forms:
         node.setdefault(_FRAME, frame)
         for fixed, joints in zip(frame.fixed[1:], frame.joints, strict=False):
             for last, tokens in ((None, fixed), *joints.items()):
-                self._ends.setdefault(tokens[0], (last, set()))[1].update(tokens[1:2])
+                _, seconds = self._ends.setdefault(tokens[0], (last, set()))
+                seconds.update(tokens[1:2])
 
     def advance(self, token: int, end: int) -> bool:
         """Move past the answer's next token; return whether a value begins behind it.
@@ -126,10 +128,10 @@ class Forms:
         was_head, node = self._node is not None, (self._node or {}).get(token)
         if node is None and (node := self._heads.get(token)) is not None:
             was_head, self.num_matched = True, 0
-        if node is None and self._node is not None and self.num_matched >= _SURE_TOKENS and len(self._node) == 1:
+        if node is None and self.num_matched >= _SURE_TOKENS and len(self._node or ()) == 1:
             # The last token may be one with the start of the value.
-            ((_, node),) = self._node.items()
-            node = node if _FRAME in node else None
+            ((_, only),) = (self._node or {}).items()
+            node = only if _FRAME in only else None
         self._node = node
         if node is None:
             if was_head:
@@ -153,11 +155,6 @@ class Forms:
     def _source_of(self, frame: Frame, at: int) -> Value | None:
         copied = frame.copied[at] if at < len(frame.copied) else None
         return None if copied is None or frame is not self._frame else self._values[copied]
-
-    @property
-    def is_in_value(self) -> bool:
-        """Whether the answer is in a value of a form."""
-        return self._frame is not None and not self.num_matched
 
     @property
     def is_fixed(self) -> bool:
@@ -190,9 +187,11 @@ class Forms:
         kinds = [self.kind] * len(drafted)
         while frame is not None and value < len(frame.copied) and len(drafted) < limit:
             if (source := self._source_of(frame, value)) is not None:
-                if drafted and drafted[-1] == frame.fixed[value][-1]:
+                copied = frame.fixed[frame.copied[value] or 0]
+                if drafted and drafted[-1] == frame.fixed[value][-1] == copied[-1]:
                     drafted[-1] = source.opening
-                body, last, kind = tokens[source.start : source.stop], source.last, COPIED
+                stop = min(source.stop, source.start + limit)
+                body, last, kind = tokens[source.start : stop], source.last, COPIED
             elif (found := self._find_end(recall(drafted))) is not None:
                 (body, last), kind = found, RECALLED
             else:
@@ -203,16 +202,21 @@ class Forms:
             value += 1
         return drafted[:limit], kinds[:limit]
 
-    def end_copy(self, copied: list[int]) -> list[int]:
-        """Return what is copied from elsewhere into the present value, ended where a value ends there."""
-        found = self._find_end(copied)
-        if found is None or self._frame is None:
-            return copied
+    def end_copy(self, copied: list[int]) -> list[int] | None:
+        """Return what is copied from elsewhere up to where a value ends there, and how the present one ends.
+
+        None if the answer is in no value, or none ends there.
+        """
+        if self._frame is None or self.num_matched or (found := self._find_end(copied)) is None:
+            return None
         body, last = found
         return [*body, *_close(self._frame, self._next - 1, last)]
 
     def _find_end(self, tokens: Sequence[int]) -> tuple[Sequence[int], int | None] | None:
-        """Return the tokens up to where a value ends, but for its last one, and that one; None without an end."""
+        """Return a value's tokens that stand before its last one, and that one; None if it ends elsewhere.
+
+        tokens: from within the value on.
+        """
         for at, token in enumerate(tokens):
             if (end := self._ends.get(token)) is not None:
                 last, seconds = end

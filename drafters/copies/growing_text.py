@@ -82,7 +82,7 @@ class GrowingText:
         return self.index.find(self.tail.hashes, self.end)
 
     def recall(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return what followed the text and then these tokens when their end last occurred; () if it did not."""
+        """Return what followed the end of the text and of these tokens when it last occurred; () if never."""
         end = (self.end[-MAX_MATCH_TOKENS:] + array("I", tokens))[-MAX_MATCH_TOKENS:]
         match = self.index.find(TailHashes(end).hashes, end)
         if match is None or match.length < _MIN_RECALL_TOKENS:

@@ -29,8 +29,14 @@ SLICE_CHARACTERS = 4096
 MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
 
-VALUE_ENDS = (*")]}>:;,.!?'+-*/=_|&%#@$^~`", '\\"', '\\",', '\\")', "))", ")]", "})", "):", "),", ");", "],", "},", "};", "()", "[]", "{}")
+VALUE_ENDS = (
+    *")]}>:;,.!?'+-*/=_|&%#@$^~`",
+    *('\\"', '\\",', '\\")', "))", ")]", "})", "):", "),", ");", "],", "},", "};", "()", "[]", "{}"),
+)
 """What values often end with, that tokenizers may join to what follows."""
+
+SLICE_ENDS = 16
+"""How many of them one slice tries."""
 
 _BEFORE_WORD = re.compile(r"(?<=[a-zA-Z]) (?=[a-zA-Z])")
 
@@ -128,15 +134,21 @@ class ViewMaker:
             if view:
                 made.append(view)
 
-    def _joints(self, fixed: str) -> dict[int, tuple[int, ...]]:
-        """Return Frame.joints of what is fixed behind a value."""
-        tokenizer, found = self._engine.tokenizer, dict[int, tuple[int, ...]]()
-        for end in VALUE_ENDS:
-            last, *more = tokenizer.encode_answer(end)
+    def _answered(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens before one that ends an answer."""
+        ends = self._engine.tokenizer.eos_ids
+        return tuple(takewhile(lambda token: token not in ends, ids))
+
+    def _make_joints(self, fixed: str, joints: dict[int, tuple[int, ...]]) -> Iterator[None]:
+        """Add those of what is fixed behind a value; see Frame.joints."""
+        tokenizer = self._engine.tokenizer
+        for number, end in enumerate(VALUE_ENDS):
             joined = tokenizer.encode_answer(end + fixed)
-            if not more and len(tokenizer.piece(joined[0])) > len(end):
-                found[last] = tuple(joined)
-        return found
+            if len(tokenizer.piece(joined[0])) > len(end):
+                last, *more = tokenizer.encode_answer(end)
+                joints |= {} if more else {last: self._answered(joined)}
+            if number % SLICE_ENDS == 0:
+                yield
 
     def _make_frames(self, tools: Sequence[Json], arguments: ArgumentForm, made: Views) -> Iterator[None]:
         tokenizer = self._engine.tokenizer
@@ -147,17 +159,25 @@ class ViewMaker:
                 if (form := call_form(tool, self._render)) is not None:
                     forms.append(form)
             yield
+        known: dict[str, dict[int, tuple[int, ...]]] = {}
         for fixed, copied in forms:
-            ids = [tokenizer.encode_answer(text) for text in fixed]
-            ids[-1] = [*takewhile(lambda token: token not in tokenizer.eos_ids, ids[-1])]
-            joints = tuple(map(self._joints, fixed[1:]))
-            made.append(Frame(tuple(map(tuple, ids)), copied, joints))
+            for text in fixed[1:]:
+                if text not in known:
+                    known[text] = {}
+                    yield from self._make_joints(text, known[text])
+            ids = tuple(self._answered(tokenizer.encode_answer(text)) for text in fixed)
+            made.append(Frame(ids, copied, tuple(known[text] for text in fixed[1:])))
         yield
 
 
 def _count(views: Sequence[View]) -> int:
     """Count the tokens of views, and something for what holds them."""
-    return sum(16 + (sum(map(len, view.fixed)) if isinstance(view, Frame) else len(view)) for view in views)
+    return sum(16 + (_count_frame(view) if isinstance(view, Frame) else len(view)) for view in views)
+
+
+def _count_frame(frame: Frame) -> int:
+    joined = (tokens for joints in frame.joints for tokens in joints.values())
+    return sum(map(len, (*frame.fixed, *joined)))
 
 
 def _pieces(text: str) -> Iterator[str]:
