@@ -219,3 +219,23 @@ def test_a_model_without_calls_has_no_escapes() -> None:
     tokenizer = JsonTokenizer()
     tokenizer.markers = replace(CALLING, call_start=None, call_end=None, call_format="")
     assert texts(make(maker_of(tokenizer), result(CODE), tools=(EDIT,))) == []
+
+
+class JoiningTokenizer(JsonTokenizer):
+    """The same, but a bracket and a quotation mark are one token."""
+
+    JOINED = 200
+
+    def encode_answer(self, text: str) -> list[int]:
+        return [self.JOINED if byte == 0 else byte for byte in text.replace(')"', "\0").encode()]
+
+    def piece(self, token: int) -> bytes:
+        return b')"' if token == self.JOINED else super().piece(token)
+
+
+def test_what_follows_a_value_may_begin_in_one_token_with_the_value_s_last() -> None:
+    frames = [view for view in make(maker_of(JoiningTokenizer()), tools=(EDIT,)) if isinstance(view, Frame)]
+    edit = frames[-1]
+    for fixed, joints in zip(edit.fixed[1:], edit.joints, strict=True):
+        assert joints == {ord(")"): (JoiningTokenizer.JOINED, *fixed[1:])}
+    assert edit.joints[0]
