@@ -3,11 +3,14 @@
 from array import array
 from collections.abc import Sequence
 
+import pytest
+
 from config.settings import Settings
-from drafters.base import Draft, DraftQuery, SequenceStart, View
+from drafters.base import Draft, DraftQuery, Frame, SequenceStart, Slices, View
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftChoice, GenerationRequest, Sampling
+from engine.speculative.drafter_work import DrafterWork
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
 
 PROMPT = tuple(range(1, 9))
@@ -47,6 +50,27 @@ def test_views_of_a_sequence_that_has_ended_are_not_read() -> None:
     drafts.observe([1])
     proposers.work.finish()
     assert not proposers.work.is_left
+
+
+def test_a_slice_reads_few_of_many_small_views_and_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give more forms than an agent has tools, and more texts than there is room for."""
+    frame = Frame((tuple(range(20)), (1, 2)), (None,))
+    views: list[View] = [frame] * 1024 + [array("I", range(300))] * 1024
+    drafter, added = SuffixDrafter(0), list[View]()
+    add_view = drafter.add_view
+
+    def count(seq: int, view: View) -> Slices | None:
+        added.append(view)
+        return add_view(seq, view)
+
+    drafter.add_view = count  # type: ignore[method-assign]
+    monkeypatch.setattr("engine.speculative.proposers.DrafterWork", lambda: DrafterWork(1, 0.0))
+    _, proposers = begin(views, drafter)
+    while proposers.work.is_left:
+        before = len(added)
+        proposers.work.advance()
+        assert len(added) - before <= 16
+    assert added == views
 
 
 class Fixed:
