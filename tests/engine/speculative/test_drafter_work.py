@@ -88,10 +88,10 @@ def test_a_step_does_its_slices_of_prompts_and_of_texts_in_turn() -> None:
     for num_steps in range(1, 6):
         work.advance()
         assert len(log) == num_steps * STEP_SLICES
-    assert log == ["read", "learn"] * 7 + ["read"]
+    assert log == ["read", "learn"] * 10
 
 
-@pytest.mark.parametrize(("plain_s", "num_slices"), [(0.0, 3), (0.005, 3), (0.05, 31), (0.2, 125)])
+@pytest.mark.parametrize(("plain_s", "num_slices"), [(0.0, 4), (0.005, 4), (0.05, 31), (0.2, 125)])
 def test_beside_long_steps_more_is_read_as_the_device_is_busy_for_longer(
     plain_s: float, num_slices: int
 ) -> None:
