@@ -130,15 +130,16 @@ def test_every_family_with_state_keeps_it_where_prompts_part(name: str) -> None:
 
 
 class Counting:
-    """A model that counts the tokens of wide forward passes."""
+    """A model that counts the tokens of forward passes, in widths those of wide ones."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.widths = model, list[int]()
+        self.model, self.widths, self.all = model, list[int](), list[int]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        self.all.append(tokens.shape[0] * tokens.shape[1])
         if tokens.shape[1] > 8:
             self.widths.append(tokens.shape[0] * tokens.shape[1])
         logits: mx.array = self.model(tokens, cache=cache)
@@ -188,6 +189,31 @@ def test_a_restart_finds_the_head_and_the_whole_prompt_in_files(name: str, tmp_p
     assert after.cached(second) == [len(HEAD)]
     assert after.cached(first) == [len(first.prompt) - 1]
     after.worker.queue.prefix_lookup.close()
+
+
+@pytest.mark.parametrize("name", every_kind_of_cache(WITH_STATE, 2, of=9))
+def test_state_is_kept_in_the_same_pass_with_few_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count what a prompt computes that nothing is shared with, with a cache and without."""
+    # No chunk is smaller because the machine is slow.
+    monkeypatch.setattr("engine.scheduler.prefill_budget.ALONE_S", 1e9)
+    loaded = loaded_once(name)
+    asked = session(*(message(70, at, at % 2 == 0) for at in range(20)), max_tokens=1)
+    counts = []
+    for num_bytes in (0, 2**26):
+        model = Counting(loaded.model)
+        engine = Driven(
+            replace(loaded, model=model),
+            prefix_cache_bytes=num_bytes, prefill_chunk_tokens=512, draft_type="none",
+        )  # fmt: skip
+        model.all.clear()
+        engine.ask(asked)
+        engine.finish()
+        counts.append(model.all)
+    plain, keeping = counts
+    # One token is decoded after the prompt, or two, as the next step begins before this one is read.
+    assert len(asked.prompt) <= sum(keeping) == sum(plain) <= len(asked.prompt) + 1
+    # The head's end, where the answer opens, and the ladder.
+    assert len(keeping) - len(plain) <= 2 + len(asked.prompt) // MAX_GAP_TOKENS
 
 
 def test_a_prompt_is_cut_for_later_ones_only_as_far_as_its_time_allows() -> None:
