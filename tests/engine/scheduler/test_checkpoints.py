@@ -123,6 +123,21 @@ def test_an_edit_of_a_long_history_starts_near_the_edit(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_any_edit_of_a_very_long_history_starts_near_it_where_state_is_small() -> None:
+    """Part from 30,000 tokens within one of the first messages."""
+    engine = Driven(loaded_once("mamba2"), prefix_cache_bytes=2**26, draft_type="none")
+    turns = [message(400, at, at % 2 == 0) for at in range(74)]
+    whole = session(*turns, max_tokens=1)
+    engine.ask(replace(whole, id="whole"))
+    engine.finish()
+    for at in range(12, 4, -1):
+        edited = session(*turns[:at], turns[at][:390], message(20, 100), max_tokens=1)
+        answer = engine.ask(replace(edited, id=f"{at}"))
+        engine.finish()
+        assert 0 <= shared(whole, edited) - answer.finished().usage.num_cached_tokens <= MAX_GAP_TOKENS
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_family_with_state_keeps_it_where_prompts_part(name: str) -> None:
     check_goals(name)
