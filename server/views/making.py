@@ -27,7 +27,7 @@ SLICE_CHARACTERS = 4096
 """Characters that one slice reads or encodes, about 1,000 tokens, and up to the end of a line or word."""
 
 SLICE_LINES = 96
-"""Lines that one slice reads: where they are short, they and not their characters take the time: .4 ms at most."""
+"""Lines that one slice reads: short ones take time by their number, not by their characters."""
 
 MAX_SLICE_CHARACTERS = 2 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""

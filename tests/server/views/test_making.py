@@ -142,7 +142,7 @@ def test_a_slice_reads_few_lines_however_short_they_are(monkeypatch: pytest.Monk
     views: list[View] = []
     slices = maker_of(JsonTokenizer()).make([{"role": "tool", "content": "7\n" * 3000}], [EDIT], "", views)
     for _ in slices:
-        assert sum(num_lines) <= making.SLICE_LINES
+        assert sum(num_lines) <= 100
         num_lines.clear()
     assert "7\\n" * 3000 in [bytes([*view]).decode() for view in views if not isinstance(view, Frame)]
 
