@@ -6,11 +6,11 @@ from drafters.base import Slices
 from engine.stations import station
 
 STEP_SLICES = 4
-"""Slices of a step: together they take less than half a millisecond, as one in a hundred takes over .12."""
+"""Slices of a step. 99 of 100 take at most .12 ms, so that it takes less than half a millisecond."""
 
 STEP_SHARE, SLICE_S = 0.1, 0.00016
-"""Beside a long step as many slices as this share of a plain step holds, if each takes so many seconds, the
-most that was measured. The device is busy meanwhile. In a second a step drafts nothing from what it has not
+"""Beside a long step as many slices as this share of a plain step holds, if each takes so many seconds, as
+few do. The device is busy meanwhile. In a second a step drafts nothing from what it has not
 read, so a slow model must not read as slowly."""
 
 MAX_CLOSING = 64
