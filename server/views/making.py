@@ -29,7 +29,7 @@ SLICE_CHARACTERS = 4096
 SLICE_LINES = 96
 """Lines that one slice reads: short ones take time by their number, not by their characters."""
 
-MAX_SLICE_CHARACTERS = 2 * SLICE_CHARACTERS
+MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
 
 _BEFORE_WORD = re.compile(r"(?<=[a-zA-Z]) (?=[a-zA-Z])")
