@@ -19,6 +19,7 @@ from engine.scheduler.step_clock import StepClock
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.draft_model.reader import DraftReader
+from engine.speculative.draft_stats import TOO_LONG
 from engine.speculative.proposers import DraftSources
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.speculative.translation.test_draft_translation import make_foreign
@@ -271,6 +272,7 @@ def test_a_text_that_four_answers_could_not_pay_for_is_dropped(timed: Callable[[
     assert pair.finish_with(second) == [False]
     # A few slices show what the text would take.
     assert pair.draft.num_fed - num_fed < 60
+    assert pair.answers[second.id].finished().usage.drafting.why_undrafted == TOO_LONG
 
 
 def test_a_long_text_is_read_over_several_turns(timed: Callable[[Pair, float], None]) -> None:
