@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print. Return 1 if a request failed, 2 if the arguments cannot be combined."""
     servers.check(arguments, (LOOP, SPECULATIVE))
     tokenizer = load_tokenizer(arguments.model)
-    batches = batches_of(_rounds(arguments, tokenizer), arguments.streams, arguments.mixed)
+    batches = batches_of(rounds_of(arguments, tokenizer), arguments.streams, arguments.mixed)
     record = document.new_document(arguments)
     resume = {"resume": arguments.resume, "key": record["command"]}
     with ExitStack() as children:
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(row["error"] for row in found))
 
 
-def _rounds(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[list[Chat]]:
+def rounds_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[list[Chat]]:
     """Return the chats of each round, the warm-up first."""
     num_rounds = 1 + arguments.rounds
     size = arguments.chats or max(3, arguments.streams)
