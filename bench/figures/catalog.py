@@ -160,19 +160,19 @@ _REAL_PEERS = f"peers {_SMOLLM2} --draft-model models/smollm2-10-layers --no-mlx
 _STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-lm --rounds 3"
 
 RUNS = [
-    Run(1200, f"decode {_SMOLLM2} --repeats 1",
+    Run(1000, f"decode {_SMOLLM2} --cases 20 --repeats 1",
         {"real": _REAL,
          "real-positions": Figure("decode.rows", [
              Column("workload", "chats"),
              Column(_positions, "accepted of those drafted, from the first on")]),
          "real-costs": Figure("cost_curve", [
              Column("width", "tokens in a step"), Column("plain_steps", "cost, in plain steps", "2")])}),
-    Run(900, f"decode {_SMOLLM2} --repeats 1 --streams 4", {"real-streams": _REAL}),
+    Run(900, f"decode {_SMOLLM2} --cases 5 --repeats 1 --streams 4", {"real-streams": _REAL}),
     Run(900, f"{_REAL_PEERS} --chats 1", {"real-peers": _PEERS}),
     Run(900, f"{_REAL_PEERS} --chats 4 --streams 4 --mixed", {"real-peers-streams": _PEERS}),
     Run(20, f"{_AT_PRICES} --drafters auto,earliest-2,longest-5,hindsight", {"real-replayed": _BY_CURVE}),
     Run(1500, f"{_PAIR} --prompts bench/workloads/continuations.jsonl --strategies none,naive,context,shared "
-        "--num-draft-tokens 4 --cases 8 --max-tokens 32 --no-adaptive",
+        "--num-draft-tokens 4 --cases 8 --max-tokens 24 --no-adaptive",
         {"pair": Figure("translation.rows", [
             Column("strategy", "strategy"), Column("workload", "text"),
             _ACCEPTED, _PER_FORWARD, Column("translated", "translated"), Column("absorbed", "absorbed"),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,10 @@ def filled(text: str, records: Mapping[str, Any]) -> str:
 
     def replace(block: re.Match[str]) -> str:
         start, name, end = block.groups()
-        if name == "published" and FIGURES.keys() <= records.keys():
-            return f"{start}{published(records)}{end}"
+        if name == "published":
+            with suppress(KeyError):
+                return f"{start}{published(records)}{end}"
+            return block[0]
         return f"{start}{table_of(FIGURES[name], records[name])}{end}" if name in records else block[0]
 
     return _BLOCK.sub(replace, text)
