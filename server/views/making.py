@@ -147,7 +147,7 @@ class ViewMaker:
         tokenizer = self._engine.tokenizer
         for number, end in enumerate(VALUE_ENDS):
             joined = tokenizer.encode_answer(end + fixed)
-            if len(tokenizer.piece(joined[0])) > len(end):
+            if len(tokenizer.decode(joined[:1])) > len(end):
                 last, *more = tokenizer.encode_answer(end)
                 joints |= {} if more else {last: self._answered(joined)}
             if number % SLICE_ENDS == 0:

@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -247,8 +248,8 @@ class JoiningTokenizer(JsonTokenizer):
     def encode_answer(self, text: str) -> list[int]:
         return [self.JOINED if byte == 0 else byte for byte in text.replace(')"', "\0").encode()]
 
-    def piece(self, token: int) -> bytes:
-        return b')"' if token == self.JOINED else super().piece(token)
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(')"' if token == self.JOINED else chr(token) for token in ids)
 
 
 def test_what_follows_a_value_may_begin_in_one_token_with_the_value_s_last() -> None:
