@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from config.freed_memory import return_freed
 
@@ -22,6 +22,8 @@ TRIM_AFTER_S = 2.0
 """How long after a body of more than LARGE_BYTES its memory is returned to the system."""
 LARGE_BYTES = 2**20
 """What is larger has a thread of its own, so that others do not wait for it."""
+VALUE_BYTES = 20
+"""What a value takes to parse and validate, besides its text, in bytes of text."""
 
 
 def client_of(request: HTTPConnection) -> str:
@@ -33,6 +35,20 @@ def client_of(request: HTTPConnection) -> str:
     if owner is not None:
         return owner
     return request.client.host if request.client else ""
+
+
+def weight_of(body: bytes) -> int:
+    """Return what a body takes to work on, in bytes of text."""
+    return len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
+
+
+async def beside(request: Request, job: Callable[[], ResultT]) -> ResultT:
+    """Do work that grows with a request's body: here if that is small, else on a thread.
+
+    Raises what the job raises.
+    """
+    bodies: BodyTurns = request.app.state.service.bodies
+    return await bodies.run(request, weight_of(await request.body()), job)
 
 
 class Turns:
