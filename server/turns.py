@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from starlette.requests import HTTPConnection, Request
 
 from config.freed_memory import return_freed
+from engine.wanted import run_while
 
 ResultT = TypeVar("ResultT")
 _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
@@ -60,7 +61,10 @@ class Turns:
         self._is_busy = False
 
     async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job when it is the client's turn. Raises what the job raises."""
+        """Run a job when it is the client's turn. Raises what the job raises.
+
+        A job that has begun ends at its next slice if this is cancelled (see engine/wanted.py).
+        """
         done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append((done, job))
         self._start_next()
@@ -79,7 +83,8 @@ class Turns:
                 self._waiting[client] = jobs
             if not done.done():
                 self._is_busy = True
-                running = asyncio.get_running_loop().run_in_executor(self._thread, job)
+                work = partial(run_while, partial(_is_wanted, done), job)
+                running = asyncio.get_running_loop().run_in_executor(self._thread, work)
                 running.add_done_callback(partial(self._finish, done))
 
     def _finish(self, done: asyncio.Future[Any], ran: asyncio.Future[Any]) -> None:
@@ -93,6 +98,10 @@ class Turns:
         if not done.done():
             done.set_exception(fault) if fault else done.set_result(ran.result())
         self._start_next()
+
+
+def _is_wanted(done: asyncio.Future[Any]) -> bool:
+    return not done.done()
 
 
 class BodyTurns:

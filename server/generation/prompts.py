@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
-from engine.request import DraftType, EngineError, Grammar, GrammarError, PromptEnd, View
+from engine.request import (
+    DraftType,
+    EngineError,
+    Grammar,
+    GrammarError,
+    PromptEnd,
+    UnbrokenTextError,
+    View,
+)
 from engine.text.fim import FimTokens
 from server.engine_protocol import EngineProtocol
 from server.errors import (
@@ -119,6 +127,17 @@ def text_size(value: Any) -> int:
         else:
             size += 1
     return size
+
+
+def _result(ended: asyncio.Future[ResultT]) -> ResultT:
+    try:
+        return ended.result()
+    except UnbrokenTextError as fault:
+        raise BadRequestError(
+            f"A text has more than {fault} characters without a space between letters and without a line "
+            "break. Break it up.",
+            code="unbroken_text",
+        ) from None
 
 
 def _num_contexts(body: GenerationFields) -> int:
@@ -333,7 +352,7 @@ class PromptEncoder:
             if running.done():
                 if running.cancelled():
                     raise from_engine(EngineError("draining", "The server is shutting down."))
-                return running.result()
+                return _result(running)
             if disconnect.done():
                 raise ClientGoneError
             raise UnavailableError(
