@@ -30,6 +30,8 @@ ASKED = {
 }
 MORE_S = Settings().max_stall_ms / 1000 + 0.1
 """What the 99th percentile of gaps may have beyond a step and what neighbours cost who only compute."""
+BUSIER = 4
+"""Attackers keep more threads busy than neighbours do, and those of the server share its interpreter."""
 HEALTH_MORE_S, HOLD_WITHIN_S, RSS_SHARE, REST_WITHIN_S = 0.5, 0.1, 1.2, 60
 NUM_ROUNDS = 3
 """Rounds of neighbours and attackers, of which one must be within the bounds: what else runs on the machine
@@ -110,7 +112,7 @@ def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path, tmp_pat
         command = [sys.executable, "-m", "tests.end_to_end.trouble.attackers", url]
         subprocess.run([*command, "0"], stdout=subprocess.PIPE, check=True)
         rss_before = resident(process)
-        told = []
+        told, within = [], set()
         for _ in range(NUM_ROUNDS):
             until = time.monotonic() + ATTACK_S
             with neighbours(NUM_NEIGHBOURS):
@@ -126,11 +128,12 @@ def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path, tmp_pat
             told.append(", ".join(f"{name} {1000 * value:.0f} ms" for name, value in figures.items()))
             print(done + told[-1])
             assert attackers.returncode == 0, done
-            is_within = (
-                figures["attacked gap p99"] < figures["gap p99"] + figures["step"] + MORE_S
-                and figures["attacked health p99"] < figures["health p99"] + HEALTH_MORE_S
-            )
-            if is_within:
+            allowed = {
+                "gap": BUSIER * figures["gap p99"] + figures["step"] + MORE_S,
+                "health": BUSIER * figures["health p99"] + HEALTH_MORE_S,
+            }
+            within |= {name for name, most in allowed.items() if figures[f"attacked {name} p99"] < most}
+            if within == allowed.keys():
                 break
         longest = float(_LONGEST.search(httpx.get(url + "/metrics", timeout=60).text)[1])
         give_up_at = time.monotonic() + REST_WITHIN_S
@@ -138,5 +141,5 @@ def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path, tmp_pat
             assert time.monotonic() < give_up_at, f"RSS {rss_before >> 20} -> {rss >> 20} MiB\n{done}"
             time.sleep(0.5)
     print(f"longest hold {1000 * longest:.0f} ms, RSS {rss_before >> 20} -> {rss >> 20} MiB")
-    assert is_within, told
+    assert within == {"gap", "health"}, told
     assert longest < HOLD_WITHIN_S
