@@ -20,7 +20,7 @@ OWNER = "reprise.owner"
 SMALL_BYTES = 32 * 2**10
 """What is larger is done on a thread: it would hold the event loop for longer than the switch takes."""
 TRIM_AFTER_S = 2.0
-"""How long after a body of more than LARGE_BYTES its memory is returned to the system."""
+"""How long after a body of more than LARGE_BYTES, or a long prompt, its memory is returned to the system."""
 LARGE_BYTES = 2**20
 """What is larger has a thread of its own, so that others do not wait for it."""
 VALUE_BYTES = 20
@@ -111,6 +111,7 @@ class BodyTurns:
         self._large, self._huge = Turns("bodies"), Turns("huge-bodies")
         self._trimmer = ThreadPoolExecutor(1, thread_name_prefix="trim")
         self._trim: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     async def run(self, request: HTTPConnection, num_bytes: int, job: Callable[[], ResultT]) -> ResultT:
         """Do some work of a request: here if it is small, else on a thread. Raises what the job raises."""
@@ -121,8 +122,12 @@ class BodyTurns:
         try:
             return await self._huge.run(client_of(request), job)
         finally:
-            if self._trim is None:
-                self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
+            self.trim_soon()
+
+    def trim_soon(self) -> None:
+        """Return what is freed by then to the system, TRIM_AFTER_S from now."""
+        if self._trim is None and not self._is_closed:
+            self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
 
     def _return_memory(self) -> None:
         self._trim = None
@@ -130,6 +135,7 @@ class BodyTurns:
 
     def close(self) -> None:
         """Stop the threads."""
+        self._is_closed = True
         self._large.close()
         self._huge.close()
         if self._trim is not None:

@@ -328,7 +328,11 @@ class PromptEncoder:
     ) -> ResultT:
         """Run a job in the lane of its size, the characters or tokens that it reads. Raises as _run()."""
         lane = next(lane for limit, lane in self._lanes.items() if size <= limit)
-        return await self._run(request, lane, job, *arguments)
+        try:
+            return await self._run(request, lane, job, *arguments)
+        finally:
+            if size > LANES[1]:
+                request.app.state.service.bodies.trim_soon()
 
     async def _run(
         self, request: Request, turns: Turns, job: Callable[..., ResultT], *arguments: object
