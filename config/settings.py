@@ -353,7 +353,9 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "Least severe level that is logged."
     )
-    log_prompts: bool = setting(False, "Also write prompts and answers to the log.")
+    log_prompts: bool = setting(
+        False, "Also write prompts and answers to the log, of each at most a million characters."
+    )
     record: str | None = setting(
         None,
         "File to which every finished answer is appended with its request, as JSON lines for reprise bench. "

@@ -124,6 +124,10 @@ class Grammar:
     compiled: Any = field(default=None, compare=False, repr=False)
 
 
+class UnbrokenTextError(Exception):
+    """A text has more than so many characters without a place where it can be cut."""
+
+
 class GrammarError(ValueError):
     """A grammar cannot be used; the message says which part of it is at fault."""
 

@@ -21,6 +21,9 @@ CURRENT_ID: ContextVar[str | None] = ContextVar("reprise.request_id", default=No
 _TEXT_LINE, _TEXT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 _RECORD = "reprise.record"
 MAX_IGNORED_CHARACTERS = 1000
+MAX_LOGGED = 2**20
+"""Maximum characters of a prompt or of an answer that are logged."""
+_PIECE_CHARACTERS = 2**14
 
 
 @dataclass(slots=True)
@@ -196,10 +199,25 @@ def is_logging_prompts() -> bool:
     return _PROMPTS.isEnabledFor(logging.INFO)
 
 
-def log_prompt(what: str, text: str) -> None:
-    """Log a prompt or an answer on one line, if prompts are logged and the text is not empty."""
-    if text and is_logging_prompts():
-        _PROMPTS.info("%s %s", what, _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text))
+def log_prompt(what: str, text: str | bytes) -> None:
+    """Log a prompt or an answer on one line, if prompts are logged and the text is not empty.
+
+    Of a longer text only MAX_LOGGED characters, or bytes, are logged. Takes long: call it on a thread.
+    """
+    if not text or not is_logging_prompts():
+        return
+    shown, more = text[:MAX_LOGGED], len(text) - MAX_LOGGED
+    if isinstance(shown, bytes):
+        shown = shown.decode(errors="ignore" if more > 0 else "replace")
+    # In pieces, between which other threads run.
+    starts = range(0, len(shown), _PIECE_CHARACTERS)
+    pieces = (_UNPRINTABLE.sub(_escaped, shown[start : start + _PIECE_CHARACTERS]) for start in starts)
+    rest = f"... and {more} more" if more > 0 else ""
+    _PROMPTS.info("%s %s%s", what, "".join(pieces), rest)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
 
 
 def configure_logs(

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from config.freed_memory import return_freed
+from engine.wanted import run_while
 
 ResultT = TypeVar("ResultT")
 _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
@@ -19,9 +20,11 @@ OWNER = "reprise.owner"
 SMALL_BYTES = 32 * 2**10
 """What is larger is done on a thread: it would hold the event loop for longer than the switch takes."""
 TRIM_AFTER_S = 2.0
-"""How long after a body of more than LARGE_BYTES its memory is returned to the system."""
+"""How long after a body of more than LARGE_BYTES, or a long prompt, its memory is returned to the system."""
 LARGE_BYTES = 2**20
 """What is larger has a thread of its own, so that others do not wait for it."""
+VALUE_BYTES = 20
+"""What a value takes to parse and validate, besides its text, in bytes of text."""
 
 
 def client_of(request: HTTPConnection) -> str:
@@ -35,6 +38,20 @@ def client_of(request: HTTPConnection) -> str:
     return request.client.host if request.client else ""
 
 
+def weight_of(body: bytes) -> int:
+    """Return what a body takes to work on, in bytes of text."""
+    return len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
+
+
+async def beside(request: Request, job: Callable[[], ResultT]) -> ResultT:
+    """Do work that grows with a request's body: here if that is small, else on a thread.
+
+    Raises what the job raises.
+    """
+    bodies: BodyTurns = request.app.state.service.bodies
+    return await bodies.run(request, weight_of(await request.body()), job)
+
+
 class Turns:
     """A thread whose jobs are taken from one client after the other. Use it on one event loop only."""
 
@@ -44,7 +61,10 @@ class Turns:
         self._is_busy = False
 
     async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job when it is the client's turn. Raises what the job raises."""
+        """Run a job when it is the client's turn. Raises what the job raises.
+
+        A job that has begun ends at its next slice if this is cancelled (see engine/wanted.py).
+        """
         done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append((done, job))
         self._start_next()
@@ -63,7 +83,8 @@ class Turns:
                 self._waiting[client] = jobs
             if not done.done():
                 self._is_busy = True
-                running = asyncio.get_running_loop().run_in_executor(self._thread, job)
+                work = partial(run_while, partial(_is_wanted, done), job)
+                running = asyncio.get_running_loop().run_in_executor(self._thread, work)
                 running.add_done_callback(partial(self._finish, done))
 
     def _finish(self, done: asyncio.Future[Any], ran: asyncio.Future[Any]) -> None:
@@ -79,6 +100,10 @@ class Turns:
         self._start_next()
 
 
+def _is_wanted(done: asyncio.Future[Any]) -> bool:
+    return not done.done()
+
+
 class BodyTurns:
     """The threads that read large bodies, and what is stored and as large."""
 
@@ -86,6 +111,7 @@ class BodyTurns:
         self._large, self._huge = Turns("bodies"), Turns("huge-bodies")
         self._trimmer = ThreadPoolExecutor(1, thread_name_prefix="trim")
         self._trim: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     async def run(self, request: HTTPConnection, num_bytes: int, job: Callable[[], ResultT]) -> ResultT:
         """Do some work of a request: here if it is small, else on a thread. Raises what the job raises."""
@@ -96,8 +122,12 @@ class BodyTurns:
         try:
             return await self._huge.run(client_of(request), job)
         finally:
-            if self._trim is None:
-                self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
+            self.trim_soon()
+
+    def trim_soon(self) -> None:
+        """Return what is freed by then to the system, TRIM_AFTER_S from now."""
+        if self._trim is None and not self._is_closed:
+            self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
 
     def _return_memory(self) -> None:
         self._trim = None
@@ -105,6 +135,7 @@ class BodyTurns:
 
     def close(self) -> None:
         """Stop the threads."""
+        self._is_closed = True
         self._large.close()
         self._huge.close()
         if self._trim is not None:

@@ -12,6 +12,9 @@ settings.load_profile("any machine")
 
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
 
+# For all processes of a run: how long the event loops of its servers worked in one piece at most.
+HOLDS = Path(os.environ.setdefault("TESTS_LOOP_HOLDS", tempfile.mkstemp(prefix="reprise-tests-holds-")[1]))
+
 LONGEST = (
     "end_to_end/trouble/test_adversity.py",
     # Not of end_to_end, so that only one process at a time measures what steps cost.
@@ -24,6 +27,18 @@ LONGEST = (
     "engine/faults/test_stations.py",
     "bench/test_decode.py",
 )
+
+
+def pytest_terminal_summary(terminalreporter):
+    if found := HOLDS.read_text().splitlines() if HOLDS.exists() else []:
+        longest, _, stations = max(found, key=lambda one: float(one.partition(" ")[0])).partition(" ")
+        held = f"{1000 * float(longest):.0f} ms at most, {stations}" if stations else "never for over 100 ms"
+        terminalreporter.write_line(f"event loops of {len(found)} servers, held by their own work: {held}")
+
+
+def pytest_sessionfinish(session):
+    if not hasattr(session.config, "workerinput"):
+        session.config.add_cleanup(lambda: HOLDS.unlink(missing_ok=True))
 
 
 def pytest_collection_modifyitems(items):

@@ -13,6 +13,9 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from engine.text.slicing import SLICE_CHARACTERS, Slicing, find_slicing
+from engine.wanted import check_wanted
+
 
 def copy_backend(backend: Backend) -> Backend:
     """Copy a tokenizer, without padding, truncation and dropout.
@@ -41,12 +44,17 @@ def copy_backend(backend: Backend) -> Backend:
 class TextEncoder:
     """Encodes text into the ids that transformers gives. Any thread may use it; others run meanwhile.
 
-    inner: one of transformers' tokenizers.
+    Long texts are encoded in slices, if the tokenizer allows that; work that nobody waits for any more (see
+    engine/wanted.py) ends between two of them.
+
+    inner: one of transformers' tokenizers. slice_characters: maximum length of a slice with borders in it.
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, slice_characters: int = SLICE_CHARACTERS) -> None:
         self._inner = inner
+        self._slice_characters = slice_characters
         self._lock = threading.Lock()
+        self._around: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
 
     def encode(self, text: str, *, adds_specials: bool = False, splits_specials: bool = False) -> list[int]:
         """Return the ids of a text.
@@ -68,8 +76,34 @@ class TextEncoder:
                     for text in texts
                 ]
         backend = self._splitting if splits_specials else self._plain
-        found = backend.encode_batch_fast(list(texts), add_special_tokens=adds_specials)
-        return [list(one.ids) for one in found]
+        if max(map(len, texts), default=0) <= self._slice_characters or self._slicing is None:
+            found = backend.encode_batch_fast(list(texts), add_special_tokens=adds_specials)
+            return [list(one.ids) for one in found]
+        return [self._in_slices(backend, self._slicing, text, adds_specials) for text in texts]
+
+    def _in_slices(self, backend: Backend, slicing: Slicing, text: str, adds_specials: bool) -> list[int]:
+        before, after = self._around if adds_specials else ((), ())
+        ids = [*before]
+        for one in slicing.slices(text, self._slice_characters):
+            check_wanted()
+            (found,) = backend.encode_batch_fast([one], add_special_tokens=False)
+            ids += found.ids
+        return [*ids, *after]
+
+    @cached_property
+    def _slicing(self) -> Slicing | None:
+        """How texts are cut; None if they are not."""
+        (plain,) = self._plain.encode_batch_fast(["a"], add_special_tokens=False)
+        (whole,) = self._plain.encode_batch_fast(["a"], add_special_tokens=True)
+        at = next(
+            (at for at in range(len(whole.ids)) if whole.ids[at : at + len(plain.ids)] == plain.ids), None
+        )
+        if at is None or not plain.ids:
+            return None
+        self._around = tuple(whole.ids[:at]), tuple(whole.ids[at + len(plain.ids) :])
+        return find_slicing(
+            self._plain, lambda text: list(self._plain.encode(text, add_special_tokens=False).ids)
+        )
 
     @cached_property
     def _has_own_way(self) -> bool:

@@ -25,7 +25,7 @@ from server.requests.chat import ChatRequest
 from server.tool_formats.bare_calls import bare_calls
 from server.tool_formats.formats import find_format
 from server.tool_formats.reader import make_reader
-from server.turns import client_of
+from server.turns import beside, client_of
 from server.validation.json_schema import check_schema
 from server.validation.relaxed_schema import RelaxedSchema, modern
 
@@ -48,7 +48,7 @@ async def answer_chat(
 
     async def compile_whole(asked: ChatRequest) -> Grammar | None:
         markers = service.engine.tokenizer.markers
-        grammar = chat_grammar(asked, markers, prompt.is_thinking, content)
+        grammar = await beside(request, partial(chat_grammar, asked, markers, prompt.is_thinking, content))
         if grammar is None or grammar is content:
             return grammar
         return await service.prompts.compile_grammar(request, grammar, "tools")
@@ -57,13 +57,17 @@ async def answer_chat(
     grammar = with_budget(
         grammar, service.engine.tokenizer.markers, body.thinking_budget_tokens, prompt.is_thinking
     )
-    schemas = WholeSchemas(
-        to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None,
-        {tool.name: to_json(modern(tool.parameters)).decode() for tool in relaxed_tools},
-    )
-    make_parser = checked(_make_parser_factory(request, service, body, prompt), schemas)
-    if body.is_scoring:
-        make_parser = echo_parsers([""], body.n, is_alone=True)
+
+    def make_parsers() -> MakeParser:
+        if body.is_scoring:
+            return echo_parsers([""], body.n, is_alone=True)
+        schemas = WholeSchemas(
+            to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None,
+            {tool.name: to_json(modern(tool.parameters)).decode() for tool in relaxed_tools},
+        )
+        return checked(_make_parser_factory(request, service, body, prompt), schemas)
+
+    make_parser = await beside(request, make_parsers)
     return await respond(
         request,
         service,
@@ -90,7 +94,7 @@ async def _compile_tools(
     Raises BadRequestError if even what can be enforced of the schemas cannot be.
     """
     try:
-        check_enforced_in_full(body.enforced_tools)
+        await beside(request, partial(check_enforced_in_full, body.enforced_tools))
         return await compile_whole(body), []
     except (BadRequestError, PydanticCustomError) as fault:
         flexible = [tool for tool in body.enforced_tools if not tool.strict]
@@ -114,7 +118,7 @@ async def _relax_tool(
 ) -> RelaxedSchema | None:
     """Return as much of a tool's schema as can be enforced; None if all of it can."""
     try:
-        check_schema(schema)
+        await beside(request, partial(check_schema, schema))
         await service.prompts.compile_grammar(request, json_grammar(schema), param)
         return None
     except (BadRequestError, PydanticCustomError):
@@ -137,7 +141,8 @@ def _make_parser_factory(
 ) -> MakeParser:
     rules = None
     if body.shown_tools:
-        tools = to_json([tool.for_template() for tool in body.shown_tools])
+        # One by one: other threads run in between.
+        tools = b"[%b]" % b",".join(to_json(tool.for_template()) for tool in body.shown_tools)
         client, request_id = client_of(request), record_of(request).id
         call_format = find_format(service.engine.tokenizer.markers)
         schemas = {tool.name: tool.parameters for tool in body.shown_tools}

@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
-from engine.request import DraftType, EngineError, Grammar, GrammarError, PromptEnd, View
+from engine.request import (
+    DraftType,
+    EngineError,
+    Grammar,
+    GrammarError,
+    PromptEnd,
+    UnbrokenTextError,
+    View,
+)
 from engine.text.fim import FimTokens
 from server.engine_protocol import EngineProtocol
 from server.errors import (
@@ -38,7 +46,7 @@ from server.tool_formats.harmony_prompt import (
     to_harmony_messages,
     to_harmony_tools,
 )
-from server.turns import Turns, client_of
+from server.turns import Turns, beside, client_of
 from server.validation.closed_schema import closed
 from server.validation.grammar_errors import explain_grammar_error
 from server.validation.json_schema import check_schema
@@ -54,8 +62,6 @@ LANES = (2**14, 2**18, sys.maxsize)
 LIMIT_S = 60.0
 """Maximum time from a prompt's arrival until it is encoded."""
 ResultT = TypeVar("ResultT")
-MAX_UTF8_BYTES = 4
-"""Maximum bytes of one character in UTF-8."""
 MAX_VIEW_BYTES = 16 << 20
 """Maximum bytes of views that are kept for later turns: four million tokens."""
 MAX_TRUNCATED_CONTEXTS = 4
@@ -84,6 +90,55 @@ class ChatPrompt:
 def json_grammar(schema: dict[str, Any]) -> Grammar:
     """Return the grammar of JSON that satisfies a schema."""
     return Grammar("json_schema", to_json(schema).decode())
+
+
+def _closed_grammar(schema: dict[str, Any]) -> Grammar:
+    return json_grammar(closed(schema))
+
+
+def _checked_grammar(schema: dict[str, Any]) -> Grammar:
+    """Return the grammar of a schema. Raises PydanticCustomError if it cannot be enforced."""
+    check_schema(schema)
+    return _closed_grammar(schema)
+
+
+def _shown(body: ChatRequest) -> tuple[list[Json], list[Json], dict[str, int]]:
+    """Return the messages and the tools that a template is given, and the characters of each."""
+    messages = merge_leading_systems([message.for_template() for message in body.messages])
+    tools = [tool.for_template() for tool in body.shown_tools]
+    arguments = [call.arguments for message in body.messages for call in message.calls]
+    num_characters = sum(len(message["content"]) for message in messages) + sum(map(text_size, arguments))
+    return messages, tools, {"messages": num_characters, "tools": text_size(tools)}
+
+
+def text_size(value: Any) -> int:
+    """Return how many characters JSON has at least, without writing it."""
+    # Not to_json(): it would keep all other threads from running.
+    size, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            size += len(one) + len('""')
+        elif isinstance(one, dict):
+            size += len("{}") + 2 * len(one) - bool(one)
+            left += [*one, *one.values()]
+        elif isinstance(one, list):
+            size += len("[]") + len(one) - bool(one)
+            left += one
+        else:
+            size += 1
+    return size
+
+
+def _result(ended: asyncio.Future[ResultT]) -> ResultT:
+    try:
+        return ended.result()
+    except UnbrokenTextError as fault:
+        raise BadRequestError(
+            f"A text has more than {fault} characters without a space between letters and without a line "
+            "break. Break it up.",
+            code="unbroken_text",
+        ) from None
 
 
 def _num_contexts(body: GenerationFields) -> int:
@@ -129,25 +184,20 @@ class PromptEncoder:
 
     async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
         """Render and encode a conversation. Raises BadRequestError, and what _run() raises."""
-        messages = merge_leading_systems([message.for_template() for message in body.messages])
-        calls = (call for message in body.messages for call in message.calls)
-        num_characters = sum(len(message["content"]) for message in messages)
-        num_characters += sum(len(to_json(call.arguments).decode()) for call in calls)
+        messages, tools, num_characters = await beside(request, partial(_shown, body))
         reserved = None
         if body.truncation == "auto":
             # Of a conversation that is too long only what may fit is encoded.
             room = self._engine.info.context_tokens // 4
             reserved = min(room, body.requested_max_tokens or room)
         else:
-            self._check_size(num_characters, "messages", _num_contexts(body))
+            self._check_size(num_characters["messages"], "messages", _num_contexts(body))
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
-        tools = [tool.for_template() for tool in body.shown_tools]
-        num_tool_bytes = sum(len(to_json(tool)) for tool in tools)
-        self._check_size(num_tool_bytes // MAX_UTF8_BYTES, "tools")
+        self._check_size(num_characters["tools"], "tools")
         prompt = await self._encode(
             request,
-            num_characters + len(predicted) + num_tool_bytes,
+            sum(num_characters.values()) + len(predicted),
             self._encode_chat,
             messages,
             tools,
@@ -226,8 +276,8 @@ class PromptEncoder:
         Raises as compile_grammar().
         """
         try:
-            check_schema(schema)
-            return await self.compile_grammar(request, json_grammar(closed(schema)), param), False
+            grammar = await beside(request, partial(_checked_grammar, schema))
+            return await self.compile_grammar(request, grammar, param), False
         except (BadRequestError, PydanticCustomError) as fault:
             grammar, relaxed = await self.compile_some(request, schema, param, fault)
             note_relaxed(request, relaxed.paths(param))
@@ -237,11 +287,12 @@ class PromptEncoder:
         self, request: Request, schema: dict[str, Any], param: str, fault: Exception
     ) -> tuple[Grammar, RelaxedSchema]:
         """Compile as much of a schema as can be enforced. fault: raised if nothing can."""
-        for relaxed in relaxations(schema):
+        found = relaxations(schema)
+        while (relaxed := await beside(request, partial(next, found, None))) is not None:
             if not relaxed.dropped and relaxed.schema == schema:
                 continue
             try:
-                grammar = json_grammar(closed(relaxed.schema))
+                grammar = await beside(request, partial(_closed_grammar, relaxed.schema))
                 return await self.compile_grammar(request, grammar, param), relaxed
             except BadRequestError as refused:
                 fault = refused
@@ -278,7 +329,11 @@ class PromptEncoder:
     ) -> ResultT:
         """Run a job in the lane of its size, the characters or tokens that it reads. Raises as _run()."""
         lane = next(lane for limit, lane in self._lanes.items() if size <= limit)
-        return await self._run(request, lane, job, *arguments)
+        try:
+            return await self._run(request, lane, job, *arguments)
+        finally:
+            if size > LANES[1]:
+                request.app.state.service.bodies.trim_soon()
 
     async def _run(
         self, request: Request, turns: Turns, job: Callable[..., ResultT], *arguments: object
@@ -302,7 +357,7 @@ class PromptEncoder:
             if running.done():
                 if running.cancelled():
                     raise from_engine(EngineError("draining", "The server is shutting down."))
-                return running.result()
+                return _result(running)
             if disconnect.done():
                 raise ClientGoneError
             raise UnavailableError(

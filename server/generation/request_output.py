@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 
 from pydantic import BaseModel
 
@@ -26,7 +27,7 @@ from server.output.parts import (
 )
 from server.output.usage import count_usage, fill_record, measure_timings
 from server.requests.generation_fields import GenerationFields
-from server.threads import FORMAT
+from server.threads import FORMAT, PROMPT_LOG
 
 MAX_DELTAS_AT_ONCE = 256
 """Maximum deltas, and about as many log probabilities, that are parsed and formatted before the event loop
@@ -142,13 +143,13 @@ class RequestOutput:
         text = parser.read(Delta(event.stop or "")) if shows_stop else []
         return text + parser.end(event)
 
-    async def format(self, write: Callable[[], bytes]) -> bytes:
+    async def format(self, write: Callable[[], bytes], *, is_long: bool = False) -> bytes:
         """Return what a presenter writes of a whole text or of the whole output.
 
-        On a thread if there are log probabilities: for a long answer they take seconds.
+        On a thread if that is long, or if there are log probabilities: for a long answer they take seconds.
         """
         run = station("format")(write)
-        if any(request.top_logprobs is not None for request in self.submission.engine_requests):
+        if is_long or any(request.top_logprobs is not None for request in self.submission.engine_requests):
             return await FORMAT.run(run)
         return run()
 
@@ -186,7 +187,8 @@ class RequestOutput:
         if self._parsing is not None:
             self._parsing[1].cancel()
         for index, deltas in enumerate(submission.deltas if is_logging_prompts() else ()):
-            log_prompt(f"answered [{index}]", "".join(delta.text for delta in deltas))
+            answered = "".join(delta.text for delta in deltas)
+            await PROMPT_LOG.run(copy_context().run, log_prompt, f"answered [{index}]", answered)
         has_failed = submission.has_failed
         await submission.close()
         fill_record(record, submission.engine_requests, submission.ended, submission.num_choices)

@@ -22,6 +22,7 @@ from server.output.parts import MakeParser
 from server.output.presenter import Presenter
 from server.requests.generation_fields import GenerationFields
 from server.requests.streaming_decoding import StreamingDecodingFields
+from server.turns import SMALL_BYTES
 
 
 async def respond(
@@ -70,7 +71,9 @@ async def respond(
             if not body.stream:
                 outputs = await output.wait_for_choices()
                 write = partial(presenter.format_response, outputs, output.usage(), output.timings())
-                whole = await output.format(write)
+                # Some repeat what is in the request.
+                is_long = len(await request.body()) > SMALL_BYTES
+                whole = await output.format(write, is_long=is_long)
                 return Response(whole, media_type="application/json")
             first = await output.receive()
         frames = write_frames(output, presenter, first)

@@ -17,6 +17,15 @@ from server.responses_api.output_items import Json, OutputItems
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from server.responses_api.to_chat import request_name
 
+_NOT_REPEATED: Json = {
+    "instructions": None,
+    "tools": [],
+    "tool_choice": "auto",
+    "metadata": {},
+    "user": None,
+    "safety_identifier": None,
+    "prompt_cache_key": None,
+}
 StoreResponse = Callable[[Json], None]
 """Called with a response that finished normally, before its last event is sent."""
 
@@ -25,6 +34,7 @@ class ResponsePresenter:
     """Presenter for /v1/responses. A request has one choice.
 
     num_input: number of items in the request's input. tools: those that the model is shown.
+    repeats: whether responses repeat what of a request may be long.
     """
 
     def __init__(
@@ -34,9 +44,11 @@ class ResponsePresenter:
         num_input: int,
         store_response: StoreResponse,
         tools: Sequence[Tool],
+        *,
+        repeats: bool = True,
     ) -> None:
         self._head = head
-        self._echo = _echo(body)
+        self._echo = _echo(body) | ({} if repeats else _NOT_REPEATED)
         self._store_response = store_response
         self._num_events = 0
         self._output = OutputItems(head, num_input, body.includes_reasoning, tools)

@@ -1,6 +1,8 @@
 """POST /v1/messages and /v1/messages/count_tokens, as in Anthropic's API."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -21,9 +23,12 @@ from server.messages_api.to_chat import (
     with_request_name,
     with_request_names,
 )
+from server.requests.chat import ChatRequest
+from server.turns import beside
 from server.validation.body import read_body
 
 router = APIRouter()
+BodyT = TypeVar("BodyT", bound=ConversationFields)
 
 
 @router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
@@ -37,9 +42,8 @@ async def create_message(request: Request) -> Response:
 async def _answer(request: Request, body: MessagesRequest, service: Service) -> Response:
     head = response_head(request, service, body.model)
     presenter = MessagePresenter(head, record_of(request).id, body)
-    drops_billing = _drops_billing(request, service, body)
     try:
-        chat = to_chat_request(body, drops_billing=drops_billing)
+        chat = await _converted(request, service, body, to_chat_request)
         response = await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
         raise with_request_names(fault) from fault
@@ -56,7 +60,7 @@ async def count_tokens(request: Request) -> Response:
 
 async def _count(request: Request, body: CountTokensRequest, service: Service) -> Response:
     try:
-        chat = to_prompt_request(body, drops_billing=_drops_billing(request, service, body))
+        chat = await _converted(request, service, body, to_prompt_request)
         check_tools(service, chat)
         prompt = await service.prompts.encode_chat(request, chat)
     except BadRequestError as fault:
@@ -64,9 +68,19 @@ async def _count(request: Request, body: CountTokensRequest, service: Service) -
     return JSONResponse({"input_tokens": len(prompt.tokens)})
 
 
-def _drops_billing(request: Request, service: Service, body: ConversationFields) -> bool:
-    """Return whether to take the billing line out of the system prompt; note it if it is there."""
+async def _converted(
+    request: Request, service: Service, body: BodyT, convert: Callable[..., ChatRequest]
+) -> ChatRequest:
+    """Return a request as a chat, without the billing line in its system prompt unless that is kept.
+
+    Notes it if the line is there. Raises what convert raises.
+    """
     drops = not service.settings.keep_billing_line
-    if drops and kept_system(body.system) != body.system:
+
+    def work() -> tuple[ChatRequest, bool]:
+        return convert(body, drops_billing=drops), drops and kept_system(body.system) != body.system
+
+    chat, is_dropped = await beside(request, work)
+    if is_dropped:
         note_ignored(request, ["system.x-anthropic-billing-header"])
-    return drops
+    return chat

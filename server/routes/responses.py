@@ -30,12 +30,15 @@ from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.store import ResponseStore, stored_response
 from server.responses_api.to_chat import PREVIOUS, ChatConversion, request_name, with_request_names
 from server.threads import FORMAT
+from server.turns import beside
 from server.validation.body import read_body, read_query
 from server.validation.notes import Notes
 
 router = APIRouter()
 MAX_NAMED = 16_384
 """Maximum stored items that one request continues or refers to."""
+MAX_REPEATED_BYTES = 2**20
+"""Of a longer body the response repeats neither instructions nor tools, as every event of a stream would."""
 ITEM_BYTES = 400
 """What it takes to translate an item, in bytes of text."""
 _PREFIXES = {
@@ -66,7 +69,9 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
             add, owner = service.responses.add, key_digest(request)
             service.call_on_loop(lambda: add(owner, str(response["id"]), stored))
 
-    presenter = ResponsePresenter(head, body, len(conversion.items), store, conversion.shown_tools)
+    repeats = len(await request.body()) <= MAX_REPEATED_BYTES
+    num_items, tools = len(conversion.items), conversion.shown_tools
+    presenter = ResponsePresenter(head, body, num_items, store, tools, repeats=repeats)
     try:
         response = await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
@@ -109,7 +114,7 @@ async def compact_conversation(request: Request) -> Response:
 async def _compact(request: Request, body: CompactRequest, service: Service) -> Response:
     head = response_head(request, service, body.model)
     context_tokens = service.engine.info.context_tokens
-    asked = body.asked(context_tokens)
+    asked = await beside(request, partial(body.asked, context_tokens))
     conversion, chat, _ = await _convert(request, service, asked)
     items = [*conversion.earlier, *conversion.items[:-1]]
     presenter = CompactionPresenter(head, asked, items, context_tokens)

@@ -15,6 +15,7 @@ from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.requests.chat import ChatRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
+from server.turns import beside
 from server.validation.body import read_body
 from server.validation.field_errors import validate
 
@@ -78,7 +79,10 @@ async def detokenize(request: Request) -> Response:
 
     async def answer(service: Service) -> Response:
         text = await service.prompts.decode(request, body.tokens)
-        return JSONResponse({"content": text, "prompt": text})
+        # Of the longest tokens it is many times as long as the request.
+        write = partial(to_json, {"content": text, "prompt": text})
+        written = await service.bodies.run(request, 2 * len(text), write)
+        return Response(written, media_type="application/json")
 
     return await serve_model(request, body.model, answer)
 
@@ -108,7 +112,7 @@ async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> 
         "continue_final_message": body.continue_final_message,
         "add_generation_prompt": body.add_generation_prompt,
     }
-    chat = validate(given, ChatRequest)
+    chat = await beside(request, partial(validate, given, ChatRequest))
     check_tools(service, chat)
     return (await service.prompts.encode_chat(request, chat)).tokens
 

@@ -2,6 +2,7 @@
 
 import codecs
 import re
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,7 +13,8 @@ from pydantic_core import from_json
 from engine.stations import station
 from server.errors import BadRequestError, ContentTypeError
 from server.logs import is_logging_prompts, log_prompt, record_in
-from server.turns import SMALL_BYTES, BodyTurns
+from server.threads import PROMPT_LOG
+from server.turns import beside
 from server.validation.field_errors import validate, validate_known
 from server.validation.fields import MAX_FIELDS, AcceptsPeerFields
 from server.validation.large_json import PIECE_BYTES, Outline, PieceParser
@@ -21,8 +23,6 @@ from server.validation.peer_fields import translate_fields
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-VALUE_BYTES = 20
-"""What a value takes to parse and validate, besides its text, in bytes of text."""
 MAX_VALUES, MAX_CONTAINERS, MAX_MEMBERS = 1_000_000, 100_000, 100_000
 """Limits of a body: several times what a full context of token ids, or the longest conversation, needs.
 
@@ -47,12 +47,10 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
     record = record_in(request.scope)
     parse = partial(parse_liberally, body, model, record.field_names, notes)
-    weight = len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
-    bodies: BodyTurns = request.app.state.service.bodies
-    parsed = await bodies.run(request, weight, parse)
+    parsed = await beside(request, parse)
     record.ignored += notes.entries()
     if is_logging_prompts():
-        log_prompt("asked", body.decode())
+        await PROMPT_LOG.run(copy_context().run, log_prompt, "asked", body)
     return parsed
 
 

@@ -11,12 +11,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
+
+from tests.conftest import HOLDS
 
 STARTED_WITHIN_S = 240
 RECORDED = "recorded.jsonl"
 FROM_CHECKOUT = (sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())")
 HELD = "the event loop was held"
+_LONGEST_HOLD = re.compile(r"^reprise_event_loop_longest_hold_seconds (\S+)$", re.MULTILINE)
+_HOLDS = re.compile(r'^reprise_event_loop_holds_total\{station="((?!none)\w+)"\} (\S+)$', re.MULTILINE)
 CONTEXT_TOKENS = 8192
 """Less than the bundled model takes, so that an answer without an end does not run for minutes."""
 
@@ -29,8 +34,20 @@ def serving(folder: Path, *flags: str) -> Iterator[tuple[str, list[str]]]:
     """
     with started(folder, *flags) as (address, printed, process):
         yield address, printed
+        note_holds(address)
         process.terminate()
         assert process.wait(20) == 0, "".join(printed)
+
+
+def note_holds(address: str) -> None:
+    """Note for the summary how long a server's event loop worked in one piece, and at which stations."""
+    # Some want a key, or a certificate.
+    with contextlib.suppress(httpx.HTTPError):
+        scraped = httpx.get(address + "/metrics", timeout=10, verify=False).text
+        if longest := _LONGEST_HOLD.search(scraped):
+            held = [f"{name} {count}" for name, count in _HOLDS.findall(scraped) if float(count)]
+            with HOLDS.open("a") as file:
+                file.write(f"{longest[1]} {', '.join(held)}\n")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from engine.request import GenerationRequest
 from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
 from engine.setup import FindHead, MakeSources, flat_costs, make_worker
+from engine.speculative.costs.step_costs import StepCosts
 from tests.engine.support import Answer, make_loaded, oracle
 
 MAX_STEPS = 20_000
@@ -36,6 +37,7 @@ class Driven:
         make_sources: MakeSources | None = None,
         draft: LoadedModel | None = None,
         find_head: FindHead | None = None,
+        costs: StepCosts | None = None,
         **settings: Any,
     ) -> None:
         self.loaded = loaded
@@ -45,7 +47,7 @@ class Driven:
             Settings(**settings),
             make_sources,
             draft,
-            flat_costs(),
+            costs or flat_costs(),
             False,
             lambda _what, _share: None,
             find_head,

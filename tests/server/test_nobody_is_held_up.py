@@ -20,6 +20,7 @@ from tests.server.served import served
 pytestmark = pytest.mark.usefixtures("what_is_loaded_stays")
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 CUT = {"truncation": "auto", "max_output_tokens": 1}
 JSON = {"Content-Type": "application/json"}
 _HOLD = re.compile(r'reprise_event_loop_holds_total\{station="(\w+)"\} (\S+)')
@@ -118,6 +119,30 @@ def test_references_to_more_than_a_body_may_have_are_refused(url):
     answer = httpx.post(url + RESPONSES, json={"input": references}, timeout=60)
     assert answer.status_code == 400
     assert "Compact" in assert_error(answer.json(), "input", "invalid_value")
+
+
+LONG = "a" * (24 * 2**20)
+FUNCTION = {"type": "function", "name": "f", "description": LONG, "parameters": {"type": "object"}}
+CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {f"key{n}": "a" * 300 for n in range(60_000)}}
+ASKED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [CALL]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSES, {"input": "a", "stream": True, "instructions": LONG}),
+        (RESPONSES, {"input": "a", "stream": True, "tools": [FUNCTION]}),
+        (MESSAGES, {"max_tokens": 1, "messages": ASKED}),
+    ],
+    ids=["instructions", "tools", "arguments"],
+)
+def test_long_parts_of_a_request_are_translated_and_repeated_beside_the_event_loop(url, engine, path, body):
+    engine.info = replace(engine.info, context_tokens=10**6)
+    engine.tokenizer.longest_token = 100
+    engine.tokenizer.encode = engine.tokenizer.encode_answer = lambda _: [5]
+    answer = httpx.post(url + path, json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.content) < 10_000
 
 
 def test_a_long_text_with_pieces_is_written_while_it_is_read(url, engine):

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from engine.wanted import check_wanted
 from server.turns import Turns
 
 
@@ -33,6 +34,20 @@ async def test_a_fault_reaches_who_waits_and_nobody_else(turns):
     assert await turns.run("a", lambda: 5) == 5
     with pytest.raises(IndexError):
         await faulty
+
+
+async def test_work_in_slices_that_nobody_waits_for_any_more_ends(turns):
+    begun = threading.Event()
+
+    def work_for_ever():
+        begun.set()
+        while True:
+            check_wanted()
+
+    left = asyncio.ensure_future(turns.run("a", work_for_ever))
+    await asyncio.to_thread(begun.wait)
+    left.cancel()
+    assert await turns.run("a", lambda: 5) == 5
 
 
 async def test_work_that_nobody_waits_for_any_more_is_not_begun(turns):

@@ -10,7 +10,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.foreign.chat_templates import RenderLimitError, for_python_template
-from engine.request import PromptEnd
+from engine.request import PromptEnd, UnbrokenTextError
 from engine.text.encoding import TextEncoder
 from engine.text.templates.control_tokens import ControlTokens
 from engine.text.templates.fit import Fitted, fit
@@ -129,6 +129,8 @@ class ChatTemplate:
         try:
             rendered = self._wrapped.apply_chat_template(messages, **shown, **arguments)
             return (self._control_tokens if given.is_marked else self._encoder).encode(rendered)
+        except UnbrokenTextError:
+            raise
         # A template is a program that comes with the model: it may raise anything.
         except Exception as fault:
             raise TemplateError(f"the chat template refused the messages: {fault}") from fault

@@ -2,7 +2,8 @@
 
     python -m tests.end_to_end.trouble.attackers URL SECONDS
 
-Prints a line for each attacker: how often it did what it does. To add one, add a function to ATTACKERS.
+The server has the models one and three beside its own, and may load and unload them. Prints a line for each
+attacker: how often it did what it does. To add one, add a function to ATTACKERS.
 """
 
 import json
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -24,10 +26,15 @@ _MEMBERS = json.dumps({f"key{number}": 0 for number in range(500_000)}).encode()
 _TEXT = json.dumps({"prompt": "\N{GRINNING FACE}" + "a" * (31 * 2**20)}, ensure_ascii=False).encode()
 _SHORT = {"role": "user", "content": "go on"}
 _CONVERSATION = json.dumps({"model": "demo", "messages": [_SHORT] * 4096}).encode()
-_STORED = [{"role": "user", "content": f"line {number}"} for number in range(1000)]
+_STORED = [{"role": "user", "content": f"line {number}"} for number in range(300)]
 _PIECES = json.dumps({"content": "word " * 160_000, "with_pieces": True, "return_token_strs": True}).encode()
 _IDS = json.dumps({"model": "demo", "prompt": [5] * 900_000}).encode()
 _CHUNKS = b"1\r\na\r\n" * 10**6
+_PROSE = {"model": "demo", "prompt": "the lemon granite jungle " * 20_000, "max_tokens": 1}
+_TRUNCATED = json.dumps(_PROSE | {"truncate_prompt_tokens": 100}).encode()
+_EMOJI = "\N{GRINNING FACE}" * 60_000
+_COUNTED = json.dumps({"model": "demo", "messages": [{"role": "user", "content": _EMOJI}]}).encode()
+_OTHERS = ("one", "three")
 _PIPELINE = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10_000
 
 
@@ -121,9 +128,66 @@ def slow_heads(url: str) -> None:
         connection.close()
 
 
+def truncated_prompts(url: str) -> None:
+    """Send prompts of which only the end is kept, four at once."""
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: post(url, COMPLETIONS, _TRUNCATED).status_code, range(4)))
+    assert set(found) <= {200, 400, 429, 503}, found
+
+
+def left_prompts(url: str) -> None:
+    """Send such a prompt, and leave while it is encoded."""
+    with connected(url) as connection:
+        connection.sendall(head(COMPLETIONS, f"Content-Length: {len(_TRUNCATED)}") + _TRUNCATED)
+        time.sleep(0.05)
+
+
+def counted_emoji(url: str) -> None:
+    """Have a text counted that is one word, and many tokens."""
+    assert post(url, "/v1/messages/count_tokens", _COUNTED).status_code in (200, 400, 429, 503)
+
+
+def tokenized_emoji(url: str) -> None:
+    """Have a text tokenized that is one word, and many tokens."""
+    body = json.dumps({"model": "demo", "content": _EMOJI}).encode()
+    assert post(url, "/tokenize", body).status_code in (200, 400, 429, 503)
+
+
+def grammars(url: str) -> None:
+    """Ask for answers of schemas that take long to compile, another one each time."""
+    name = f"p{time.monotonic_ns()}"
+    texts = {
+        f"{name}{at}": {"type": "string", "pattern": f"^[a-{'xyz'[at % 3]}]{{1,90}}$"} for at in range(90)
+    }
+    schema = {"type": "object", "properties": texts, "required": [*texts], "additionalProperties": False}
+    body = {"model": "demo", "prompt": "a", "max_tokens": 1, "guided_json": schema}
+    assert post(url, COMPLETIONS, json.dumps(body).encode()).status_code in (200, 400, 429, 503)
+
+
+def storm(url: str) -> None:
+    """Load models, ask them, leave, and unload them, all at once."""
+
+    def ask(name: str) -> None:
+        body = {"model": name, "prompt": "a", "max_tokens": 200, "stream": True}
+        with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=PATIENCE_S) as response:
+            next(response.iter_raw(), None)
+
+    def change(what: str, name: str) -> None:
+        post(url, f"/v1/models/{what}", json.dumps({"model": name}).encode())
+
+    with ThreadPoolExecutor(6) as threads:
+        for name in _OTHERS:
+            threads.submit(change, "load", name)
+            threads.submit(ask, name)
+            threads.submit(change, "unload", name)
+    for name in _OTHERS:
+        change("unload", name)
+
+
 ATTACKERS: tuple[Attack, ...] = (
     one_byte_chunks, unknown_members, item_references, unread_pieces, read_pieces, long_texts,
-    long_conversations, many_ids, pipelining, slow_heads,
+    long_conversations, many_ids, pipelining, slow_heads, truncated_prompts, left_prompts, counted_emoji,
+    tokenized_emoji, grammars, storm,
 )  # fmt: skip
 """Each does its attack once and returns. Who takes part in the run is here and nowhere else."""
 

@@ -1,21 +1,26 @@
 """Whatever other clients do, an honest one's stream goes on, with the text that it has alone."""
 
+import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from config.settings import Settings
 from tests.end_to_end.conftest import started
+from tests.engine.model_folders import write_models
 
 ATTACK_S = 20
+NUM_NEIGHBOURS = 2 * (os.cpu_count() or 1)
 ASKED = {
     "model": "demo",
     "prompt": "The lantern",
@@ -23,10 +28,17 @@ ASKED = {
     "logit_bias": {"2": -100},
     "stream": True,
 }
-GAP_WITHIN_S, HEALTH_WITHIN_S, HOLD_WITHIN_S = 2.0, 2.0, 0.1
-"""Of gaps and /health the 99th percentile. On two cores the attackers take most of the time that there is, so
-that the first two only tell a server that is busy from one that is held up."""
-RSS_SHARE, REST_WITHIN_S = 1.4, 60
+MORE_S = Settings().max_stall_ms / 1000 + 0.1
+"""What the 99th percentile of gaps may have beyond a step and what neighbours cost who only compute."""
+BUSIER = 4
+"""Attackers keep more threads busy than neighbours do, and those of the server share its interpreter."""
+HEALTH_MORE_S, HOLD_WITHIN_S, RSS_SHARE, REST_WITHIN_S = 0.5, 0.1, 1.2, 60
+NUM_ROUNDS = 3
+"""Rounds of neighbours and attackers, of which one must be within the bounds: what else runs on the machine
+comes and goes, and a server that holds others up does so in all of them."""
+SMALL_CACHES = ("--prefix-cache-bytes", str(2**25), "--response-store-bytes", str(2**22))
+"""So that they are full before memory is measured."""
+NEIGHBOUR = "while True: pass"
 _LONGEST = re.compile(r"^reprise_event_loop_longest_hold_seconds (\S+)$", re.MULTILINE)
 
 
@@ -71,34 +83,63 @@ def watch(url: str, goes_on: Callable[[], bool], text: str) -> tuple[list[float]
     return gaps, health_s
 
 
+@contextlib.contextmanager
+def neighbours(num: int) -> Iterator[None]:
+    """Processes that only compute, with the priority of the server."""
+    started = [subprocess.Popen([sys.executable, "-c", NEIGHBOUR]) for _ in range(num)]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def resident(process: "subprocess.Popen[str]") -> int:
+    return psutil.Process(process.pid).memory_info().rss
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(420)
-def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path) -> None:
-    with started(server_folder) as (url, _, process):
+@pytest.mark.timeout(600)
+def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path, tmp_path: Path) -> None:
+    """What others see is compared with what they see beside as many processes that only compute.
+
+    The attackers, the bodies and the tokenizer's lanes of the server are busy all the time.
+    """
+    flags = ("--models-dir", str(write_models(tmp_path / "models")), "--allow-load", *SMALL_CACHES)
+    with started(server_folder, *flags) as (url, _, process):
         text, gaps = answer(url)
-        step_s = percentile(gaps, 0.5)
         command = [sys.executable, "-m", "tests.end_to_end.trouble.attackers", url]
-        # Once before memory is measured: long prompts fill caches that are bounded and stay.
         subprocess.run([*command, "0"], stdout=subprocess.PIPE, check=True)
-        rss_before = psutil.Process(process.pid).memory_info().rss
-        attackers = subprocess.Popen([*command, str(ATTACK_S)], stdout=subprocess.PIPE, text=True)
-        gaps, health_s = watch(url, lambda: attackers.poll() is None, text)
-        done = attackers.stdout.read()
-        longest = _LONGEST.search(httpx.get(url + "/metrics", timeout=60).text)
+        rss_before = resident(process)
+        told, within = [], set()
+        for _ in range(NUM_ROUNDS):
+            until = time.monotonic() + ATTACK_S
+            with neighbours(NUM_NEIGHBOURS):
+                usual_gaps, usual_health_s = watch(url, lambda: time.monotonic() < until, text)  # noqa: B023
+            attackers = subprocess.Popen([*command, str(ATTACK_S)], stdout=subprocess.PIPE, text=True)
+            gaps, health_s = watch(url, lambda: attackers.poll() is None, text)  # noqa: B023
+            done = attackers.stdout.read()
+            figures = {"step": percentile(usual_gaps, 0.5)}
+            for name, seconds in (("gap", usual_gaps), ("attacked gap", gaps)):
+                figures |= {f"{name} p50": percentile(seconds, 0.5), f"{name} p99": percentile(seconds, 0.99)}
+            for name, seconds in (("health", usual_health_s), ("attacked health", health_s)):
+                figures[f"{name} p99"] = percentile(seconds, 0.99)
+            told.append(", ".join(f"{name} {1000 * value:.0f} ms" for name, value in figures.items()))
+            print(done + told[-1])
+            assert attackers.returncode == 0, done
+            allowed = {
+                "gap": BUSIER * figures["gap p99"] + figures["step"] + MORE_S,
+                "health": BUSIER * figures["health p99"] + HEALTH_MORE_S,
+            }
+            within |= {name for name, most in allowed.items() if figures[f"attacked {name} p99"] < most}
+            if within == allowed.keys():
+                break
+        longest = float(_LONGEST.search(httpx.get(url + "/metrics", timeout=60).text)[1])
         give_up_at = time.monotonic() + REST_WITHIN_S
-        while (rss := psutil.Process(process.pid).memory_info().rss) > RSS_SHARE * rss_before:
+        while (rss := resident(process)) > RSS_SHARE * rss_before:
             assert time.monotonic() < give_up_at, f"RSS {rss_before >> 20} -> {rss >> 20} MiB\n{done}"
             time.sleep(0.5)
-    shown = {"step": step_s, "gap p50": percentile(gaps, 0.5)}
-    shown |= {
-        "gap p99": percentile(gaps, 0.99),
-        "gap max": max(gaps),
-        "health p99": percentile(health_s, 0.99),
-    }
-    shown |= {"longest hold": float(longest[1])}
-    figures = done + ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in shown.items())
-    print(f"{figures}, RSS {rss_before >> 20} -> {rss >> 20} MiB")
-    assert attackers.returncode == 0, figures
-    assert percentile(gaps, 0.99) < GAP_WITHIN_S, figures
-    assert percentile(health_s, 0.99) < HEALTH_WITHIN_S, figures
-    assert shown["longest hold"] < HOLD_WITHIN_S, figures
+    print(f"longest hold {1000 * longest:.0f} ms, RSS {rss_before >> 20} -> {rss >> 20} MiB")
+    assert within == {"gap", "health"}, told
+    assert longest < HOLD_WITHIN_S

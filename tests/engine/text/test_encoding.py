@@ -1,6 +1,8 @@
 """Text is encoded as transformers encodes it, on several threads at once."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -9,13 +11,16 @@ from mlx_lm.tokenizer_utils import load
 from transformers import CodeLlamaTokenizer
 
 from config.settings import BUNDLED_MODEL
+from engine.request import UnbrokenTextError
+from engine.text import slicing
 from engine.text.encoding import TextEncoder
+from engine.wanted import UnwantedError, run_while
 from tests.engine.text import tokenizers_zoo as zoo
 
 PIECES = st.sampled_from(
-    [" the", "The end", "  ", "\n", "\n    ", "1", " 22", "żółw", "\t", "<|end|>", "</s>", "<s>", "<unk>",
-     "<0x41>", "<think>", "😀", "中", "e\u0301", "\ufb01", "\u00a0", "\r\n", zoo.SPACE,
-     "<|im_end|>", "\u200d", "\ufffd"]
+    [" the", "The end", " of the\n", "left\nright", "  ", "\n", "\n    ", "1", " 22", "żółw", "\t",
+     "<|end|>", "</s>", "<s>", "<unk>", "<0x41>", "<think>", "😀", "中", "e\u0301", "\ufb01", "\u00a0",
+     "\r\n", zoo.SPACE, "<|im_end|>", "\u200d", "\ufffd"]
 )  # fmt: skip
 TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=10).map("".join)
 FOLDERS = ("", "draft_polish", "wedlm")
@@ -32,8 +37,9 @@ def make(kind: str):
 
 @pytest.fixture(scope="module", params=[*FOLDERS, "wordpiece", *zoo.KINDS])
 def both(request):
+    """A tokenizer and its encoder, which cuts texts wherever it may."""
     inner = make(request.param)
-    return inner, TextEncoder(inner)
+    return inner, TextEncoder(inner, slice_characters=1)
 
 
 @settings(max_examples=40, deadline=None)
@@ -44,6 +50,26 @@ def test_the_ids_are_those_of_transformers(both, text: str, adds: bool, splits: 
     assert encoder.encode(text, adds_specials=adds, splits_specials=splits) == expected
     # Nor does a call leave a trace for the next one.
     assert encoder.encode(text) == inner.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_cut"),
+    [("", True), ("byte-level", True), ("sentencepiece-legacy", True), ("sentencepiece-over-spaces", False)],
+)
+def test_a_text_that_nobody_waits_for_is_not_encoded_to_its_end(kind: str, is_cut: bool) -> None:
+    encoder, rest = TextEncoder(make(kind), slice_characters=8), iter((True, True))
+    ends = pytest.raises(UnwantedError) if is_cut else nullcontext()
+    with ends:
+        run_while(lambda: next(rest, False), partial(encoder.encode, "left right\n" * 9))
+
+
+def test_a_text_that_cannot_be_cut_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(slicing, "MAX_UNBROKEN", 100)
+    encoder, whole = (TextEncoder(make("byte-level"), slice_characters=most) for most in (10, 10_000))
+    text = "the end " * 9 + "1" * 90
+    assert encoder.encode(text) == whole.encode(text)
+    with pytest.raises(UnbrokenTextError, match="100"):
+        encoder.encode(text + "1" * 20)
 
 
 def test_many_threads_encode_at_once(both) -> None:

@@ -9,16 +9,19 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from config.settings import Settings
+from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.engine import Engine
-from engine.request import DraftChoice, GenerationRequest
+from engine.request import DraftChoice, Finished, GenerationRequest
 from engine.scheduler import step_clock
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
-from tests.engine.support import Answer, ask, prompt_of, request
+from tests.engine.driven import Driven
+from tests.engine.support import Answer, ask, make_loaded, prompt_of, request
 
 OVERHEAD, PROBING = 0.02, 0.01
 NUM_TOKENS = 90
@@ -215,3 +218,42 @@ def test_a_drafter_that_takes_long_is_asked_seldom(
     drafted_s, drafted = decode_s(engine, asked)
     assert drafted == tokens
     assert drafted_s <= (1 + OVERHEAD + PROBING) * plain_s + ALLOWANCE_STEPS * step_s(1, 1)
+
+
+def decode_all(device: TimedDevice, asked: Sequence[GenerationRequest], **more: Any) -> list[Finished]:
+    """Decode requests that begin together; wide steps are believed to cost what plain ones do."""
+    flat = StepCosts({(rows, width): step_s(rows, 1) for rows in (1, 8) for width in (1, 4, 16)})
+    loaded = make_loaded("llama", device.wrap)
+    driven = Driven(loaded, costs=flat, max_rows=len(asked), prefix_cache_bytes=0, **more)
+    answers = [driven.ask(one) for one in asked]
+    driven.finish()
+    return [answer.finished() for answer in answers]
+
+
+@pytest.mark.parametrize("case", ["every draft is wrong", "a prediction misleads", "one row of eight drafts"])
+def test_an_answer_of_forty_tokens_keeps_the_bound(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = TimedDevice()
+    monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
+    monkeypatch.setattr(step_clock, "perf_counter", lambda: device.now_s)
+    num_rows = 8 if case == "one row of eight drafts" else 1
+    asked = [request(prompt_of(20, number), 40, name=str(number)) for number in range(num_rows)]
+    plain = decode_all(device, [replace(one, draft=DraftChoice("none")) for one in asked])
+    first = list(plain[0].tokens)
+    if case == "a prediction misleads":
+        asked[0] = replace(asked[0], prediction=(*first[:20], *reversed(first)))
+        drafted = decode_all(
+            device,
+            asked,
+            make_sources=lambda _: DraftSources(make_drafters(Settings(), "llama"), scored(1.0)),
+        )
+    else:
+        drafter = Coin(0.0)
+        drafter.answers[asked[0].prompt] = first
+        sources = DraftSources({"suffix": drafter}, scored(1.0))
+        asked[1:] = [replace(one, draft=DraftChoice("none")) for one in asked[1:]]
+        drafted = decode_all(device, asked, make_sources=lambda _: sources, draft_type="suffix")
+    assert drafted[0].usage.drafting.num_drafted
+    for before, after in zip(plain, drafted, strict=True):
+        assert after.tokens == before.tokens
+        spent_s, plain_s = (one.usage.total_s - one.usage.first_token_s for one in (after, before))
+        assert spent_s <= (1 + OVERHEAD + PROBING) * plain_s + ALLOWANCE_STEPS * step_s(num_rows, 1)

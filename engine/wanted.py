@@ -1,0 +1,28 @@
+"""Work on a thread whose result nobody waits for any more: it ends at its next slice."""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
+_IS_WANTED: ContextVar[Callable[[], bool]] = ContextVar("reprise.is_wanted", default=lambda: True)
+
+
+class UnwantedError(BaseException):
+    """The work has been ended. Like a cancellation it is no fault, and nobody is to catch it."""
+
+
+def check_wanted() -> None:
+    """Go on if the result is wanted. Raises UnwantedError."""
+    if not _IS_WANTED.get()():
+        raise UnwantedError
+
+
+def run_while(is_wanted: Callable[[], bool], job: Callable[[], ResultT]) -> ResultT:
+    """Run a job; what of it comes in slices ends once it is not wanted. Raises UnwantedError then."""
+    before = _IS_WANTED.set(is_wanted)
+    try:
+        check_wanted()
+        return job()
+    finally:
+        _IS_WANTED.reset(before)
