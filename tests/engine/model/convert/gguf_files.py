@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, TokenType
 from gguf.constants import GGMLQuantizationType as Kind
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 from mlx.utils import tree_flatten
 
 from config.settings import BUNDLED_MODEL
@@ -105,6 +105,23 @@ def write_gguf(
         add_tensor(writer, tensor_name(architecture, name), values, kind if values.ndim > 1 else Kind.F32)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def rewrite_gguf(source: Path, path: Path, kind: Kind) -> Path:
+    """Write a model's file with its matrices in another type; return its path."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type"):
+            writer.add_key_value(name, field.contents(), *field.types[:2])
+    for tensor in reader.tensors:
+        values = dequantize(tensor.data, tensor.tensor_type)
+        add_tensor(writer, tensor.name, values, kind if values.ndim > 1 else Kind.F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
