@@ -219,3 +219,41 @@ def test_smollm2_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
             assert (card["meta"]["n_params"], card["meta"]["n_vocab"]) == (134_515_008, 49_152)
             assert "smollm2, demo (llama, 134.5M parameters, 4-bit)" in "".join(printed)
             assert ("once, into" in "".join(printed)) == is_first
+
+
+KEPT = 1e-4
+CASES = {
+    "Q4_1 and Q8_0": (None, Options(), KEPT),
+    "Q4_0": (Kind.Q4_0, Options(), KEPT),
+    "Q8_0": (Kind.Q8_0, Options(), KEPT),
+    "Q8_0 in bfloat16": (Kind.Q8_0, Options(dtype="bfloat16"), 0.1),
+    "F32": (Kind.F32, Options(), 0.0),
+    "F16": (Kind.F16, Options(), 0.02),
+    "BF16": (Kind.BF16, Options(), 0.1),
+    "8 bits": (Kind.F32, Options(bits=8, group_size=64), 0.02),
+    "4 bits": (Kind.F32, Options(bits=4, group_size=32), 2.0),
+    "dequantised": (None, Options(dequantize=True, dtype="float16"), 0.02),
+}
+"""Types in the file, what is asked for, and the mean difference of log probabilities that this may make."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_folders_of_every_type_give_what_the_file_gives(case: str, tmp_path: Path) -> None:
+    """Three real layers; where the weights stay as they are, greedy tokens are equal too."""
+    kind, options, bound = CASES[case]
+    source = rewrite_gguf(gguf_of(SMOLLM2), tmp_path / "model.gguf", kind, num_layers=3)
+    found = []
+    for name, each in (("made", options), ("meant", Options(dequantize=True, dtype="float32"))):
+        convert(str(source), tmp_path / name, each, lambda _done, _total: None)
+        model, tokenizer = mlx_lm.load(str(tmp_path / name))
+        ids = tokenizer.encode(TEXT + POLISH[:40])
+        logits = model(mx.array([ids]))[0].astype(mx.float32)
+        own = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        steps = mlx_lm.stream_generate(model, tokenizer, ids[:20], max_tokens=12)
+        found.append((np.array(own)[np.arange(len(ids) - 1), ids[1:]], [step.token for step in steps]))
+    (made, greedy), (meant, wanted) = found
+    difference = np.mean(np.abs(made - meant))
+    print(case, difference)
+    assert difference <= bound
+    if bound <= KEPT:
+        assert greedy == wanted
