@@ -199,26 +199,58 @@ def test_kept_weights_of_smollm2_are_the_numbers_in_the_file(tmp_path: Path) -> 
         assert np.array_equal(np.array(mx.dequantize(*parts, group_size=32, bits=bits)), meant)
 
 
+WEATHER = {
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def ask(address: str, text: str, **fields: Any) -> Any:
+    """Return the greedy answer to a message, after checking that drafts do not change it."""
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 10, "temperature": 0, **fields}
+    plain, drafted = (
+        httpx.post(
+            f"{address}/v1/chat/completions", json=body | {"draft": {"type": kind}}, timeout=200
+        ).json()
+        for kind in ("none", "auto")
+    )
+    for one in (plain, drafted):
+        for call in one["choices"][0]["message"].get("tool_calls", []):
+            call["id"] = ""
+    assert plain["choices"] == drafted["choices"]
+    assert (plain["model"], plain["usage"]["completion_tokens"]) == (
+        "smollm2",
+        drafted["usage"]["completion_tokens"],
+    )
+    return plain["choices"][0]
+
+
 def test_smollm2_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first start fetches and converts it, the second finds it."""
+    """The first start fetches and converts it, the second finds it; calls, stop strings and UTF-8 work."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    body = {
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-        "max_tokens": 10,
-        "temperature": 0,
-    }
     for is_first in (True, False):
-        with serving(tmp_path, "--model", "smollm2") as (address, printed):
-            answered = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=200).json()
-            assert answered["choices"][0]["message"]["content"] == "The capital of France is Paris."
-            assert answered["choices"][0]["finish_reason"] == "stop"
-            assert answered["model"] == "smollm2"
-            (card,) = (
-                one for one in httpx.get(f"{address}/v1/models").json()["data"] if one["id"] == "smollm2"
+        with serving(tmp_path, "--model", "smollm2") as (address, lines):
+            answered = ask(address, "What is the capital of France?", reasoning_effort="none")
+            assert (answered["message"]["content"], answered["finish_reason"]) == (
+                "The capital of France is Paris.",
+                "stop",
             )
-            assert (card["meta"]["n_params"], card["meta"]["n_vocab"]) == (134_515_008, 49_152)
-            assert "smollm2, demo (llama, 134.5M parameters, 4-bit)" in "".join(printed)
-            assert ("once, into" in "".join(printed)) == is_first
+            printed = "".join(lines)
+            assert ("once, into" in printed) == is_first
+            assert "smollm2, demo (llama, 134.5M parameters, 4-bit)" in printed
+            if is_first:
+                continue
+            meta = httpx.get(f"{address}/v1/models/smollm2").json()["meta"]
+            assert (meta["n_params"], meta["n_vocab"]) == (134_515_008, 49_152)
+            counted = ask(address, "Count from 1 to 9.", stop=["2"])
+            assert (counted["message"]["content"][0], counted["finish_reason"]) == ("1", "stop")
+            assert "2" not in counted["message"]["content"]
+            assert ask(address, "Repeat: Zażółć 😀")["message"]["content"].startswith("Zażó")
+            tool = {"tools": [{"type": "function", "function": WEATHER}], "tool_choice": "required"}
+            called = ask(address, "What is the weather in Oslo?", max_tokens=40, **tool)
+            assert called["finish_reason"] == "tool_calls"
+            (call,) = called["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"]).keys() == {"city"}
 
 
 KEPT = 1e-4
