@@ -5,24 +5,30 @@ import httpx
 FOR_EVER = {"messages": [{"role": "user", "content": "B " * 50}], "temperature": 0}
 
 
+def answer_to(server_url, **options):
+    """Return the server's answer to FOR_EVER."""
+    return httpx.post(f"{server_url}/v1/chat/completions", json=FOR_EVER | options, timeout=300).json()
+
+
 def test_a_model_that_says_the_same_for_ever_is_stopped(server_url):
-    plain, drafted = (
-        httpx.post(
-            f"{server_url}/v1/chat/completions", json=FOR_EVER | {"draft": {"type": kind}}, timeout=300
-        ).json()
-        for kind in ("none", "suffix")
+    answer = answer_to(server_url, draft={"type": "suffix"})
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["timings"]["stopped"] == "loop"
+    assert 2048 <= answer["usage"]["completion_tokens"] < 3000
+    assert answer["timings"]["draft_n_accepted"] > 1000
+
+
+def test_a_model_is_stopped_at_the_same_token_whether_it_drafts_or_not(server_url):
+    drafted, plain = (
+        answer_to(server_url, loop_guard_tokens=300, draft={"type": kind}) for kind in ("suffix", "none")
     )
-    for answer in (plain, drafted):
-        assert answer["choices"][0]["finish_reason"] == "stop"
-        assert answer["timings"]["stopped"] == "loop"
-        assert 2048 <= answer["usage"]["completion_tokens"] < 3000
+    assert plain["timings"]["stopped"] == "loop"
+    assert 300 <= plain["usage"]["completion_tokens"] < 1000
     assert drafted["choices"][0]["message"] == plain["choices"][0]["message"]
-    assert drafted["timings"]["draft_n_accepted"] > 1000
+    assert drafted["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
 
 
 def test_a_client_that_sets_a_limit_is_obeyed(server_url):
-    answer = httpx.post(
-        f"{server_url}/v1/chat/completions", json=FOR_EVER | {"max_tokens": 2500}, timeout=300
-    ).json()
+    answer = answer_to(server_url, max_tokens=2500)
     assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 2500)
     assert "stopped" not in answer["timings"]

@@ -171,7 +171,7 @@ def test_removing_a_row_removes_its_snapshot() -> None:
         assert mx.array_equal(last, model(mx.array([tokens]))[0, -1]).item()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, "bailing_moe_linear"])
 def test_all_share_a_forward_but_a_state_of_unknown_origin(name: str) -> None:
     model = make_model(name)
     less = {"baichuan_m1": Sharing.NOTHING}

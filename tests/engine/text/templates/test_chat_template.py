@@ -15,7 +15,7 @@ from mlx_lm.utils import load_tokenizer
 from transformers import tokenization_utils_base
 
 from config.settings import BUNDLED_MODEL
-from engine.foreign.chat_templates import TemplateProcess
+from engine.foreign.chat_templates import PROCESS, TemplateProcess
 from engine.text.templates.chat_template import ChatTemplate, TemplateError
 from engine.text.templates.control_tokens import ControlTokens
 from engine.text.templates.fit import fit
@@ -262,6 +262,11 @@ def test_a_refusal_that_no_probe_foresaw_is_answered_by_the_strictest_form():
     template = f"{{% if {condition} %}}{{{{ raise_exception('long') }}}}{{% endif %}}"
     tokenizer = with_template(template + (FOLDER / "smol.jinja").read_text())
     assert "rules\n\none" in text_of(tokenizer, [system("rules"), user("one"), said("two"), user("three")])
+
+
+def test_every_template_is_rendered_by_the_process():
+    make("smol")
+    assert tokenization_utils_base.render_jinja_template == PROCESS.render
 
 
 def test_a_template_that_never_ends_is_tried_once(monkeypatch: pytest.MonkeyPatch):
