@@ -1,212 +1,83 @@
-"""Real models answer what mlx_lm's own loop answers, token for token, with any drafts, batch and cache."""
+"""Real models answer what mlx_lm's own loop answers, token for token, with drafts and without."""
 
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
-import llguidance.numpy
-import mlx.core as mx
-import numpy as np
 import pytest
-from llguidance import LLMatcher
-from llguidance.hf import from_tokenizer
 from mlx_lm import load, stream_generate
-from mlx_lm.models.cache import make_prompt_cache
 
 from bench.local_engine import LocalEngine
+from bench.workloads.chats import render
 from config.settings import Settings
-from engine.prefix_cache.disk import MIN_SAVED_TOKENS
-from engine.request import DraftChoice, Finished, GenerationRequest, Grammar, Sampling
-from engine.sampling.grammar import JSON_STYLE
-from engine.sampling.sampler import noise_key
+from engine.request import DraftChoice, Finished
 from engine.setup import flat_costs
 from tests.engine.support import request
 from tests.real_weights.packages import FETCHED_WITHIN_S
-from tests.real_weights.prompts import PROMPTS
-from tests.real_weights.test_conversion import long_text
 
-NUM_TOKENS = 8
-GREEDY = {"temperature": 0.0}
-SEEDED = {"temperature": 0.8, "seed": 7}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(FETCHED_WITHIN_S + 200)]
 
-Processor = Callable[[mx.array, mx.array], mx.array]
-Arm = tuple[str, int]
-"""A draft type, and how many requests run at once."""
+NUM_TOKENS = 30
+CALL = (
+    "At a quarter past nine the schooner Amelia passed the northern reef under reefed sails and signalled "
+    'that all hands were well."'
+)
+QUOTE = f'The keeper wrote in his log: "{CALL}\n\nThe log was read aloud. Word for word: "{CALL[:26]}'
+CODE = """def area_of_square(side):
+    return side * side
+
+
+def area_of_circle(radius):
+    return math.pi * radius * radius
+
+
+def area_of_rectangle(width, height):
+    return"""
+CHAT = "What is the capital of France, and which river runs through it?"
+PROMPTS = {"quote": QUOTE, "code": CODE, "chat": CHAT}
+
+
+@pytest.fixture(scope="module", params=["smollm2_folder", "gemma3_folder"])
+def local(request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
+    """An engine with one of the models, for which every draft pays."""
+    folder = request.getfixturevalue(request.param)
+    with LocalEngine(Settings(model=str(folder), prefix_cache_bytes=0), flat_costs()) as local:
+        yield local
+
+
+def prompt_of(local: LocalEngine, name: str) -> tuple[int, ...]:
+    tokenizer = local.engine.tokenizer
+    if name == "chat" and tokenizer.has_chat_template:
+        return render(tokenizer, CHAT)
+    return tuple(tokenizer.encode(PROMPTS[name]))
 
 
 @cache
-def loaded(folder: str) -> Any:
-    return load(folder)[:2]
-
-
-@cache
-def vocabulary(folder: str) -> Any:
-    model, tokenizer = loaded(folder)
-    ends = sorted(tokenizer.eos_token_ids)
-    return from_tokenizer(tokenizer._tokenizer, model.args.vocab_size, ends, slices=[])
-
-
-@cache
-def read_head(folder: str, head: tuple[int, ...]) -> Any:
-    """Return keys and values of tokens."""
-    model, _ = loaded(folder)
-    kept = make_prompt_cache(model)
-    model(mx.array([head]), cache=kept)
-    mx.eval([layer.state for layer in kept])
-    return kept
-
-
-@cache
-def plain_answer(
-    folder: str, head: tuple[int, ...], rest: tuple[int, ...], sampling: Sampling, grammar: Grammar | None
-) -> list[int]:
-    """Return what mlx_lm's loop answers, with Reprise's noise and llguidance's masks put into it."""
-    given: dict[str, Any] = {"logits_processors": [mask(folder, grammar, len(rest))] if grammar else []}
-    if sampling.temperature:
-        given["sampler"] = drawing(sampling, len(head) + len(rest))
-        given["logits_processors"].append(lambda _, logits: logits.astype(mx.float32))
-    kept = deepcopy(read_head(folder, head))
-    steps = stream_generate(*loaded(folder), list(rest), max_tokens=NUM_TOKENS, prompt_cache=kept, **given)
+def plain_answer(folder: str, prompt: tuple[int, ...]) -> list[int]:
+    """Return what mlx_lm's loop answers."""
+    model, tokenizer = load(folder)[:2]
+    steps = stream_generate(model, tokenizer, list(prompt), max_tokens=NUM_TOKENS)
     return [step.token for step in steps]
 
 
-def drawing(sampling: Sampling, position: int) -> Callable[[mx.array], mx.array]:
-    """Return a sampler that draws with the noise of the positions from this one on."""
-
-    def draw(logits: mx.array) -> mx.array:
-        nonlocal position
-        key = mx.array(noise_key(sampling.seed, position), mx.uint32)
-        position += 1
-        return mx.argmax(
-            logits / sampling.temperature + mx.random.gumbel(logits.shape[-1:], key=key), axis=-1
-        )
-
-    return draw
-
-
-def mask(folder: str, grammar: Grammar, num_prompt: int) -> Processor:
-    """Return what leaves the logits of only those tokens that a grammar allows next."""
-    compilers = {
-        "json_schema": lambda text: LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE),
-        "lark": LLMatcher.grammar_from_lark,
-    }
-    matcher = LLMatcher(vocabulary(folder), compilers[grammar.kind](grammar.text))
-    num_read = num_prompt
-
-    def process(tokens: mx.array, logits: mx.array) -> mx.array:
-        nonlocal num_read
-        if read := tokens[num_read:].tolist():
-            num_read += len(read)
-            matcher.consume_tokens(read)
-        if matcher.is_stopped():
-            allowed = np.zeros(logits.shape[-1])
-            allowed[list(loaded(folder)[1].eos_token_ids)] = 1
-        else:
-            bits = llguidance.numpy.allocate_token_bitmask(1, logits.shape[-1])
-            llguidance.numpy.fill_next_token_bitmask(matcher, bits)
-            allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: logits.shape[-1]]
-        return mx.where(mx.array(allowed), logits, -mx.inf)
-
-    return process
-
-
-def requests(
-    local: LocalEngine, names: Sequence[str], samplings: Sequence[dict[str, Any]]
-) -> list[GenerationRequest]:
-    """Ask every prompt, with each in turn of the samplings' settings if there are several."""
-    return [
-        replace(
-            request(
-                PROMPTS[name].tokens(local.engine.tokenizer),
-                NUM_TOKENS,
-                name=name,
-                **samplings[at % len(samplings)],
-            ),
-            grammar=PROMPTS[name].grammar,
-        )
-        for at, name in enumerate(names)
-    ]
-
-
-def num_shared(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return how many tokens all prompts begin with."""
-    return next(at for at, ids in enumerate(zip(*prompts, strict=False)) if len(set(ids)) > 1)
-
-
-def check(local: LocalEngine, asked: Sequence[GenerationRequest], draft: str, at_once: int) -> list[Finished]:
-    """Answer without what drafters have learnt from other answers, and compare with mlx_lm's loop."""
+def answer(local: LocalEngine, name: str, draft: DraftChoice) -> Finished:
+    """Answer without what the drafters have learnt from other answers."""
     local.engine.table_reset()
-    asked = [replace(one, draft=DraftChoice(draft)) for one in asked]
-    answers = [
-        answer for at in range(0, len(asked), at_once) for answer in local.answer(asked[at : at + at_once])
-    ]
-    folder, num_head = str(local.engine.settings.model), num_shared([one.prompt for one in asked])
-    for one, answered in zip(asked, answers, strict=True):
-        expected = plain_answer(
-            folder, one.prompt[:num_head], one.prompt[num_head:], one.sampling, one.grammar
-        )
-        assert list(answered.tokens) == expected, (one.id, draft, at_once, one.sampling.temperature)
-    return answers
+    return local.answer([replace(request(prompt_of(local, name), NUM_TOKENS), draft=draft)])[0]
 
 
-@pytest.fixture(
-    params=[("smollm2_folder", None), ("gemma3_folder", "smollm2_folder")], ids=["smollm2", "gemma3"]
-)
-def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Prefixes are kept on disk. SmolLM2 drafts for Gemma 3, which has other tokens."""
-    model, draft_model = (name and str(request.getfixturevalue(name)) for name in request.param)
-    return Settings(
-        model=model, draft_model=draft_model, max_rows=4, prefix_cache_dir=str(tmp_path / "prefixes")
-    )
+@pytest.mark.parametrize("draft", ["none", "auto"])
+@pytest.mark.parametrize("name", PROMPTS)
+def test_the_tokens_are_those_of_mlx_lms_loop(local: LocalEngine, name: str, draft: str) -> None:
+    answered = answer(local, name, DraftChoice(draft))
+    assert list(answered.tokens) == plain_answer(local.engine.settings.model, prompt_of(local, name))
 
 
-def check_all(
-    settings: Settings,
-    names: Sequence[str],
-    samplings: Sequence[Sequence[dict[str, Any]]],
-    before: Sequence[Arm],
-    after: Sequence[Arm],
-) -> None:
-    """Every answer is mlx_lm's. before, after: of a restart, which the prompts' keys and values survive."""
-    # Every draft pays.
-    with LocalEngine(settings, flat_costs()) as local:
-        for arm in before:
-            for each in samplings:
-                check(local, requests(local, names, each), *arm)
-    with LocalEngine(settings, flat_costs()) as local:
-        for arm in after:
-            for each in samplings:
-                answers = check(local, requests(local, names, each), *arm)
-                assert all(answered.usage.num_cached_tokens >= MIN_SAVED_TOKENS for answered in answers)
+def test_a_quote_takes_less_than_half_the_steps(local: LocalEngine) -> None:
+    drafting = answer(local, "quote", DraftChoice("auto")).usage.drafting
+    assert drafting.num_forwards < NUM_TOKENS / 2
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(FETCHED_WITHIN_S + 400)
-def test_answers_are_those_of_mlx_lms_loop(settings: Settings) -> None:
-    """One prompt of each kind, or of Gemma 3, which is slower, the first four; greedy and seeded in turns."""
-    own, number = ("draft-model", 4) if settings.draft_model else ("auto", 7)
-    check_all(settings, list(PROMPTS)[:number], [[GREEDY, SEEDED]], [(own, 4), ("none", 1)], [("auto", 1)])
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(4 * 3600)
-def test_answers_to_all_prompts_in_all_ways_are_those_of_mlx_lms_loop(settings: Settings) -> None:
-    drafts = ["none", "auto", *(["draft-model"] if settings.draft_model else [])]
-    samplings = [[GREEDY], [SEEDED]]
-    arms = [(draft, at_once) for at_once in (1, 4) for draft in drafts]
-    check_all(settings, list(PROMPTS), samplings, arms, [(draft, 1) for draft in drafts])
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_a_prompt_of_2000_tokens_is_answered_as_by_mlx_lms_loop(settings: Settings) -> None:
-    """That is more than Gemma's window of 512, and than a chunk of prefill."""
-    with LocalEngine(settings, flat_costs()) as local:
-        prompt = tuple(local.engine.tokenizer.encode(long_text())[:2000])
-        expected = plain_answer(str(settings.model), prompt[:1900], prompt[1900:], Sampling(1, 0.0), None)
-        for draft in ("auto", "none"):
-            asked = replace(request(prompt, NUM_TOKENS), draft=DraftChoice(draft))
-            assert list(local.answer([asked])[0].tokens) == expected
+def test_the_models_speak_of_what_they_are_asked(local: LocalEngine) -> None:
+    answered = answer(local, "chat", DraftChoice("auto"))
+    assert "The capital of France is Paris" in local.engine.tokenizer.decode(answered.tokens)
