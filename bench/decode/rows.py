@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.decode.answering import add_counts, add_nested
 from bench.experiment import Row, grouped, total_parity
-from bench.statistics import ratio
+from bench.statistics import loops, ratio
 from bench.tables import Column
 
 _ABOUT = ("workload", "draft_type", "num_draft_tokens", "prompt_tokens", "streams", "arm")
@@ -18,7 +18,7 @@ _NUMBERS = (
 def rows_of(runs: Sequence[Row], checks: Sequence[Row], has_turns: bool = True) -> list[Row]:
     """Return a row for each workload, length and arm, and with has_turns one for each of several turns.
 
-    checks: see bench.decode.answering.check().
+    checks: see bench.decode.answering.check(). straight: the same without cases of which an answer loops.
     """
     rows = []
     drafted = (run for run in runs if run["draft_type"] != "none")
@@ -26,7 +26,14 @@ def rows_of(runs: Sequence[Row], checks: Sequence[Row], has_turns: bool = True) 
         cases = {run["case"] for run in of_arm}
         plain = [run for run in runs if run["arm"] == "plain" and run["case"] in cases]
         checked = [one for one in checks if one["arm"] == arm and one["case"] in cases]
-        rows.append({"turn": None} | row_of(of_arm, plain, checked))
+        whole = row_of(of_arm, plain, checked)
+        straight = {run["case"] for run in plain} - {
+            run["case"] for run in plain if any(map(loops, run["tokens"]))
+        }
+        kept = [[one for one in some if one["case"] in straight] for some in (of_arm, plain, checked)]
+        whole["cases"], whole["straight_cases"] = len(cases), len(straight)
+        whole["straight"] = row_of(*kept) if straight else None
+        rows.append({"turn": None} | whole)
         turns = sorted({run["turn"] for run in of_arm})
         for turn in turns if has_turns and len(turns) > 1 else ():
             of_turn = ([one for one in some if one["turn"] == turn] for some in (of_arm, plain, checked))

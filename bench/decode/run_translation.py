@@ -54,6 +54,7 @@ FLAGS = (
     Flag("--draft-model", options.model_folder, "DIR", None,
          "May be repeated. Default: the bundled draft models.", is_repeated=True),
     *options.of_settings("translation_prefix_tokens"),
+    Flag("--no-adaptive", None, None, None, "Leave out the rows with the lengths that the engine chooses."),
     Flag("--strategies", options.names, "A,B", (),
          f"Any of {', '.join(STRATEGIES)}. Default: all but none, or, with the same vocabulary, none."),
 )  # fmt: skip
@@ -66,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     pairs = pairs_of(arguments.model or BUNDLED_MODEL, folders, arguments.strategies)
     rows: list[Row] = []
     # The adaptive engine comes first: it measures its step costs, which the document records.
-    for (folder, strategy), is_adaptive in product(pairs, (True, False)):
+    for (folder, strategy), is_adaptive in product(
+        pairs, (False,) if arguments.no_adaptive else (True, False)
+    ):
         lengths = [Settings().num_draft_tokens] if is_adaptive else arguments.num_draft_tokens
         settings = settings_of(
             arguments, draft_model=str(folder), draft_translation=strategy, max_rows=1,

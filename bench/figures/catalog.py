@@ -9,14 +9,14 @@ from bench.cost_curves import M4_PRO
 from bench.costs import sampling
 from bench.decode import run_wedlm
 from bench.experiment import grouped
-from bench.serving.servers import OWN
+from bench.serving.servers import DRAFTING, MLX_LM, OWN, PLAIN
 from bench.serving.traffic import COLUMNS, ratio_text
 from bench.tables import Column, Row, format_value, interval
 from bench.workloads import WORKLOADS
 
 
 class Figure(NamedTuple):
-    """A table. rows: a section of the document and a part of it.
+    """A table. rows: a section of the document and a part of it, if it has parts.
 
     where: the values of a field that the rows must have. by: rows that are equal in these fields become one.
     """
@@ -28,9 +28,10 @@ class Figure(NamedTuple):
 
     def rows_of(self, document: Mapping[str, Any]) -> list[Row]:
         """Return the table's rows: of each group the first row, and all as "rows"; no single turns."""
-        section, part = self.rows.split(".")
+        section, _, part = self.rows.partition(".")
         where = {"turn": [None], **self.where}
-        rows = [row for row in document[section][part] if all(row.get(name) in where[name] for name in where)]
+        rows = document[section][part] if part else document[section]
+        rows = [row for row in rows if all(row.get(name) in where[name] for name in where)]
         groups = grouped(rows, *self.by).values() if self.by else [[row] for row in rows]
         return [{**group[0], "rows": group} for group in groups]
 
@@ -52,6 +53,28 @@ def _each(name: str, form: str, **fields: object) -> Callable[[Row], str]:
 
 def _by_rows(vocab_size: int, row: Row) -> str:
     return " / ".join(_each(f"rows_{number}", "0", vocab_size=vocab_size)(row) for number in (1, 8, 32))
+
+
+EVERYDAY = {
+    "edit": "a short file with one change, asked for in full", "quote": "a sentence or paragraph quoted",
+    "records": "JSON records picked, changed or made of text", "summary": "a short text summarized",
+    "chat": "questions with nothing to copy",
+}  # fmt: skip
+"""What the chats of bench/workloads/everyday.jsonl ask for."""
+
+
+def _everyday(row: Row) -> str:
+    name = row["workload"]
+    return f"{EVERYDAY[name]} (`{name}`)" if name in EVERYDAY else name
+
+
+def _straight(name: str, row: Row) -> Any:
+    return row["straight"] and row["straight"][name]
+
+
+def _positions(row: Row) -> str:
+    rates = zip(row["acceptance_by_position"], row["drafted_by_position"], strict=True)
+    return ", ".join(f"{100 * rate:.0f} % of {drafted}" for rate, drafted in list(rates)[:8])
 
 
 def _chats(row: Row) -> str:
@@ -102,6 +125,20 @@ _CACHES = Figure("serve.levels", [
     Column(ratio_text("inter_token_ratio"), "between tokens, median"),
 ], {"name": [OWN]})  # fmt: skip
 
+_PER_FORWARD = Column("tokens_per_forward", "tokens per forward pass", "2")
+_WITHOUT_LOOPS = [
+    Column(partial(_straight, "tokens_per_forward"), "per forward pass without answers that loop", "2"),
+    Column(partial(_straight, "speedup"), "speedup without those", "2"),
+]
+_REAL = Figure("decode.rows", [
+    Column(_everyday, "chats"), Column("cases", "answers"), _PER_FORWARD, _ACCEPTED, _SPEEDUP,
+    *_WITHOUT_LOOPS, _EQUAL,
+])  # fmt: skip
+_BY_CURVE = Figure("replay.rows", [
+    Column("workload", "chats"), Column("pairs", "answers"), Column("rule", "rule"),
+    _PER_FORWARD, _ACCEPTED, _SPEEDUP, *_WITHOUT_LOOPS,
+])  # fmt: skip
+
 _AGENTS = Figure("replay.rows", [
     Column("workload", "answer, and how the file was shown"), Column("pairs", "answers", "0"),
     Column("tokens_per_forward", "tokens per forward pass", "1"), _ACCEPTED, _SPEEDUP,
@@ -113,9 +150,33 @@ _HEADS = f"{_VERIFIED} --workloads edits,quotes,records,arithmetic,remap,free"
 _SERVERS = "--server mlx_lm.server --server reprise --concurrency 1,8"
 _RANDOM = "serve --random-models gemma3_text,gpt_oss,qwen3_next,lfm2"
 _HISTORY = "replay --history . --numbers plain,arrow --drafters auto --cost-curve apple-m4-pro-4bit"
+_EVERYDAY = "bench/workloads/everyday.jsonl"
+_SMOLLM2 = f"--model models/smollm2 --prompts {_EVERYDAY} --max-tokens 80"
+_AT_PRICES = f"replay --pairs {_EVERYDAY} --tokenizer models/smollm2 --cost-curve apple-m4-pro-4bit"
+_PAIR = "translation --model models/gemma3 --draft-model models/smollm2"
+_REAL_PEERS = f"peers {_SMOLLM2} --draft-model models/smollm2-10-layers --no-mlx-lm --rounds 1 " + " ".join(
+    f"--server {name}" for name in (MLX_LM, DRAFTING, PLAIN, OWN)
+)
 _STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-lm --rounds 3"
 
 RUNS = [
+    Run(1000, f"decode {_SMOLLM2} --cases 20 --repeats 1",
+        {"real": _REAL,
+         "real-positions": Figure("decode.rows", [
+             Column("workload", "chats"),
+             Column(_positions, "accepted of those drafted, from the first on")]),
+         "real-costs": Figure("cost_curve", [
+             Column("width", "tokens in a step"), Column("plain_steps", "cost, in plain steps", "2")])}),
+    Run(900, f"decode {_SMOLLM2} --cases 5 --repeats 1 --streams 4", {"real-streams": _REAL}),
+    Run(900, f"{_REAL_PEERS} --chats 1", {"real-peers": _PEERS}),
+    Run(900, f"{_REAL_PEERS} --chats 4 --streams 4 --mixed", {"real-peers-streams": _PEERS}),
+    Run(20, f"{_AT_PRICES} --drafters auto,earliest-2,longest-5,hindsight", {"real-replayed": _BY_CURVE}),
+    Run(1500, f"{_PAIR} --prompts bench/workloads/continuations.jsonl --strategies naive,context,shared "
+        "--num-draft-tokens 4 --cases 8 --max-tokens 24 --no-adaptive",
+        {"pair": Figure("translation.rows", [
+            Column("strategy", "strategy"), Column("workload", "text"),
+            _ACCEPTED, _PER_FORWARD, Column("translated", "translated"), Column("absorbed", "absorbed"),
+            Column("skipped", "skipped"), _EQUAL])}),
     Run(240, "decode --workloads edits,passages,records,quotes,free,trap --cases 6 --repeats 3",
         {"drafting": Figure("decode.rows", [_CHATS, *_SPEEDS]),
          "hindsight": Figure("decode.rows", [

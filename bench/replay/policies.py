@@ -9,7 +9,7 @@ from typing import Any
 from bench.cost_curves import FLAT, Curve
 from bench.experiment import Row, grouped
 from bench.replay.pairs import TokenPair
-from bench.statistics import ratio
+from bench.statistics import loops, ratio
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, finish
@@ -149,7 +149,7 @@ Player = FixedPlayer | ServerPlayer
 
 
 def play_all(player: Player, pairs: Iterable[TokenPair], is_cold: bool = True) -> list[Row]:
-    """Replay answers one after the other; return the workload, turn and outcome of those that are measured.
+    """Replay answers one after the other; return workload, turn, outcome, and whether they loop, if measured.
 
     is_cold: drafters forget earlier chats; what the gate learned is kept, as on a server.
     """
@@ -161,7 +161,8 @@ def play_all(player: Player, pairs: Iterable[TokenPair], is_cold: bool = True) -
                     drafter.reset()
         chat, outcome = pair.chat, player.play(pair)
         if pair.is_measured:
-            plays.append({"workload": pair.workload, "turn": pair.turn, "outcome": outcome})
+            about = {"workload": pair.workload, "turn": pair.turn, "loops": loops(pair.answer)}
+            plays.append(about | {"outcome": outcome})
     return plays
 
 

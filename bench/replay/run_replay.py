@@ -99,16 +99,25 @@ def _collect(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[TokenP
 
 
 def replay(pairs: Sequence[TokenPair], rules: Sequence[Rule], setups: Sequence[Setup]) -> list[Row]:
-    """Return a row for each workload, rule and curve, and for all workloads together if there are several."""
+    """Return a row for each workload, rule and curve, and for all workloads together if there are several.
+
+    straight: the same without answers that loop; None if none is left.
+    """
     rows: list[Row] = []
     with outputs.Work() as work:
         advance = work.stage(f"replaying {len(pairs)} answers", len(rules) * len(setups))
         for rule, setup in product(rules, setups):
             plays = play_all(rule.player(setup), pairs, is_cold=not rule.is_warm)
-            found = [*summed(plays, "workload")]
-            found += summed(plays) if len(found) > 1 else ()
-            about = {"drafter": rule.name, "rule": rule.title, "curve": setup.curve.name, "workload": "all"}
+            found, straight = _rows_of(plays), _rows_of([play for play in plays if not play["loops"]])
+            for row in found:
+                row["straight"] = next((one for one in straight if one["workload"] == row["workload"]), None)
+            about = {"drafter": rule.name, "rule": rule.title, "curve": setup.curve.name}
             rows += [about | row for row in found]
             advance()
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     return sorted(rows, key=lambda row: workloads.index(row["workload"]))
+
+
+def _rows_of(plays: Sequence[Row]) -> list[Row]:
+    found = [*summed(plays, "workload")]
+    return [*found, *({"workload": "all"} | row for row in summed(plays) if len(found) > 1)]

@@ -3,7 +3,7 @@
 Stream the same chats, greedily, from OpenAI-compatible servers and from mlx_lm's generate (with --draft-model
 also from its speculative generate): one at a time, or --streams at once. Each batch goes to all of them
 before the next one, a different one first each time. mlx_lm's loops get token ids without HTTP, and have no
-cache between requests. Every round has new chats, except those of --prompts, so no prefix cache has them.
+cache between requests. Every round has new chats, so that no prefix cache has them.
 Ratios are to the first peer. Exit status 1 if anything failed.
 """
 
@@ -16,6 +16,7 @@ from functools import partial
 
 from bench import document, options, outputs
 from bench.errors import ArgumentsError
+from bench.experiment import grouped
 from bench.options import Flag
 from bench.serving import servers, traffic
 from bench.serving.bare_loop import start_loop
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print. Return 1 if a request failed, 2 if the arguments cannot be combined."""
     servers.check(arguments, (LOOP, SPECULATIVE))
     tokenizer = load_tokenizer(arguments.model)
-    batches = batches_of(_rounds(arguments, tokenizer), arguments.streams, arguments.mixed)
+    batches = batches_of(rounds_of(arguments, tokenizer), arguments.streams, arguments.mixed)
     record = document.new_document(arguments)
     resume = {"resume": arguments.resume, "key": record["command"]}
     with ExitStack() as children:
@@ -63,12 +64,17 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(row["error"] for row in found))
 
 
-def _rounds(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[list[Chat]]:
+def rounds_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[list[Chat]]:
     """Return the chats of each round, the warm-up first."""
     num_rounds = 1 + arguments.rounds
-    if (own := own_chats(arguments.prompts, arguments.workloads)) is not None:
-        return [own] * num_rounds
     size = arguments.chats or max(3, arguments.streams)
+    if (own := own_chats(arguments.prompts, arguments.workloads)) is not None:
+        # The warm-up has the first one. Rounds are left out for which there are no more.
+        kinds = grouped([{"kind": one.workload, "chat": one} for one in own[1:] or own], "kind").values()
+        dealt = (
+            [one for kind in kinds for one in kind[at * size :][:size]] for at in range(arguments.rounds)
+        )
+        return [own[:1], *([row["chat"] for row in rows] for rows in dealt if rows)]
     made = [
         make_chats(name, size * num_rounds, arguments.seed, lambda text: len(render(tokenizer, text)), length)
         for name in arguments.workloads

@@ -21,6 +21,7 @@ from bench.serving.traffic import Ask
 from config.settings import BUNDLED_MODEL
 
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
+PLAIN, DRAFTING = f"{OWN}-none", f"{MLX_LM}-draft"
 _REPRISE = "import sys; from cli.main import main; sys.exit(main())"
 # Keys that the environment sets are switched off.
 _SERVE = ("serve", "--recalibrate", "--api-key", "", "--api-key-file", "none")
@@ -29,6 +30,7 @@ COMMANDS = {
     MLX_LM: (sys.executable, "-m", "mlx_lm", "server", "--model"),
     LLAMA: (LLAMA, "--parallel", "8", "-m"),
 }
+COMMANDS |= {PLAIN: COMMANDS[OWN], DRAFTING: COMMANDS[MLX_LM]}
 """The servers that can be started; a command lacks its model and its address."""
 
 
@@ -38,6 +40,8 @@ def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ArgumentsError(f"--server: the name {name} is already taken")
+    if DRAFTING in names and not getattr(arguments, "draft_model", None):
+        raise ArgumentsError(f"--server: {DRAFTING} needs a --draft-model")
     for name, _ in arguments.server_key:
         if name not in names:
             raise ArgumentsError(f"--server-key: no --server is named {name}")
@@ -55,14 +59,15 @@ def connect(
     folder: the model that they serve. own: more flags of `reprise serve`. forbidden_ids: in all answers.
     Raises BenchError if a server cannot be used.
     """
-    keys = dict(arguments.server_key)
+    keys, draft = dict(arguments.server_key), getattr(arguments, "draft_model", None)
+    flags = {OWN: own, PLAIN: ("--draft-type", "none"), DRAFTING: ("--draft-model", str(draft))}
     servers: dict[str, Ask] = {}
     for name, url, model in arguments.server or [(OWN, None, None)]:
         if url is None:
-            command = [*COMMANDS[name], model or str(folder), *(own if name == OWN else ())]
+            command = [*COMMANDS[name], model or str(folder), *flags.get(name, ())]
             url = children.enter_context(run_server(name, command))
             # mlx_lm.server's list of models fails where none was ever downloaded.
-            model = "default_model" if name == MLX_LM else None
+            model = "default_model" if name in (MLX_LM, DRAFTING) else None
         headers = {"Authorization": f"Bearer {keys[name]}"} if name in keys else {}
         model = model or _first_model(url, headers)
         servers[name] = Server(url, model, arguments.max_tokens, forbidden_ids, headers=headers).ask
@@ -141,8 +146,9 @@ def _key(text: str) -> tuple[str, str]:
 
 
 _HELP = f"""\
-A running server; MODEL defaults to the first that it lists. {OWN}, {MLX_LM} and {LLAMA}=FILE.gguf are started
-here. May be repeated; the first is what others are compared with. Default: {OWN}."""
+A running server; MODEL defaults to the first that it lists. {OWN}, {PLAIN} (without drafts), {MLX_LM},
+{DRAFTING} (with --draft-model) and {LLAMA}=FILE.gguf are started here. May be repeated; the first is what
+others are compared with. Default: {OWN}."""
 FLAGS = (
     Flag("--server", _server, "NAME=URL[=MODEL]", [], _HELP, is_repeated=True),
     Flag("--server-key", _key, "NAME=KEY", [], "API key of a --server; may be repeated.", is_repeated=True),

@@ -3,10 +3,11 @@
 from array import array
 from collections.abc import Sequence
 
-from drafters.base import SLICE_TOKENS, Slices
+from drafters.base import SLICE_TOKENS, Slices, finish
 from drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Ids, Match, Occurrences, TailHashes
 
 _MIN_CAPACITY = 4096
+_GROW_EVERY = 64  # tokens between two slices of growing, which are done long before there is no room
 
 
 class GrowingText:
@@ -18,10 +19,9 @@ class GrowingText:
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        # Leaves room to grow by at least a quarter.
-        capacity = 1 << (len(prompt) + len(prompt) // 4).bit_length()
         self.tokens: Ids = array("I")
-        self.index = Occurrences(self.tokens, max(_MIN_CAPACITY, capacity))
+        self.index = Occurrences(self.tokens, _capacity_for(len(prompt)))
+        self._growing: Slices | None = None
         self.tail = TailHashes(prompt)
         self._prompt: Sequence[int] = prompt
         # The text's end, and the tokens after the prompt, until the prompt is read.
@@ -41,22 +41,35 @@ class GrowingText:
             self.tokens += array("I", part)
             if len(self.tokens) == len(self._prompt):
                 self._is_read, self._prompt = True, ()
-                while len(self.tokens) + len(self._later) + 1 >= self.index.capacity:
-                    self.index.grow()
                 self.tokens.extend(self._later)
                 self._later = []
+                # Nothing is indexed yet.
+                if (capacity := _capacity_for(len(self.tokens))) > self.index.capacity:
+                    self.index = Occurrences(self.tokens, capacity)
             if part:
                 yield len(part)
 
     def read(self) -> Slices:
         """Read the tokens that are not read yet, and add them to the index."""
         yield from self.read_tokens()
-        index, tokens = self.index, self.tokens
-        yield from index.touch()
-        while num_tokens := min(len(tokens) - index.end, SLICE_TOKENS):
-            start = index.end
-            index.extend(tokens[start : start + num_tokens], tokens[max(0, start - LONGEST) : start])
+        yield from self.index.touch()
+        while num_tokens := self._index_slice(self.index):
             yield num_tokens
+
+    def _index_slice(self, index: Occurrences) -> int:
+        """Add the next tokens to an index that is behind; return how many."""
+        start, tokens = index.end, self.tokens
+        num_tokens = min(len(tokens) - start, SLICE_TOKENS)
+        index.extend(tokens[start : start + num_tokens], tokens[max(0, start - LONGEST) : start])
+        return num_tokens
+
+    def _grow(self) -> Slices:
+        """Return the work of building an index with twice the room, which then takes this one's place."""
+        larger = Occurrences(self.tokens, 2 * self.index.capacity)
+        yield from larger.touch()
+        while num_tokens := self._index_slice(larger):
+            yield num_tokens
+        self.index, self._growing = larger, None
 
     def append(self, token: int) -> None:
         """Append a token."""
@@ -67,15 +80,24 @@ class GrowingText:
             del self._end[:-MAX_MATCH_TOKENS]
             return
         index, tokens = self.index, self.tokens
-        if len(tokens) + 1 >= index.capacity:
-            index.grow()
         tokens.append(token)
         # An index that is behind gets to this token in its turn.
         if index.end == len(tokens) - 1:
             index.append(hashes)
+        if len(tokens) >= index.capacity - index.capacity // 8:
+            self._growing = self._growing or self._grow()
+            if len(tokens) + 2 >= index.capacity:
+                finish(self._growing)
+            elif len(tokens) % _GROW_EVERY == 0:
+                next(self._growing, None)
 
     def find_earlier(self) -> Match | None:
         """Return the longest earlier occurrence of the end of the text, in what is indexed of it."""
         if self.index.end == len(self.tokens) and self._is_read:
             return self.index.find_earlier(self.tokens)
         return self.index.find(self.tail.hashes, self.end)
+
+
+def _capacity_for(num_tokens: int) -> int:
+    """Return the capacity of an index of a text that may grow by at least a quarter."""
+    return max(_MIN_CAPACITY, 1 << (num_tokens + num_tokens // 4).bit_length())

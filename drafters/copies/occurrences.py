@@ -34,7 +34,7 @@ _MULTIPLIER = 6364136223846793005
 _MASK = (1 << 64) - 1
 _TO_2, _TO_4, _TO_8 = (pow(_MULTIPLIER, n, 1 << 64) for n in (2, 4, 8))
 _PAGE_HEADS = 512  # no more heads than in a page of memory
-_TOUCHED_HEADS = 1 << 17
+_TOUCHED_HEADS = 1 << 16
 _SLOT_SHIFT = 32  # a slot is taken from the upper half of a hash, so a ring has at most 2 ** 32 tokens
 
 Ids: TypeAlias = "array[int]"
@@ -138,13 +138,10 @@ class Occurrences:
         self.end = first
         # Zeros, which stand for no position, are not touched by the allocation, so it takes no time.
         shape, dtype = (len(NGRAM_SIZES), capacity), np.int64 if has_64_bit_positions else np.int32
-        self._keep_tables(np.zeros(shape, dtype), np.zeros(shape, dtype))
-
-    def _keep_tables(self, heads: Positions, links: Positions) -> None:
-        self._all_heads, self._all_links = heads, links
+        self._all_heads, self._all_links = np.zeros(shape, dtype), np.zeros(shape, dtype)
         # Single items of a memoryview are read and written three times as fast as those of an array.
-        self._heads = tuple(row.data for row in heads)
-        self._links = tuple(row.data for row in links)
+        self._heads = tuple(row.data for row in self._all_heads)
+        self._links = tuple(row.data for row in self._all_links)
 
     def touch(self) -> Slices:
         """Return the work of writing to every page of the heads.
@@ -162,16 +159,6 @@ class Occurrences:
     def start(self) -> int:
         """Position of the oldest token that is still kept."""
         return max(self._first, self.end - self.capacity)
-
-    def grow(self) -> None:
-        """Double the capacity. Only while end < capacity, so that nothing was overwritten."""
-        # Each slot becomes two, which begin with the same chain.
-        heads = np.concatenate([self._all_heads, self._all_heads], axis=1)
-        links = np.zeros_like(heads)
-        links[:, : self.capacity] = self._all_links
-        self.capacity *= 2
-        self._mask = self.capacity - 1
-        self._keep_tables(heads, links)
 
     def token(self, position: int) -> int:
         """Return the token at a position that is still kept."""

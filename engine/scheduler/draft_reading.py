@@ -110,6 +110,7 @@ class DraftReading:
             try:
                 sequence.drafts.uses_model = self._is_wanted()
                 sequence.drafts.counts.is_model_left_out = not sequence.drafts.uses_model
+                sequence.drafts.counts.token_steps = self._planner.model_token_steps(1)
             except Exception as fault:
                 sequence.give_up_draft_model(fault)
 
@@ -203,6 +204,8 @@ class DraftReading:
                 # Another turn may continue here.
                 self.keep_row(members[row], row)
                 self._drop(members[row], row)
+                if drafts := members[row].drafts:
+                    drafts.counts.is_model_dropped = True
 
     def _plain_s(self, members: SequenceOf[Sequence]) -> float | None:
         """Return the seconds of a plain step; None if they are not known, or a row has no token yet."""

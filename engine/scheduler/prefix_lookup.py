@@ -34,7 +34,7 @@ from engine.prefix_cache.block_hashes import count_shared
 from engine.prefix_cache.disk import PrefixStore, make_store
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.prefix_cache.weights_digest import weights_fingerprint
-from engine.scheduler.checkpoints import MAX_GAP_TOKENS, choose_rungs
+from engine.scheduler.checkpoints import MAX_GAP_TOKENS, NUM_RUNGS, choose_rungs
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.sequence import Sequence
 from engine.text.templates.message_openings import MessageOpenings
@@ -49,6 +49,9 @@ MIN_LOADED_TOKENS = 128
 
 WITHIN_WEIGHT = 0.25
 """How likely a prompt parts from another in the middle of a message, if 1 is where one begins."""
+
+EVEN_SHARE = 0.25
+"""Share of the memory that one prompt's ladder may take for gaps that do not grow toward its start."""
 
 OPENING_REACH = 256
 """Number of a prompt's last tokens in which the opening of the answer is searched."""
@@ -432,7 +435,11 @@ class PrefixLookup:
         gap = -(-(end - start) // (max_rungs + 1))
         prefill.ids = np.asarray(sequence.tokens, np.int32)
         borders = np.flatnonzero(np.isin(prefill.ids, list(self._openings.tokens))).tolist()
-        rungs = choose_rungs(sorted(prefill.keep_at), borders, start, end, gap)
+        # Twice as many as there are gaps, as a rung at a border makes a gap shorter.
+        most = 2 * (end - start) // MAX_GAP_TOKENS
+        is_even = most <= max_rungs and most * state_bytes <= EVEN_SHARE * self._budget_bytes
+        num_rungs = max(NUM_RUNGS, most) if is_even else NUM_RUNGS
+        rungs = choose_rungs(sorted(prefill.keep_at), borders, start, end, gap, num_rungs)
         likely = {*borders}
         prefill.rungs = {
             at: 1.0 if at in likely else WITHIN_WEIGHT

@@ -22,7 +22,7 @@ from engine.speculative.draft_length import (
     find_demands,
     meets_any,
 )
-from engine.speculative.draft_model.costs import DraftModelCosts
+from engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
 from engine.speculative.draft_model.forecast import (
     MODELS,
     PROBE_RATE,
@@ -93,6 +93,13 @@ class Planner:
         if self.model_costs is None or not num_fed:
             return 0.0
         return self.model_costs.seconds(num_rows, num_fed, num_drafted, self._under)
+
+    def model_token_steps(self, num_rows: int) -> float | None:
+        """Return what a token of the draft model is believed to cost, in plain steps; None of a head."""
+        plain_s = self.costs.least_plain_s(num_rows, self._under)
+        if not plain_s or self.model_costs is None or isinstance(self.model_costs.alone, ShareOfTarget):
+            return None
+        return (self.model_s(num_rows, 1, 2) - self.model_s(num_rows, 1, 1)) / plain_s
 
     def plan(self, members: SequenceOf[Sequence]) -> list[RowInput]:
         """Return the rows' inputs for a verification step; empty if a plain step is better.
@@ -256,6 +263,7 @@ class Planner:
                     reason = INEXACT
             elif s.drafts.can_ask_model:
                 reason = DEAR if _is_likely(s.drafts.forecast.rate, 1) else UNLIKELY
+                s.drafts.counts.token_steps = self.model_token_steps(len(members))
             else:
                 reason = UNREAD if s.drafts.uses_model else UNMATCHED
             price = self._price(len(members), num_tokens) if reason == DEAR else None

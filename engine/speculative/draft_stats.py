@@ -30,6 +30,9 @@ WORDS = {
 LEFT_OUT = "the draft model does not pay now, and few requests try it"
 """Why nothing was ever asked, where only the draft model or a head may draft."""
 
+TOO_LONG = "the draft model or head would take longer to read the prompt than this answer can save"
+"""Why nothing was asked once the reading had begun."""
+
 PLAIN = "model"
 """The source of tokens that no drafter drafted: those of plain steps, and bonus tokens."""
 
@@ -44,6 +47,8 @@ class DraftCounts:
     undrafted: reason -> plans that decided for a plain step. price: what a step was believed to cost when
         that was the reason: the widest such step, and the last of that width.
     is_model_left_out: whether the draft model or head does not read this prompt, as it does not pay now.
+    is_model_dropped: whether it stopped reading it, as this answer is too short for that.
+    token_steps: what a token of the draft model was believed to cost when it did not pay, in plain steps.
     strategy, translation: the strategy that translates the draft model's drafts, and its counts, if the draft
         model has read the prompt.
     """
@@ -57,6 +62,8 @@ class DraftCounts:
     undrafted: dict[str, int] = field(default_factory=dict)
     price: StepPrice | None = None
     is_model_left_out: bool = False
+    is_model_dropped: bool = False
+    token_steps: float | None = None
     strategy: str | None = None
     translation: "TranslationCounts | None" = None
     # Two lists of shared objects, not one of pairs, so that a run takes no more memory than a token.
@@ -90,11 +97,12 @@ class DraftCounts:
 
     def why_undrafted(self) -> str:
         """Return in words why most steps had no draft; empty if most had one, or if nothing may draft."""
-        if not self.undrafted:
-            is_left_out = self.is_model_left_out and not self.by_source and self.num_forwards > 1
-            return LEFT_OUT if is_left_out else ""
-        if sum(self.undrafted.values()) * 2 < self.num_forwards:
-            return ""
+        if not self.undrafted or sum(self.undrafted.values()) * 2 < self.num_forwards:
+            if self.by_source or self.num_forwards < 2:
+                return ""
+            if self.is_model_dropped:
+                return TOO_LONG
+            return self._with_price(LEFT_OUT) if self.is_model_left_out else ""
         reason = max(self.undrafted, key=self.undrafted.__getitem__)
         if reason == DEAR and self.price:
             return self.price.describe()
@@ -103,7 +111,13 @@ class DraftCounts:
             return f"drafts are seldom accepted ({accepted} of {drafted} tokens)"
         if reason == SPENT and drafted:
             return f"{WORDS[SPENT]} ({accepted} of {drafted} tokens accepted)"
-        return WORDS[reason]
+        return self._with_price(WORDS[reason]) if reason == DEAR else WORDS[reason]
+
+    def _with_price(self, words: str) -> str:
+        steps = self.token_steps
+        return (
+            words if steps is None else f"{words} (a token of the draft model costs {steps:.2f} plain steps)"
+        )
 
     def track_translation(self, translator: "Translator", strategy: str) -> None:
         """Have a new translator of the draft model's drafts continue the counts of the previous one."""

@@ -1,15 +1,17 @@
 """The work that drafters put off: reading prompts and learning finished texts, in slices between steps."""
 
 from collections import deque
-from time import perf_counter
 
 from drafters.base import Slices
 from engine.stations import station
 
-STEP_S, STEP_SHARE = 0.0005, 0.1
-"""Seconds that a step may give to this work, or share of a plain step if that is longer, besides the slices
-that were begun within them. The device is busy meanwhile. In a second a step drafts nothing from what it has
-not read, so a slow model must not read as slowly."""
+STEP_SLICES = 4
+"""Slices of a step. 99 of 100 take at most .12 ms, so that it takes less than half a millisecond."""
+
+STEP_SHARE, SLICE_S = 0.1, 0.00016
+"""Beside a long step as many slices as this share of a plain step holds, if each takes so many seconds, as
+few do. The device is busy meanwhile. In a second a step drafts nothing from what it has not
+read, so a slow model must not read as slowly."""
 
 MAX_CLOSING = 64
 """Maximum number of finished texts that wait to be learned; the oldest is dropped first."""
@@ -19,15 +21,17 @@ class DrafterWork:
     """The slices that are left to do, of all sequences.
 
     Prompts take turns, so that a short one never waits for a long one. Finished texts are learned one after
-    the other, as drafters ask for, and as many slices of them are done as of prompts.
+    the other, as drafters ask for, and as many slices of them are done as of prompts. What a step does is
+    bounded by the number of slices, and each of them by its tokens, so no clock is read.
 
-    step_s: see STEP_S; 0 for one slice of each kind. At least these are done in every step.
+    step_slices, step_share: see STEP_SLICES and STEP_SHARE.
     """
 
-    def __init__(self, step_s: float = STEP_S) -> None:
-        self.step_s = step_s
+    def __init__(self, step_slices: int = STEP_SLICES, step_share: float = STEP_SHARE) -> None:
+        self.step_slices, self.step_share = step_slices, step_share
         self._reading: dict[int, Slices] = {}
         self._closing: deque[Slices] = deque(maxlen=MAX_CLOSING)
+        self._has_read = False
 
     @property
     def is_left(self) -> bool:
@@ -50,27 +54,25 @@ class DrafterWork:
     def advance(self, plain_s: float = 0.0) -> None:
         """Do one step's share of the work. plain_s: seconds of a plain step; 0 if not known."""
         if self.is_left:
-            self._advance(max(self.step_s, STEP_SHARE * plain_s) if self.step_s else 0.0)
+            self._advance(max(self.step_slices, int(self.step_share * plain_s / SLICE_S)))
 
     @station("drafters")
-    def _advance(self, limit_s: float) -> None:
-        end = perf_counter() + limit_s
-        while True:
-            self._advance_each()
-            if perf_counter() >= end or not self.is_left:
-                return
+    def _advance(self, num_slices: int) -> None:
+        for _ in range(num_slices):
+            self._do_slice()
 
     def finish(self) -> None:
         """Do all of the work at once."""
         while self.is_left:
-            self._advance_each()
+            self._do_slice()
 
-    def _advance_each(self) -> None:
-        """Do one slice of a prompt and one of a finished text."""
-        if self._reading:
+    def _do_slice(self) -> None:
+        """Do the next slice, of prompts and finished texts in turn."""
+        self._has_read = bool(self._reading) and not (self._has_read and self._closing)
+        if self._has_read:
             seq = next(iter(self._reading))
             slices = self._reading.pop(seq)
             if next(slices, None) is not None:
                 self._reading[seq] = slices
-        if self._closing and next(self._closing[0], None) is None:
+        elif self._closing and next(self._closing[0], None) is None:
             self._closing.popleft()

@@ -75,6 +75,7 @@ async def answer_chat(
         grammar,
         prompt.head_tokens,
         prompt.views,
+        prompt.make_views,
     )
 
 

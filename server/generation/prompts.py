@@ -69,7 +69,7 @@ class ChatPrompt:
     prediction: token ids of the output that the client predicts; often none.
     is_thinking: the prompt has already opened the model's reasoning.
     num_dropped: the oldest messages that were left out, as the request asked for it.
-    head_tokens, views: see GenerationRequest.
+    head_tokens, views: see GenerationRequest. make_views: has those made that are not there yet.
     """
 
     tokens: TokenIds
@@ -78,6 +78,7 @@ class ChatPrompt:
     num_dropped: int = 0
     head_tokens: int = 0
     views: Sequence[View] = ()
+    make_views: Callable[[], None] | None = None
 
 
 def json_grammar(schema: dict[str, Any]) -> Grammar:
@@ -155,7 +156,7 @@ class PromptEncoder:
             body.prompt_end,
             reserved,
         )
-        return replace(prompt, views=self._begin_views(request, body, messages, tools))
+        return self._with_views(prompt, request, body, messages, tools)
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
         """Return the token ids of each prompt. Raises BadRequestError, and what _run() raises."""
@@ -317,26 +318,38 @@ class PromptEncoder:
             self._num_pending += Counter()
             self._metrics.count_wait("prompts", time.perf_counter() - start_s)
 
-    def _begin_views(
-        self, request: Request, body: ChatRequest, messages: Sequence[Json], tools: Sequence[Json]
-    ) -> Views:
-        """Return the views of a conversation, which are made while its prompt is answered.
+    def _with_views(
+        self,
+        prompt: ChatPrompt,
+        request: Request,
+        body: ChatRequest,
+        messages: Sequence[Json],
+        tools: Sequence[Json],
+    ) -> ChatPrompt:
+        """Return the prompt with its views, of which only those that are kept are there soon.
 
-        None are made if nothing looks in them, or too many are being made.
+        Others are made once it is answered: on a busy processor, its first token would come later. None are
+        made if nothing looks in them, or too many are being made.
         """
         views: Views = []
         looks_up = (body.draft.type or self._draft_type) in ("auto", "suffix") and body.draft.max_tokens != 0
-        if looks_up and len(self.making_views) < self._max_pending:
-            slices = self._view_maker.make(messages, tools, key_digest(request), views)
-            task = asyncio.ensure_future(self._make_views(client_of(request), slices))
-            self.making_views.add(task)
-            task.add_done_callback(self.making_views.discard)
-        return views
+        if not looks_up or len(self.making_views) >= self._max_pending:
+            return prompt
+        slices = self._view_maker.make(messages, tools, key_digest(request), views)
+        make = partial(self._make_views, client_of(request), slices)
+        make(is_first=True)
+        return replace(prompt, views=views, make_views=partial(make, is_first=False))
 
-    async def _make_views(self, client: str, slices: Iterator[None]) -> None:
+    def _make_views(self, client: str, slices: Iterator[None], is_first: bool) -> None:
+        """Do the first slice of making views, or all others, on their thread."""
+        task = asyncio.ensure_future(self._run_slices(client, slices, is_first))
+        self.making_views.add(task)
+        task.add_done_callback(self.making_views.discard)
+
+    async def _run_slices(self, client: str, slices: Iterator[None], is_first: bool) -> None:
         """Make views slice by slice; clients take turns. An answer needs none, so a fault is only logged."""
         try:
-            while await self._views.run(client, partial(next, slices, True)) is None:
+            while await self._views.run(client, partial(next, slices, True)) is None and not is_first:
                 pass
         except Exception:
             log.error("the views of a conversation cannot be made", exc_info=True)

@@ -1,7 +1,7 @@
 """Turn token ids into a response: the steps shared by all endpoints that generate."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from fastapi import Request, Response
@@ -35,8 +35,12 @@ async def respond(
     grammar: Grammar | None = None,
     head_tokens: int = 0,
     views: Sequence[View] = (),
+    on_first: Callable[[], None] | None = None,
 ) -> Response:
-    """Generate a whole response or a stream. Raises ApiError before any of the response is sent."""
+    """Generate a whole response or a stream. Raises ApiError before any of the response is sent.
+
+    on_first: called when the first token has come.
+    """
     record = record_of(request)
     body = _without_what_is_not_here(request, service, body)
     tenant = tenant_of(request, service.settings)
@@ -52,7 +56,7 @@ async def respond(
         head_tokens,
         views,
     )
-    submission = Submission(service, engine_requests, body.n, _grammar_param(body))
+    submission = Submission(service, engine_requests, body.n, _grammar_param(body), on_first)
     output = RequestOutput(service, record, submission, make_parser, body)
     submission.start(is_streaming=body.stream)
 

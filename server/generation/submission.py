@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ class Submission:
 
     engine_requests: one for each choice, by index. num_choices: choices of each prompt.
     grammar_param: the field that their grammar comes from, if they have one.
+    on_first: called on the event loop when any of them has its first token.
     ended: usage of the sequences that have ended, normally or not, by index.
     finished: the final events of those that ended normally, by index.
     deltas: the deltas of each choice; those of a stream are kept only if prompts are logged.
@@ -37,6 +38,7 @@ class Submission:
         engine_requests: Sequence[GenerationRequest],
         num_choices: int,
         grammar_param: str,
+        on_first: Callable[[], None] | None = None,
     ) -> None:
         self.engine_requests = engine_requests
         self.num_choices = num_choices
@@ -51,7 +53,9 @@ class Submission:
         self._event_queue = EventQueue(service.settings.keep_alive_s)
         self._num_submitted = 0
         self._failure: Failed | None = None
-        self._client_left = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._client_left = self._loop.create_future()
+        self._on_first = on_first
 
     @property
     def is_complete(self) -> bool:
@@ -160,7 +164,9 @@ class Submission:
 
     def _send(self, index: int, event: Event) -> None:
         """Post an event of a stream. Runs on the engine's thread."""
-        if not isinstance(event, Delta):
+        if isinstance(event, Delta):
+            self._note_first(event)
+        else:
             self._count_end(index, event)
         self._event_bridge.post(self._event_queue, (index, event))
 
@@ -170,10 +176,19 @@ class Submission:
         Runs on the engine's thread.
         """
         if isinstance(event, Delta):
+            self._note_first(event)
             self.deltas[index].append(event)
         else:
             self._count_end(index, event)
             self._event_bridge.post(self._event_queue, (index, event))
+
+    def _note_first(self, delta: Delta) -> None:
+        """Tell the event loop if this is the first token. Runs on the engine's thread."""
+        if self._on_first is not None and not delta.is_prompt and delta.progress is None:
+            on_first, self._on_first = self._on_first, None
+            # A closed loop raises RuntimeError.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(on_first)
 
     def _count_end(self, index: int, end: Finished | Failed) -> None:
         """Count a sequence in the metrics, once, even if its client has left. Runs on the engine's thread."""

@@ -26,6 +26,9 @@ MAX_TOKENS = 1 << 17
 SLICE_CHARACTERS = 4096
 """Characters that one slice reads or encodes, about 1,000 tokens, and up to the end of a line or word."""
 
+SLICE_LINES = 96
+"""Lines that one slice reads: short ones take time by their number, not by their characters."""
+
 MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
 
@@ -152,8 +155,17 @@ def _pieces(text: str) -> Iterator[str]:
     while start < len(text):
         most = start + MAX_SLICE_CHARACTERS
         end = text.find("\n", start + SLICE_CHARACTERS, most) + 1 or min(most, len(text))
+        end = _after_lines(text, start, end)
         yield text[start:end]
         start = end
+
+
+def _after_lines(text: str, start: int, end: int) -> int:
+    """Return where the next SLICE_LINES lines end, at most end."""
+    for _ in range(SLICE_LINES):
+        if not (start := text.find("\n", start, end) + 1):
+            return end
+    return start
 
 
 def _chunks(text: str) -> Iterator[str]:

@@ -40,7 +40,7 @@ def one_run(
         "prefill_s": 0.25, "first_token_s": 0.3, "decode_s": decode_s, "num_forwards": 10 if is_plain else 5,
         "by_source": {"suffix": [drafted, accepted]} if drafted else {},
         "by_position": [[2, 2], [2, 1]] if drafted else [], "drafter_s": 1e-4, "translation": {},
-        "energy_j": 4.0 if is_plain else 2.0,
+        "energy_j": 4.0 if is_plain else 2.0, "tokens": [list(range(10))],
     } | more  # fmt: skip
 
 
@@ -106,6 +106,15 @@ def test_chats_of_several_turns_have_a_row_over_all_and_one_of_each() -> None:
     assert [row["turn"] for row in rows] == [None, 1, 2]
     assert [row["speedup"] for row in rows] == pytest.approx([1.6 / 0.6, 2.0, 4.0])
     assert [row["tokens"] for row in rows] == [40, 20, 20]
+
+
+def test_a_row_also_says_what_it_would_be_without_answers_that_loop() -> None:
+    looping = runs((0.1,), (1.0,), case="edits 600 1", tokens=[[1] * 10])
+    (row,) = rows_of(runs((0.5,), (1.0,)) + looping, [])
+    assert (row["cases"], row["straight_cases"]) == (2, 1)
+    assert (row["speedup"], row["straight"]["speedup"]) == pytest.approx((2.0 / 0.6, 2.0))
+    (row,) = rows_of(looping, [])
+    assert (row["straight_cases"], row["straight"]) == (0, None)
 
 
 def test_what_was_not_measured_is_null_and_not_a_number() -> None:

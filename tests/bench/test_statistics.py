@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.statistics import compare, percentile, percentiles, ratio, share_tokens
+from bench.statistics import compare, loops, percentile, percentiles, ratio, share_tokens
 
 
 def once(values):
@@ -65,3 +65,17 @@ def test_as_many_chunks_as_tokens_are_one_token_each():
 def test_tokens_go_to_chunks_by_what_their_texts_hold_and_add_up():
     assert share_tokens(8, ["a b c", "d"], [3, 1]) == [6, 2]
     assert share_tokens(5, [], []) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([], False),
+        (list(range(40)), False),
+        ([1, 2, 3] * 12, True),
+        ([*range(60), *range(100, 106), *range(100, 106)], False),
+        ([*range(12), *(50 + at % 6 for at in range(30))], True),
+    ],
+)
+def test_an_answer_loops_if_much_of_it_stands_in_it_before(tokens, expected):
+    assert loops(tokens) is expected

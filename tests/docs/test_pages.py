@@ -23,6 +23,7 @@ OTHER_FLAGS = {
     "--from",
     "--homepage",
     "--hostfile",
+    "--no-deps",
     "--over",
     "--slow",
     "--url",

@@ -1,10 +1,12 @@
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import finish
+from drafters.base import SLICE_TOKENS, finish
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.occurrences import (
     LONGEST,
@@ -109,16 +111,6 @@ def test_tokens_added_together_are_found_like_tokens_added_one_by_one(
     assert together.index.find_earlier(ids) == one_by_one.index.find_earlier(ids)
 
 
-@given(TOKENS, st.integers(1, 10))
-def test_an_index_that_grows_keeps_what_it_knew(tokens: list[int], num_doublings: int) -> None:
-    text, ids = text_of(tokens), array("I", tokens)
-    before = text.index.find(TailHashes(tokens).hashes, ids)
-    for _ in range(min(num_doublings, 3)):
-        text.index.grow()
-    assert text.index.find(TailHashes(tokens).hashes, ids) == before
-    assert text.find_earlier() == text_of(tokens).find_earlier()
-
-
 @given(TOKENS, st.integers(0, 100), st.integers(1, 16))
 def test_a_slice_may_cross_the_end_of_the_ring(text: list[int], start: int, size: int) -> None:
     filled, tail = Ring(32), TailHashes()
@@ -129,23 +121,28 @@ def test_a_slice_may_cross_the_end_of_the_ring(text: list[int], start: int, size
         assert ring.slice(start, start + size).tolist() == text[start : start + size]
 
 
-def test_growing_beyond_the_initial_capacity_loses_nothing() -> None:
-    tokens = [at * 7919 % 5003 for at in range(5003)]
-    text = text_of(tokens[:100])
-    for token in tokens[100:] + tokens[40:60]:
-        text.append(token)
-    match = text.find_earlier()
-    assert match is not None
-    assert (match.position, match.length) == (60, 20)
+@pytest.mark.parametrize("num_read", [0, 300, 3500])
+def test_a_text_that_outgrows_its_index_loses_nothing_and_no_token_waits_for_more_than_a_slice(
+    num_read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repeat every 5,003 tokens, over two doublings."""
+    extend, added = Occurrences.extend, list[int]()
 
+    def count(index: Occurrences, tokens: Any, *rest: Any) -> None:
+        added.append(len(tokens))
+        extend(index, tokens, *rest)
 
-def test_the_most_frequent_next_token_wins() -> None:
-    match = text_of([1, 2, 9, 1, 2, 9, 1, 2, 5, 1, 2]).find_earlier()
-    assert match is not None
-    assert (match.position, match.num_agreeing, match.num_disagreeing) == (5, 2, 1)
-
-
-def test_of_equally_frequent_next_tokens_the_newest_wins() -> None:
-    match = text_of([1, 2, 9, 4, 1, 2, 5, 1, 2]).find_earlier()
-    assert match is not None
-    assert (match.position, match.num_agreeing, match.num_disagreeing) == (6, 1, 1)
+    tokens = [at * 7919 % 5003 for at in range(3 * 5003)]
+    text = text_of(tokens[:num_read] or tokens[:1])
+    monkeypatch.setattr(Occurrences, "extend", count)
+    capacities = set()
+    for at in range(len(text.tokens), len(tokens)):
+        added.clear()
+        text.append(tokens[at])
+        assert sum(added) <= SLICE_TOKENS
+        capacities.add(text.index.capacity)
+        if at % 997 == 0:
+            match = text.find_earlier()
+            assert (match.position if match else 0) == max(0, at + 1 - 5003)
+    assert len(capacities) > 1
+    assert text.tokens.tolist() == tokens

@@ -1,5 +1,7 @@
 """Views: other texts and forms that a sequence's answer may copy from."""
 
+import tracemalloc
+from array import array
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +12,7 @@ from drafters.base import SLICE_TOKENS, Draft, DraftQuery, Frame, ReadsViews, Se
 from drafters.copies import shelf as shelf_module
 from drafters.copies.forms import Forms
 from drafters.copies.occurrences import TailHashes
-from drafters.copies.shelf import Shelf
+from drafters.copies.shelf import MAX_TOKENS, Shelf
 from drafters.suffix import FORM, NUM_CLASSES, SUCCESSOR, VIEW, SuffixDrafter
 from tests.drafters.makers import DRAFTERS
 from tests.drafters.test_contract import checked_step, few_ids, some_text, texts
@@ -135,6 +137,22 @@ def test_a_shelf_reads_in_slices_and_takes_what_it_has_room_for() -> None:
     assert len(shelf.tokens) < shelf.capacity <= 8192
     finish(shelf.add(range(200)))
     assert len(shelf.tokens) < shelf.capacity
+
+
+def test_what_views_take_is_bounded_and_freed_with_their_sequence() -> None:
+    """Count the bytes that Python and NumPy hold: some 44 for each token of the shelf."""
+    drafter, view = SuffixDrafter(0), array("I", range(MAX_TOKENS // 2))
+    tracemalloc.start()
+    try:
+        finish(drafter.open(SequenceStart(1, range(MAX_TOKENS))))
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(4):
+            finish(drafter.add_view(1, view))
+        assert tracemalloc.get_traced_memory()[0] - before < 50 * MAX_TOKENS
+        drafter.close(1)
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_fixed_in_a_form_follows_from_its_first_tokens() -> None:

@@ -37,6 +37,7 @@ def test_servers_and_mlx_lms_own_loops_are_compared_in_one_run(
     [
         (["--server", "a=http://host", "--server", "a=http://other"], "the name a is already taken"),
         (["--server", "a=http://127.0.0.1:1", "--server-key", "b=k"], "no --server is named b"),
+        (["--server", "mlx_lm.server-draft"], "mlx_lm.server-draft needs a --draft-model"),
         (["--workloads", "edit"], "--workloads: edit is not one of"),
         (["--workloads", "free"], "free is not a greedy chat; remove it"),
     ],

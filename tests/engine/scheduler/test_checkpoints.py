@@ -123,6 +123,21 @@ def test_an_edit_of_a_long_history_starts_near_the_edit(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_any_edit_of_a_very_long_history_starts_near_it_where_state_is_small() -> None:
+    """Part from 30,000 tokens within one of the first messages."""
+    engine = Driven(loaded_once("mamba2"), prefix_cache_bytes=2**26, draft_type="none")
+    turns = [message(400, at, at % 2 == 0) for at in range(74)]
+    whole = session(*turns, max_tokens=1)
+    engine.ask(replace(whole, id="whole"))
+    engine.finish()
+    for at in range(12, 4, -1):
+        edited = session(*turns[:at], turns[at][:390], message(20, 100), max_tokens=1)
+        answer = engine.ask(replace(edited, id=f"{at}"))
+        engine.finish()
+        assert 0 <= shared(whole, edited) - answer.finished().usage.num_cached_tokens <= MAX_GAP_TOKENS
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_family_with_state_keeps_it_where_prompts_part(name: str) -> None:
     check_goals(name)
@@ -130,15 +145,16 @@ def test_every_family_with_state_keeps_it_where_prompts_part(name: str) -> None:
 
 
 class Counting:
-    """A model that counts the tokens of wide forward passes."""
+    """A model that counts the tokens of forward passes, in widths those of wide ones."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.widths = model, list[int]()
+        self.model, self.widths, self.all = model, list[int](), list[int]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        self.all.append(tokens.shape[0] * tokens.shape[1])
         if tokens.shape[1] > 8:
             self.widths.append(tokens.shape[0] * tokens.shape[1])
         logits: mx.array = self.model(tokens, cache=cache)
@@ -188,6 +204,31 @@ def test_a_restart_finds_the_head_and_the_whole_prompt_in_files(name: str, tmp_p
     assert after.cached(second) == [len(HEAD)]
     assert after.cached(first) == [len(first.prompt) - 1]
     after.worker.queue.prefix_lookup.close()
+
+
+@pytest.mark.parametrize("name", every_kind_of_cache(WITH_STATE, 2, of=9))
+def test_state_is_kept_in_the_same_pass_with_few_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count what a prompt computes that nothing is shared with, with a cache and without."""
+    # No chunk is smaller because the machine is slow.
+    monkeypatch.setattr("engine.scheduler.prefill_budget.ALONE_S", 1e9)
+    loaded = loaded_once(name)
+    asked = session(*(message(70, at, at % 2 == 0) for at in range(20)), max_tokens=1)
+    counts = []
+    for num_bytes in (0, 2**26):
+        model = Counting(loaded.model)
+        engine = Driven(
+            replace(loaded, model=model),
+            prefix_cache_bytes=num_bytes, prefill_chunk_tokens=512, draft_type="none",
+        )  # fmt: skip
+        model.all.clear()
+        engine.ask(asked)
+        engine.finish()
+        counts.append(model.all)
+    plain, keeping = counts
+    # One token is decoded after the prompt, or two, as the next step begins before this one is read.
+    assert len(asked.prompt) <= sum(keeping) == sum(plain) <= len(asked.prompt) + 1
+    # The head's end, where the answer opens, and the ladder.
+    assert len(keeping) - len(plain) <= 2 + len(asked.prompt) // MAX_GAP_TOKENS
 
 
 def test_a_prompt_is_cut_for_later_ones_only_as_far_as_its_time_allows() -> None:

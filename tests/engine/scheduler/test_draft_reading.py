@@ -19,6 +19,7 @@ from engine.scheduler.step_clock import StepClock
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.draft_model.reader import DraftReader
+from engine.speculative.draft_stats import TOO_LONG
 from engine.speculative.proposers import DraftSources
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.speculative.translation.test_draft_translation import make_foreign
@@ -268,7 +269,10 @@ def test_a_text_that_four_answers_could_not_pay_for_is_dropped(timed: Callable[[
     num_fed = pair.draft.num_fed
     second = request(text_of(900, 1), 12, name="second")
     pair.ask(second)
-    assert pair.finish_with(second) == [False]
+    pair.finish()
+    ended = pair.answers[second.id].finished()
+    assert list(ended.tokens) == expected(second)
+    assert (ended.usage.drafting.num_drafted, ended.usage.drafting.why_undrafted) == (0, TOO_LONG)
     # A few slices show what the text would take.
     assert pair.draft.num_fed - num_fed < 60
 

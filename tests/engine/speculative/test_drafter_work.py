@@ -1,6 +1,5 @@
 """Drafters read prompts and learn texts in slices between steps, and only for requests that may draft."""
 
-import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from drafters.copies import growing_text, history
 from drafters.ngram_mod import drafter as ngram_mod
 from drafters.repetition import score_in_slices
 from engine.request import DraftChoice, Finished, GenerationRequest
-from engine.speculative.drafter_work import MAX_CLOSING, DrafterWork
+from engine.speculative.drafter_work import MAX_CLOSING, STEP_SLICES, DrafterWork
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
@@ -57,8 +56,8 @@ class Reader:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every step do one slice of each kind."""
-    monkeypatch.setattr("engine.speculative.proposers.DrafterWork", lambda: DrafterWork(step_s=0.0))
+    """Let every step do one slice."""
+    monkeypatch.setattr("engine.speculative.proposers.DrafterWork", lambda: DrafterWork(1, 0.0))
 
 
 Score = Callable[[Sequence[int]], Generator[int, None, float]]
@@ -70,7 +69,7 @@ def drive(reader: Reader, score: Score, **kwargs: Any) -> Driven:
 
 def test_prompts_take_turns_and_texts_are_learned_one_after_the_other() -> None:
     log: list[str] = []
-    work = DrafterWork(step_s=0.0)
+    work = DrafterWork(2, 0.0)
     work.read(1, slices(log, "long", 4))
     work.read(2, slices(log, "short", 1))
     work.close(3, slices(log, "first", 2))
@@ -81,35 +80,31 @@ def test_prompts_take_turns_and_texts_are_learned_one_after_the_other() -> None:
     assert [name for name in log if name in ("first", "second")] == ["first", "first", "second"]
 
 
-def test_a_step_does_one_slice_of_each_kind_if_that_takes_its_whole_time() -> None:
+def test_a_step_does_its_slices_of_prompts_and_of_texts_in_turn() -> None:
     log: list[str] = []
-    work = DrafterWork(step_s=0.0)
+    work = DrafterWork()
     work.read(1, slices(log, "read", 10))
     work.close(2, slices(log, "learn", 10))
     for num_steps in range(1, 6):
         work.advance()
-        assert (log.count("read"), log.count("learn")) == (num_steps, num_steps)
+        assert len(log) == num_steps * STEP_SLICES
+    assert log == ["read", "learn"] * 10
 
 
+@pytest.mark.parametrize(("plain_s", "num_slices"), [(0.0, 4), (0.005, 4), (0.05, 31), (0.2, 125)])
 def test_beside_long_steps_more_is_read_as_the_device_is_busy_for_longer(
-    monkeypatch: pytest.MonkeyPatch,
+    plain_s: float, num_slices: int
 ) -> None:
-    now = itertools.count(step=0.001)
-    monkeypatch.setattr("engine.speculative.drafter_work.perf_counter", lambda: next(now))
-    num_read = []
-    for plain_s in (0.001, 0.005, 0.050, 0.200, 1.0):
-        log: list[str] = []
-        work = DrafterWork()
-        work.read(1, slices(log, "read", 1000))
-        work.advance(plain_s)
-        num_read.append(len(log))
-    # Slices of a millisecond: a tenth of a plain step, and never less than one.
-    assert num_read == [1, 1, 5, 20, 100]
+    log: list[str] = []
+    work = DrafterWork()
+    work.read(1, slices(log, "read", 1000))
+    work.advance(plain_s)
+    assert len(log) == num_slices
 
 
 def test_a_closed_sequence_is_not_read_further() -> None:
     log: list[str] = []
-    work = DrafterWork(step_s=0.0)
+    work = DrafterWork(1, 0.0)
     work.read(1, slices(log, "read", 10))
     work.advance()
     work.close(1, slices(log, "learn", 1))
@@ -119,7 +114,7 @@ def test_a_closed_sequence_is_not_read_further() -> None:
 
 def test_the_texts_that_wait_to_be_learned_are_bounded() -> None:
     log: list[str] = []
-    work = DrafterWork(step_s=0.0)
+    work = DrafterWork(2, 0.0)
     for seq in range(MAX_CLOSING + 3):
         work.close(seq, slices(log, str(seq), 1))
     work.finish()

@@ -13,7 +13,18 @@ from engine.scheduler.step_clock import StepClock
 from engine.setup import MakeSources
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_stats import DEAR, INEXACT, LEFT_OUT, SPENT, UNLIKELY, UNMATCHED, UNREAD
+from engine.speculative.draft_stats import (
+    DEAR,
+    INEXACT,
+    LEFT_OUT,
+    SPENT,
+    TOO_LONG,
+    UNLIKELY,
+    UNMATCHED,
+    UNREAD,
+    WORDS,
+    DraftCounts,
+)
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, Liar, Oracle, scored
 from tests.engine.conftest import StartEngine
@@ -123,7 +134,24 @@ def test_a_draft_model_that_does_not_pay_reads_few_prompts(
     )  # fmt: skip
     # The first is read.
     _, report = [ask(engine, ASKED).finished().usage.drafting for _ in range(2)]
-    assert report.why_undrafted == LEFT_OUT
+    assert report.why_undrafted.startswith(LEFT_OUT)
+
+
+def test_a_draft_model_that_does_not_pay_says_what_its_tokens_cost(start_engine: StartEngine) -> None:
+    """It is asked for by name, and has read the prompt."""
+    engine = start_engine(
+        make_sources=lambda _: DraftSources({}, scored(0.0)), load_draft=lambda _: make_loaded("llama"),
+        draft_type="draft-model", draft_model="the one that load_draft makes",
+        costs=StepCosts({(1, 1): 1.0, (1, 2): 1.9, (1, 8): 7.0}, is_learned=False),
+    )  # fmt: skip
+    report = ask(engine, request(prompt_of(20), 60)).finished().usage.drafting
+    assert main_reason(report) == DEAR
+    assert report.why_undrafted.startswith(f"{WORDS[DEAR]} (a token of the draft model costs ")
+
+
+def test_a_prompt_that_takes_longer_to_read_than_the_answer_saves_is_told() -> None:
+    counts = DraftCounts(num_forwards=24, undrafted={UNREAD: 4}, is_model_dropped=True)
+    assert counts.why_undrafted() == TOO_LONG
 
 
 @pytest.mark.parametrize(

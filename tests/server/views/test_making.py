@@ -13,6 +13,7 @@ from server.views import making
 from server.views.arguments import AS_IT_IS, AS_JSON, PROBED, ArgumentForm, probe_arguments
 from server.views.forms import call_form
 from server.views.making import ViewMaker
+from server.views.shapes import Shown
 from tests.server.fake_engine import CALLING, FakeTokenizer
 
 Json = dict[str, Any]
@@ -127,6 +128,23 @@ def test_a_long_text_is_made_in_slices_and_in_one_piece() -> None:
     slices = maker_of(JsonTokenizer()).make([result(code)], [EDIT], "", views)
     assert sum(1 for _ in slices) > len(code) // making.SLICE_CHARACTERS
     assert texts(views) == [escaped(code)]
+
+
+def test_a_slice_reads_few_lines_however_short_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count them: each takes some microseconds in which no other thread runs."""
+    read, num_lines = making.read_shapes, list[int]()
+
+    def count(text: str) -> Shown:
+        num_lines.append(text.count("\n"))
+        return read(text)
+
+    monkeypatch.setattr(making, "read_shapes", count)
+    views: list[View] = []
+    slices = maker_of(JsonTokenizer()).make([{"role": "tool", "content": "7\n" * 3000}], [EDIT], "", views)
+    for _ in slices:
+        assert sum(num_lines) <= 100
+        num_lines.clear()
+    assert "7\\n" * 3000 in [bytes([*view]).decode() for view in views if not isinstance(view, Frame)]
 
 
 def test_views_are_kept_for_their_owner_alone() -> None:
