@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         metavar="SOURCE",
         help="A GGUF file, as LM Studio and Ollama keep them (llama, qwen2, qwen3 and gemma3); a folder in "
-        "Hugging Face's format; or a name on the hub.",
+        "Hugging Face's format; a name on the hub; or smollm2.",
     )
     parser.add_argument("folder", metavar="DIR", help="Folder to make.")
     parser.add_argument(
@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Convert the model; return 0, or 1 if it cannot be converted, and then nothing is written."""
     # Imported here so that other commands do not load the engine.
     from engine.model.convert.conversion import convert
+    from engine.model.convert.kept import source_of
     from engine.model.convert.options import ConvertError, Options
 
     options = Options(
@@ -61,8 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     folder = Path(arguments.folder).expanduser()
     try:
-        with progress_bar(f"converting {arguments.source}") as report:
-            convert(arguments.source, folder, options, report)
+        with (
+            source_of(arguments.source, progress_bar) as source,
+            progress_bar(f"converting {arguments.source}") as report,
+        ):
+            convert(source, folder, options, report)
     except ConvertError as fault:
         print(f"reprise: {fault}", file=sys.stderr)
         return 1
@@ -79,6 +83,7 @@ def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
     print(f"reprise: {name}", file=sys.stderr)
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

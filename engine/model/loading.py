@@ -156,6 +156,14 @@ def _load_options(settings: Settings) -> dict[str, Any]:
     return {"trusts_code": settings.trust_remote_code, "cache_folder": cache_folder}
 
 
+def _gguf_hint(path: Path) -> str:
+    """Return what can be done with what is no model's folder."""
+    if path.is_file():
+        return "; `reprise convert` makes one of a GGUF file"
+    held = sorted(path.glob("*.gguf"))
+    return f"; the GGUF file in it can be served: {held[0]}" if held else ""
+
+
 def load_model(
     source: str,
     name: str,
@@ -183,8 +191,7 @@ def load_model(
     start = time.perf_counter()
     folder = Path(source)
     if folder.exists() and not (folder / "config.json").is_file():
-        hint = "; `reprise convert` makes one of a GGUF file" if folder.is_file() else ""
-        raise ModelError(f"{source} is not a model folder: it has no config.json{hint}")
+        raise ModelError(f"{source} is not a model folder: it has no config.json{_gguf_hint(folder)}")
     # Names on the hub have one slash at most, in the middle.
     is_path = source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1
     if not folder.exists() and is_path:

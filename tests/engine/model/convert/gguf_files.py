@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, TokenType
 from gguf.constants import GGMLQuantizationType as Kind
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 from mlx.utils import tree_flatten
 
 from config.settings import BUNDLED_MODEL
@@ -105,6 +105,31 @@ def write_gguf(
         add_tensor(writer, tensor_name(architecture, name), values, kind if values.ndim > 1 else Kind.F32)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def rewrite_gguf(source: Path, path: Path, kind: Kind | None, num_layers: int = 99) -> Path:
+    """Write a model's file with its matrices in another type, or its first layers alone; return its path."""
+    reader = gguf.GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(path, architecture)
+    layers = f"{architecture}.block_count"
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type", layers):
+            writer.add_key_value(name, field.contents(), *field.types[:2])
+    writer.add_uint32(layers, min(num_layers, reader.fields[layers].contents()))
+    for tensor in reader.tensors:
+        if tensor.name.startswith("blk.") and int(tensor.name.split(".")[1]) >= num_layers:
+            continue
+        if kind is None:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            continue
+        values = dequantize(tensor.data, tensor.tensor_type)
+        add_tensor(writer, tensor.name, values, kind if values.ndim > 1 else Kind.F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
