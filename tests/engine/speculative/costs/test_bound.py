@@ -158,7 +158,10 @@ def test_a_slow_model_finds_out_that_costs_are_wrong(wrong: str, start_engine: S
 def gains_of_copies(
     device: TimedDevice, wrong: str, start_engine: StartEngine, num_answers: int
 ) -> list[float]:
-    """Return by how much drafts made each copy faster; every other answer is none, and all keep the bound."""
+    """Return by how much drafts made each copy faster; every other answer is none, and all keep the bound.
+
+    On a device that sleeps another process may take time from either answer: there the bound is not looked at.
+    """
     plain_step_s, drafter, gains = device.slowness * step_s(1, 1), Coin(0.97), []
     factor = {"ten times too dear": 10.0, "ten times too cheap": 0.1}.get(wrong, 1.0)
     table = {
@@ -180,7 +183,8 @@ def gains_of_copies(
         drafter.answers[asked.prompt], drafter.chance = tokens, (0.97, 0.0)[number % 2]
         drafted_s, drafted = decode_s(engine, asked)
         assert drafted == tokens
-        assert drafted_s <= (1 + OVERHEAD + PROBING) * plain_s + ALLOWANCE_STEPS * plain_step_s
+        allowed_s = (1 + OVERHEAD + PROBING) * plain_s + ALLOWANCE_STEPS * plain_step_s
+        assert device.sleeps or drafted_s <= allowed_s
         if number % 2 == 0:
             gains.append(plain_s / drafted_s)
     return gains
