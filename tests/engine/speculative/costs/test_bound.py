@@ -160,7 +160,7 @@ def gains_of_copies(
 ) -> list[float]:
     """Return by how much drafts made each copy faster; every other answer is none, and all keep the bound.
 
-    On a device that sleeps another process may take time from either answer: there the bound is not looked at.
+    On a device that sleeps, another process may take time from either answer; there no bound is looked at.
     """
     plain_step_s, drafter, gains = device.slowness * step_s(1, 1), Coin(0.97), []
     factor = {"ten times too dear": 10.0, "ten times too cheap": 0.1}.get(wrong, 1.0)
