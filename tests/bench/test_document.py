@@ -16,7 +16,10 @@ def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:
     document.write(tmp_path / "figures.json", made)
     assert document.read(tmp_path / "figures.json") == made
     assert made["command"] == "reprise bench decode --json 'my figures.json'"
-    assert made["cost_curve"] == [{"width": 1, "seconds": 0.01}, {"width": 4, "seconds": 0.02}]
+    assert made["cost_curve"] == [
+        {"width": 1, "seconds": 0.01, "plain_steps": 1.0},
+        {"width": 4, "seconds": 0.02, "plain_steps": 2.0},
+    ]
     assert made["machine"]["cores"]
 
 

@@ -80,7 +80,7 @@ def test_a_step_indexes_few_tokens_of_a_long_prompt_and_its_views(monkeypatch: p
 
 def test_a_slice_reads_few_of_many_small_views_and_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give more forms than an agent has tools, and more texts than there is room for."""
-    frame = Frame((tuple(range(20)), (1, 2)), (None,))
+    frame = Frame((tuple(range(20)), (1, 2)), (None,), ({},))
     views: list[View] = [frame] * 1024 + [array("I", range(300))] * 1024
     drafter, added = SuffixDrafter(0), list[View]()
     add_view = drafter.add_view

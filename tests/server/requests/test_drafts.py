@@ -62,7 +62,8 @@ async def test_a_prediction_reaches_the_engine_as_tokens_of_an_answer(client, en
     response = await client.post(CHAT, json=body)
     assert response.status_code == 200, response.text
     assert [request.prediction for request in engine.requests] == [tuple(b"expected")] * 2
-    assert engine.tokenizer.encoded_answers == ["expected"]
+    # Views are encoded later.
+    assert engine.tokenizer.encoded_answers.count("expected") == 1
 
 
 @pytest.mark.parametrize("prediction", [None, {"type": "content", "content": ""}], ids=str)
