@@ -9,6 +9,9 @@ import pytest
 from bench.architectures.tiny_models import write_random_model
 from tests.end_to_end.machines.programs import run_program
 
+# Several processes share two cores.
+pytestmark = pytest.mark.timeout(900)
+
 SEED = "1"
 
 

@@ -21,6 +21,9 @@ from bench.architectures.tiny_models import write_random_model
 from tests.end_to_end.machines.ranks import REPRISE, Started, ranks
 from tests.engine.model_folders import write_adapter
 
+# Several processes share two cores.
+pytestmark = pytest.mark.timeout(900)
+
 PROMPTS = (
     "the cat sat on the mat. the cat sat on the mat. the cat",
     "def f(x):\n    return x\n\ndef g(x):\n    return x\n" * 4,
