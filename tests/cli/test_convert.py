@@ -247,13 +247,17 @@ def test_a_model_that_cannot_be_converted_is_not_served(tmp_path: Path, cache: P
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
-def install(site: Path, packaged: Packaged, content: Path) -> None:
-    """Write what pip leaves of an installed package."""
-    info = site / f"{packaged.package.replace('-', '_')}-1.0.dist-info"
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Path, sha256: str) -> None:
+    """Have a package installed with a GGUF file, which the name made-up stands for."""
+    packaged = Packaged("made-up-model==1.0", "made_up/model.gguf", sha256)
+    site = tmp_path / "site"
+    info = site / "made_up_model-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {packaged.package}\nVersion: 1.0\n")
     (site / packaged.file).parent.mkdir()
     shutil.copy(content, site / packaged.file)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setitem(PACKAGED, "made-up", packaged)
 
 
 def sha256_of(path: Path) -> str:
@@ -264,10 +268,7 @@ def test_a_packaged_model_is_described_pulled_and_converted_by_its_name(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Refused
 ) -> None:
     source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
-    packaged = Packaged("made-up-model==1.0", "made_up/model.gguf", sha256_of(source))
-    install(tmp_path / "site", packaged, source)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setitem(PACKAGED, "made-up", packaged)
+    install(tmp_path, monkeypatch, source, sha256_of(source))
     assert main(["info", "made-up"]) == 1
     assert capsys.readouterr().err == (
         "reprise: made-up is converted when it is first served: reprise serve --model made-up\n"
@@ -286,10 +287,7 @@ def test_a_model_in_an_installed_package_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
-    packaged = Packaged("made-up-model==1.0", "made_up/model.gguf", sha256_of(source))
-    install(tmp_path / "site", packaged, source)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setitem(PACKAGED, "made-up", packaged)
+    install(tmp_path, monkeypatch, source, sha256_of(source))
     settings = with_converted(Settings(model="made-up"))
     assert settings.model_name == "made-up"
     assert logits(Path(str(settings.model))).shape == (1, 5, 4096)
@@ -300,10 +298,7 @@ def test_a_model_in_an_installed_package_is_found_by_its_name(
 def test_a_package_with_another_file_is_refused(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packaged = Packaged("made-up-model==1.0", "made_up/model.gguf", "ab" * 32)
-    install(tmp_path / "site", packaged, write_gguf(tmp_path / "model.gguf"))
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setitem(PACKAGED, "made-up", packaged)
+    install(tmp_path, monkeypatch, write_gguf(tmp_path / "model.gguf"), "ab" * 32)
     with pytest.raises(ConvertError, match=r"does not have the checksum abababababab...; download it again"):
         kept.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
     assert not [path for path in cache.iterdir() if path.is_dir()]

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.end_to_end.conftest import FROM_CHECKOUT, started
+from tests.end_to_end.trouble.test_full_disk import answer
 
 pytestmark = pytest.mark.slow
 PROMPTS = [f"{number}. The lantern in the hall is red and large. " * 40 for number in range(3)]
@@ -24,15 +24,6 @@ time.time = lambda: now() + float(offset.read_text())
 from cli.main import main
 sys.exit(main())
 """
-
-
-def answer(url: str, prompt: str) -> tuple[str, int]:
-    """Return the text, and how many tokens of the prompt were cached."""
-    body = {"prompt": prompt, "max_tokens": 20, "seed": 3}
-    response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
-    assert response.status_code == 200, response.text
-    given = response.json()
-    return given["choices"][0]["text"], given["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 @pytest.fixture(scope="module")
