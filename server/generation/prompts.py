@@ -107,11 +107,11 @@ def _shown(body: ChatRequest) -> tuple[list[Json], list[Json], dict[str, int]]:
     messages = merge_leading_systems([message.for_template() for message in body.messages])
     tools = [tool.for_template() for tool in body.shown_tools]
     arguments = [call.arguments for message in body.messages for call in message.calls]
-    num_characters = sum(len(message["content"]) for message in messages) + sum(map(text_size, arguments))
-    return messages, tools, {"messages": num_characters, "tools": text_size(tools)}
+    num_characters = sum(len(message["content"]) for message in messages) + sum(map(_text_size, arguments))
+    return messages, tools, {"messages": num_characters, "tools": _text_size(tools)}
 
 
-def text_size(value: Any) -> int:
+def _text_size(value: Any) -> int:
     """Return how many characters JSON has at least, without writing it."""
     # Not to_json(): it would keep all other threads from running.
     size, left = 0, [value]

@@ -149,7 +149,8 @@ class ViewMaker:
             joined = tokenizer.encode_answer(end + fixed)
             if len(tokenizer.decode(joined[:1])) > len(end):
                 last, *more = tokenizer.encode_answer(end)
-                joints |= {} if more else {last: self._answered(joined)}
+                if not more:
+                    joints[last] = self._answered(joined)
             if number % SLICE_ENDS == 0:
                 yield
 
