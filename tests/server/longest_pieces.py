@@ -12,7 +12,6 @@ import gc
 import json
 import logging
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +24,12 @@ from config.settings import Settings
 from server.app import create_app
 from tests.server.fake_engine import FakeEngine
 from tests.server.served import served
+from tests.server.waits import measured_waits
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT, INPUT = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses/input_tokens"
 TOKENIZE = "/tokenize"
-NUM_ROUNDS, TICK_S = 2, 0.0005
+NUM_ROUNDS = 2
 """The best of them counts."""
 LONG = "a" * (31 * 2**20)
 WIDE = "\N{GRINNING FACE}" + "a" * (7 * 2**20)
@@ -221,19 +221,12 @@ def main(*names: str) -> None:
     engine.tokenizer.longest_token = 256
     engine.tokenizer.encode = engine.tokenizer.encode_answer = _ids
     pieces = Pieces()
-    waits: list[float] = []
-    is_done = threading.Event()
-
-    def tick() -> None:
-        while not is_done.is_set():
-            start_s, spent_s = time.perf_counter(), time.process_time()
-            time.sleep(TICK_S)
-            late_s = time.perf_counter() - start_s - TICK_S
-            # What this process did not do meanwhile, the machine's other processes did.
-            waits.append(min(late_s, time.process_time() - spent_s))
-
-    threading.Thread(target=tick, daemon=True).start()
-    with pieces.measured(), served(create_app(engine, Settings())) as url, httpx.Client(timeout=600) as http:
+    with (
+        measured_waits() as waits,
+        pieces.measured(),
+        served(create_app(engine, Settings())) as url,
+        httpx.Client(timeout=600) as http,
+    ):
         http.post(url + COMPLETIONS, json={"prompt": "a"})
         gc.freeze()
         for route, bodies in ROUTES.items():
@@ -258,7 +251,6 @@ def main(*names: str) -> None:
                 shown = f"{route:25} {name:22} {len(text) / 2**20:5.1f} MiB {status}"
                 figures = f"{1000 * longest_s:6.1f} ms, waits {1000 * min(waited):6.1f} ms"
                 print(shown, figures, what if longest_s > 0.015 else "", flush=True)
-    is_done.set()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Prints for each body the processor time that it takes, and the longest wait of a
 every half a millisecond. The figures of docs/security.md are from here.
 """
 
-import threading
 import time
 from contextlib import suppress
 
@@ -17,9 +16,9 @@ from server.requests.completions import CompletionRequest
 from server.responses_api.schemas import ResponsesRequest
 from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, parse_liberally
 from server.validation.notes import Notes
+from tests.server.waits import measured_waits
 
 ROOM = Settings().max_body_bytes - 20
-TICK_S = 0.0005
 NUM_ROUNDS = 5
 """The best of them counts: a busy machine makes every thread wait."""
 _MESSAGE = b'{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},'
@@ -42,29 +41,19 @@ MODELS = (CompletionRequest, ChatRequest, ResponsesRequest)
 
 def main() -> None:
     """Measure every body with every model that may get it."""
-    waits: list[float] = []
-    is_done = threading.Event()
-
-    def tick() -> None:
-        while not is_done.is_set():
-            start_s = time.perf_counter()
-            time.sleep(TICK_S)
-            waits.append(time.perf_counter() - start_s - TICK_S)
-
-    threading.Thread(target=tick).start()
-    for name, body in BODIES.items():
-        longest: list[float] = []
-        start_s = time.thread_time()
-        for _ in range(NUM_ROUNDS):
-            waits.clear()
-            for model in MODELS:
-                with suppress(BadRequestError):
-                    parse_liberally(body, model, {}, Notes())
-            longest.append(max(waits))
-        spent_ms = 1000 * (time.thread_time() - start_s) / len(MODELS) / NUM_ROUNDS
-        size_mib, wait_ms = len(body) / 2**20, 1000 * min(longest)
-        print(f"{name:20} {size_mib:5.1f} MiB {spent_ms:5.0f} ms, longest wait {wait_ms:3.0f} ms")
-    is_done.set()
+    with measured_waits() as waits:
+        for name, body in BODIES.items():
+            longest: list[float] = []
+            start_s = time.thread_time()
+            for _ in range(NUM_ROUNDS):
+                waits.clear()
+                for model in MODELS:
+                    with suppress(BadRequestError):
+                        parse_liberally(body, model, {}, Notes())
+                longest.append(max(waits))
+            spent_ms = 1000 * (time.thread_time() - start_s) / len(MODELS) / NUM_ROUNDS
+            size_mib, wait_ms = len(body) / 2**20, 1000 * min(longest)
+            print(f"{name:20} {size_mib:5.1f} MiB {spent_ms:5.0f} ms, longest wait {wait_ms:3.0f} ms")
 
 
 if __name__ == "__main__":
