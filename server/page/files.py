@@ -7,7 +7,13 @@ from fastapi.responses import Response
 
 from server.errors import NotFoundError
 
-KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "woff2": "font/woff2"}
+KINDS = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+    "woff2": "font/woff2",
+}
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "

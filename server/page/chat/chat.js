@@ -21,7 +21,7 @@ export function Chat({ models, onFault }) {
   const [isListOpen, setListOpen] = useState(false);
   const chatId = useObserved(shown);
   const chat = useObserved(chats).get(chatId);
-  const run = useObserved(runs).get(chatId);
+  const run = useObserved(runs, true).get(chatId);
   const isElsewhere = useObserved(busy).has(chatId) && !run;
   const isReady = useObserved(isRead) && models.length > 0;
   Object.assign(setting, { models, parameters, onFault });

@@ -55,7 +55,7 @@ function Entry({ chat, isShown, isRunning, onPick }) {
 export function ChatList({ onPick }) {
   const all = [...useObserved(chats).values()].filter((chat) => path(chat).length).sort((a, b) => b.changedAt - a.changedAt);
   const shownId = useObserved(shown);
-  const running = useObserved(runs);
+  const running = useObserved(runs, true);
   const [search, setSearch] = useState("");
   const picker = useRef(null);
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);

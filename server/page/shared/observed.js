@@ -26,8 +26,8 @@ export class Observed {
   }
 }
 
-/** Return the value of an Observed, as it is at each frame. */
-export function useObserved(observed) {
+/** Return the value of an Observed. isFramed: draw once a frame, for what changes more often. */
+export function useObserved(observed, isFramed = false) {
   const [, draw] = useState(0);
   useEffect(() => {
     let frame = 0;
@@ -35,7 +35,7 @@ export function useObserved(observed) {
       frame = 0;
       draw((count) => count + 1);
     };
-    const stop = observed.follow(() => (frame ||= requestAnimationFrame(next)));
+    const stop = observed.follow(isFramed ? () => (frame ||= requestAnimationFrame(next)) : next);
     // It may have changed between the drawing and now.
     next();
     return () => {

@@ -75,7 +75,7 @@ async function runLane(name, body, signal) {
 
 export function Race({ models, onFault }) {
   const [parameters, setParameters] = useParameters();
-  const { lanes, seed, stop } = useObserved(race);
+  const { lanes, seed, stop } = useObserved(race, true);
   useEscape(stop);
   const isOver = Object.keys(LANES).every((name) => ["done", "length"].includes(lanes[name]?.answer.end));
   const found = isOver && !stop && verdict({ plain: lanes.plain.answer, drafts: lanes.drafts.answer });
