@@ -45,7 +45,7 @@ export function Chat({ models, onFault }) {
         ${isElsewhere && html`<p class="soft" role="status">Another tab of this browser writes in this conversation.</p>`}
         <${Composer} key=${chatId} name=${chatId} label=${call ? `Result of ${call.name}` : "Message"} isBusy=${!!run} isBlocked=${isElsewhere || !isReady}
           onSend=${(text, files) => send(chatId, text, files)} onStop=${onStop} canAttach=${!call}>
-          <label class="toggle"><input type="checkbox" checked=${showsOrigins} onChange=${(event) => setShowsOrigins(event.target.checked)} /> Show where the text comes from</label>
+          <label class="toggle" title="Colour each part of the text by what drafted it"><input type="checkbox" checked=${showsOrigins} onChange=${(event) => setShowsOrigins(event.target.checked)} /> Show sources</label>
         <//>
       </div>
     </div>

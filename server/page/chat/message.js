@@ -78,8 +78,8 @@ export class Message extends Component {
         onDone=${(text) => { setEdited(false); edit(chatId, message, text); }} /></article>`;
     }
     return html`<article class=${`message ${role}`} aria-label=${SPEAKERS[role]}>
-      <${Files} files=${files} />
-      ${isAnswer ? html`<${Answer} message=${message} wait=${wait} showsOrigins=${showsOrigins} isDone=${!isRunning} />` : html`<p class="plain" dir="auto">${content}</p>`}
+      ${files.length > 0 && html`<${Files} files=${files} />`}
+      ${isAnswer ? html`<${Answer} message=${message} wait=${wait} showsOrigins=${showsOrigins} isDone=${!isRunning} />` : content && html`<p class="plain" dir="auto">${content}</p>`}
       ${isAnswer && !isRunning && html`<${Ending} message=${message} />`}
       <footer>
         ${version.of > 1 && html`<span class="versions">

@@ -24,7 +24,14 @@ const REASONS = {
   unread: "the draft model had not read the prompt yet",
   inexact: "such drafts are not exact here (--exact)",
 };
-const DECISIONS = { on: "drafts allowed", off: "drafts switched off" };
+const DECISIONS = {
+  lookup: "drafts from earlier text",
+  "draft-model": "drafts of the draft model",
+  mtp: "drafts of the MTP head",
+  dflash: "drafts of the DFlash head",
+  wedlm: "masks of the model",
+  plain: "no drafts",
+};
 
 const limit = (value) => (value === null ? "–" : value === Infinity ? "more" : `≤ ${seconds(value)}`);
 
@@ -117,7 +124,7 @@ export function Now({ onFault }) {
         rows=${reasons.map(([reason, count]) => [REASONS[reason] ? `${REASONS[reason]} (${reason})` : reason, count])} />
     </div>
     <${Table} caption="Answers by what was decided about drafts" columns=${[text("decision"), number("answers")]} nothing="Nothing yet."
-      rows=${gate.map(([decision, count]) => [DECISIONS[decision] ?? decision, count])} />
+      rows=${gate.map(([decision, count]) => [DECISIONS[decision] ? `${DECISIONS[decision]} (${decision})` : decision, count])} />
     <${Table} caption="The last requests" nothing="None yet." columns=${REQUESTS} rows=${requests.map(requestRow)} />
   </section>`;
 }

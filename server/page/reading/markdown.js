@@ -16,8 +16,10 @@ const ALLOWED = {
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   // Pictures of other places would tell them who reads this.
   ADD_DATA_URI_TAGS: ["img"],
+  ADD_URI_SAFE_ATTR: ["align", "start"],
 };
 const PICTURE = /^data:image\/(?:png|jpeg|gif|webp|avif);base64,[a-z0-9+/=]+$/i;
+const TASK = /^\s*[☐☑] /;
 const LONGEST_HIGHLIGHTED = 20_000;
 const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll('"', "&quot;");
 
@@ -87,6 +89,7 @@ class Block extends Component {
     // The browser's parser makes these elements, so the library that draws the page leaves them alone.
     box.innerHTML = purify.sanitize(marked.parser([token]), ALLOWED);
     for (const one of box.querySelectorAll(DIRECTED)) one.dir = "auto";
+    for (const item of box.querySelectorAll("li")) if (TASK.test(item.textContent)) item.className = "task";
     for (const table of box.querySelectorAll("table")) wrapped(table, "scrolled", "Table");
     if (isDone) for (const code of box.querySelectorAll("pre > code")) finishCode(code);
     if (runs) paint(box, source, runs);
