@@ -1,6 +1,6 @@
 /** One message of a chat: what was said, thought and called, how it ended, and what can be done with it. */
 
-import { Component, html, useMemo, useState } from "../reading/library.js";
+import { Component, html, useEffect, useMemo, useRef, useState } from "../reading/library.js";
 import { CopyButton } from "../reading/copy.js";
 import { Markdown } from "../reading/markdown.js";
 import { Legend, Traced, runsOf } from "../reading/origins.js";
@@ -37,6 +37,8 @@ function Ending({ message }) {
 
 function Editor({ start, onDone, onCancel }) {
   const [text, setText] = useState(start);
+  const area = useRef(null);
+  useEffect(() => area.current.focus(), []);
   const submit = (event) => {
     event.preventDefault();
     if (text.trim()) onDone(text);
@@ -48,8 +50,7 @@ function Editor({ start, onDone, onCancel }) {
     } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   };
   return html`<form class="editor" onSubmit=${submit}>
-    <textarea aria-label="Changed message" autofocus rows="3" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}
-      ref=${(area) => area && !area.dataset.seen && (area.dataset.seen = "1") && area.focus()}></textarea>
+    <textarea ref=${area} aria-label="Changed message" rows="3" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
     <div class="row end"><button type="button" onClick=${onCancel}>Cancel</button><button type="submit" disabled=${!text.trim()}>Send</button></div>
   </form>`;
 }

@@ -109,6 +109,7 @@ export function Markdown({ text, isDone, runs = null }) {
   const blocks = tokens.map((token, at) => {
     const from = start;
     start += token.raw.length;
+    if (token.type === "space") return null;
     const isLast = at === tokens.length - 1;
     return html`<${Block} key=${at} token=${token} source=${token.raw} isDone=${isDone || !isLast} runs=${runs && within(runs, from, start)} />`;
   });

@@ -4,8 +4,8 @@ const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 const rendered = ({ tex, isDisplay }) => `<span class="math${isDisplay ? " display" : ""}">${escaped(tex)}</span>`;
 
 const BLOCK = /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\]) *(?:\n|$)/;
-// As in Pandoc: "$5 and $10" is money.
-const INLINE = /^(?:\$\$([^$]+?)\$\$|\\\[([\s\S]+?)\\\]|\$(?![\s$])((?:\\[\s\S]|[^\\$\n])*?[^\s\\$]|\\[\s\S])\$(?!\d)|\\\(([\s\S]+?)\\\))/;
+// As in Pandoc: "$5 and $10" is money. A backtick begins code.
+const INLINE = /^(?:\$\$([^$]+?)\$\$|\\\[([\s\S]+?)\\\]|\$(?![\s$])((?:\\[^`]|[^\\$`\n])*?[^\s\\$`]|\\[^`])\$(?!\d)|\\\(([\s\S]+?)\\\))/;
 
 const startOf = (pattern) => (text) => {
   const at = text.search(pattern);
