@@ -3,10 +3,10 @@
 import { html, useRef, useState } from "../vendor/preact.js";
 import { add, chats, remove, rename, show, showNew, shown } from "../chats/store.js";
 import { FileError, fromJson, save, toJson, toMarkdown } from "../chats/files.js";
-import { path, titleOf } from "../chats/tree.js";
+import { titleOf } from "../chats/tree.js";
 import { tell } from "../shared/notice.js";
 import { useObserved } from "../shared/observed.js";
-import { runs, stop } from "../runs/run.js";
+import { running, stop } from "../runs/run.js";
 
 const day = (time) => new Date(time).toISOString().slice(0, 10);
 const fileName = (chat) => titleOf(chat).replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "chat";
@@ -53,9 +53,9 @@ function Entry({ chat, isShown, isRunning, onPick }) {
 
 /** onPick: called when a chat was chosen. */
 export function ChatList({ onPick }) {
-  const all = [...useObserved(chats).values()].filter((chat) => path(chat).length).sort((a, b) => b.changedAt - a.changedAt);
+  const all = [...useObserved(chats).values()].filter(({ leaf }) => leaf).sort((a, b) => b.changedAt - a.changedAt);
   const shownId = useObserved(shown);
-  const running = useObserved(runs, true);
+  const busy = useObserved(running);
   const [search, setSearch] = useState("");
   const picker = useRef(null);
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
@@ -79,7 +79,7 @@ export function ChatList({ onPick }) {
   return html`<nav class="chats" aria-label="Conversations">
     <button class="new" onClick=${begin}>New chat</button>
     <input type="search" aria-label="Search conversations" placeholder="Search" value=${search} onInput=${(event) => setSearch(event.target.value)} />
-    <ul>${found.map((chat) => html`<${Entry} key=${chat.id} chat=${chat} isShown=${chat.id === shownId} isRunning=${running.has(chat.id)} onPick=${onPick} />`)}</ul>
+    <ul>${found.map((chat) => html`<${Entry} key=${chat.id} chat=${chat} isShown=${chat.id === shownId} isRunning=${busy.has(chat.id)} onPick=${onPick} />`)}</ul>
     ${!found.length && html`<p class="soft">${words.length ? "Nothing has these words." : "No conversations yet."}</p>`}
     <div class="row files-row">
       <button class="quiet" disabled=${!all.length} onClick=${() => exportAll(all)}>Export all</button>

@@ -64,7 +64,7 @@ export async function remove(id) {
   const removed = await change(id, (chat) => ({ ...chat, deletedAt: Date.now() }));
   if (shown.value === id) showNew();
   tell(`“${titleOf(removed)}” was deleted.`, async () => {
-    await change(id, () => ({ ...removed, deletedAt: null }));
+    await change(id, (chat) => ({ ...(chat.messages.length ? chat : removed), deletedAt: null }));
     show(id);
   });
 }

@@ -12,9 +12,14 @@ import { SENDING, fromProgress, watchWait } from "./waiting.js";
 
 /** chat's id -> {answer, wait, stop}. wait: {words, share, sentAt}, null once there is text. */
 export const runs = new Observed(new Map());
+/** The ids of chats that this tab writes to. */
+export const running = new Observed(new Set());
 export const ELSEWHERE = "Another tab of this browser writes in this conversation. Wait for its answer.";
 
 function hold(chatId, run) {
+  if (running.value.has(chatId) !== !!run) {
+    running.change((before) => new Set(run ? [...before, chatId] : [...before].filter((id) => id !== chatId)));
+  }
   runs.change((before) => {
     const next = new Map(before);
     if (run) next.set(chatId, run);

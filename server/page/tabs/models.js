@@ -19,6 +19,9 @@ export function Models({ models, refresh, onFault }) {
   const many = models.some(({ state }) => state !== undefined);
   const isMoving = models.some(({ state }) => state === "loading") || Object.keys(busy).length > 0;
   useEffect(() => {
+    refresh();
+  }, []);
+  useEffect(() => {
     if (!isMoving) return;
     const timer = setInterval(refresh, EVERY_MS);
     return () => clearInterval(timer);
