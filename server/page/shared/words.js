@@ -3,8 +3,9 @@
 const MIB = 2 ** 20;
 const GIB = 2 ** 30;
 
-/** Return "0.12 s", "4.2 s", "46 s" or "2 min 5 s". */
+/** Return "12 ms", "0.12 s", "4.2 s", "46 s" or "2 min 5 s". */
 export function seconds(value) {
+  if (value < 0.0995) return `${Math.round(1000 * value)} ms`;
   if (value < 0.995) return `${value.toFixed(2)} s`;
   if (value < 9.95) return `${value.toFixed(1)} s`;
   const whole = Math.round(value);
