@@ -79,6 +79,7 @@ def test_a_reopened_chat_is_at_its_end_and_keys_are_cheap(open_page, tmp_path):
     expect(page.locator("article").first).to_be_in_viewport()
 
 
+@pytest.mark.slow
 def test_whoever_reads_above_is_left_there(open_page, engine, tmp_path):
     page = open_page()
     import_chat(page, 30, "long\n\n" * 2, tmp_path)
@@ -113,6 +114,7 @@ def test_text_files_are_attached(open_page, engine, tmp_path):
     expect(page.get_by_role("list", name="Attached")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_sample_is_sent_with_a_click(open_page, engine):
     page = open_page()
     page.locator(".sample").first.click()
@@ -127,7 +129,11 @@ def test_a_sample_is_sent_with_a_click(open_page, engine):
 
 @pytest.mark.parametrize(
     ("num_more", "kind", "words"),
-    [(0, "equal", "No difference"), (5, "loss", "A loss: with drafts"), (-5, "gain", "times as fast")],
+    [
+        pytest.param(0, "equal", "No difference", marks=pytest.mark.slow),
+        (5, "loss", "A loss: with drafts"),
+        (-5, "gain", "times as fast"),
+    ],
 )
 def test_a_race_says_gain_and_loss_plainly_and_in_other_colours(open_page, engine, num_more, kind, words):
     """The engine's clock counts a tenth of a second for each token that it reports."""
@@ -152,6 +158,7 @@ def test_a_race_says_gain_and_loss_plainly_and_in_other_colours(open_page, engin
     expect(verdict).to_contain_text(words)
 
 
+@pytest.mark.slow
 def test_a_race_with_different_texts_is_a_fault(open_page, engine):
     numbers = iter("12")
     engine.script = lambda engine, job: tells(f"answer {next(numbers)}")(engine, job)

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from config.settings import Settings
@@ -46,6 +47,7 @@ def test_an_answer_goes_on_while_another_tab_of_the_page_is_open(open_page, engi
     assert engine.cancelled_ids == []
 
 
+@pytest.mark.slow
 def test_an_answer_goes_on_while_another_chat_is_shown(open_page, engine):
     engine.script = wait_midway
     page = open_page()
@@ -101,6 +103,7 @@ def test_a_stopped_answer_says_so_and_can_be_continued_or_tried_again(open_page,
     expect(last_answer(page).locator(".markdown")).to_have_text("well done.")
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_cut_off_by_its_length_says_so(open_page, engine):
     engine.script = says("one two", reason="length")
     page = open_page()
@@ -122,6 +125,7 @@ def test_a_fault_is_shown_and_the_chat_goes_on(open_page, engine):
     expect(last_answer(page)).to_contain_text("Here again.")
 
 
+@pytest.mark.slow
 def test_a_lost_connection_is_told_in_our_words(open_page, engine):
     engine.script = wait_midway
     with served(create_app(engine, Settings())) as address:
@@ -183,6 +187,7 @@ def test_chats_are_listed_searched_renamed_and_deleted_with_a_way_back(open_page
     expect(listed(page)).to_have_text(["About Italy", "Capitals"])
 
 
+@pytest.mark.slow
 def test_chats_are_exported_and_imported(open_page, engine, tmp_path):
     page = open_page()
     engine.script = says("```python\nx = 1\n```")
@@ -255,6 +260,7 @@ def test_two_tabs_of_a_browser_do_not_overwrite_each_other(open_page, engine, ur
         expect(listed(one)).to_have_text(["Two tabs"])
 
 
+@pytest.mark.slow
 def test_what_is_written_stays_until_it_is_sent(open_page):
     page = open_page()
     field = page.get_by_label("Message", exact=True)
@@ -267,6 +273,7 @@ def test_what_is_written_stays_until_it_is_sent(open_page):
     expect(field).to_have_value("half a thought")
 
 
+@pytest.mark.slow
 def test_the_one_chat_of_older_pages_is_taken_over(open_page):
     page = open_page()
     old = [

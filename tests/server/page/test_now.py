@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from chromium import settle
 from playwright.sync_api import expect
 
@@ -43,6 +44,7 @@ def test_counts_and_no_texts(open_page):
     assert "secret" not in page.locator("main").inner_text()
 
 
+@pytest.mark.slow
 def test_steps_without_drafts_are_counted_by_reason(open_page, engine):
     engine.drafting = DraftingReport(num_forwards=4, undrafted=(("unmatched", 1), ("dear", 3)))
     page = open_page()
@@ -74,6 +76,7 @@ def test_all_columns_fit_a_screen_numbers_are_right_aligned_and_a_phone_has_card
     assert cell.bounding_box()["width"] > 300
 
 
+@pytest.mark.slow
 def test_the_chart_has_a_scale_and_goes_on_after_another_tab(open_page):
     page = open_page(path="/ui#now")
     line = page.locator(".chart polyline")

@@ -93,6 +93,7 @@ def test_code_and_answers_are_copied_with_a_click(open_page, engine):
     assert page.evaluate("navigator.clipboard.readText()") == "Look:\n\n```python\nx = 1\n```\n"
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_drafts_while_the_answer_grows(open_page, engine):
     """The next step may have one."""
 
@@ -142,12 +143,14 @@ def test_a_call_is_shown_and_its_result_can_be_given(open_page, engine):
     assert engine.tokenizer.rendered[-1][0][2]["content"] == "a cat"
 
 
+@pytest.mark.slow
 def test_a_server_of_one_model_says_how_to_have_more(open_page):
     page = open_page(path="/ui#models")
     expect(page.get_by_role("row", name="org/fake-model")).to_contain_text("loaded")
     expect(page.get_by_text("--models-dir")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_real_small_model_is_offered_beside_the_demo(open_page, engine):
     page = open_page(path="/ui#models")
     expect(page.get_by_text("--models-dir")).to_be_visible()
@@ -187,7 +190,7 @@ def test_a_key_is_asked_for_and_not_kept_unless_wanted(open_page, engine):
         assert "right-key" not in page.content()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_every_tab_fits_a_phone_and_names_its_controls(open_page, scheme):
     page = open_page(viewport={"width": 320, "height": 640}, color_scheme=scheme)
     send(page, "Hello " * 50)

@@ -98,6 +98,7 @@ def test_formulas_are_drawn_and_money_is_not(open_page, engine):
     )
 
 
+@pytest.mark.slow
 def test_code_has_its_copy_button_in_the_corner_while_it_scrolls(open_page, engine):
     engine.script = says("```python\nprint('" + "long " * 100 + "')\n```")
     answer = ask(open_page(viewport={"width": 800, "height": 600}), "Hello", "long")
@@ -111,7 +112,7 @@ def test_code_has_its_copy_button_in_the_corner_while_it_scrolls(open_page, engi
     assert corner["x"] + corner["width"] - button["x"] - button["width"] < 20
 
 
-@pytest.mark.parametrize("colours", [False, True])
+@pytest.mark.parametrize("colours", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_pictures_of_data_urls_are_shown_and_no_others_asked_for(open_page, engine, colours):
     engine.script = traces(
         (f"![red](data:image/png;base64,{picture()})\n\n", "model"),
@@ -180,6 +181,7 @@ def test_text_has_the_colour_of_what_drafted_it_in_markdown_and_code(open_page, 
     expect(answer.locator(".figures")).to_contain_text("first token after")
 
 
+@pytest.mark.slow
 def test_a_growing_answer_is_drawn_where_it_grows(open_page, engine):
     """What is above stays as it is: a selection in it, for one, is kept."""
     engine.script = says("First\n\n", "Second\n\n", "Third")

@@ -1,5 +1,6 @@
 """While an answer waits, the page says for what, in plain words."""
 
+import pytest
 from playwright.sync_api import expect
 
 from config.settings import Settings
@@ -45,6 +46,7 @@ def test_escape_stops(open_page, engine):
     wait_for(lambda: engine.cancelled_ids)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_said_and_found_again(open_page, engine):
     with served(create_app(engine, Settings())) as address:
         page = open_page(address)
@@ -54,6 +56,7 @@ def test_a_server_that_is_gone_is_said_and_found_again(open_page, engine):
     expect(page.get_by_role("button", name="Retry")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_server_that_still_starts_is_asked_again(open_page, engine):
     engine.state = "loading"
     page = open_page()
