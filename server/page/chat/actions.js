@@ -28,15 +28,17 @@ export async function send(chatId, content, files = []) {
   const [call] = unanswered(before);
   const fields = call ? { role: "tool", tool_call_id: call.id } : { role: "user" };
   const message = { id: newId(), parent: before.at(-1)?.id ?? null, content, files, ...fields };
-  await change(chatId, (chat) => withMessage(chat, message));
+  // Another tab may have deleted it.
+  await change(chatId, (chat) => withMessage({ ...chat, deletedAt: null }, message));
   if (unanswered([...before, message]).length === 0) await answer(chatId, { parent: message.id });
 }
 
-/** Do what begins another branch, and offer the one before. */
-async function branch(chatId, done, what) {
+/** Do what begins another branch in the place of a message, and offer the one before. */
+async function branch(chatId, message, done, what) {
   const before = chats.value.get(chatId);
-  const lost = path(before).length;
-  await done(before);
+  const shown = path(before);
+  const lost = shown.length - shown.findIndex(({ id }) => id === message.id);
+  await done();
   const undo = () => change(chatId, (chat) => showing(chat, before.leaf));
   tell(`${what}. ${plural(lost, "message")} of the earlier version ${lost === 1 ? "is" : "are"} kept.`, undo);
 }
@@ -44,7 +46,7 @@ async function branch(chatId, done, what) {
 /** Say something else in the place of a message. What followed stays in the branch beside it. */
 export async function edit(chatId, message, content) {
   const next = { ...message, id: newId(), content };
-  await branch(chatId, () => change(chatId, (chat) => withMessage(chat, next)), "You changed a message");
+  await branch(chatId, message, () => change(chatId, (chat) => withMessage(chat, next)), "You changed a message");
   await answer(chatId, { parent: next.id });
 }
 

@@ -2,7 +2,7 @@
 
 import { Component, html, useEffect, useMemo, useRef, useState } from "../reading/library.js";
 import { CopyButton } from "../reading/copy.js";
-import { Markdown } from "../reading/markdown.js";
+import { Markdown, Said } from "../reading/markdown.js";
 import { Legend, Traced, runsOf } from "../reading/origins.js";
 import { ENDS, canContinue, describe } from "../runs/answer.js";
 import { told } from "../runs/waiting.js";
@@ -19,11 +19,15 @@ function Wait({ wait }) {
 /** The answer itself. isDone: no more text comes. */
 export function Answer({ message, showsOrigins, isDone, wait }) {
   const { content, reasoning, calls = [], trace = [] } = message;
-  const runs = useMemo(() => (showsOrigins && trace.length ? runsOf(trace, content) : null), [showsOrigins, trace, content]);
-  const isLost = showsOrigins && trace.length > 0 && content && !runs;
+  const [runs, thoughtRuns] = useMemo(
+    () => (showsOrigins && trace.length ? [runsOf(trace, content), runsOf(trace, reasoning)] : [null, null]),
+    [showsOrigins, trace, content, reasoning],
+  );
+  // All that the model wrote, where the text is not all of it: a call, or text in parts.
+  const isTraced = showsOrigins && trace.length > 0 && (content ? !runs : calls.length > 0);
   return html`
-    ${reasoning && html`<details class="thought" open=${!content && !isDone}><summary>Thinking</summary><${Markdown} text=${reasoning} isDone=${isDone} /></details>`}
-    ${wait ? html`<${Wait} wait=${wait} />` : isLost ? html`<${Traced} trace=${trace} />` : html`<${Markdown} text=${content} isDone=${isDone} runs=${runs} />`}
+    ${reasoning && html`<details class="thought" open=${!content && !isDone}><summary>Thinking</summary><${Markdown} text=${reasoning} isDone=${isDone} runs=${thoughtRuns} /></details>`}
+    ${wait ? html`<${Wait} wait=${wait} />` : isTraced ? html`<${Traced} trace=${trace} />` : html`<${Markdown} text=${content} isDone=${isDone} runs=${runs} />`}
     ${calls.map(({ name, input }) => html`<details class="call" open><summary>Calls <code>${name}</code></summary><pre tabindex="0">${input}</pre></details>`)}
     ${showsOrigins && trace.length > 0 && html`<${Legend} trace=${trace} />`}`;
 }
@@ -80,7 +84,7 @@ export class Message extends Component {
     }
     return html`<article class=${`message ${role}`} aria-label=${SPEAKERS[role]}>
       ${files.length > 0 && html`<${Files} files=${files} />`}
-      ${isAnswer ? html`<${Answer} message=${message} wait=${wait} showsOrigins=${showsOrigins} isDone=${!isRunning} />` : content && html`<p class="plain" dir="auto">${content}</p>`}
+      ${isAnswer ? html`<${Answer} message=${message} wait=${wait} showsOrigins=${showsOrigins} isDone=${!isRunning} />` : content && html`<${Said} text=${content} />`}
       ${isAnswer && !isRunning && html`<${Ending} message=${message} />`}
       <footer>
         ${version.of > 1 && html`<span class="versions">

@@ -1,6 +1,6 @@
 /** What came of answers under way, kept at once, so that a reload or a crash loses nothing of them. */
 
-import { keep } from "../shared/stored.js";
+import { keep, kept } from "../shared/stored.js";
 import { change } from "./store.js";
 import { newChat, path, withMessage } from "./tree.js";
 
@@ -25,7 +25,7 @@ export async function adoptUnsaved(withLock) {
     const id = name.slice(PREFIX.length);
     // A tab that still writes the answer holds the lock.
     await withLock(id, async () => {
-      const answer = JSON.parse(localStorage.getItem(name));
+      const answer = kept(name, null);
       if (answer) await change(id, (chat) => withMessage(chat, { ...answer, end: "cut" }));
       forgetUnsaved(id);
     });
@@ -34,7 +34,7 @@ export async function adoptUnsaved(withLock) {
 
 /** Take over the one conversation that older pages kept. */
 export async function adoptOldChat() {
-  const messages = JSON.parse(localStorage.getItem(OLD_CHAT)) ?? [];
+  const messages = kept(OLD_CHAT, []);
   if (messages.length) {
     let chat = newChat();
     for (const [at, { startedAt, firstAt, notice, finish, ...message }] of messages.entries()) {

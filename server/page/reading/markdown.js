@@ -19,6 +19,7 @@ const ALLOWED = {
   ADD_URI_SAFE_ATTR: ["align", "start"],
 };
 const PICTURE = /^data:image\/(?:png|jpeg|gif|webp|avif);base64,[a-z0-9+/=]+$/i;
+const FENCE = /^ {0,3}(?:```|~~~)/;
 const TASK = /^\s*[☐☑] /;
 const LONGEST_HIGHLIGHTED = 20_000;
 const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll('"', "&quot;");
@@ -100,6 +101,22 @@ class Block extends Component {
   render() {
     return html`<div class="block" ref=${this.box}></div>`;
   }
+}
+
+/** Show what a reader wrote: as it is, with its fenced code as code. */
+export function Said({ text }) {
+  const parts = useMemo(() => {
+    const found = [];
+    for (const token of marked.lexer(text)) {
+      const isCode = token.type === "code" && FENCE.test(token.raw);
+      if (isCode || !found.length || found.at(-1).isCode) found.push({ isCode, token, raw: token.raw });
+      else found.at(-1).raw += token.raw;
+    }
+    return found.filter(({ raw }) => raw.trim());
+  }, [text]);
+  return html`<div class="said">${parts.map(({ isCode, token, raw }, at) => (isCode
+    ? html`<${Block} key=${at} token=${token} source=${raw} isDone=${true} runs=${null} />`
+    : html`<p class="plain" dir="auto">${raw.trim()}</p>`))}</div>`;
 }
 
 /** isDone: no more text comes. runs: of the text, by what drafted them (see origins.js), or null for no colours. */

@@ -28,7 +28,7 @@ export function fromProgress({ total, processed }) {
 /** Return the words for a wait, with how long it has taken. sentAt: by performance.now(). */
 export function told({ words, sentAt }) {
   const taken = (performance.now() - sentAt) / 1000;
-  return taken < CLOCK_AFTER_S ? words : `${words} · ${seconds(Math.floor(taken))}`;
+  return taken < CLOCK_AFTER_S ? words : `${words} · ${seconds(Math.floor(taken)).replace(".0", "")}`;
 }
 
 /** Ask what a request waits for until the signal says to stop, and tell it. */

@@ -4,6 +4,10 @@ import os
 
 import pytest
 from chromium import browser, find_browser, open_tab
+from playwright.sync_api import expect
+
+# A busy machine is slow; a claim that is false stays so.
+expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from chromium import settle
 from playwright.sync_api import expect
 
 from engine.request import DraftingReport
-from tests.server.fake_engine import says, traces
-from tests.server.page.steps import ask, last_answer
+from tests.server.fake_engine import THINKING, says, traces
+from tests.server.page.steps import ask, last_answer, send
 
 HEBREW = "\u05e9\u05dc\u05d5\u05dd"
 
@@ -202,3 +202,31 @@ def test_a_growing_answer_is_drawn_where_it_grows(open_page, engine):
     expect(last_answer(page)).to_contain_text("Third")
     settle(page)
     expect(last_answer(page).locator("p[data-seen=yes]")).to_have_text("First")
+
+
+def test_what_a_reader_writes_is_shown_as_it_is_with_its_code_as_code(open_page, engine):
+    engine.script = says("Yes.")
+    page = open_page()
+    send(page, "# no *heading*\nnext line\n\n```python\nx = 1\n```\n\n<b>after</b>")
+    expect(last_answer(page)).to_contain_text("Yes.")
+    mine = page.locator("article.user")
+    assert mine.locator("p.plain").all_inner_texts() == ["# no *heading*\nnext line", "<b>after</b>"]
+    expect(mine.locator(".code code")).to_have_text("x = 1\n")
+    assert mine.locator("h1, em, b").count() == 0
+
+
+def test_thoughts_have_their_colours_too(open_page, engine):
+    engine.tokenizer.markers = THINKING
+    engine.script = traces(
+        ("<think>", "model"),
+        ("Let me ", "suffix"),
+        ("see.", "model"),
+        ("</think>", "model"),
+        ("Yes.", "suffix"),
+    )
+    page = open_page()
+    page.get_by_label("Show sources").check()
+    answer = ask(page, "Hello", "Yes.")
+    page.get_by_text("Thinking").click()
+    expect(answer.locator(".thought .from.suffix")).to_have_text("Let me ")
+    expect(answer.locator(".markdown .from.suffix").last).to_have_text("Yes.")
