@@ -1,6 +1,6 @@
 /** The field to write in, at the bottom of a chat. What is written in it stays until it is sent. */
 
-import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
 import { keep, kept } from "../shared/stored.js";
 import { tell } from "../shared/notice.js";
 
@@ -38,7 +38,8 @@ export function Composer({ name, label, action = "Send", onSend, isBusy, onStop,
   const [files, setFiles] = useState([]);
   const area = useRef(null);
   const picker = useRef(null);
-  useEffect(() => {
+  // Before anything is drawn: later it could take the focus from a field that the reader is in by then.
+  useLayoutEffect(() => {
     if (!isTouched()) area.current.focus();
     fit(area.current);
   }, [name]);

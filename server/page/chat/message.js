@@ -1,6 +1,6 @@
 /** One message of a chat: what was said, thought and called, how it ended, and what can be done with it. */
 
-import { Component, html, useEffect, useMemo, useRef, useState } from "../reading/library.js";
+import { Component, html, useLayoutEffect, useMemo, useRef, useState } from "../reading/library.js";
 import { CopyButton } from "../reading/copy.js";
 import { Markdown, Said } from "../reading/markdown.js";
 import { Legend, Traced, runsOf } from "../reading/origins.js";
@@ -42,7 +42,7 @@ function Ending({ message }) {
 function Editor({ start, onDone, onCancel }) {
   const [text, setText] = useState(start);
   const area = useRef(null);
-  useEffect(() => area.current.focus(), []);
+  useLayoutEffect(() => area.current.focus(), []);
   const submit = (event) => {
     event.preventDefault();
     if (text.trim()) onDone(text);
