@@ -14,6 +14,8 @@ from server.ollama_api.to_chat import FIELD_NAMES
 from server.output.logprobs import chat_logprobs
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import (
+    CallArgumentsPart,
+    CallStartPart,
     ChoiceOutput,
     EndPart,
     Part,
@@ -37,6 +39,7 @@ class LinePresenter:
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self.model = model
         self._is_chat = is_chat
+        self._begun: CallStartPart | None = None
         self._begun_ns = self._loaded_ns = time.perf_counter_ns()
 
     def note_loaded(self) -> None:
@@ -93,6 +96,12 @@ class LinePresenter:
                 return self._line("", {"thinking": part.text})
             case ToolCallPart():
                 return self._line("", {"tool_calls": [_call(part)]})
+            case CallStartPart():
+                self._begun = part
+            case CallArgumentsPart() if begun := self._begun:
+                # Calls are not streamed, so these are all of its arguments.
+                whole = ToolCallPart(begun.id, begun.name, part.text, begun.index)
+                return self._line("", {"tool_calls": [_call(whole)]})
         return None
 
     def _line(self, text: str, said: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

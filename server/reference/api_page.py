@@ -50,9 +50,8 @@ _ERRORS = """\
 
 An error is `{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}`. `param` is the path of the
 field at fault, such as `messages[0].content`. Under `/v1/messages`, errors have Anthropic's format, and under
-`/api` Ollama's, `{"error": "..."}` with the message alone. If a stream has begun, an error is its last event or
-line. A 429, and a 503 while the server is stopping, has a
-`Retry-After` header.
+`/api` Ollama's, which is the message alone: `{"error": "..."}`. If a stream has begun, an error is its last
+event or line. A 429, and a 503 while the server is stopping, has a `Retry-After` header.
 
 | Status | `type` | Meaning |
 |---|---|---|
