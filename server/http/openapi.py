@@ -223,8 +223,9 @@ def _limit(whole: Json, served: Served) -> None:
             part["properties"]["n"]["anyOf"][0]["maximum"] = served.max_choices
     if not served.can_infill:
         whole["paths"].pop("/infill", None)
-        suffix = whole["components"]["schemas"]["CompletionRequest"]["properties"]["suffix"]
-        suffix["anyOf"][0]["maxLength"] = 0
+        for body in ("CompletionRequest", "OllamaGenerateRequest"):
+            suffix = whole["components"]["schemas"][body]["properties"]["suffix"]
+            suffix["anyOf"][0]["maxLength"] = 0
 
 
 def _parts(schema: Any) -> Iterator[Json]:

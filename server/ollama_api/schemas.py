@@ -1,6 +1,6 @@
 """The bodies under /api: every field, its type and its limits."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJsonSchema, model_validator
 
@@ -17,6 +17,8 @@ from server.validation.fields import (
     INT64_MIN,
     MAX_FIELDS,
     RequestModel,
+    Rules,
+    neutral,
     no_effect,
     unsupported,
 )
@@ -138,6 +140,15 @@ class OllamaChatRequest(GeneratingFields):
 
 class OllamaGenerateRequest(GeneratingFields):
     """The body of POST /api/generate."""
+
+    rules: ClassVar[Rules] = (
+        {
+            "anyOf": [
+                neutral("system", values=(None, "")),
+                {"properties": {"raw": {"enum": [None, False]}, "suffix": {"enum": [None, ""]}}},
+            ]
+        },
+    )
 
     prompt: str = Field(
         "",

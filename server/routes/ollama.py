@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from config.version import VERSION
 from engine.request import ModelEntry
-from server.errors import ApiError, ClientGoneError, NotImplementedHereError
+from server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
 from server.generation.chat import answer_chat
 from server.generation.completion import answer_completion
 from server.generation.model_use import Answer, serve_model
@@ -38,7 +38,7 @@ from server.ollama_api.to_chat import (
 )
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
-from server.requests.models import keep_alive_s
+from server.requests.models import KeepAlive, keep_alive_s
 from server.routes.models import PullState, begin_pull, find_entry, known_sampling, named_entries, unload
 from server.turns import beside
 from server.validation.body import read_body
@@ -87,7 +87,7 @@ async def _serve(
     service = _ready(request)
     record_of(request).field_names |= FIELD_NAMES
     name = _own_name(service, body.model)
-    if answer is None and keep_alive_s(body.keep_alive) == 0:
+    if answer is None and _is_zero(body.keep_alive):
         await unload(service, name)
         return _done(presenter, "unload")
 
@@ -105,6 +105,14 @@ async def _serve(
     if isinstance(response, TokenStream):
         response.send_lines()
     return response
+
+
+def _is_zero(keep_alive: KeepAlive) -> bool:
+    try:
+        return keep_alive_s(keep_alive) == 0
+    except BadRequestError:
+        # serve_model() says so, if it has an effect at all.
+        return False
 
 
 def _done(presenter: LinePresenter, reason: Literal["load", "unload"]) -> Response:
