@@ -1,8 +1,7 @@
 """Read the conversation of a request in Ollama's API: messages and tools."""
 
 from collections import deque
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Iterable
 from typing import Any
 
 from server.conversation.chats import read_messages
@@ -14,8 +13,6 @@ from server.validation.notes import Notes
 SILENT = frozenset(("index", "type"))
 """Keys inside calls and tools that Ollama's API has and that need no mention."""
 _RENAMED = frozenset(("images", "thinking", "tool_name"))
-_Waiting = dict[str, deque[str]]
-"""The ids of the calls that no message has answered yet, by the name of the tool."""
 
 
 def read_conversation(given: Json, notes: Notes) -> Json:
@@ -35,14 +32,44 @@ def read_conversation(given: Json, notes: Notes) -> Json:
 def read_ollama_messages(given: Any, notes: Notes) -> tuple[Message, ...]:
     """Return messages in the normal form. Raises BadRequestError."""
     notes.silent, notes.api = SILENT, "ollama"
-    waiting: _Waiting = {}
-    numbers = count(1)
+    calls = _Calls()
     messages = check_size(given, "messages")
-    chat = [_as_chat(one, waiting, numbers) if isinstance(one, dict) else one for one in messages]
-    return read_messages(chat, notes)
+    return read_messages([_as_chat(one, calls) if isinstance(one, dict) else one for one in messages], notes)
 
 
-def _as_chat(given: Json, waiting: _Waiting, numbers: Iterator[int]) -> Json:
+class _Calls:
+    """The calls that no message has answered yet. Ollama's need no ids and are given some."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._unanswered: dict[str, None] = {}
+        self._by_name: dict[str, deque[str]] = {}
+
+    def with_id(self, call: Any) -> Any:
+        """Return a call with an id; anything else as it is."""
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            return call
+        self._num += 1
+        given = call.get("id")
+        call_id = given if isinstance(given, str) and given else f"call_{self._num}"
+        self._unanswered[call_id] = None
+        if isinstance(name := function.get("name"), str):
+            self._by_name.setdefault(name, deque()).append(call_id)
+        return {**call, "id": call_id}
+
+    def answer(self, name: str | None) -> str | None:
+        """Return the id of the first call of the tool, or of any; None if all are answered."""
+        waiting: Iterable[str] = self._unanswered if name is None else self._by_name.get(name, ())
+        call_id = next((one for one in waiting if one in self._unanswered), None)
+        if call_id is not None:
+            del self._unanswered[call_id]
+        while name in self._by_name and (ids := self._by_name[name]) and ids[0] not in self._unanswered:
+            ids.popleft()
+        return call_id
+
+
+def _as_chat(given: Json, calls: _Calls) -> Json:
     """Return a message as chats have it: with ids of calls, and with its images among its parts."""
     chat = {key: value for key, value in given.items() if key not in _RENAMED}
     if isinstance(role := given.get("role"), str):
@@ -55,22 +82,11 @@ def _as_chat(given: Json, waiting: _Waiting, numbers: Iterator[int]) -> Json:
         num_images = len(images) if isinstance(images, list) else 1
         rest = said if isinstance(said, list) else [said] if content else []
         chat["content"] = [*[{"type": "image"}] * num_images, *rest]
-    if isinstance(calls := given.get("tool_calls"), list):
-        chat["tool_calls"] = [_with_id(call, waiting, numbers) for call in calls]
+    if isinstance(given.get("tool_calls"), list):
+        chat["tool_calls"] = [calls.with_id(call) for call in given["tool_calls"]]
     if chat.get("role") == "tool" and not given.get("tool_call_id"):
         names = (given.get("tool_name"), chat.pop("name", None))
-        name = next((one for one in names if isinstance(one, str)), "")
-        if waiting.get(name):
-            chat["tool_call_id"] = waiting[name].popleft()
+        chat["tool_call_id"] = calls.answer(
+            next((one for one in names if isinstance(one, str) and one), None)
+        )
     return chat
-
-
-def _with_id(call: Any, waiting: _Waiting, numbers: Iterator[int]) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return call
-    given = call.get("id")
-    call_id = given if isinstance(given, str) and given else f"call_{next(numbers)}"
-    if isinstance(name := function.get("name"), str):
-        waiting.setdefault(name, deque()).append(call_id)
-    return {**call, "id": call_id}
