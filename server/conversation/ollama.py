@@ -2,11 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from server.conversation.chats import read_messages
-from server.conversation.model import Json, Message
-from server.conversation.settled import check_size
+from server.conversation.from_chats import from_chats
+from server.conversation.model import Json, Media, Message, Part
+from server.conversation.settled import check_answerable, check_size, settle
 from server.conversation.tools import ToolReader
 from server.validation.notes import Notes
 
@@ -34,7 +35,22 @@ def read_ollama_messages(given: Any, notes: Notes) -> tuple[Message, ...]:
     notes.silent, notes.api = SILENT, "ollama"
     calls = _Calls()
     messages = check_size(given, "messages")
-    return read_messages([_as_chat(one, calls) if isinstance(one, dict) else one for one in messages], notes)
+    check_size([{"content": one.get("images")} for one in messages if isinstance(one, dict)], "messages")
+    chat = [_as_chat(one, calls) if isinstance(one, dict) else one for one in messages]
+    made = from_chats(chat, "messages", notes)
+    for index, one in enumerate(messages):
+        if isinstance(one, dict) and one.get("images"):
+            shown = placeholders(one["images"], f"{made[index].at}.images", notes)
+            made[index] = replace(made[index], parts=(*shown, *made[index].parts))
+    settled = settle(made, notes)
+    check_answerable(settled)
+    return settled
+
+
+def placeholders(images: Any, path: str, notes: Notes) -> list[Part]:
+    """Return what is shown instead of images."""
+    notes.as_text(path)
+    return [Media("image")] * (len(images) if isinstance(images, list) else 1)
 
 
 class _Calls:
@@ -70,18 +86,12 @@ class _Calls:
 
 
 def _as_chat(given: Json, calls: _Calls) -> Json:
-    """Return a message as chats have it: with ids of calls, and with its images among its parts."""
+    """Return a message as chats have it: with ids of calls, and without its images."""
     chat = {key: value for key, value in given.items() if key not in _RENAMED}
     if isinstance(role := given.get("role"), str):
         chat["role"] = role.lower()
     if given.get("thinking"):
         chat["reasoning_content"] = given["thinking"]
-    if images := given.get("images"):
-        content = given.get("content")
-        said = {"type": "text", "text": content} if isinstance(content, str) else content
-        num_images = len(images) if isinstance(images, list) else 1
-        rest = said if isinstance(said, list) else [said] if content else []
-        chat["content"] = [*[{"type": "image"}] * num_images, *rest]
     if isinstance(given.get("tool_calls"), list):
         chat["tool_calls"] = [calls.with_id(call) for call in given["tool_calls"]]
     if chat.get("role") == "tool" and not given.get("tool_call_id"):

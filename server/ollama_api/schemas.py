@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJso
 
 from server.conversation.model import Message
 from server.conversation.ollama import read_conversation
+from server.conversation.settled import MAX_PARTS
 from server.requests.chat import ChatRequest, ReasoningEffort
 from server.requests.drafts import DraftFields
 from server.requests.messages import TOOLS_SCHEMA, Tools
@@ -81,7 +82,11 @@ def _think(given: object) -> object:
 
 Format = Annotated[Any, BeforeValidator(_format, json_schema_input_type=Literal["", "json"] | dict[str, Any])]
 Think = Annotated[Any, BeforeValidator(_think, json_schema_input_type=bool | ReasoningEffort)]
-Images = Annotated[list[Any], WithJsonSchema({"type": "array", "items": {}})]
+Images = Annotated[
+    list[Any],
+    Field(max_length=MAX_PARTS),
+    WithJsonSchema({"type": "array", "items": {}, "maxItems": MAX_PARTS}),
+]
 
 
 class GeneratingFields(RequestModel):

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from server.conversation.model import Message
-from server.conversation.ollama import read_ollama_messages
+from server.conversation.ollama import placeholders
 from server.ollama_api.schemas import GeneratingFields, OllamaChatRequest, OllamaGenerateRequest
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
@@ -41,9 +41,9 @@ def to_chat_request(body: OllamaChatRequest) -> ChatRequest:
 
 def prompt_to_chat(body: OllamaGenerateRequest, notes: Notes) -> ChatRequest:
     """Return a prompt as the chat request that it is. Raises BadRequestError."""
-    system = [{"role": "system", "content": body.system}] if body.system else []
-    user = {"role": "user", "content": body.prompt, "images": body.images}
-    return _chat(body, read_ollama_messages([*system, user], notes))
+    images = placeholders(body.images, "images", notes) if body.images else []
+    system = [Message("system", (body.system,), at="system")] if body.system else []
+    return _chat(body, (*system, Message("user", (*images, body.prompt), at="prompt")))
 
 
 def to_completion(body: OllamaGenerateRequest, notes: Notes) -> CompletionRequest:

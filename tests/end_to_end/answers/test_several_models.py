@@ -185,6 +185,8 @@ def test_a_load_that_takes_too_long_is_a_503_and_harms_nobody(models: Path, hub:
         stream = ask(client, "three", stream=True)
         assert stream.status_code == 200
         assert '"code":"load_timeout"' in stream.text
+        lines = client.post("/api/chat", json={"model": "three", "messages": SAID}).text.splitlines()
+        assert "was not loaded in time" in json.loads(lines[-1])["error"]
         gate.opened.set()
         # Nobody uses it, so its time is over at once.
         wait_until(lambda: states(client)["three"] == "unloaded")

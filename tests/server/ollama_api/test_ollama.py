@@ -182,12 +182,12 @@ async def test_think_is_told_to_the_template(client, engine, think, arguments):
 async def test_images_are_shown_as_placeholders(client, engine):
     message = {"role": "user", "content": "What is it?", "images": ["aGk=", "aGk="]}
     response = await chat(client, messages=[message])
-    assert "messages[0].content[0] (as text)" in response.headers["x-reprise-ignored"]
+    assert response.headers["x-reprise-ignored"] == "messages[0].images (as text)"
     shown = 2 * "[image: this model reads text]"
     assert bytes(engine.requests[-1].prompt).decode() == f"user: {shown}What is it?\n"
     response = await generate(client, prompt="What?", images=["aGk="])
     assert valid_answer(response.json(), GenerateResponse).response.count("[image") == 1
-    assert "as text" in response.headers["x-reprise-ignored"]
+    assert response.headers["x-reprise-ignored"] == "images (as text)"
     alone = await chat(client, messages=[{"role": "user", "content": "", "images": ["aGk="]}])
     assert "nothing but media" in assert_ollama_error(alone.json())
 
@@ -372,6 +372,8 @@ async def test_what_clients_send_is_answered(client, strict_client, path, body):
         (CHAT, {"think": 5}, "'think' must be a boolean"),
         (CHAT, {"tools": [LOOK | {"function": {"name": "no name!"}}]}, "'tools[0].function.name'"),
         (CHAT, {"messages": HELLO * 300, "truncate": False}, "maximum context length is 1000 tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "images": ["a"] * 9000}]}, "9000 parts"),
+        (GENERATE, {"prompt": "a", "images": ["a"] * 9000}, "'images'"),
         (GENERATE, {"prompt": 5}, "'prompt' must be a string"),
         (GENERATE, {"prompt": "a", "template": "{{ .Prompt }}"}, "send raw: true with the whole prompt"),
         (GENERATE, {"prompt": "a", "context": [1, 2]}, "send the conversation to /api/chat"),
