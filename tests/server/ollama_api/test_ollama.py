@@ -360,32 +360,32 @@ async def test_what_clients_send_is_answered(client, strict_client, path, body):
     assert strict.status_code == 200, strict.text
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "named"),
-    [
-        (CHAT, {"messages": "hello"}, "'messages' must be an array"),
-        (CHAT, {"options": {"temperature": 3}}, "'options.temperature' must be at most 2"),
-        (CHAT, {"options": {"num_predict": "5"}}, "'options.num_predict' must be an integer"),
-        (CHAT, {"options": {f"key{n}": 0 for n in range(MAX_FIELDS + 1)}}, f"at most {MAX_FIELDS}"),
-        (CHAT, {"format": "xml"}, "'format' must be 'json'"),
-        (CHAT, {"format": {"enum": ["a" * 10] * 7_000}}, "'format'"),
-        (CHAT, {"think": 5}, "'think' must be a boolean"),
-        (CHAT, {"tools": [LOOK | {"function": {"name": "no name!"}}]}, "'tools[0].function.name'"),
-        (CHAT, {"messages": HELLO * 300, "truncate": False}, "maximum context length is 1000 tokens"),
-        (CHAT, {"messages": [{"role": "user", "content": "a", "images": ["a"] * 9000}]}, "9000 parts"),
-        (GENERATE, {"prompt": "a", "images": ["a"] * 9000}, "'images'"),
-        (GENERATE, {"prompt": 5}, "'prompt' must be a string"),
-        (GENERATE, {"prompt": "a", "template": "{{ .Prompt }}"}, "send raw: true with the whole prompt"),
-        (GENERATE, {"prompt": "a", "context": [1, 2]}, "send the conversation to /api/chat"),
-        (GENERATE, {"prompt": "a", "raw": True, "system": "b"}, "'system' cannot be combined with raw"),
-        ("/api/pull", {}, "Missing required parameter: 'model'"),
-    ],
-)  # fmt: skip
-async def test_bad_input_is_a_400_that_names_the_field(client, engine, path, fields, named):
-    body = {"messages": HELLO} | fields if path == CHAT else fields
-    response = await client.post(path, json=body)
-    assert response.status_code == 400
-    assert named in assert_ollama_error(response.json())
+BAD = [
+    (CHAT, {"messages": "hello"}, "'messages' must be an array"),
+    (CHAT, {"options": {"temperature": 3}}, "'options.temperature' must be at most 2"),
+    (CHAT, {"options": {"num_predict": "5"}}, "'options.num_predict' must be an integer"),
+    (CHAT, {"options": {f"key{n}": 0 for n in range(MAX_FIELDS + 1)}}, f"at most {MAX_FIELDS}"),
+    (CHAT, {"format": "xml"}, "'format' must be 'json'"),
+    (CHAT, {"format": {"enum": ["a" * 10] * 7_000}}, "'format'"),
+    (CHAT, {"think": 5}, "'think' must be a boolean"),
+    (CHAT, {"tools": [LOOK | {"function": {"name": "no name!"}}]}, "'tools[0].function.name'"),
+    (CHAT, {"messages": HELLO * 300, "truncate": False}, "maximum context length is 1000 tokens"),
+    (CHAT, {"messages": [{"role": "user", "content": "a", "images": ["a"] * 9000}]}, "9000 parts"),
+    (GENERATE, {"prompt": "a", "images": ["a"] * 9000}, "'images'"),
+    (GENERATE, {"prompt": 5}, "'prompt' must be a string"),
+    (GENERATE, {"prompt": "a", "template": "{{ .Prompt }}"}, "send raw: true with the whole prompt"),
+    (GENERATE, {"prompt": "a", "context": [1, 2]}, "send the conversation to /api/chat"),
+    (GENERATE, {"prompt": "a", "raw": True, "system": "b"}, "'system' cannot be combined with raw"),
+    ("/api/pull", {}, "Missing required parameter: 'model'"),
+]  # fmt: skip
+
+
+# One test: an app for each would take longer than all of them.
+async def test_bad_input_is_a_400_that_names_the_field(client, engine):
+    for path, fields, named in BAD:
+        response = await client.post(path, json={"messages": HELLO} | fields if path == CHAT else fields)
+        assert response.status_code == 400, named
+        assert named in assert_ollama_error(response.json())
     assert not engine.requests
 
 
@@ -397,27 +397,27 @@ async def test_too_long_a_conversation_loses_its_oldest_turns_and_says_so(client
     assert bytes(engine.requests[-1].prompt).endswith(b"user: hello\n")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "told"),
-    [
-        ("POST", "/api/embed", 501, "no embedding model"),
-        ("POST", "/api/embeddings", 501, "no embedding model"),
-        ("POST", "/api/create", 501, "reprise convert"),
-        ("POST", "/api/push", 501, "uploads"),
-        ("POST", "/api/copy", 501, "copies"),
-        ("POST", "/api/blobs/sha256:00", 501, "reprise convert"),
-        ("DELETE", "/api/delete", 501, "reprise rm"),
-        ("GET", "/api/nothing", 404, "There is no endpoint"),
-        ("GET", "/api/chat", 405, "Use POST"),
-        ("POST", "/api/chat", 415, "Content-Type"),
-        ("POST", "/api/pull", 403, "--allow-load"),
-    ],
-)
-async def test_what_is_not_here_says_so_in_ollama_s_shape(client, method, path, status, told):
-    given = {"content": "{}"} if status == 415 else {"json": {"model": "a"}}
-    response = await client.request(method, path, **given)
-    assert response.status_code == status
-    assert told in assert_ollama_error(response.json())
+NOT_HERE = [
+    ("POST", "/api/embed", 501, "no embedding model"),
+    ("POST", "/api/embeddings", 501, "no embedding model"),
+    ("POST", "/api/create", 501, "reprise convert"),
+    ("POST", "/api/push", 501, "uploads"),
+    ("POST", "/api/copy", 501, "copies"),
+    ("POST", "/api/blobs/sha256:00", 501, "reprise convert"),
+    ("DELETE", "/api/delete", 501, "reprise rm"),
+    ("GET", "/api/nothing", 404, "There is no endpoint"),
+    ("GET", "/api/chat", 405, "Use POST"),
+    ("POST", "/api/chat", 415, "Content-Type"),
+    ("POST", "/api/pull", 403, "--allow-load"),
+]
+
+
+async def test_what_is_not_here_says_so_in_ollama_s_shape(client):
+    for method, path, status, told in NOT_HERE:
+        given = {"content": "{}"} if status == 415 else {"json": {"model": "a"}}
+        response = await client.request(method, path, **given)
+        assert response.status_code == status, path
+        assert told in assert_ollama_error(response.json())
 
 
 async def test_a_failure_is_a_status_or_the_last_line(client, engine):
