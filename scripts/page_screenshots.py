@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--folder", type=Path, default=DOCS, help="for the pictures (default: docs)")
     options = parser.parse_args()
-    tall = {"viewport": {"width": 1000, "height": 880}}
+    tall = {"viewport": {"width": 1000, "height": 820}}
     shots: list[tuple[str, Callable[[Page, str], None], str, dict[str, Any]]] = [
         ("light", show_race, "light", tall),
         ("dark", show_race, "dark", tall),
