@@ -38,7 +38,7 @@ from engine.speculative.draft_model.reader import UnreadableTextError
 from engine.speculative.draft_stats import PLAIN
 from engine.speculative.heads.states import States
 from engine.speculative.proposers import SequenceDrafts
-from engine.speculative.streaming_window import Window
+from engine.speculative.window import Window
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 

@@ -9,6 +9,7 @@ from itertools import takewhile
 from config.groups import GROUPS
 from config.settings import SETTINGS, Settings
 from engine.batch import Batch
+from engine.device import Device
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.probes import kv_bits_fault
 from engine.kv_cache.rows import Sharing
@@ -93,10 +94,11 @@ def make_worker(
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     model = translated or head
     memory_budget = make_memory_budget(loaded, settings, sharing, model, make_sources is not None)
-    batch = Batch(loaded.model, loaded.info.vocab_size, sharing, model)
+    device = Device()
+    batch = Batch(loaded.model, loaded.info.vocab_size, sharing, model, device)
     if make_sources is None:
         planner, proposers = Planner(flat_costs()), Proposers(None, settings)
-        return Worker(batch, _make_queue(loaded, settings, memory_budget), planner, proposers)
+        return Worker(batch, _make_queue(loaded, settings, memory_budget, device), planner, proposers)
     sources = make_sources(loaded.tokenizer.fingerprint)
     model_costs, is_measured = FREE, costs is None
     calibrations: list[Calibration] = []
@@ -128,10 +130,10 @@ def make_worker(
         info.mask_token_id,
         head.head.max_drafted if head else None,
     )
-    queue = _make_queue(loaded, settings, memory_budget, head)
+    queue = _make_queue(loaded, settings, memory_budget, device, head)
     queue.prefiller.step_costs = costs
     if is_measured:
-        queue.prefiller.clock.note_plain(costs.seconds(1, 1))
+        device.note_plain(costs.seconds(1, 1))
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, calibrations, reading)
 
@@ -184,7 +186,11 @@ def _make_calibrations(
 
 
 def _make_queue(
-    loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget, head: HeadDrafter | None = None
+    loaded: LoadedModel,
+    settings: Settings,
+    memory_budget: MemoryBudget,
+    device: Device,
+    head: HeadDrafter | None = None,
 ) -> RequestQueue:
     """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
     num_bytes = _prefix_bytes(settings, memory_budget)
@@ -193,7 +199,7 @@ def _make_queue(
     prefix_lookup = PrefixLookup(loaded, settings, num_bytes, openings, memory_budget)
     if prefix_lookup.cache:
         memory_budget.prefixes.append(prefix_lookup.cache)
-    prefiller = Prefiller(loaded.model, settings, prefix_lookup, head.taps if head else None)
+    prefiller = Prefiller(loaded.model, settings, prefix_lookup, device, head.taps if head else None)
     return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
 
 

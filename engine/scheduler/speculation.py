@@ -33,6 +33,7 @@ from engine.speculative.draft_model.forecast import (
 from engine.speculative.draft_stats import DEAR, INEXACT, SPENT, UNLIKELY, UNMATCHED, UNREAD
 from engine.speculative.mask_drafts import add_masks
 from engine.speculative.verify import RowInput
+from engine.speculative.window import WindowInput
 from engine.stations import spend
 
 MODEL_DOUBT = 2.0
@@ -425,7 +426,7 @@ class Planner:
             draft = row_input.draft[: width - 1]
             source = row_input.source if draft else NO_DRAFT
             mask_tokens = row_input.mask_tokens[: width - 1 - len(draft)]
-            cut.append(RowInput(row_input.newest, row_input.position, draft, source, mask_tokens=mask_tokens))
+            cut.append(replace(row_input, draft=draft, source=source, mask_tokens=mask_tokens))
         return cut
 
     def _widths(self, estimates: SequenceOf[DraftEstimate], num_rows: int) -> list[int]:
@@ -511,13 +512,13 @@ def without_drafts(members: SequenceOf[Sequence]) -> list[RowInput]:
     return [RowInput(s.tokens[-1], len(s.tokens)) for s in members]
 
 
-def streaming_input(s: Sequence, num_held: int) -> RowInput:
-    """Return the input of a row that streams. num_held: tokens in its cache, fewer than it has."""
+def window_input(s: Sequence, num_held: int) -> WindowInput:
+    """Return the input of a row with a window. num_held: tokens in its cache, fewer than it has."""
     assert s.window
     # Under a grammar a hole can only be filled once all tokens before it are known.
     size = 1 if s.matcher else s.window.settings.window_size
     window, pending = s.window.widen(size), s.tokens[num_held:]
-    return RowInput(s.tokens[-1], len(s.tokens), window=window, pending=pending)
+    return WindowInput(s.tokens[-1], len(s.tokens), window=window, pending=pending)
 
 
 def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:
