@@ -197,7 +197,7 @@ class Sequence:
         self.prefill, self.row_sampling = Prefill(), None
 
     def park(self) -> None:
-        """Forget what belongs to its worker, which ends with the model's weights; another one takes it on."""
+        """Drop all state of the present worker, which ends with the model's weights; another takes over."""
         self.restart()
         self.prefix = PrefixSearch(self.prefix.num_cached)
         if self.drafts:

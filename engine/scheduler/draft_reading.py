@@ -164,7 +164,7 @@ class DraftReading:
             sequence.drafts.uses_model = False
 
     def keep_row(self, sequence: Sequence, row: int) -> None:
-        """Keep what was read of a row that is about to be removed, if memory allows a copy."""
+        """Keep the part of a row's text that was read, before the row is removed, if memory allows a copy."""
         try:
             if self._may_copy(sequence):
                 self._draft_model.keep_row(row, sequence.tokens, self.prefixes)

@@ -75,7 +75,7 @@ class Footprint:
         return sum(each * cells(window) for each, window in self.windows)
 
     def growth_bytes(self, num_cells: int, window_cells: Cells) -> int:
-        """Return what the growth of buffers takes besides those that have grown.
+        """Return the bytes that growing buffers take beside the grown ones, while both exist.
 
         Layers grow one after the other, and each has its old and its new buffer for a moment.
         num_cells: slots times columns of the buffers that keep all tokens.

@@ -286,7 +286,7 @@ class MemoryBudget:
         return low
 
     def bytes_alone(self, num_tokens: int) -> int:
-        """Return what a sequence of that length needs with no other sequence running."""
+        """Return the bytes that a sequence of that length needs with no other sequence running."""
         alone = [Demand(num_tokens, self._most_sampling)]
         return max(self._estimate_full(alone, []).total, self._estimate_full([], alone).total)
 
@@ -552,7 +552,7 @@ class MemoryBudget:
         )
 
     def _growth_bytes(self, model: ModelMemory, step: StepDemands) -> int:
-        """Return what the growth of one layer takes. Prompts grow one after the other, and so do models."""
+        """Return the bytes that one growing layer takes. Prompts grow one after another, and so do models."""
         apart = [model.footprint.growth_bytes(*each) for each in self._apart(model, step)]
         if not model.sharing:
             return sum(apart)
@@ -568,7 +568,7 @@ class MemoryBudget:
         return lambda window: num_slots * window_columns(most, window, model.width)
 
     def _forward_bytes(self, model: ModelMemory, step: StepDemands) -> int:
-        """Return what the largest forward pass of a step takes, of its rows or of a chunk."""
+        """Return the bytes of a step's largest forward pass, of its rows or of a chunk."""
         num_rows, width = len(step.rows), model.width
         seen = width * self._num_cells(model, step.rows)
         if model is self._models[0]:
@@ -597,7 +597,7 @@ class MemoryBudget:
         return [(columns, one.window_columns(columns, step.widest_chunk)) for one, columns in apart]
 
     def _sampling_bytes(self, step: StepDemands) -> int:
-        """Return what sampling takes at most, and prompts' log probabilities."""
+        """Return the maximum bytes of sampling and of prompts' log probabilities."""
         num_draws, num_arrays = len(step.rows) * self._models[0].width, 0.0
         if step.has_prompt_logprobs:
             num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
@@ -694,7 +694,7 @@ def make_memory_budget(
 
 
 def _find_footprint(loaded: LoadedModel, kv_bits: int | None, batched: bool) -> Footprint:
-    """Return what a model needs besides its weights; measured unless it is known."""
+    """Return the memory that a model needs besides its weights; measured unless it is known."""
     return loaded.findings.find(
         f"footprint, {kv_bits} bits, {'' if batched else 'not '}batched",
         lambda: measure(loaded.model, kv_bits, batched),
@@ -717,7 +717,7 @@ def _with_states(target: ModelMemory, head: HeadDrafter) -> ModelMemory:
 
 
 def _of_head(target: Footprint, head: HeadDrafter) -> ModelMemory:
-    """Return what a head needs. A forward pass of it takes no more than one of the whole target."""
+    """Return the memory that a head needs. Its forward pass takes no more than one of the whole target."""
     token_bytes, windows, layer_bytes = head.measure_caches()
     # A draft puts its own keys and values behind all that a layer holds, in a copy for each token.
     copied = HELD_COPIES * layer_bytes / MAX_BACKLOG_TOKENS

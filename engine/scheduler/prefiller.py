@@ -190,7 +190,7 @@ class Prefiller:
                 self._prefix_lookup.start_keeping(sequence, length)
 
     def finish_keeping(self) -> None:
-        """Keep what chunks have passed of prompts, once they are computed."""
+        """Put the state that chunks have passed into the prefix cache, once they are computed."""
         if self._prefix_lookup.is_keeping:
             self.device.settle()
             self._prefix_lookup.finish_keeping()

@@ -96,7 +96,7 @@ class Planner:
         return self.model_costs.seconds(num_rows, num_fed, num_drafted, self._under)
 
     def model_token_steps(self, num_rows: int) -> float | None:
-        """Return what a token of the draft model is believed to cost, in plain steps; None of a head."""
+        """Return the believed cost of a draft model's token, in plain steps; None of a head."""
         plain_s = self.costs.least_plain_s(num_rows, self._under)
         if not plain_s or self.model_costs is None or isinstance(self.model_costs.alone, ShareOfTarget):
             return None
@@ -271,7 +271,7 @@ class Planner:
             s.drafts.counts.add_undrafted(reason, price)
 
     def _price(self, num_rows: int, num_tokens: int) -> StepPrice | None:
-        """Return what a step costs that verifies a draft of so many tokens.
+        """Return the cost of a step that verifies a draft of so many tokens.
 
         None without any: the draft model makes its tokens later, and most of their cost is its own.
         """
@@ -447,7 +447,7 @@ class Planner:
         return found
 
     def _exact(self, widths: list[int], num_rows: int) -> list[int]:
-        """Return those of the widths that are allowed in exact mode."""
+        """Return the widths that are allowed in exact mode."""
         if self._exact_shapes is None:
             return widths
         # Rows with a forward pass each are as exact as a single row.

@@ -91,7 +91,7 @@ class RowInput:
         return 1
 
     def ask(self, row: int, num_top: int | None) -> Asked:
-        """Return what to draw: each drafted token, the one after them, and what the masks predict.
+        """Ask for each drafted token, the one after them, and the masks' predictions.
 
         num_top: GenerationRequest.top_logprobs.
         """
@@ -112,7 +112,7 @@ class RowInput:
     def conclude(
         self, sampled: list[int], likelihoods: list[Likelihood | None], entropies: list[float]
     ) -> "Outcome":
-        """Return what the row commits: the accepted tokens and the next one.
+        """Conclude the row's step: it commits the accepted tokens and the next one.
 
         sampled, likelihoods: of all that it asked for. entropies: of those at masks.
         """
@@ -168,7 +168,7 @@ class Verification:
         return [self.tokens, self.entropies, *(self.measured.arrays if self.measured else ())]
 
     def outcomes(self) -> list[Outcome]:
-        """Return what each row commits."""
+        """Return each row's outcome."""
         sampled: list[int] = self.tokens.tolist()  # type: ignore[assignment]
         entropies: list[float] = self.entropies.tolist()  # type: ignore[assignment]
         measured: list[Likelihood | None] = [None] * len(sampled)

@@ -45,7 +45,7 @@ class Window:
     places: tuple[Filled | None, ...] = ()
 
     def widen(self, size: int) -> "Window":
-        """Return this window with holes behind it, up to size places."""
+        """Return a copy of the window with holes behind it, up to size places."""
         return replace(self, places=(*self.places, *[None] * (size - len(self.places))))
 
     @property
@@ -152,7 +152,7 @@ class WindowInput(RowInput):
         return self.width
 
     def ask(self, row: int, num_top: int | None) -> Asked:
-        """Return what to draw: a token for each hole."""
+        """Ask for a token for each hole."""
         places = self.window.logits_at(len(self.pending))
         return Asked(
             self.window.draws(row, self.masks),
@@ -165,7 +165,7 @@ class WindowInput(RowInput):
     def conclude(
         self, sampled: list[int], likelihoods: list[Likelihood | None], entropies: list[float]
     ) -> "WindowOutcome":
-        """Return what the row commits: what is settled now. Arguments: of its holes."""
+        """Conclude the row's step: it commits the tokens that are settled now. Arguments: of its holes."""
         settled, window = self.window.fill(sampled, entropies, likelihoods)
         tokens, found = [one.token for one in settled], [one.likelihood for one in settled]
         return WindowOutcome(self, tokens, found, len(self.pending) - (not tokens), window=window)
