@@ -85,10 +85,10 @@ class Decoder:
         self._planning_s += time.perf_counter() - start
         self._stats.num_plain_probes = self._planner.num_plain_probes
         has_windows = len(drafting) < len(members)
-        if not inputs and (has_windows or any([s.matcher for s in drafting])):
+        if not inputs:
+            if not has_windows and not [s for s in drafting if s.matcher]:
+                return PLAIN_STEP
             inputs = without_drafts(drafting)
-        if not inputs and not has_windows:
-            return PLAIN_STEP
         if has_windows:
             rest, held = iter(inputs), self._batch.rows.lengths
             inputs = [

@@ -164,7 +164,7 @@ class Worker:
         self._guard(self._settle)
 
     def park(self) -> list[Sequence]:
-        """Hand the waiting sequences over to the worker that replaces this one. No sequence may be running."""
+        """Hand the waiting sequences over to this worker's successor. No sequence may be running."""
         waiting = self.live
         for sequence in waiting:
             sequence.park()

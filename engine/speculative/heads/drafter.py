@@ -229,7 +229,7 @@ class HeadDrafter:
         self._rows[row] = HeadRow(None)
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
-        """Keep the part of a row's text that was read, before the row is removed, and the states left to read.
+        """Keep the part of a row's text that was read, before the row is removed, and the states behind it.
 
         tokens: all committed tokens of the row.
         """
