@@ -13,9 +13,10 @@ from engine.device import Device
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.probes import kv_bits_fault
 from engine.kv_cache.rows import Sharing
+from engine.memory.budget import MemoryBudget
+from engine.memory.making import make_memory_budget
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.scheduler.draft_reading import DraftReading
-from engine.scheduler.memory_budget import MemoryBudget, make_memory_budget
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue

@@ -6,9 +6,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from engine.engine import Engine
+from engine.memory.budget import MemoryBudget
 from engine.pool.catalogue import FoundModel
 from engine.request import ModelEntry, ModelInfo
-from engine.scheduler.memory_budget import MemoryBudget
 
 
 class ModelUse:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from time import perf_counter
 
-from engine.scheduler.memory_budget import MemoryBudget
+from engine.memory.budget import MemoryBudget
 from engine.scheduler.prefix_lookup import num_shared
 from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence

@@ -10,9 +10,9 @@ import mlx.core as mx
 from config.settings import Settings
 from engine.device import Device
 from engine.kv_cache.rows import cache_arrays
+from engine.memory import prefill_budget
+from engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
 from engine.sampling.logprobs import Likelihoods
-from engine.scheduler import prefill_budget
-from engine.scheduler.memory_budget import PROMPT_LOGPROBS_CHUNK
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.sequence import Sequence

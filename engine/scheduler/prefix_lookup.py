@@ -29,13 +29,13 @@ from engine.kv_cache.slices import (
     start_copies,
     take_state,
 )
+from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.block_hashes import count_shared
 from engine.prefix_cache.disk import PrefixStore, make_store
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.prefix_cache.weights_digest import weights_fingerprint
 from engine.scheduler.checkpoints import MAX_GAP_TOKENS, NUM_RUNGS, choose_rungs
-from engine.scheduler.memory_budget import MemoryBudget
 from engine.sequence import Sequence
 from engine.text.templates.message_openings import MessageOpenings
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from engine.device import Device
-from engine.scheduler.prefill_budget import MIN_CHUNK_TOKENS
+from engine.memory.prefill_budget import MIN_CHUNK_TOKENS
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.speculative.proposers import DraftSources
 from tests.clock import Clock

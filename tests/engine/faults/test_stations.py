@@ -12,11 +12,11 @@ from drafters.base import Draft, DraftQuery
 from engine.device import Device
 from engine.engine import Engine
 from engine.kv_cache.rows import BatchedRows, SeparateRows
+from engine.memory import prefill_budget
+from engine.memory.budget import MemoryBudget
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import DraftChoice, EngineError, Event, Failed, Finished, GenerationRequest
 from engine.sampling.sampler import Sampler
-from engine.scheduler import prefill_budget
-from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner

@@ -11,11 +11,11 @@ import mlx.core as mx
 import pytest
 
 from engine.device import Device
+from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel
 from engine.request import DraftChoice, Finished, GenerationRequest
 from engine.scheduler import draft_reading
 from engine.scheduler.draft_reading import Pace
-from engine.scheduler.memory_budget import MemoryBudget
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.draft_model.reader import DraftReader

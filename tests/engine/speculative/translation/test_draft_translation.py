@@ -12,10 +12,10 @@ import pytest
 
 from engine.device import Device
 from engine.engine import Engine
+from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError, describe
 from engine.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.sampling.sampler import RowSampling, Sampler
-from engine.scheduler.memory_budget import MemoryBudget
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.proposers import DraftSources

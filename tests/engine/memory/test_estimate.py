@@ -19,10 +19,10 @@ from config.settings import Settings
 from drafters.base import Draft, DraftQuery, SequenceStart
 from engine.device import Device
 from engine.kv_cache.probes import find_sharing
+from engine.memory.footprint import measure
+from engine.memory.making import make_memory_budget
 from engine.model.loading import LoadedModel, describe
 from engine.request import DraftChoice, Finished, GenerationRequest, HeadKind
-from engine.scheduler.footprint import measure
-from engine.scheduler.memory_budget import make_memory_budget
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
 from engine.speculative.heads.drafter import NamedHead
