@@ -17,10 +17,10 @@ from engine.memory.budget import MemoryBudget
 from engine.memory.making import make_memory_budget
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.scheduler.draft_reading import DraftReading
+from engine.scheduler.planner import Planner
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
-from engine.scheduler.speculation import Planner
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.costs.exact_widths import Exactness, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts

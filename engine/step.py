@@ -18,7 +18,7 @@ from drafters.base import NO_DRAFT, Draft
 from engine.batch import Batch
 from engine.device import Step
 from engine.sampling.logprobs import Likelihood, measure
-from engine.scheduler.speculation import Planner, window_input, without_drafts
+from engine.scheduler.planner import Planner, window_input, without_drafts
 from engine.sequence import Sequence
 from engine.speculative import verify
 from engine.speculative.draft_model.costs import DraftWork
@@ -190,7 +190,7 @@ class Decoder:
             sequence.count_for_penalties()
         try:
             work, drafting_s = self._draft(members, inputs)
-            inputs = self._planner.without_inexact(inputs)
+            inputs = self._planner.widths.without_inexact(inputs)
             inputs = [_cut_by_grammar(s, row_input) for s, row_input in zip(members, inputs, strict=True)]
             outcomes = self._accept(members, inputs)
         except StepError:

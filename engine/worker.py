@@ -19,8 +19,8 @@ from engine.kv_cache.rows import Rows
 from engine.prefix_cache.trie import PrefixStatus
 from engine.request import Failed
 from engine.scheduler.draft_reading import DraftReading
+from engine.scheduler.planner import Planner
 from engine.scheduler.request_queue import RequestQueue
-from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers

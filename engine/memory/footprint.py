@@ -2,7 +2,7 @@
 
 MLX dispatches operations ahead of the device, and keeps what they used until they have run. How far it gets
 is a matter of timing. So forward passes are measured under a memory limit of 0, where MLX waits after nearly
-every operation: that is what they need. memory_budget.py limits how far MLX may run ahead.
+every operation: that is what they need. budget.py limits how far MLX may run ahead.
 """
 
 from collections.abc import Callable, Iterator

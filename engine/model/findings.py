@@ -94,6 +94,6 @@ class Findings:
 @cache
 def _own_digest() -> str:
     """Return a digest of the code that decides what is found."""
-    others = _ENGINE / "scheduler" / "footprint.py", _ENGINE / "speculative" / "costs" / "exact_widths.py"
+    others = _ENGINE / "memory" / "footprint.py", _ENGINE / "speculative" / "costs" / "exact_widths.py"
     files = [*sorted((_ENGINE / "kv_cache").rglob("*.py")), *others]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

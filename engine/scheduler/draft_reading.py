@@ -11,8 +11,8 @@ from collections.abc import Sequence as SequenceOf
 from time import perf_counter
 
 from engine.memory.budget import MemoryBudget
+from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_lookup import num_shared
-from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
 from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.draft_model.reader import Reader

@@ -17,9 +17,9 @@ from engine.memory.budget import MemoryBudget
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import DraftChoice, EngineError, Event, Failed, Finished, GenerationRequest
 from engine.sampling.sampler import Sampler
+from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
-from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
 from engine.speculative import verify
 from engine.speculative.costs.slowdown_budget import SlowdownBudget

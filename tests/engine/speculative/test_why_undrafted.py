@@ -9,7 +9,7 @@ import pytest
 from drafters.base import NO_DRAFT, Draft, DraftQuery
 from engine.device import Device
 from engine.request import DraftChoice, DraftingReport, GenerationRequest
-from engine.scheduler.speculation import Planner
+from engine.scheduler.planner import Planner
 from engine.setup import MakeSources
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.costs.step_costs import StepCosts
