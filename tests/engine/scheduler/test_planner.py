@@ -112,7 +112,7 @@ class PlainPlanner(Planner):
             widths = [planner._fed_width(e, width) for e in estimates]
             return drafting_s + self.costs.step_s(widths, self.conditions(members))
 
-        widths = self._widths(estimates, len(members))
+        widths = self.widths.candidates(estimates, len(members))
         return choose_plainly(estimates, widths, step_s, lambda w: self._make_check(members, estimates)(w))
 
     def plan(self, members: Any) -> list[RowInput]:
