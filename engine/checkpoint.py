@@ -114,7 +114,7 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         return _describe(folder, source, config, files, "drafter", refused=(str(fault),))
     if head is not None:
         return _describe(folder, source, config, files, NAMES[head.kind], refused=refused)
-    cache, unknown = _find_cache(config, files)
+    cache, unknown = find_cache(config, files)
     heads, head_faults = _describe_heads(folder, config)
     refused += ((unknown,) if unknown else ()) + head_faults
     drafters: tuple[str, ...] = ()
@@ -184,7 +184,7 @@ def _missing_files(folder: Path, files: list[SafetensorsFile]) -> tuple[str, ...
     return missing + missing_shards(folder)
 
 
-def _find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[CacheInfo | None, str | None]:
+def find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[CacheInfo | None, str | None]:
     """Return the bytes that a row of such a model takes, or why they cannot be known."""
     if "model_file" in config:
         return None, "it brings Python code of its own, which only --trust-remote-code runs"
