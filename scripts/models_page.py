@@ -37,9 +37,10 @@ def dense(model_type: str, layers: int, hidden: int, inner: int, heads: int, kv:
           context: int, **more: Any) -> dict[str, Any]:  # fmt: skip
     """Return a configuration with the fields that most architectures share."""
     return {
-        "model_type": model_type, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner,
-        "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": dim, "vocab_size": vocab,
-        "max_position_embeddings": context, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
+        "model_type": model_type, "num_hidden_layers": layers, "hidden_size": hidden,
+        "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": kv,
+        "head_dim": dim, "vocab_size": vocab, "max_position_embeddings": context,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
     } | more  # fmt: skip
 
 
