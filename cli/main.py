@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-from cli import bench, config, connect, convert, doctor, info, list_models, pull, rm, serve, service, verify
+from cli import bench, config, doctor, serve, service, verify
 from cli.arguments import Parser, UsageError, unknown_arguments
 from cli.launch import is_launched
+from cli.models import convert, info, list_models, pull, rm
+from cli.running import connect
 from config.setting import SettingsError
 from config.sources import suggestion
 from config.version import VERSION

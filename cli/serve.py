@@ -1,11 +1,13 @@
 """`reprise serve`: start the engine and the server with the settings in force."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
-from cli.arguments import add_settings, resolve_arguments
-from cli.converted import with_converted
+from cli.arguments import UsageError, add_settings, resolve_arguments
 from cli.launch import is_launched, launch
+from cli.models.choice import with_found
+from cli.models.converted import with_converted
 from config.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,15 +20,30 @@ HELP = "Serve a model until Ctrl-C."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `reprise serve` to the parser."""
     add_settings(parser)
+    parser.usage = "%(prog)s [MODEL] [--config FILE] [--SETTING VALUE ...]"
+    parser.add_argument("named", nargs="?", metavar="MODEL", help="The same as --model MODEL.")
     parser.set_defaults(run=run)
+
+
+def take_named(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments with the model that is named without --model. Raises UsageError for two."""
+    if arguments.named is not None:
+        if arguments.model is not None:
+            raise UsageError(f"two models are named: {arguments.named}, and --model {arguments.model}")
+        arguments.model = arguments.named
+    return arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the process is asked to stop; return the exit status."""
-    resolved = resolve_arguments(arguments)
+    resolved = resolve_arguments(take_named(arguments))
     settings = resolved.settings
     if settings.hosts is not None and not is_launched():
         return launch(settings.hosts)
+    settings = with_found(settings)
+    if sys.stderr.isatty() and settings.log_format == "text":
+        # What is imported from here on takes a second, and with a cold disk several.
+        print(f"reprise: starting {settings.model_name} ...", file=sys.stderr, flush=True)
     settings = with_converted(settings)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from drafters.assembly import make_drafters

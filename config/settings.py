@@ -411,8 +411,15 @@ class Settings:
 
     @property
     def model_name(self) -> str:
-        """The name of the model that the server starts with."""
-        return BUNDLED_NAME if self.model is None else display_name(self.model)
+        """The name of the model that the server starts with: within models_dir, as requests ask for it."""
+        if self.model is None:
+            return BUNDLED_NAME
+        folder = Path(self.model).resolve()
+        if self.models_dir is not None and folder.is_dir():
+            models = Path(self.models_dir).resolve()
+            if models in folder.parents:
+                return folder.relative_to(models).as_posix()
+        return display_name(self.model)
 
     @property
     def model_source(self) -> str:

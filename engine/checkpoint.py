@@ -18,7 +18,7 @@ from config.settings import display_name
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
 from engine.model.loading import ModelError, find_context_tokens
-from engine.model.model_folder import missing_shards, unknown_architecture
+from engine.model.model_folder import missing_shards, missing_tokenizer, unknown_architecture
 from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.speculative.heads.formats import (
     NAMES,
@@ -90,6 +90,22 @@ class CheckpointInfo:
     refused: tuple[str, ...] = ()
 
 
+def check_folder(folder: Path) -> None:
+    """Raise ModelError, with the words of `reprise info`, if a folder can only fail to load.
+
+    Reads its small files and the headers of the others, so it takes no time beside the load.
+    """
+    config = read_config(folder)
+    refused = _missing_files(folder, [read_header(path) for path in _shards(folder)])
+    unknown = None if "model_file" in config else unknown_architecture(config)
+    if faults := (*refused, *([unknown] if unknown else ()), *missing_tokenizer(folder)):
+        raise ModelError(f"the model {folder} cannot be served: {faults[0]}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("model*.safetensors")) if path.name not in SIDE_FILES]
+
+
 def inspect_checkpoint(source: str) -> CheckpointInfo:
     """Describe a model's folder, or a head's.
 
@@ -105,8 +121,7 @@ def inspect_checkpoint(source: str) -> CheckpointInfo:
 
 
 def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInfo:
-    paths = [path for path in sorted(folder.glob("model*.safetensors")) if path.name not in SIDE_FILES]
-    files = [read_header(path) for path in paths]
+    files = [read_header(path) for path in _shards(folder)]
     refused = _missing_files(folder, files)
     try:
         head = identify(folder)
@@ -116,7 +131,7 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         return _describe(folder, source, config, files, NAMES[head.kind], refused=refused)
     cache, unknown = _find_cache(config, files)
     heads, head_faults = _describe_heads(folder, config)
-    refused += ((unknown,) if unknown else ()) + head_faults
+    refused += ((unknown,) if unknown else ()) + head_faults + missing_tokenizer(folder)
     drafters: tuple[str, ...] = ()
     if cache is not None and cache.has_known_kinds:
         drafters = ("suffix", "ngram-mod", "ngram-simple", "draft-model")

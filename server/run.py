@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -161,10 +162,13 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         if error := exposure_error(settings, bound):
             return _fail(error)
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
+        from engine.checkpoint import check_folder
         from engine.engine import Engine
         from engine.model.loading import ModelError
 
         try:
+            if settings.model is not None and Path(settings.model).is_dir():
+                check_folder(Path(settings.model))
             if settings.may_unload:
                 return _serve_several(settings, make_sources, sections, bound)
             settings = settings_of(settings, sections, settings.model_name)
@@ -182,8 +186,10 @@ def _serve_several(
     sections: Mapping[str, Section],
     bound: socket.socket,
 ) -> int:
+    from engine.pool.catalogue import choose_first
     from engine.pool.pool import ModelPool
 
+    settings = choose_first(settings)
     pool = ModelPool(settings, dict(sections), make_sources)
     if settings.allow_load is None:
         settings = replace(settings, allow_load=is_loopback(bound.getsockname()[0]))

@@ -156,12 +156,18 @@ def _load_options(settings: Settings) -> dict[str, Any]:
     return {"trusts_code": settings.trust_remote_code, "cache_folder": cache_folder}
 
 
-def _gguf_hint(path: Path) -> str:
-    """Return what can be done with what is no model's folder."""
+def not_a_model(path: Path) -> ModelError:
+    """Return the error for what is no model's folder, with what can be done."""
+    told = f"{path} is not a model folder"
     if path.is_file():
-        return "; `reprise convert` makes one of a GGUF file"
-    held = sorted(path.glob("*.gguf"))
-    return f"; the GGUF file in it can be served: {held[0]}" if held else ""
+        return ModelError(f"{told}; `reprise convert {path} FOLDER` makes one of a GGUF file")
+    told += ": it has no config.json"
+    if held := sorted(path.glob("*.gguf")):
+        told += f"; the GGUF file in it can be served: --model {held[0]}"
+    elif held := sorted([*path.glob("*/config.json"), *path.glob("*/*/config.json")]):
+        told += f"; it holds models: serve one, as with --model {held[0].parent}, or all of them with "
+        told += f"--models-dir {path}"
+    return ModelError(told)
 
 
 def load_model(
@@ -191,7 +197,7 @@ def load_model(
     start = time.perf_counter()
     folder = Path(source)
     if folder.exists() and not (folder / "config.json").is_file():
-        raise ModelError(f"{source} is not a model folder: it has no config.json{_gguf_hint(folder)}")
+        raise not_a_model(folder)
     # Names on the hub have one slash at most, in the middle.
     is_path = source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1
     if not folder.exists() and is_path:

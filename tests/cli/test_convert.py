@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
-from cli.converted import with_converted
+from cli.models.converted import with_converted
 from cli.main import main
 from config.settings import Settings
 from engine.model.convert import kept

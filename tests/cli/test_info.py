@@ -127,7 +127,7 @@ def test_files_that_the_index_names_but_are_missing_are_named(
     write_model(tmp_path)
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
     folders.write_json(tmp_path / "model.safetensors.index.json", index)
-    (reason,) = info(capsys, tmp_path)["refused"]
+    reason, _no_tokenizer = info(capsys, tmp_path)["refused"]
     assert reason.startswith("model-00002-of-00002.safetensors is missing")
 
 
