@@ -6,13 +6,17 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from config.settings import Settings
 from engine.request import ModelEntry, ModelInfo
 from engine.text.markers import Markers
+from server.logs import LOGGER
 
 SHOW_PROGRESS_AFTER_S = 0.5
+
+LEAST_SHARE = 0.02
+"""Share of a part of the start from which on it is said how long the rest takes."""
 
 EXACT_NOT_TRIED = "widths not tried; --exact and `reprise verify` find them"
 """What the banner says about exact widths without --exact."""
@@ -20,6 +24,9 @@ EXACT_NOT_TRIED = "widths not tried; --exact and `reprise verify` find them"
 
 class LoadingBar:
     """A progress bar on standard error, shown only on a terminal and only if starting takes a while.
+
+    It has the part of the start that runs now, and the time that this part still takes: as long as its
+    remaining share, at the pace so far. Nothing is said before that is known, nor of parts that follow.
 
     console: replaces standard error. show_after_s: seconds until the bar is shown.
     """
@@ -33,12 +40,13 @@ class LoadingBar:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
-            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
         )
         self._task: TaskID | None = None
         self._shown = ""
+        self._pace = Pace()
         self._start_s = time.perf_counter()
 
     def __enter__(self) -> "LoadingBar":
@@ -49,20 +57,61 @@ class LoadingBar:
 
         Called on the engine's thread. A new task replaces the bar of the previous one.
         """
-        if not self._is_watched or time.perf_counter() - self._start_s < self._show_after_s:
+        if not self._is_watched:
+            return
+        now = time.perf_counter()
+        left_s = self._pace.left_s(what, share, now)
+        if now - self._start_s < self._show_after_s:
             return
         if self._task is None or what != self._shown:
             if self._task is None:
                 self._progress.start()
             else:
                 self._progress.remove_task(self._task)
-            self._shown, self._task = what, self._progress.add_task(what, total=1.0)
-        self._progress.update(self._task, completed=share)
+            self._shown, self._task = what, self._progress.add_task(what, total=1.0, left="")
+        left = "" if left_s is None else f"about {left_s:.0f} s left"
+        self._progress.update(self._task, completed=share, left=left)
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+
+class Pace:
+    """How fast a part of the start goes on, from the shares of it that are told."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._began: tuple[float, float] = (0.0, 0.0)
+        self._last_share = 0.0
+
+    def left_s(self, what: str, share: float, now_s: float) -> float | None:
+        """Return how many seconds the rest of a part takes; None while nothing is known.
+
+        share: of the part, in [0, 1]. One that falls begins the part anew: a download goes before a load.
+        """
+        if what != self._what or share < self._last_share:
+            self._what, self._began = what, (share, now_s)
+        self._last_share = share
+        begun_share, begun_s = self._began
+        if share - begun_share < LEAST_SHARE:
+            return None
+        return (now_s - begun_s) * (1 - share) / (share - begun_share)
+
+
+class LoadingLog:
+    """What LoadingBar shows, as log lines for a program: one for each part, and each tenth of it."""
+
+    def __init__(self) -> None:
+        self._logged: tuple[str, int] | None = None
+
+    def advance(self, what: str, share: float) -> None:
+        """Log the current part and the share of it that is done, in [0, 1]. Called on the engine's thread."""
+        if (what, int(10 * share)) != self._logged:
+            self._logged = what, int(10 * share)
+            fields = {"event": "loading", "stage": what, "share": round(share, 3)}
+            LOGGER.info("%s, %d %%", what, 100 * share, extra={"fields": fields})
 
 
 NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}

@@ -24,6 +24,7 @@ from engine.request import SharedTableError
 from server.app import create_app
 from server.banner import (
     LoadingBar,
+    LoadingLog,
     banner,
     describe_decoding,
     describe_drafts,
@@ -270,7 +271,7 @@ def serve(
     server = HttpServer(config, engine, settings.drain_s, announce)
     engine.on_death = server.note_death
     with LoadingBar() as bar:
-        engine.start(bar.advance)
+        engine.start(LoadingLog().advance if settings.log_format == "json" else bar.advance)
     # What was loaded stays, so no collection need look at it.
     gc.freeze()
     gc.enable()

@@ -1,4 +1,4 @@
-"""Find the model that is meant: a name in a folder of models, and folders that cannot be what they are named as."""
+"""Find the model that is meant, and refuse folders that are not what they are named as."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,45 +1,65 @@
 """`reprise connect`: print a coding agent's settings for a running server, or merge them into its files."""
 
 import argparse
-import json
-import urllib.error
-import urllib.request
+import sys
 from pathlib import Path
-from urllib.parse import quote
 
 from cli.arguments import UsageError
-from config.agents.config_file import ConfigFileError, difference, read, render, write
+from cli.running.server import DEFAULT_URL, RefusedError, Server, add_server_arguments
+from config.agents.config_file import (
+    ConfigFileError,
+    backup_of,
+    difference,
+    keep,
+    read,
+    render,
+    undo,
+    write,
+)
 from config.agents.known import AGENTS, AgentFile
 from config.agents.served_model import ServedModel
+from config.settings import BUNDLED_NAME
 
 HELP = "Print a coding agent's settings for a running server, or write them."
-_PATIENCE_S = 10
+_NO_MODEL = ServedModel(DEFAULT_URL, "none", 0, False)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the agent's name and the server's address and key to the parser."""
     parser.add_argument("agent", choices=AGENTS, help="The agent: %(choices)s.", metavar="AGENT")
+    add_server_arguments(parser)
     parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="Address of the server. Default: %(default)s"
-    )
-    parser.add_argument("--api-key", metavar="KEY", help="Key that the server wants. Default: none")
-    parser.add_argument(
+        "--model",
         "--served-model-name",
         metavar="NAME",
-        help="Name by which the agent asks for the model, such as claude-sonnet-4-5 where it insists on one. "
-        "The server must answer to it. Default: the first name that it lists",
+        help="Model for the agent: a name that the server lists, or answers to, such as claude-sonnet-4-5 "
+        "where an agent insists on one (`reprise serve --served-model-name`). Default: the first that it "
+        "lists",
     )
-    parser.add_argument(
+    changes = parser.add_mutually_exclusive_group()
+    changes.add_argument(
         "--write",
         action="store_true",
-        help="Merge the settings into the agent's files, after showing the difference.",
+        help="Merge the settings into the agent's files, after showing the difference. Each is kept as it "
+        "was, beside it, with .before-reprise at the end of its name.",
+    )
+    changes.add_argument(
+        "--undo", action="store_true", help="Put the agent's files back as they were before --write."
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the settings of the agent, or write them; return 0, or 1 if it has no file to write."""
-    model = _find_model(arguments.url, arguments.api_key, arguments.served_model_name)
+    """Print the settings of the agent, write them or undo that; return 0, or 1 if there is nothing to do."""
+    if arguments.undo:
+        return 0 if _undo(AGENTS[arguments.agent](_NO_MODEL).files) else 1
+    model = _find_model(Server.of(arguments), arguments.model)
+    if model.name == BUNDLED_NAME:
+        print(
+            f"reprise: {BUNDLED_NAME} is a demo, too small for an agent's work; `reprise doctor` proposes a "
+            "model for this machine",
+            file=sys.stderr,
+        )
     agent = AGENTS[arguments.agent](model)
     if arguments.write:
         try:
@@ -54,37 +74,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if arguments.write and not agent.files else 0
 
 
-def _find_model(url: str, key: str | None, name: str | None) -> ServedModel:
+def _find_model(server: Server, name: str | None) -> ServedModel:
     """Return the model that the server has under a name; without one, the first that it lists.
 
-    url: with or without /v1 at the end.
     Raises UsageError if no Reprise server answers there, or if it refuses the key or the name.
     """
-    url = url.rstrip("/").removesuffix("/v1")
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--url is {url}; it must start with http:// or https://")
-    path = "/v1/models" if name is None else f"/v1/models/{quote(name, safe='')}"
-    request = urllib.request.Request(
-        f"{url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
-            found = json.load(response)
-        card = found["data"][0] if name is None else found
-        return ServedModel(url, card["id"], card["context_length"], card["tools"], key)
-    except urllib.error.HTTPError as error:
-        if error.code == 401:
-            raise UsageError(f"{url} wants an API key: pass --api-key") from None
-        if error.code == 404 and name is not None:
+        card = server.model(name)
+        if card["context_length"] is None:
+            raise UsageError(f"the context of {card['id']} is not known yet: run `reprise load {card['id']}`")
+        return ServedModel(server.url, card["id"], card["context_length"], card["tools"], server.key)
+    except RefusedError as error:
+        if error.status == 404 and name is not None:
             raise UsageError(
-                f"the server at {url} has no model {name}: start it with --served-model-name {name}"
+                f"the server at {server.url} has no model {name} (`reprise ps --all` lists its own): start "
+                f"it with --served-model-name {name} to have it answer to this name"
             ) from None
-        raise UsageError(f"{url}{path} answers with status {error.code}") from None
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise UsageError(f"no server at {url} ({reason}): start `reprise serve`, or pass --url") from None
-    except (ValueError, LookupError, TypeError):
-        raise UsageError(f"{url}/v1/models does not answer as Reprise does") from None
+        raise UsageError(str(error)) from None
 
 
 def _write(files: tuple[AgentFile, ...]) -> None:
@@ -96,5 +102,27 @@ def _write(files: tuple[AgentFile, ...]) -> None:
         changes = difference(path, before, text)
         if changes:
             print(changes)
+            keep(path, before)
             write(path, text)
         print(f"{path} is {'written' if changes else 'up to date'}")
+    if any(backup_of(path).exists() for path in paths):
+        print("to put back what was there before, run it with --undo in place of --write")
+
+
+def _undo(files: tuple[AgentFile, ...]) -> bool:
+    """Put files back as they were, and print what that changes; return whether there were any."""
+    paths = [path for file in files if backup_of(path := Path.home() / file.path).exists()]
+    try:
+        for path in paths:
+            held = undo(path)
+            print(difference(path, held, read(path) or ""))
+            print(
+                f"{path} is as it was before"
+                if path.exists()
+                else f"{path} is deleted: there was none before"
+            )
+    except ConfigFileError as fault:
+        raise UsageError(str(fault)) from None
+    if not paths:
+        print("there is nothing to undo: --write has changed no file that is still to be restored")
+    return bool(paths)

@@ -10,7 +10,8 @@ from cli.main import main
 from config.settings import SETTINGS, Settings
 
 COMMANDS = [
-    "serve", "pull", "list", "rm", "convert", "info", "connect", "config", "bench", "verify", "service",
+    "serve", "run", "ps", "load", "unload", "pull", "list", "rm", "convert", "info", "connect", "config",
+    "bench", "verify", "service",
     "doctor",
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`reprise serve` before anything is loaded: which model is meant, and what is said of a folder that is none."""
+"""`reprise serve` before anything is loaded: which model is meant, and what is wrong with a folder."""
 
 import shutil
 import subprocess
@@ -11,6 +11,8 @@ from cli.main import main
 from cli.models.choice import with_found
 from config.settings import BUNDLED_MODEL, Settings
 from engine.pool.catalogue import choose_first
+
+GGUF = "{models}/files/a.gguf"
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_a_model_in_the_folder_can_be_named_by_its_name(models, named, found):
         ),
         (
             ["--models-dir", "{models}/files"],
-            "--models-dir {models}/files holds GGUF files: serve one of them with --model {models}/files/a.gguf",
+            "--models-dir {models}/files holds GGUF files: serve one of them with --model " + GGUF,
         ),
     ],
 )
@@ -112,7 +114,8 @@ class Terminal(io.StringIO):
     def isatty(self): return True
     def write(self, text):
         if "starting" in text:
-            print(text.strip(), sorted({"mlx", "mlx_lm", "fastapi", "rich", "engine", "server"} & set(sys.modules)))
+            large = {"mlx", "mlx_lm", "fastapi", "rich", "engine", "server"}
+            print(text.strip(), sorted(large & set(sys.modules)))
             sys.exit(0)
 sys.stderr = Terminal()
 from cli.main import main
