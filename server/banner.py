@@ -75,7 +75,8 @@ class LoadingBar:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._task is not None:
+            self._progress.stop()
 
 
 class Pace:

@@ -1,12 +1,10 @@
 """`reprise run`: chat with a model in the terminal, on a server that runs or one that is started for it."""
 
 import argparse
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cli.arguments import UsageError
@@ -51,9 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Chat until the end; return 0, or 1 if a question that was asked alone was not answered."""
-    # A signal that ends this command must end the server that it started, too.
-    for sig in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(sig, _leave)
     # Imported here so that --help is answered at once.
     from rich.console import Console
 
@@ -229,7 +224,3 @@ def _read(told: "Console") -> str | None:
     except KeyboardInterrupt:
         told.print("\nCtrl-D or /bye leaves.", style="dim")
         return ""
-
-
-def _leave(sig: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + sig)

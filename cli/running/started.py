@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from types import FrameType
 from typing import IO
 
 from cli.arguments import UsageError
@@ -57,6 +58,8 @@ def started(arguments: list[str], show: Show) -> Iterator[Server]:
         start_new_session=True,
         env=environment | {"PYTHONPATH": str(_ROOT)},
     )
+    # A signal that ends this command must end the server, too.
+    before = {sig: signal.signal(sig, _leave) for sig in (signal.SIGTERM, signal.SIGHUP)}
     try:
         assert process.stderr
         address = _wait_until_ready(process.stderr, show)
@@ -65,6 +68,12 @@ def started(arguments: list[str], show: Show) -> Iterator[Server]:
         yield Server(address)
     finally:
         _end(process)
+        for sig, handler in before.items():
+            signal.signal(sig, handler)
+
+
+def _leave(sig: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + sig)
 
 
 def _wait_until_ready(log: IO[str], show: Show) -> str:
