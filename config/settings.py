@@ -353,6 +353,11 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "Least severe level that is logged."
     )
+    verbose: bool = setting(
+        False,
+        "Let the banner also say what only matters to who tunes the server: batch, sampling, tools, where "
+        "costs of steps come from, exact widths.",
+    )
     log_prompts: bool = setting(
         False, "Also write prompts and answers to the log, of each at most a million characters."
     )

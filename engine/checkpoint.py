@@ -69,6 +69,7 @@ class CheckpointInfo:
 
     kind: "model", or what its head is called. num_layers, context_tokens, vocab_size: None if the
         configuration does not say. quantization: None if weights are not quantized.
+    num_parameters: numbers that the weights stand for, those of heads in the same files among them.
     cache: None if it cannot be known without loading the model. drafters: draft types that it can have.
     refused: what would be refused, each with the reason.
     """
@@ -83,6 +84,7 @@ class CheckpointInfo:
     dtype: str
     quantization: Mapping[str, Any] | None
     weight_bytes: int
+    num_parameters: int
     num_files: int
     cache: CacheInfo | None = None
     heads: tuple[HeadInfo, ...] = ()
@@ -166,12 +168,28 @@ def _describe(
         # Those of a head in the model's own files count as the head's.
         weight_bytes=sum(file.num_bytes for file in files)
         - sum(head.num_bytes for head in heads if head.source == str(folder)),
+        num_parameters=_count_parameters(files, quantization or {}),
         num_files=len(files),
         cache=cache,
         heads=heads,
         drafters=drafters,
         refused=refused,
     )
+
+
+def _count_parameters(files: list[SafetensorsFile], quantization: Mapping[str, Any]) -> int:
+    """Return how many numbers weights stand for: packed ones as many as they hold, and no scales."""
+    arrays = {name: array for file in files for name, array in file.arrays.items()}
+    count = 0
+    for name, array in arrays.items():
+        layer, _, part = name.rpartition(".")
+        if part in ("scales", "biases") and f"{layer}.scales" in arrays:
+            continue
+        own = quantization.get(layer)
+        bits = (own if isinstance(own, Mapping) else quantization).get("bits")
+        is_packed = part == "weight" and f"{layer}.scales" in arrays and bits
+        count += array.size * 32 // int(bits) if is_packed and bits else array.size
+    return count
 
 
 def _number(config: Mapping[str, Any], *keys: str) -> int | None:

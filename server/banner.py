@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from config.settings import Settings
+from config.settings import BUNDLED_NAME, Settings
 from engine.request import ModelEntry, ModelInfo
 from engine.text.markers import Markers
 from server.logs import LOGGER
@@ -119,17 +119,22 @@ NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}
 
 
 def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo | None = None) -> str:
-    """Describe the source of drafts and of the measured step costs.
+    """Describe the source of drafts and, if the settings ask for more, of the measured step costs.
 
     can_draft: whether drafting works for the model at all. info: of the loaded model.
     """
     if not can_draft:
         return "off, this model does not support drafting"
+    if settings.draft_type == "none":
+        return "off (--draft-type none)"
     model = f" with {settings.draft_model}" if settings.draft_model else ""
     if info and info.head:
         model = f" with {NAMED_HEADS[info.head]}{model and f' ({settings.draft_model})'}"
     if info and info.draft_strategy not in (None, "none"):
         model += f" (translated: {info.draft_strategy})"
+    if not settings.verbose:
+        how = "where they save time" if settings.draft_type == "auto" else f"by {settings.draft_type}"
+        return f"on, {how}{model}"
     file = settings.calibration_file
     costs = f"step costs from {_from_home(file)}" if file else "step costs measured at every start"
     return f"{settings.draft_type}{model}, {costs}"
@@ -187,31 +192,42 @@ def banner(
     decoding: str = "",
     others: str = "",
     tools: str = "",
+    *,
+    is_verbose: bool = False,
 ) -> str:
     """Return the text that says what is served and where, with a curl command to try it.
 
+    is_verbose: also what only matters to who tunes the server.
     drafts: as describe_drafts() returns it.
     needs_key: whether the curl command needs an API key, for which it has a placeholder.
     sampling: as describe_sampling() returns it. decoding: as describe_decoding() does.
     others: as describe_models() does; empty if there is one model. tools: as describe_tools() does.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
+    kind = (
+        f"a demo, {_parameters(info.num_parameters)}"
+        if info.name == BUNDLED_NAME and not is_verbose
+        else kind
+    )
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
+    verbose = {
+        "batch": info.batching,
+        "sampling": sampling,
+        "tools": tools,
+        "exact": info.exact or EXACT_NOT_TRIED,
+        "loaded": f"in {info.loaded_s:.1f} s",
+    }
     rows = {
         "model": f"{', '.join(names)} ({kind})",
         "others": others,
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
         **{f"rank {rank}": held for rank, held in enumerate(info.ranks)},
-        "context": f"{info.context_tokens} tokens",
-        "batch": info.batching,
-        "sampling": sampling,
+        "context": f"{info.context_tokens:,} tokens, of a conversation and its answer together",
         "decoding": decoding,
-        "tools": tools,
         "drafts": drafts,
         "not used": info.head_fault,
-        "exact": info.exact or EXACT_NOT_TRIED,
-        "loaded": f"in {info.loaded_s:.1f} s",
+        **(verbose if is_verbose else {}),
         "address": address,
     }
     table = "\n".join(f"  {name:<9}{value}" for name, value in rows.items() if value)
@@ -223,11 +239,16 @@ def banner(
     key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
     return (
         f"\nReprise is ready. Press Ctrl-C to stop it.\n\n{table}\n\n"
-        f"Open {address} in a browser, or try it here:\n\n"
+        f"Open {address} in a browser, chat here with `reprise run{_url_of(address)}`, or try it with\n\n"
         f"  curl {address}{path} \\\n"
         f"    -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"
     )
+
+
+def _url_of(address: str) -> str:
+    """Return the flag with which other commands find the server, if they do not without it."""
+    return "" if address == "http://127.0.0.1:8000" else f" --url {address}"
 
 
 def _parameters(count: int) -> str:
