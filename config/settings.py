@@ -12,6 +12,8 @@ from config.setting import Setting, SettingsError, make_setting, setting
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 BUNDLED_NAME = "reprise-demo"
+LOOP_GUARD_TOKENS = 2048
+"""How many tokens that only repeat one text end an answer, unless something else is said."""
 
 
 def default_calibration_file(environment: Mapping[str, str] = os.environ) -> str:
@@ -51,8 +53,8 @@ class Settings:
     )
     sampling_defaults: Literal["model", "openai"] = setting(
         "model",
-        "Sampling of requests that leave it out: model for what the model's generation_config.json says, "
-        "openai for OpenAI's defaults (temperature 1).",
+        "Sampling of requests that leave it out, and limits of answers: model for what the model's "
+        "generation_config.json says, openai for OpenAI's defaults (temperature 1, no limit).",
     )
     max_context_tokens: int | None = setting(
         None,
@@ -174,13 +176,14 @@ class Settings:
         None,
         "Maximum tokens of an answer whose request sets no limit.",
         at_least=1,
-        unset="all the room left in the context",
+        unset="max_new_tokens of the model's generation_config.json, else all the room left in the context",
     )
-    loop_guard_tokens: int = setting(
-        2048,
+    loop_guard_tokens: int | None = setting(
+        None,
         "End an answer whose last tokens, so many or more, are one text at least eight times over, if its "
         "request sets no limit of tokens. 0: never, unless a request asks for it.",
         at_least=0,
+        unset=f"{LOOP_GUARD_TOKENS}; for the bundled model 128, as its generation_config.json says",
     )
     max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
     unknown_fields: Literal["refuse", "ignore"] = setting(

@@ -24,7 +24,7 @@ from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from engine.kv_cache.rows import Sharing
 from engine.model import wedlm
 from engine.model.findings import Findings
-from engine.model.generation_config import read_sampling_defaults
+from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.head_names import leave_heads_out
 from engine.request import ModelInfo
 from engine.text.detokenizer import Detokenizer
@@ -252,7 +252,8 @@ def load_model(
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
     info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
-    info = replace(info, sampling_defaults=read_sampling_defaults(folder))
+    limits = read_answer_limits(folder)
+    info = replace(info, sampling_defaults=read_sampling_defaults(folder), answer_limits=limits)
     # Code that comes with the model may change while its configuration stays.
     findings = Findings.of(info, None if config.get("model_file") else cache_folder)
     return LoadedModel(model, tokenizer, info, findings)
