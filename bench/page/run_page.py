@@ -42,7 +42,7 @@ def _vega() -> str:
     # Imported here, as jinja2 is, since it comes with an extra.
     import vl_convert
 
-    return str(vl_convert.javascript_bundle())
+    return str(vl_convert.javascript_bundle())  # type: ignore[call-arg]
 
 
 @cache

@@ -137,6 +137,13 @@ def find_device() -> Device:
     return Device(device_name(), usable_bytes(), working_set_bytes())
 
 
+def choose_first(settings: Settings) -> Settings:
+    """Return settings with the model that a server would start with; see engine/pool/catalogue.py."""
+    from engine.pool.catalogue import choose_first
+
+    return choose_first(settings)
+
+
 def inspect(source: str) -> dict[str, Any]:
     """Return what `reprise info --json` says of a model's folder. Raises ModelError."""
     from engine.checkpoint import inspect_checkpoint
