@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from cli.checks.check import Check
 from cli.units import format_bytes
 
-GIB = 1 << 30
-
 
 @dataclass(frozen=True)
 class Proposal:
@@ -34,15 +32,15 @@ PROPOSALS = (
 SHARE = 0.6
 """Share of the memory for models and caches that weights may take: an agent's context takes the rest."""
 
-CPU_MOST_BYTES = GIB
-"""Weights that a CPU reads often enough in a second for a chat: without a GPU larger models are too slow."""
-
 
 def propose(usable_bytes: int, has_gpu: bool) -> Proposal:
-    """Return the largest model of the list for memory of which models and caches may use so much."""
-    most = usable_bytes * SHARE if has_gpu else min(usable_bytes * SHARE, CPU_MOST_BYTES)
-    fitting = [one for one in PROPOSALS if one.weight_bytes <= most]
-    return fitting[-1] if fitting else PROPOSALS[0]
+    """Return the largest model of the list for memory of which models and caches may use so much.
+
+    Without a GPU the smallest: there MLX computes slowly with the hub's 4-bit weights, whose scales are
+    bfloat16, and this one is converted here to others.
+    """
+    fitting = [one for one in PROPOSALS if one.weight_bytes <= SHARE * usable_bytes]
+    return fitting[-1] if fitting and has_gpu else PROPOSALS[0]
 
 
 def check_proposal(usable_bytes: int, has_gpu: bool) -> Check:

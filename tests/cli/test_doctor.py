@@ -171,7 +171,7 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
         (6 * GIB, True, "mlx-community/Qwen3-4B-4bit"),
         (14 * GIB, True, "mlx-community/Qwen3-14B-4bit"),
         (200 * GIB, True, PROPOSALS[-1].name),
-        (200 * GIB, False, "mlx-community/Qwen3-1.7B-4bit"),
+        (200 * GIB, False, "smollm2"),
     ],
 )
 def test_the_largest_model_of_the_list_that_fits_is_proposed(
