@@ -6,7 +6,17 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from config.settings import BUNDLED_NAME, Settings
 from engine.request import ModelEntry, ModelInfo
@@ -35,18 +45,19 @@ class LoadingBar:
         console = console or Console(stderr=True)
         self._is_watched = console.is_terminal
         self._show_after_s = show_after_s
+        self._pace = Pace()
         self._progress = Progress(
             # The task may name a model, and Rich could mistake a part of that name for markup.
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[left]}"),
+            TimeElapsedColumn(),
+            _Left(self._pace),
             console=console,
             transient=True,
         )
         self._task: TaskID | None = None
         self._shown = ""
-        self._pace = Pace()
         self._start_s = time.perf_counter()
 
     def __enter__(self) -> "LoadingBar":
@@ -60,7 +71,7 @@ class LoadingBar:
         if not self._is_watched:
             return
         now = time.perf_counter()
-        left_s = self._pace.left_s(what, share, now)
+        self._pace.note(what, share, now)
         if now - self._start_s < self._show_after_s:
             return
         if self._task is None or what != self._shown:
@@ -68,9 +79,8 @@ class LoadingBar:
                 self._progress.start()
             else:
                 self._progress.remove_task(self._task)
-            self._shown, self._task = what, self._progress.add_task(what, total=1.0, left="")
-        left = "" if left_s is None else f"about {left_s:.0f} s left"
-        self._progress.update(self._task, completed=share, left=left)
+            self._shown, self._task = what, self._progress.add_task(what, total=1.0)
+        self._progress.update(self._task, completed=share)
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
@@ -85,20 +95,42 @@ class Pace:
     def __init__(self) -> None:
         self._what = ""
         self._began: tuple[float, float] = (0.0, 0.0)
-        self._last_share = 0.0
+        self._last: tuple[float, float] = (0.0, 0.0)
 
-    def left_s(self, what: str, share: float, now_s: float) -> float | None:
-        """Return how many seconds the rest of a part takes; None while nothing is known.
+    def note(self, what: str, share: float, now_s: float) -> None:
+        """Note what share of a part is over, in [0, 1].
 
-        share: of the part, in [0, 1]. One that falls begins the part anew: a download goes before a load.
+        One that falls begins the part anew: a download goes before a load.
         """
-        if what != self._what or share < self._last_share:
+        if what != self._what or share < self._last[0]:
             self._what, self._began = what, (share, now_s)
-        self._last_share = share
-        begun_share, begun_s = self._began
-        if share - begun_share < LEAST_SHARE:
+        self._last = share, now_s
+
+    def left_s(self, now_s: float) -> float | None:
+        """Return how many seconds the rest of the part takes; None while that is not known.
+
+        Nor is it known any more when the rest has taken longer than that.
+        """
+        done = self._last[0] - self._began[0]
+        if done < LEAST_SHARE:
             return None
-        return (now_s - begun_s) * (1 - share) / (share - begun_share)
+        left_s = (self._last[1] - self._began[1]) * (1 - self._last[0]) / done + self._last[1] - now_s
+        return left_s if left_s >= 0 else None
+
+
+class _Left(ProgressColumn):
+    """The time that the part still takes."""
+
+    max_refresh = 0.5
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def render(self, task: Task) -> Text:  # noqa: ARG002
+        """See ProgressColumn."""
+        left_s = self._pace.left_s(time.perf_counter())
+        return Text("" if left_s is None else f"about {left_s:.0f} s left")
 
 
 class LoadingLog:

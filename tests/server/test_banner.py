@@ -107,12 +107,25 @@ def test_the_banner_of_a_newcomer_has_words_and_no_settings(settings, said):
 
 def test_what_a_part_of_the_start_still_takes_follows_from_its_pace():
     pace = Pace()
-    assert pace.left_s("Loading a", 0.0, 10.0) is None
-    assert pace.left_s("Loading a", 0.25, 12.0) == pytest.approx(6.0)
-    assert pace.left_s("Loading a", 0.5, 13.0) == pytest.approx(3.0)
-    assert pace.left_s("Trying what a can do", 0.5, 14.0) is None
-    assert pace.left_s("Trying what a can do", 0.75, 15.0) == pytest.approx(1.0)
-    assert pace.left_s("Trying what a can do", 0.0, 16.0) is None, "a share that falls begins anew"
+    told = []
+    for what, share, at_s in [
+        ("Loading a", 0.0, 10.0),
+        ("Loading a", 0.25, 12.0),
+        ("Loading a", 0.5, 13.0),
+        ("Trying what a can do", 0.5, 14.0),
+        ("Trying what a can do", 0.75, 15.0),
+        ("Trying what a can do", 0.0, 16.0),
+    ]:
+        pace.note(what, share, at_s)
+        told.append(pace.left_s(at_s))
+    assert told == [None, 6.0, 3.0, None, 1.0, None]
+
+
+def test_it_counts_down_between_two_shares_and_ends_when_it_was_wrong():
+    pace = Pace()
+    pace.note("Loading a", 0.0, 10.0)
+    pace.note("Loading a", 0.5, 12.0)
+    assert [pace.left_s(at_s) for at_s in (12.0, 13.5, 15.0)] == [2.0, 0.5, None]
 
 
 def test_the_banner_says_that_streamed_answers_may_differ():
