@@ -9,7 +9,7 @@ from platform import python_version
 
 from cli import bench, config, doctor, serve, service, verify
 from cli.arguments import Parser, UsageError, unknown_arguments
-from cli.launch import is_launched
+from cli.launch import is_launched, say_starting
 from cli.models import convert, info, list_models, pull, rm
 from cli.running import chat, connect, load, ps, unload
 from config.setting import SettingsError
@@ -65,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     given = list(sys.argv[1:] if argv is None else argv)
     try:
+        if given[:1] in (["verify"], ["bench"]) and not {"-h", "--help"} & set(given):
+            # Their arguments come from what takes long to import.
+            say_starting(" ".join(given[: 1 if given[0] == "verify" else 2]))
         arguments = _parse(given)
         if is_launched() and given[0] == "bench":
             raise UsageError(

@@ -1,11 +1,10 @@
 """`reprise serve`: start the engine and the server with the settings in force."""
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from cli.arguments import UsageError, add_settings, resolve_arguments
-from cli.launch import is_launched, launch
+from cli.launch import is_launched, launch, say_starting
 from cli.models.choice import with_found
 from cli.models.converted import with_converted
 from config.settings import Settings
@@ -41,9 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.hosts is not None and not is_launched():
         return launch(settings.hosts)
     settings = with_found(settings)
-    if sys.stderr.isatty() and settings.log_format == "text":
-        # What is imported from here on takes a second, and with a cold disk several.
-        print(f"reprise: starting {settings.model_name} ...", file=sys.stderr, flush=True)
+    if settings.log_format == "text":
+        say_starting(settings.model_name)
     settings = with_converted(settings)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from drafters.assembly import make_drafters
