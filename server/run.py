@@ -212,13 +212,16 @@ def explain(fault: ListenError, settings: Settings) -> str:
     other = "choose another with --port, or 0 for any that is free"
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared
     url = f"http://{f'[{local}]' if ':' in local else local}:{settings.port}"
+    told = f"cannot listen on {settings.host} port {settings.port}"
     match find_user(url):
         case "reprise":
-            return f"{fault}: Reprise runs there already, at {url}. Use it, or {other}"
+            return f"{told}: Reprise runs there already, at {url}. Use it, or {other}"
         case "silent":
-            return f"{fault} by a program that does not answer, as Reprise while it starts. Wait, or {other}"
+            return (
+                f"{told}: a program has it that does not answer, as Reprise while it starts. Wait, or {other}"
+            )
         case _:
-            return f"{fault} by another program. End that, or {other}"
+            return f"{told}: another program has it. End that, or {other}"
 
 
 def find_user(url: str) -> Literal["reprise", "silent", "other"]:

@@ -271,7 +271,7 @@ def _fetch(name: str, progress: Progress | None) -> Path:
             log.info("downloading the model %s", name)
             found = pull(name, lambda done, total: progress(done / total) if progress else None)
     except HubError as fault:
-        raise ModelError(f"cannot load the model {name}: {fault}") from fault
+        raise ModelError(f"cannot load the model {name}, which is no folder here: {fault}") from fault
     return found.path
 
 

@@ -49,7 +49,7 @@ def test_a_missing_model_and_a_port_in_use_are_problems(
         assert main(["doctor", "--model", str(tmp_path / "none"), "--port", str(port)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any(
-        line.startswith(f"warning address: cannot listen on 127.0.0.1 port {port}: Address already in use")
+        line.startswith(f"warning address: cannot listen on 127.0.0.1 port {port}: a program has it")
         for line in lines
     )
     assert f"problem model: there is no model folder {tmp_path / 'none'}" in lines
