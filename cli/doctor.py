@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.arguments import UsageError, add_settings, resolve_arguments
 from cli.models.choice import with_found
+from cli.models.converted import with_converted
 from cli.units import format_bytes
 from config.settings import Settings
 
@@ -55,7 +56,7 @@ class Findings:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check everything and print it; return 0, or 1 if there is a problem."""
-    settings = with_found(resolve_arguments(arguments).settings)
+    settings = with_converted(with_found(resolve_arguments(arguments).settings))
     found = Findings()
     for check in examine(settings, found, measures_costs=arguments.share):
         found.checks.append(check)

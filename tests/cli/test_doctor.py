@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -162,6 +163,18 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
     file.write_text(json.dumps({"a": [[1, 8, 0.01]], "b": 5, "c": [[1, 1]]}))
     _, *models = check_costs(str(file), now_s)
     assert [level(check) for check in models] == ["warning"] * 3
+
+
+def test_what_the_trial_raises_does_not_bring_mlx_into_the_process_that_waits() -> None:
+    """With it, that process aborted at its exit, most times."""
+    code = (
+        "import sys; from cli.checks.trial import TrialError, inspect, trial\n"
+        "with trial() as process:\n"
+        "    try: process.call(inspect, '/no/model')\n"
+        "    except TrialError as told: print(told, 'mlx' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "there is no model folder /no/model False\n"
 
 
 @pytest.mark.parametrize(
