@@ -131,7 +131,7 @@ class Chat:
         except RefusedError as fault:
             self._tell(str(fault), "red")
         except OSError as fault:
-            self._tell(f"the connection broke off: {fault}", "red")
+            self._tell(str(fault), "red")
         if is_whole or said:
             self.messages = [*messages, {"role": "assistant", "content": said}]
         if is_whole and self._console.is_terminal:

@@ -77,8 +77,10 @@ class Server:
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any] | str]:
         """Yield the events of a stream as objects, and its comments as text. Raises as get() does.
 
-        An event that is an error is raised as RefusedError.
+        An event that is an error is raised as RefusedError, and an end before the last event as
+        ConnectionError.
         """
+        is_whole = False
         with self._open(path, body) as response:
             for line in response:
                 text = line.decode().strip()
@@ -89,6 +91,11 @@ class Server:
                     if "error" in event:
                         raise RefusedError(200, event["error"]["message"])
                     yield event
+                elif text == "data: [DONE]":
+                    is_whole = True
+        # A connection that breaks off looks like an end.
+        if not is_whole:
+            raise ConnectionError(f"{self.url} ended the connection before the answer was whole")
 
     def _read(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         with self._open(path, body) as response:

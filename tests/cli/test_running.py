@@ -4,6 +4,8 @@ import argparse
 import io
 import json
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 from rich.console import Console
@@ -109,6 +111,32 @@ def test_a_question_that_is_refused_is_not_kept(server, capsys):
     ).ask("Hello!")
     assert "three" in capsys.readouterr().err
     assert one.messages == []
+
+
+class BreaksOff(BaseHTTPRequestHandler):
+    """Answers with the beginning of a stream."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        event = b'data: {"choices": [{"delta": {"content": "Half"}}]}\n\n'
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_connection_that_breaks_off_is_no_whole_answer(capsys):
+    with HTTPServer(("127.0.0.1", 0), BreaksOff) as broken:
+        Thread(target=broken.handle_request, daemon=True).start()
+        one = conversation(Server(f"http://127.0.0.1:{broken.server_port}"))
+        assert not one.ask("Who are you?")
+    assert "ended the connection before the answer was whole" in capsys.readouterr().err
+    assert one.messages[-1] == {"role": "assistant", "content": "Half"}
 
 
 def test_typed_commands_and_texts_of_several_lines(server, monkeypatch):
