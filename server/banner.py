@@ -21,7 +21,6 @@ from rich.text import Text
 from config.settings import BUNDLED_NAME, Settings
 from engine.request import ModelEntry, ModelInfo
 from engine.text.markers import Markers
-from server.logs import LOGGER
 
 SHOW_PROGRESS_AFTER_S = 0.5
 
@@ -131,20 +130,6 @@ class _Left(ProgressColumn):
         """See ProgressColumn."""
         left_s = self._pace.left_s(time.perf_counter())
         return Text("" if left_s is None else f"about {left_s:.0f} s left")
-
-
-class LoadingLog:
-    """What LoadingBar shows, as log lines for a program: one for each part, and each tenth of it."""
-
-    def __init__(self) -> None:
-        self._logged: tuple[str, int] | None = None
-
-    def advance(self, what: str, share: float) -> None:
-        """Log the current part and the share of it that is done, in [0, 1]. Called on the engine's thread."""
-        if (what, int(10 * share)) != self._logged:
-            self._logged = what, int(10 * share)
-            fields = {"event": "loading", "stage": what, "share": round(share, 3)}
-            LOGGER.info("%s, %d %%", what, 100 * share, extra={"fields": fields})
 
 
 NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}

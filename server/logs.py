@@ -197,6 +197,20 @@ def log_request(record: RequestRecord) -> None:
     LOGGER.log(level, "%s", record.as_text(), extra={"fields": {"event": "request"} | record.as_fields()})
 
 
+class LoadingLog:
+    """How far the start is, as log lines for a program: one for each part, and each tenth of it."""
+
+    def __init__(self) -> None:
+        self._logged: tuple[str, int] | None = None
+
+    def advance(self, what: str, share: float) -> None:
+        """Log the current part and the share of it that is done, in [0, 1]. Called on the engine's thread."""
+        if (what, int(10 * share)) != self._logged:
+            self._logged = what, int(10 * share)
+            fields = {"event": "loading", "stage": what, "share": round(share, 3)}
+            LOGGER.info("%s, %d %%", what, 100 * share, extra={"fields": fields})
+
+
 def is_logging_prompts() -> bool:
     """Return whether prompts and answers are logged."""
     return _PROMPTS.isEnabledFor(logging.INFO)

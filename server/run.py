@@ -29,7 +29,6 @@ from engine.request import SharedTableError
 from server.app import create_app
 from server.banner import (
     LoadingBar,
-    LoadingLog,
     banner,
     describe_decoding,
     describe_drafts,
@@ -43,7 +42,7 @@ from server.http.api_keys import load_keys
 from server.http.connection import uvicorn_config
 from server.http.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
 from server.http.listener import ListenError, bind_address, url_of
-from server.logs import LOGGER, configure_logs
+from server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
