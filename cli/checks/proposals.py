@@ -17,17 +17,17 @@ class Proposal:
 
 PROPOSALS = (
     Proposal("smollm2", 110 << 20, "trying chats; it errs often"),
-    Proposal("mlx-community/Qwen3-0.6B-4bit", 340 << 20, "short answers and small edits"),
-    Proposal("mlx-community/Qwen3-1.7B-4bit", 970 << 20, "short answers and small edits"),
-    Proposal("mlx-community/Qwen3-4B-4bit", 2300 << 20, "chats and edits"),
-    Proposal("mlx-community/Qwen3-8B-4bit", 4600 << 20, "chats, edits and simple agents"),
-    Proposal("mlx-community/Qwen3-14B-4bit", 8300 << 20, "chats, edits and agents"),
+    Proposal("mlx-community/Qwen3-0.6B-4bit", 320 << 20, "short answers and small edits"),
+    Proposal("mlx-community/Qwen3-1.7B-4bit", 923 << 20, "short answers and small edits"),
+    Proposal("mlx-community/Qwen3-4B-4bit", 2158 << 20, "chats and edits"),
+    Proposal("mlx-community/Qwen3-8B-4bit", 4394 << 20, "chats, edits and simple agents"),
+    Proposal("mlx-community/Qwen3-14B-4bit", 7923 << 20, "chats, edits and agents"),
     Proposal(
-        "mlx-community/Qwen3-30B-A3B-4bit", 17200 << 20, "agents; it computes with 3B parameters at a time"
+        "mlx-community/Qwen3-30B-A3B-4bit", 16379 << 20, "agents; it computes with 3B parameters at a time"
     ),
-    Proposal("mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit", 44800 << 20, "agents with long contexts"),
+    Proposal("mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit", 42743 << 20, "agents with long contexts"),
 )
-"""From small to large. Sizes are those of the 4-bit weights; none was downloaded for this list."""
+"""From small to large. Sizes are calculated, as in docs/models.md; none was downloaded for this list."""
 
 SHARE = 0.6
 """Share of the memory for models and caches that weights may take: an agent's context takes the rest."""

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from scripts.models_page import MODELS, PAGE, describe
+from cli.checks.proposals import PROPOSALS
+from scripts.models_page import GIB, MODELS, PAGE, describe
 
 ROWS = {
     line.split(" | ")[0].removeprefix("| "): line
@@ -29,3 +30,12 @@ def test_parameters_are_those_that_the_names_say():
 
 def test_the_page_says_that_it_was_calculated():
     assert "Calculated, not measured" in Path(PAGE).read_text()
+
+
+def test_what_doctor_proposes_takes_what_the_page_says():
+    sizes = {
+        one.name.removeprefix("mlx-community/").removesuffix("-4bit"): one.weight_bytes for one in PROPOSALS
+    }
+    for name in ("0.6B", "1.7B", "4B", "8B", "14B"):
+        calculated = describe(f"Qwen3 {name}", MODELS[f"Qwen3 {name}"])["weights"]
+        assert abs(sizes[f"Qwen3-{name}"] / GIB / calculated - 1) < 0.01
