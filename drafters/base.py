@@ -32,8 +32,22 @@ class Frame:
     joints: tuple[Mapping[int, tuple[int, ...]], ...]
 
 
-View: TypeAlias = Sequence[int] | Frame
-"""A text that answers copy, or a form that they fill in."""
+@dataclass(frozen=True, slots=True)
+class SignedLines:
+    """The lines of a text as patches have them: with a sign before each of them that says what becomes of it.
+
+    kept, removed, added: the token ids of all lines with that sign.
+    ends: (3, n) where each of the n lines ends in them.
+    """
+
+    kept: Sequence[int]
+    removed: Sequence[int]
+    added: Sequence[int]
+    ends: tuple[Sequence[int], Sequence[int], Sequence[int]]
+
+
+View: TypeAlias = Sequence[int] | Frame | SignedLines
+"""A text that answers copy, a form that they fill in, or lines that they change."""
 
 
 @dataclass(frozen=True, slots=True)
