@@ -52,7 +52,7 @@ class Sampling:
 
     @property
     def has_bias(self) -> bool:
-        """Whether any token's logit is changed whatever the answer is."""
+        """Whether any token's logit is changed by a constant."""
         return bool(self.logit_bias or self.allowed or self.ignores_eos or self.min_tokens)
 
 
@@ -505,6 +505,7 @@ class ModelEntry:
 
     size_bytes: of its weights. context_tokens: the longest text, as far as it is known before it was loaded.
     progress: the loaded share of its weights, 0 to 1; None unless it is loading.
+    phase: what it is at while it is loading, in words.
     fault: why it cannot be loaded, as far as its files show it or the last attempt did; None otherwise.
     num_running, num_waiting: its requests.
     num_loads, num_unloads: since the server started.
@@ -518,6 +519,7 @@ class ModelEntry:
     size_bytes: int
     context_tokens: int | None
     progress: float | None = None
+    phase: str | None = None
     fault: str | None = None
     num_running: int = 0
     num_waiting: int = 0

@@ -1,0 +1,213 @@
+"""Measure how much memory a model needs besides its weights, from what its caches really hold.
+
+MLX dispatches operations ahead of the device, and keeps what they used until they have run. How far it gets
+is a matter of timing. So forward passes are measured under a memory limit of 0, where MLX waits after nearly
+every operation: that is what they need. budget.py limits how far MLX may run ahead.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import mlx.core as mx
+
+from engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
+from engine.kv_cache.rows import evaluate, make_batched_rows
+from engine.kv_cache.sliding_window import window_columns
+
+PROBE_TOKENS = 16
+"""More than 8: up to there Metal has an attention kernel of its own, which never writes scores to memory."""
+
+SEEN_TOKENS = 1024
+"""Tokens that the caches hold when the growth of a forward pass with them is measured. They are zeros."""
+
+RECURRENT_TOKENS = 256
+"""Recurrent layers compute several tokens at once in blocks of up to this many, whose memory is quadratic."""
+
+MASK_BYTES = 2
+"""Of a mask, per token fed and token in the caches. The probes need none, rows of different lengths do."""
+
+Cells = Callable[[int], int]
+"""Returns the slots times columns of the buffers of a sliding window of this many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of a row's caches, and of what a forward pass needs while it runs.
+
+    fixed_bytes: per row, whatever its length: recurrent state before and after a forward pass.
+    token_bytes: per token in the caches that keep all tokens.
+    windows: (bytes per token, tokens) of each kind of sliding window.
+    layer_bytes: per token, in the layer whose cache takes the most.
+    fed_bytes: of a forward pass, per token fed.
+    seen_bytes: of a forward pass, per token fed and token in the caches: masks, and the scores of attention
+        where they are written to memory.
+    logits_bytes: per position whose logits are computed.
+    record_bytes: per row, of what is kept after a verification step to roll recurrent state back.
+    record_token_bytes: of the same, per token that such a step feeds.
+    """
+
+    fixed_bytes: int
+    token_bytes: int
+    windows: tuple[tuple[int, int], ...] = ()
+    layer_bytes: int = 0
+    fed_bytes: int = 0
+    seen_bytes: float = 0.0
+    logits_bytes: int = 0
+    record_bytes: int = 0
+    record_token_bytes: int = 0
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "Footprint":
+        """Make a footprint from its fields, as JSON has them. Raises TypeError or ValueError."""
+        windows = tuple((int(each), int(window)) for each, window in facts["windows"])
+        return cls(**(facts | {"windows": windows}))
+
+    def row_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
+        """Return the bytes of a row's caches for num_tokens, when fed up to chunk_tokens at a time."""
+        windows = self.window_bytes(lambda window: window_columns(num_tokens, window, chunk_tokens))
+        return self.fixed_bytes + self.token_bytes * num_tokens + windows
+
+    def window_bytes(self, cells: Cells) -> int:
+        """Return the bytes of the buffers of sliding windows."""
+        return sum(each * cells(window) for each, window in self.windows)
+
+    def growth_bytes(self, num_cells: int, window_cells: Cells) -> int:
+        """Return the bytes that growing buffers take beside the grown ones, while both exist.
+
+        Layers grow one after the other, and each has its old and its new buffer for a moment.
+        num_cells: slots times columns of the buffers that keep all tokens.
+        """
+        cells = [window_cells(window) for _, window in self.windows]
+        if self.token_bytes:
+            cells.append(num_cells)
+        return self.layer_bytes * max(cells, default=0)
+
+    def forward_bytes(self, num_fed: int, num_seen: int) -> int:
+        """Return the bytes that a forward pass over num_fed tokens needs.
+
+        num_seen: the sum, over these tokens, of the columns that each attends to.
+        """
+        return ceil(num_fed * self.fed_bytes + num_seen * self.seen_bytes)
+
+
+def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Footprint:
+    """Measure a footprint: feed a few tokens, and look at the caches and at MLX's peak memory.
+
+    batched: whether rows share a forward pass.
+    """
+    caches = make_caches(model, kv_bits)
+    fixed_bytes, token_bytes, layer_bytes = 0, 0, 0
+    record_bytes = record_token_bytes = 0
+    windows: dict[int, int] = {}
+    with _tight_memory():
+        short, short_logits = _probe(model, caches)
+        for cache in leaves(caches):
+            num_bytes = sum(array.nbytes for array in arrays_of(cache))
+            keys = getattr(cache, "keys", None)
+            if keys is None:
+                fixed_bytes += 2 * num_bytes
+                continue
+            each = ceil(num_bytes / (keys[0] if isinstance(keys, tuple | list) else keys).shape[-2])
+            layer_bytes = max(layer_bytes, each)
+            if window := getattr(cache, "window", None) or getattr(cache, "max_size", None):
+                windows[window] = windows.get(window, 0) + each
+            else:
+                token_bytes += each
+        for cache in leaves(caches):
+            _lengthen(cache, SEEN_TOKENS)
+        long, long_logits = _probe(model, caches)
+        # The logits may hide the growth. Without them the last layer's attention is not computed.
+        growth = max(0, long - short, long_logits - short_logits)
+        fed = short / PROBE_TOKENS
+        if any(is_recurrent(cache) for cache in leaves(caches)):
+            whole = _forward_bytes(model, make_caches(model, kv_bits), RECURRENT_TOKENS)
+            fed = max(fed, whole / RECURRENT_TOKENS)
+            # Rows apart keep a snapshot.
+            record_bytes = fixed_bytes // 2
+            if batched:
+                record_bytes, record_token_bytes = _record_bytes(model, kv_bits)
+    return Footprint(
+        fixed_bytes,
+        token_bytes,
+        tuple((each, window) for window, each in windows.items()),
+        layer_bytes,
+        fed_bytes=ceil(fed),
+        seen_bytes=growth / (PROBE_TOKENS * SEEN_TOKENS) + MASK_BYTES,
+        logits_bytes=ceil(short_logits / PROBE_TOKENS),
+        record_bytes=record_bytes,
+        record_token_bytes=record_token_bytes,
+    )
+
+
+def _record_bytes(model: Any, kv_bits: int | None) -> tuple[int, int]:
+    """Return the bytes that a verification step leaves, per row and per token fed.
+
+    The state after the step is part of them, the state before it is not.
+    """
+    rows = make_batched_rows(model)
+    for _ in range(2):
+        rows.add(make_caches(model, kv_bits), 0)
+    left = []
+    for width in (PROBE_TOKENS // 2, PROBE_TOKENS):
+        logits = rows.forward(mx.ones((2, 1), mx.int32))
+        mx.eval(logits, [array for row in range(2) for array in rows.state(row) if array is not None])
+        del logits
+        before = mx.get_active_memory()
+        # With a mask, as it has for rows of different widths.
+        mx.eval(rows.forward_ragged([[1] * width, [1] * (width - 1)]))
+        left.append(max(0, mx.get_active_memory() - before))
+        for row, length in enumerate(rows.lengths):
+            rows.roll_back(row, length)
+    token_bytes = max(0, left[1] - left[0]) / PROBE_TOKENS
+    return ceil(max(0, left[0] / 2 - token_bytes * PROBE_TOKENS / 2)), ceil(token_bytes)
+
+
+@contextmanager
+def _tight_memory() -> Iterator[None]:
+    """Make MLX wait for what it has dispatched rather than run ahead."""
+    before = mx.set_memory_limit(0)
+    try:
+        yield
+    finally:
+        mx.set_memory_limit(before)
+
+
+def _probe(model: Any, caches: Caches) -> tuple[int, int]:
+    """Return the peak bytes of a forward pass over PROBE_TOKENS, without the logits and with them."""
+    for with_logits in (False, True):
+        # The first forward pass may have to grow the caches.
+        _forward_bytes(model, caches, 1, with_logits)
+    without, whole = (_forward_bytes(model, caches, PROBE_TOKENS, logits) for logits in (False, True))
+    return without, whole
+
+
+def _forward_bytes(model: Any, caches: Caches, num_tokens: int, with_logits: bool = False) -> int:
+    """Return the peak bytes of a forward pass, besides what the caches keep.
+
+    with_logits: whether the logits of every position are computed, as in a verification step.
+    """
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    logits = model(mx.ones((1, num_tokens), mx.int32), cache=caches)
+    if with_logits:
+        mx.eval(logits)
+    evaluate(caches)
+    del logits
+    return max(0, mx.get_peak_memory() - max(before, mx.get_active_memory()))
+
+
+def _lengthen(cache: Any, num_tokens: int) -> None:
+    """Add num_tokens zeros to a cache of keys and values, if it is one."""
+    if getattr(cache, "keys", None) is None or not hasattr(cache, "update_and_fetch"):
+        return
+    like = []
+    for held in (cache.keys, cache.values):
+        if isinstance(held, tuple | list):
+            packed, scales, _ = held
+            like.append(((*packed.shape[:2], num_tokens, packed.shape[-1] * 32 // cache.bits), scales.dtype))
+        else:
+            like.append(((*held.shape[:2], num_tokens, held.shape[-1]), held.dtype))
+    mx.eval(cache.update_and_fetch(*(mx.zeros(shape, dtype) for shape, dtype in like)))

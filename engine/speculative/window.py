@@ -1,0 +1,178 @@
+"""Streaming decoding of a WeDLM model: several tokens of an answer are filled in at once, in any order.
+
+    settled text                 window
+    t0 .. tn | tn+1 .. tn+p |  h0  f1  h2  h3        f1: filled, h0 h2 h3: holes
+    in cache     pending
+
+A step feeds the pending tokens and the window, with the model's mask token at each hole. A token sees those
+of no higher rank: first what is settled, then what is filled, then the holes, each from left to right. So
+what is settled gets the keys and values of a plain prefill. Then the holes that the model is sure of are
+filled, tokens that no hole precedes are settled, and as many new holes follow. What is filled stays so.
+
+Unlike drafts, this changes the answer: a token is chosen before those to its left are known.
+
+Source: WeDLM (arXiv:2512.22737), algorithm 1. A mask says what tokens see; there, they change places.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.kv_cache.columns import Ranks
+from engine.request import Streaming
+from engine.sampling.grammar import Mask
+from engine.sampling.logprobs import Likelihood
+from engine.sampling.sampler import Draw
+from engine.speculative.verify import Asked, Outcome, RowInput
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A token of the window. likelihood: when it was filled in; None if the request does not want any."""
+
+    token: int
+    likelihood: Likelihood | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What stands right of one sequence's settled text.
+
+    settings: the request's. places: of the positions after that text, None for a hole. The first one is a
+        hole, and so are all positions after these places.
+    """
+
+    settings: Streaming
+    places: tuple[Filled | None, ...] = ()
+
+    def widen(self, size: int) -> "Window":
+        """Return a copy of the window with holes behind it, up to size places."""
+        return replace(self, places=(*self.places, *[None] * (size - len(self.places))))
+
+    @property
+    def tokens(self) -> list[int]:
+        """What is fed for the window: a mask token for each hole."""
+        return [place.token if place else self.settings.mask_token for place in self.places]
+
+    @property
+    def holes(self) -> list[int]:
+        """Indices of the holes."""
+        return [at for at, place in enumerate(self.places) if place is None]
+
+    def ranks(self, num_pending: int) -> list[int]:
+        """Return the rank of each token that is fed, num_pending pending ones first."""
+        ranks = list(range(num_pending))
+        num_filled = len(self.places) - len(self.holes)
+        next_filled, next_hole = num_pending, num_pending + num_filled
+        for place in self.places:
+            ranks.append(next_filled if place else next_hole)
+            next_filled, next_hole = next_filled + bool(place), next_hole + (place is None)
+        return ranks
+
+    def draws(self, row: int, masks: Sequence[Mask]) -> list[Draw]:
+        """Return a draw for each hole; penalties count what is filled to its left.
+
+        masks: the grammar's, of the first hole alone; empty without a grammar.
+        """
+        draws, filled = [], []
+        for at, place in enumerate(self.places):
+            if place:
+                filled.append(place.token)
+            else:
+                draws.append(Draw(row, tuple(filled), masks[0] if masks and at == 0 else None))
+        return draws
+
+    def logits_at(self, num_pending: int) -> list[int]:
+        """Return the index, among the tokens fed, of the one whose logits each hole is drawn from."""
+        places = [num_pending + hole for hole in self.holes]
+        if self.settings.has_anchor:
+            # At a token that is no mask the model predicts the next one, as in plain decoding.
+            places[0] = num_pending - 1
+        return places
+
+    def fill(
+        self,
+        tokens: Sequence[int],
+        entropies: Sequence[float],
+        likelihoods: Sequence[Likelihood | None],
+    ) -> tuple[list[Filled], "Window"]:
+        """Fill holes; return the tokens that are settled now, perhaps none, and the window behind them.
+
+        tokens, entropies, likelihoods: (holes,) what was drawn, how uncertain the model is there, in nats,
+            and the draws' likelihoods.
+        """
+        places = list(self.places)
+        for at in self._sure(entropies):
+            places[self.holes[at]] = Filled(tokens[at], likelihoods[at])
+        num_settled = places.index(None) if None in places else len(places)
+        settled = [place for place in places[:num_settled] if place]
+        return settled, replace(self, places=tuple(places[num_settled:]))
+
+    def _sure(self, entropies: Sequence[float]) -> list[int]:
+        """Return which of the holes to fill: at least one."""
+        settings, holes = self.settings, self.holes
+        costs = [
+            entropy + settings.pos_penalty_factor * (hole - holes[0])
+            for entropy, hole in zip(entropies, holes, strict=True)
+        ]
+        limit = settings.entropy_threshold
+        sure = [] if limit is None else [at for at, cost in enumerate(costs) if cost < limit]
+        if settings.has_anchor:
+            return sorted({0, *sure})
+        return sure or [costs.index(min(costs))]
+
+
+@dataclass(slots=True)
+class WindowInput(RowInput):
+    """What a step feeds for a row with a window: the text that its cache lacks, and the window behind it.
+
+    pending: the committed tokens that the cache lacks, the newest last.
+    """
+
+    window: Window = field(kw_only=True)
+    pending: Sequence[int] = field(kw_only=True)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens to feed."""
+        return [*self.pending, *self.window.tokens]
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Which of these tokens see which."""
+        return self.window.ranks(len(self.pending))
+
+    @property
+    def width(self) -> int:
+        """Number of tokens fed."""
+        return len(self.pending) + len(self.window.places)
+
+    @property
+    def least_width(self) -> int:
+        """The same: its window is no draft."""
+        return self.width
+
+    def ask(self, row: int, num_top: int | None) -> Asked:
+        """Ask for a token for each hole."""
+        places = self.window.logits_at(len(self.pending))
+        return Asked(
+            self.window.draws(row, self.masks),
+            [self.position + hole for hole in self.window.holes],
+            places,
+            [num_top] * len(places),
+            places,
+        )
+
+    def conclude(
+        self, sampled: list[int], likelihoods: list[Likelihood | None], entropies: list[float]
+    ) -> "WindowOutcome":
+        """Conclude the row's step: it commits the tokens that are settled now. Arguments: of its holes."""
+        settled, window = self.window.fill(sampled, entropies, likelihoods)
+        tokens, found = [one.token for one in settled], [one.likelihood for one in settled]
+        return WindowOutcome(self, tokens, found, len(self.pending) - (not tokens), window=window)
+
+
+@dataclass(slots=True)
+class WindowOutcome(Outcome):
+    """What a row with a window commits. window: what stands right of it."""
+
+    window: Window = field(kw_only=True)
