@@ -50,7 +50,7 @@ url = _parser(
 api_key = _parser(str, KEY.fullmatch, "a key must be visible ASCII characters without spaces")
 model_folder = _parser(
     Path, lambda folder: (folder / "config.json").is_file(),
-    "{} is not a model folder: it has no config.json",
+    "{} is not a model folder: it has no config.json (`reprise convert` makes one of a GGUF file)",
 )  # fmt: skip
 output_file = _parser(
     Path, lambda file: file.parent.is_dir() and not file.is_dir(),

@@ -1,8 +1,13 @@
 """`reprise bench`: the benchmarks that every published figure comes from."""
 
 import argparse
+import shlex
+import sys
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from importlib.metadata import requires
+from importlib.util import find_spec
 
 from cli.arguments import UsageError
 from config.version import DISTRIBUTION
@@ -29,20 +34,19 @@ COMMANDS = {
 }
 """The module of each benchmark: it has FLAGS, run(), perhaps an EPILOG, and its docstring is the help."""
 
+PAGE_NEEDS = ("jinja2", "vl_convert")
+NEEDED = {"economics": ("polars",), "sweep": ("polars",), "report": PAGE_NEEDS}
+"""Modules of the extra bench that benchmarks need. Those that write a page (--html) need PAGE_NEEDS."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one subcommand per benchmark, each with its own arguments. Raises UsageError."""
+    """Add one subcommand per benchmark, each with its own arguments."""
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    # Imported here so that other commands do not load the workloads.
+    from bench.options import add_flags
+
     for name, module in COMMANDS.items():
-        try:
-            # Imported here so that other commands do not load the workloads.
-            command = import_module(module)
-            from bench.options import add_flags
-            from bench.outputs import run_command
-        except ModuleNotFoundError as fault:
-            raise UsageError(
-                f"{fault.name} is not installed; benchmarks need the extra bench: {DISTRIBUTION}[bench]"
-            ) from None
+        command = import_module(module)
         first, text = str(command.__doc__).split("\n\n", 1)
         summary = first.partition("`: ")[2]
         own = benchmarks.add_parser(
@@ -50,4 +54,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             epilog=getattr(command, "EPILOG", None), formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         add_flags(own, command.FLAGS)
-        own.set_defaults(run=partial(run_command, f"reprise bench {name}", command.run))
+        own.set_defaults(run=partial(_run, name, command.run))
+
+
+def _run(name: str, run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    from bench.outputs import run_command
+
+    # Before anything is measured, which may take an hour.
+    needed = NEEDED.get(name, ()) + (PAGE_NEEDS if getattr(arguments, "html", None) else ())
+    if missing := [module for module in dict.fromkeys(needed) if find_spec(module) is None]:
+        raise UsageError(f"{' and '.join(missing)} must be installed for this: run {install_command()}")
+    return run_command(f"reprise bench {name}", run, arguments)
+
+
+def install_command() -> str:
+    """Return the command that installs what the benchmarks need into the environment of this Python.
+
+    The packages by name, as wheels and checkouts are on no index.
+    """
+    packages = [
+        requirement.partition(";")[0].strip()
+        for requirement in requires(DISTRIBUTION) or ()
+        if 'extra == "bench"' in requirement
+    ]
+    # Environments of uv have no pip.
+    python = shlex.quote(sys.executable)
+    pip = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
+    return f"{pip} {' '.join(map(shlex.quote, packages))}"

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.arguments import UsageError, add_settings, resolve_arguments
+from cli.models.choice import with_found
+from cli.models.converted import with_converted
 from cli.units import format_bytes
 from config.settings import Settings
 
@@ -54,7 +56,7 @@ class Findings:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check everything and print it; return 0, or 1 if there is a problem."""
-    settings = resolve_arguments(arguments).settings
+    settings = with_converted(with_found(resolve_arguments(arguments).settings))
     found = Findings()
     for check in examine(settings, found, measures_costs=arguments.share):
         found.checks.append(check)
@@ -81,7 +83,8 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
     from cli.checks import machine
     from cli.checks.check import Check
     from cli.checks.costs import check_costs
-    from cli.checks.trial import TrialError, answer, find_device, trial
+    from cli.checks.proposals import check_proposal
+    from cli.checks.trial import TrialError, answer, choose_first, find_device, trial
     from server.banner import LoadingBar
 
     yield machine.check_python()
@@ -98,6 +101,9 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
             yield Check("MLX", "problem", str(fault), "install Reprise again (docs/install.md)")
             return
         yield check_device(found.device)
+        if settings.model is None and settings.models_dir is None:
+            yield check_proposal(found.device.usable_bytes, found.device.name != "CPU")
+        settings = process.call(choose_first, settings)
         models = {"model": settings.model_source}
         models |= {"draft model": settings.draft_model} if settings.draft_model else {}
         inspected = [(check_model(process, name, source)) for name, source in models.items()]

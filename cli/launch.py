@@ -30,6 +30,12 @@ def is_launched() -> bool:
     return "MLX_RANK" in os.environ
 
 
+def say_starting(what: str) -> None:
+    """Tell who watches a terminal that the command has begun: importing what it needs takes seconds."""
+    if sys.stderr.isatty():
+        print(f"reprise: starting {what} ...", file=sys.stderr, flush=True)
+
+
 def launch(hosts: str, arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
     """Run this command on each host until it ends; return 0 only if it ended well on all.
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-from cli import bench, config, connect, convert, doctor, info, list_models, pull, rm, serve, service, verify
+from cli import bench, config, doctor, serve, service, verify
 from cli.arguments import Parser, UsageError, unknown_arguments
-from cli.launch import is_launched
+from cli.launch import is_launched, say_starting
+from cli.models import convert, info, list_models, pull, rm
+from cli.running import chat, connect, load, ps, unload
 from config.setting import SettingsError
 from config.sources import suggestion
 from config.version import VERSION
@@ -22,18 +24,24 @@ faster by drafting text that it has already seen, and never changes the answer.
 _EXAMPLES = """\
 examples:
   reprise serve                                       serve the bundled model on http://127.0.0.1:8000
-  reprise serve --model ~/models/qwen3-4b --port 0    serve your own model on a free port
+  reprise serve ~/models/qwen3-4b --port 0            serve your own model on a free port
+  reprise run smollm2                                 chat with a model in the terminal
+  reprise ps                                          show what a running server has loaded
   reprise pull mlx-community/Qwen3-8B-4bit            download a model from the hub
   reprise convert qwen3-4b-Q8_0.gguf ~/models/qwen3-4b    make a folder to serve of a GGUF file
   reprise info ~/models/qwen3-4b                      show what a model's folder holds and how it can draft
   reprise connect codex --write                       let Codex use the server that runs
   REPRISE_MAX_ROWS=4 reprise config                   show the settings in force and where they come from
   reprise verify --exact                              check that drafting changes no token on this machine
-  reprise doctor                                      check that a server would work here
+  reprise doctor                                      check that a server would work here; which model fits
 """
 
 _COMMANDS = {
     "serve": serve,
+    "run": chat,
+    "ps": ps,
+    "load": load,
+    "unload": unload,
     "pull": pull,
     "list": list_models,
     "rm": rm,
@@ -57,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     given = list(sys.argv[1:] if argv is None else argv)
     try:
+        if given[:1] in (["verify"], ["bench"]) and not {"-h", "--help"} & set(given):
+            # Their arguments come from what takes long to import.
+            say_starting(" ".join(given[: 1 if given[0] == "verify" else 2]))
         arguments = _parse(given)
         if is_launched() and given[0] == "bench":
             raise UsageError(

@@ -3,9 +3,10 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from cli.arguments import add_settings, resolve_arguments
-from cli.converted import with_converted
-from cli.launch import is_launched, launch
+from cli.arguments import UsageError, add_settings, resolve_arguments
+from cli.launch import is_launched, launch, say_starting
+from cli.models.choice import with_found
+from cli.models.converted import with_converted
 from config.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,15 +19,29 @@ HELP = "Serve a model until Ctrl-C."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `reprise serve` to the parser."""
     add_settings(parser)
+    parser.usage = "%(prog)s [MODEL] [--config FILE] [--SETTING VALUE ...]"
+    parser.add_argument("named", nargs="?", metavar="MODEL", help="The same as --model MODEL.")
     parser.set_defaults(run=run)
+
+
+def take_named(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments with the model that is named without --model. Raises UsageError for two."""
+    if arguments.named is not None:
+        if arguments.model is not None:
+            raise UsageError(f"two models are named: {arguments.named}, and --model {arguments.model}")
+        arguments.model = arguments.named
+    return arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the process is asked to stop; return the exit status."""
-    resolved = resolve_arguments(arguments)
+    resolved = resolve_arguments(take_named(arguments))
     settings = resolved.settings
     if settings.hosts is not None and not is_launched():
         return launch(settings.hosts)
+    settings = with_found(settings)
+    if settings.log_format == "text":
+        say_starting(settings.model_name)
     settings = with_converted(settings)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from drafters.assembly import make_drafters

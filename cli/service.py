@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.arguments import Parser, UsageError, add_settings, resolve_arguments, unknown_arguments
+from cli import serve
+from cli.arguments import Parser, UsageError, resolve_arguments, unknown_arguments
 from config.settings import Settings
 from config.version import DISTRIBUTION
 
@@ -135,12 +136,12 @@ def _remove(_arguments: argparse.Namespace) -> int:
 def _settings_of(arguments: list[str]) -> Settings:
     """Return the settings of the service. Raises UsageError or SettingsError, as each of its starts would."""
     parser = Parser(prog="reprise serve", allow_abbrev=False)
-    add_settings(parser)
+    serve.add_arguments(parser)
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise unknown_arguments(parser, unknown)
     # The service does not see the variables of this shell.
-    return resolve_arguments(known, {}).settings
+    return resolve_arguments(serve.take_named(known), {}).settings
 
 
 def _fail(fault: object, advice: str = "") -> int:

@@ -85,7 +85,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "wedlm_pos_penalty_factor",
             "wedlm_anchor",
         ),
-        "Logs and recording": ("log_format", "log_level", "log_prompts", "record", "record_bytes"),
+        "Logs and recording": ("log_format", "log_level", "verbose", "log_prompts", "record", "record_bytes"),
     }
 )
 """Names of the settings by the title of their group: every setting once, in the order of declaration."""

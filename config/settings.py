@@ -12,6 +12,8 @@ from config.setting import Setting, SettingsError, make_setting, setting
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 BUNDLED_NAME = "reprise-demo"
+LOOP_GUARD_TOKENS = 2048
+"""How many tokens that only repeat one text end an answer, unless something else is said."""
 
 
 def default_calibration_file(environment: Mapping[str, str] = os.environ) -> str:
@@ -51,8 +53,8 @@ class Settings:
     )
     sampling_defaults: Literal["model", "openai"] = setting(
         "model",
-        "Sampling of requests that leave it out: model for what the model's generation_config.json says, "
-        "openai for OpenAI's defaults (temperature 1).",
+        "Sampling of requests that leave it out, and limits of answers: model for what the model's "
+        "generation_config.json says, openai for OpenAI's defaults (temperature 1, no limit).",
     )
     max_context_tokens: int | None = setting(
         None,
@@ -174,13 +176,14 @@ class Settings:
         None,
         "Maximum tokens of an answer whose request sets no limit.",
         at_least=1,
-        unset="all the room left in the context",
+        unset="max_new_tokens of the model's generation_config.json, else all the room left in the context",
     )
-    loop_guard_tokens: int = setting(
-        2048,
+    loop_guard_tokens: int | None = setting(
+        None,
         "End an answer whose last tokens, so many or more, are one text at least eight times over, if its "
         "request sets no limit of tokens. 0: never, unless a request asks for it.",
         at_least=0,
+        unset=f"{LOOP_GUARD_TOKENS}; for the bundled model 128, as its generation_config.json says",
     )
     max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
     unknown_fields: Literal["refuse", "ignore"] = setting(
@@ -353,6 +356,11 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "Least severe level that is logged."
     )
+    verbose: bool = setting(
+        False,
+        "Let the banner also say what only matters to who tunes the server: batch, sampling, tools, where "
+        "costs of steps come from, exact widths.",
+    )
     log_prompts: bool = setting(
         False, "Also write prompts and answers to the log, of each at most a million characters."
     )
@@ -411,8 +419,15 @@ class Settings:
 
     @property
     def model_name(self) -> str:
-        """The name of the model that the server starts with."""
-        return BUNDLED_NAME if self.model is None else display_name(self.model)
+        """The name of the model that the server starts with: within models_dir, as requests ask for it."""
+        if self.model is None:
+            return BUNDLED_NAME
+        folder = Path(self.model).resolve()
+        if self.models_dir is not None and folder.is_dir():
+            models = Path(self.models_dir).resolve()
+            if models in folder.parents:
+                return folder.relative_to(models).as_posix()
+        return display_name(self.model)
 
     @property
     def model_source(self) -> str:

@@ -18,7 +18,7 @@ from config.settings import display_name
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
 from engine.model.loading import ModelError, find_context_tokens
-from engine.model.model_folder import missing_shards, unknown_architecture
+from engine.model.model_folder import missing_shards, missing_tokenizer, unknown_architecture
 from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.speculative.heads.formats import (
     NAMES,
@@ -69,6 +69,7 @@ class CheckpointInfo:
 
     kind: "model", or what its head is called. num_layers, context_tokens, vocab_size: None if the
         configuration does not say. quantization: None if weights are not quantized.
+    num_parameters: numbers that the weights stand for, those of heads in the same files among them.
     cache: None if it cannot be known without loading the model. drafters: draft types that it can have.
     refused: what would be refused, each with the reason.
     """
@@ -83,11 +84,28 @@ class CheckpointInfo:
     dtype: str
     quantization: Mapping[str, Any] | None
     weight_bytes: int
+    num_parameters: int
     num_files: int
     cache: CacheInfo | None = None
     heads: tuple[HeadInfo, ...] = ()
     drafters: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ModelError, with the words of `reprise info`, if a folder can only fail to load.
+
+    Reads its small files and the headers of the others, so it takes no time beside the load.
+    """
+    config = read_config(folder)
+    refused = _missing_files(folder, [read_header(path) for path in _shards(folder)])
+    unknown = None if "model_file" in config else unknown_architecture(config)
+    if faults := (*refused, *([unknown] if unknown else ()), *missing_tokenizer(folder)):
+        raise ModelError(f"the model {folder} cannot be served: {faults[0]}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("model*.safetensors")) if path.name not in SIDE_FILES]
 
 
 def inspect_checkpoint(source: str) -> CheckpointInfo:
@@ -105,8 +123,7 @@ def inspect_checkpoint(source: str) -> CheckpointInfo:
 
 
 def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInfo:
-    paths = [path for path in sorted(folder.glob("model*.safetensors")) if path.name not in SIDE_FILES]
-    files = [read_header(path) for path in paths]
+    files = [read_header(path) for path in _shards(folder)]
     refused = _missing_files(folder, files)
     try:
         head = identify(folder)
@@ -116,7 +133,7 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         return _describe(folder, source, config, files, NAMES[head.kind], refused=refused)
     cache, unknown = find_cache(config, files)
     heads, head_faults = _describe_heads(folder, config)
-    refused += ((unknown,) if unknown else ()) + head_faults
+    refused += ((unknown,) if unknown else ()) + head_faults + missing_tokenizer(folder)
     drafters: tuple[str, ...] = ()
     if cache is not None and cache.has_known_kinds:
         drafters = ("suffix", "ngram-mod", "ngram-simple", "draft-model")
@@ -151,12 +168,28 @@ def _describe(
         # Those of a head in the model's own files count as the head's.
         weight_bytes=sum(file.num_bytes for file in files)
         - sum(head.num_bytes for head in heads if head.source == str(folder)),
+        num_parameters=_count_parameters(files, quantization or {}),
         num_files=len(files),
         cache=cache,
         heads=heads,
         drafters=drafters,
         refused=refused,
     )
+
+
+def _count_parameters(files: list[SafetensorsFile], quantization: Mapping[str, Any]) -> int:
+    """Return how many numbers weights stand for: packed ones as many as they hold, and no scales."""
+    arrays = {name: array for file in files for name, array in file.arrays.items()}
+    count = 0
+    for name, array in arrays.items():
+        layer, _, part = name.rpartition(".")
+        if part in ("scales", "biases") and f"{layer}.scales" in arrays:
+            continue
+        own = quantization.get(layer)
+        bits = (own if isinstance(own, Mapping) else quantization).get("bits")
+        is_packed = part == "weight" and f"{layer}.scales" in arrays and bits
+        count += array.size * 32 // int(bits) if is_packed and bits else array.size
+    return count
 
 
 def _number(config: Mapping[str, Any], *keys: str) -> int | None:

@@ -422,6 +422,17 @@ class SamplingDefaults:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """Where answers end whose requests set no limit. None: as the settings say.
+
+    loop_guard_tokens: see GenerationRequest.
+    """
+
+    max_tokens: int | None = None
+    loop_guard_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The loaded model, as the server shows it.
 
@@ -437,7 +448,7 @@ class ModelInfo:
     draft_strategy: how the draft model's drafts are translated; None without a draft model.
     head: what drafts from its hidden states; None if nothing does. head_fault: why a head of its does not.
     batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
-    sampling_defaults: what its makers recommend.
+    sampling_defaults, answer_limits: what its makers recommend.
     mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
     can_stream: whether it can decode by streaming.
     ranks: what each machine holds, for people; empty if the model is on one.
@@ -462,6 +473,7 @@ class ModelInfo:
     batching: str = ""
     exact: str = ""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    answer_limits: AnswerLimits = AnswerLimits()
     mask_token_id: int | None = None
     can_stream: bool = False
     ranks: tuple[str, ...] = ()

@@ -44,16 +44,23 @@ from engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger("reprise.engine")
 
+LOG_PROMPT_EVERY_S = 10.0
+"""Seconds between log lines about a prompt that is being read."""
+
 
 @dataclass
 class Timing:
-    """When a sequence reached each stage, by time.perf_counter() in seconds; 0 before it has."""
+    """When a sequence reached each stage, by time.perf_counter() in seconds; 0 before it has.
+
+    prompt_logged_s: how long its prompt had been read when the log last said so.
+    """
 
     submitted_at: float = field(default_factory=time.perf_counter)
     admitted_at: float = 0.0
     joined_at: float = 0.0
     first_token_at: float = 0.0
     last_token_at: float = 0.0
+    prompt_logged_s: float = 0.0
 
 
 @dataclass
@@ -284,9 +291,18 @@ class Sequence:
             self._finish(reason)
 
     def report_progress(self, num_processed: int) -> None:
-        """Report how many of the prompt's tokens are done, if the request asks for it."""
-        if self.request.reports_progress and not self.num_answered and not self.ended:
-            taken_s = time.perf_counter() - self.timing.admitted_at
+        """Report how many of the prompt's tokens are done, if the request wants it; now and then, log it."""
+        if self.num_answered or self.ended:
+            return
+        taken_s = time.perf_counter() - self.timing.admitted_at
+        if taken_s - self.timing.prompt_logged_s >= LOG_PROMPT_EVERY_S:
+            self.timing.prompt_logged_s = taken_s
+            num_tokens = len(self.request.prompt)
+            log.info(
+                "%s: reading the prompt, %d of %d tokens (%d %%) after %.0f s",
+                self.request.id, num_processed, num_tokens, 100 * num_processed // num_tokens, taken_s,
+            )  # fmt: skip
+        if self.request.reports_progress:
             num_tokens, num_cached = len(self.request.prompt), self.prefix.num_cached
             self.sink(Delta("", progress=PromptProgress(num_tokens, num_cached, num_processed, taken_s)))
 

@@ -6,13 +6,26 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
-from config.settings import Settings
+from config.settings import BUNDLED_NAME, Settings
 from engine.request import ModelEntry, ModelInfo
 from engine.text.markers import Markers
 
 SHOW_PROGRESS_AFTER_S = 0.5
+
+LEAST_SHARE = 0.02
+"""Share of a part of the start from which on it is said how long the rest takes."""
 
 EXACT_NOT_TRIED = "widths not tried; --exact and `reprise verify` find them"
 """What the banner says about exact widths without --exact."""
@@ -21,6 +34,9 @@ EXACT_NOT_TRIED = "widths not tried; --exact and `reprise verify` find them"
 class LoadingBar:
     """A progress bar on standard error, shown only on a terminal and only if starting takes a while.
 
+    It has the part of the start that runs now, and the time that this part still takes: as long as its
+    remaining share, at the pace so far. Nothing is said before that is known, nor of parts that follow.
+
     console: replaces standard error. show_after_s: seconds until the bar is shown.
     """
 
@@ -28,12 +44,14 @@ class LoadingBar:
         console = console or Console(stderr=True)
         self._is_watched = console.is_terminal
         self._show_after_s = show_after_s
+        self._pace = Pace()
         self._progress = Progress(
             # The task may name a model, and Rich could mistake a part of that name for markup.
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TimeElapsedColumn(),
+            _Left(self._pace),
             console=console,
             transient=True,
         )
@@ -49,7 +67,11 @@ class LoadingBar:
 
         Called on the engine's thread. A new task replaces the bar of the previous one.
         """
-        if not self._is_watched or time.perf_counter() - self._start_s < self._show_after_s:
+        if not self._is_watched:
+            return
+        now = time.perf_counter()
+        self._pace.note(what, share, now)
+        if now - self._start_s < self._show_after_s:
             return
         if self._task is None or what != self._shown:
             if self._task is None:
@@ -62,24 +84,74 @@ class LoadingBar:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._task is not None:
+            self._progress.stop()
+
+
+class Pace:
+    """How fast a part of the start goes on, from the shares of it that are told."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._began: tuple[float, float] = (0.0, 0.0)
+        self._last: tuple[float, float] = (0.0, 0.0)
+
+    def note(self, what: str, share: float, now_s: float) -> None:
+        """Note what share of a part is over, in [0, 1].
+
+        One that falls begins the part anew: a download goes before a load.
+        """
+        if what != self._what or share < self._last[0]:
+            self._what, self._began = what, (share, now_s)
+        self._last = share, now_s
+
+    def left_s(self, now_s: float) -> float | None:
+        """Return how many seconds the rest of the part takes; None while that is not known.
+
+        Nor is it known any more when the rest has taken longer than that.
+        """
+        done = self._last[0] - self._began[0]
+        if done < LEAST_SHARE:
+            return None
+        left_s = (self._last[1] - self._began[1]) * (1 - self._last[0]) / done + self._last[1] - now_s
+        return left_s if left_s >= 0 else None
+
+
+class _Left(ProgressColumn):
+    """The time that the part still takes."""
+
+    max_refresh = 0.5
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def render(self, task: Task) -> Text:  # noqa: ARG002
+        """See ProgressColumn."""
+        left_s = self._pace.left_s(time.perf_counter())
+        return Text("" if left_s is None else f"about {left_s:.0f} s left")
 
 
 NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}
 
 
 def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo | None = None) -> str:
-    """Describe the source of drafts and of the measured step costs.
+    """Describe the source of drafts and, if the settings ask for more, of the measured step costs.
 
     can_draft: whether drafting works for the model at all. info: of the loaded model.
     """
     if not can_draft:
         return "off, this model does not support drafting"
+    if settings.draft_type == "none":
+        return "off (--draft-type none)"
     model = f" with {settings.draft_model}" if settings.draft_model else ""
     if info and info.head:
         model = f" with {NAMED_HEADS[info.head]}{model and f' ({settings.draft_model})'}"
     if info and info.draft_strategy not in (None, "none"):
         model += f" (translated: {info.draft_strategy})"
+    if not settings.verbose:
+        how = "where they save time" if settings.draft_type == "auto" else f"by {settings.draft_type}"
+        return f"on, {how}{model}"
     file = settings.calibration_file
     costs = f"step costs from {_from_home(file)}" if file else "step costs measured at every start"
     return f"{settings.draft_type}{model}, {costs}"
@@ -137,31 +209,42 @@ def banner(
     decoding: str = "",
     others: str = "",
     tools: str = "",
+    *,
+    is_verbose: bool = False,
 ) -> str:
     """Return the text that says what is served and where, with a curl command to try it.
 
+    is_verbose: also what only matters to who tunes the server.
     drafts: as describe_drafts() returns it.
     needs_key: whether the curl command needs an API key, for which it has a placeholder.
     sampling: as describe_sampling() returns it. decoding: as describe_decoding() does.
     others: as describe_models() does; empty if there is one model. tools: as describe_tools() does.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
+    kind = (
+        f"a demo, {_parameters(info.num_parameters)}"
+        if info.name == BUNDLED_NAME and not is_verbose
+        else kind
+    )
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
+    verbose = {
+        "batch": info.batching,
+        "sampling": sampling,
+        "tools": tools,
+        "exact": info.exact or EXACT_NOT_TRIED,
+        "loaded": f"in {info.loaded_s:.1f} s",
+    }
     rows = {
         "model": f"{', '.join(names)} ({kind})",
         "others": others,
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
         **{f"rank {rank}": held for rank, held in enumerate(info.ranks)},
-        "context": f"{info.context_tokens} tokens",
-        "batch": info.batching,
-        "sampling": sampling,
+        "context": f"{info.context_tokens:,} tokens, of a conversation and its answer together",
         "decoding": decoding,
-        "tools": tools,
         "drafts": drafts,
         "not used": info.head_fault,
-        "exact": info.exact or EXACT_NOT_TRIED,
-        "loaded": f"in {info.loaded_s:.1f} s",
+        **(verbose if is_verbose else {}),
         "address": address,
     }
     table = "\n".join(f"  {name:<9}{value}" for name, value in rows.items() if value)
@@ -173,11 +256,16 @@ def banner(
     key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
     return (
         f"\nReprise is ready. Press Ctrl-C to stop it.\n\n{table}\n\n"
-        f"Open {address} in a browser, or try it here:\n\n"
+        f"Open {address} in a browser, chat here with `reprise run{_url_of(address)}`, or try it with\n\n"
         f"  curl {address}{path} \\\n"
         f"    -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"
     )
+
+
+def _url_of(address: str) -> str:
+    """Return the flag with which other commands find the server, if they do not without it."""
+    return "" if address == "http://127.0.0.1:8000" else f" --url {address}"
 
 
 def _parameters(count: int) -> str:

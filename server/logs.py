@@ -37,6 +37,7 @@ class RequestRecord:
         "error" if the request failed.
     is_loop: whether a choice was ended because it only repeated itself.
     error: the code of the error that was sent, as a response or in a stream; None if there was none.
+    param: the field at fault, as the request calls it; None if no field is.
     num_cached_tokens: None if the client left and the engine had yet to notice.
     first_token_ms, tokens_per_s: None if no token was generated.
     num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
@@ -68,6 +69,7 @@ class RequestRecord:
     finish_reason: str | None = None
     is_loop: bool = False
     error: str | None = None
+    param: str | None = None
     ignored: list[str] = field(default_factory=list)
     field_names: dict[str, str] = field(default_factory=dict)
     relaxed: list[str] = field(default_factory=list)
@@ -77,9 +79,10 @@ class RequestRecord:
         """The request's id in the engine: its id, with the unique part added if the client chose it."""
         return self.id if self.id.endswith(self.unique) else f"{self.id}-{self.unique}"
 
-    def note(self, error: str) -> None:
-        """Note an error's code. The first one is kept, since it causes those that follow."""
-        self.error = self.error or error
+    def note(self, error: str, param: str | None = None) -> None:
+        """Note an error's code and the field at fault. The first is kept, as it causes those that follow."""
+        if self.error is None:
+            self.error, self.param = error, param
 
     @property
     def is_of_interest(self) -> bool:
@@ -100,7 +103,7 @@ class RequestRecord:
         if self.model is not None:
             parts.append(f"model {as_header([self.model])}")
         if self.error is not None:
-            parts.append(self.error)
+            parts.append(self.error if self.param is None else f"{self.error} in {as_header([self.param])}")
         if self.finish_reason is not None:
             parts.append(f"{self.finish_reason} (loop)" if self.is_loop else self.finish_reason)
             cached = "" if self.num_cached_tokens is None else f" ({self.num_cached_tokens} cached)"
@@ -192,6 +195,20 @@ def log_request(record: RequestRecord) -> None:
     """Log a request: at level info if it generated tokens or failed, else at debug, as for /health."""
     level = logging.INFO if record.is_of_interest else logging.DEBUG
     LOGGER.log(level, "%s", record.as_text(), extra={"fields": {"event": "request"} | record.as_fields()})
+
+
+class LoadingLog:
+    """How far the start is, as log lines for a program: one for each part, and each tenth of it."""
+
+    def __init__(self) -> None:
+        self._logged: tuple[str, int] | None = None
+
+    def advance(self, what: str, share: float) -> None:
+        """Log the current part and the share of it that is done, in [0, 1]. Called on the engine's thread."""
+        if (what, int(10 * share)) != self._logged:
+            self._logged = what, int(10 * share)
+            fields = {"event": "loading", "stage": what, "share": round(share, 3)}
+            LOGGER.info("%s, %d %%", what, 100 * share, extra={"fields": fields})
 
 
 def is_logging_prompts() -> bool:

@@ -1,18 +1,24 @@
 """Run the server process: start the engine, serve until a signal, return the exit status."""
 
 import asyncio
+import errno
 import gc
+import http.client
+import json
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import uvicorn
 from sse_starlette.sse import AppStatus
@@ -36,7 +42,7 @@ from server.http.api_keys import load_keys
 from server.http.connection import uvicorn_config
 from server.http.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
 from server.http.listener import ListenError, bind_address, url_of
-from server.logs import LOGGER, configure_logs
+from server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
@@ -49,6 +55,8 @@ LAST_WRITES_S = 5
 """How long connections stay open after the engine has stopped, so that clients can read the last bytes."""
 LAST_EVENTS_S = 2
 """How long a second signal lets requests end, each with an error: longer than a step takes."""
+ASK_S = 2
+"""How long what holds the port may take to say whether it is Reprise."""
 STUCK_S = 30
 """How long the engine may take, after the drain time, to finish its last step and write its files."""
 
@@ -57,11 +65,17 @@ class HttpServer(uvicorn.Server):
     """A uvicorn server that keeps listening while it drains, to answer 503, and stops when the engine dies.
 
     on_ready: called when clients can connect.
+    count_cut: returns how many requests were ended because the server stops.
     fault: why the engine died; None if it did not.
     """
 
     def __init__(
-        self, config: uvicorn.Config, engine: EngineProtocol, drain_s: float, on_ready: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        engine: EngineProtocol,
+        drain_s: float,
+        on_ready: Callable[[], None],
+        count_cut: Callable[[], int] = int,
     ) -> None:
         super().__init__(config)
         self.fault: str | None = None
@@ -69,6 +83,7 @@ class HttpServer(uvicorn.Server):
         self._engine = engine
         self._drain_s = drain_s
         self._on_ready = on_ready
+        self._count_cut = count_cut
 
     def note_death(self, reason: str) -> None:
         """Shut down because the engine died. Called on the engine's thread."""
@@ -86,8 +101,13 @@ class HttpServer(uvicorn.Server):
         if self._num_signals > 1:
             return
         self.should_exit = True
-        stop_again = " Press Ctrl-C again to stop at once." if sig == signal.SIGINT else ""
-        LOGGER.info("stopping: running requests have %g s to finish.%s", self._drain_s, stop_again)
+        num_running = len(self.server_state.tasks)
+        if not num_running:
+            LOGGER.info("stopping: no request is running")
+            return
+        stop_again = ". Press Ctrl-C again to stop at once" if sig == signal.SIGINT else ""
+        running = f"{num_running} running requests have" if num_running > 1 else "1 running request has"
+        LOGGER.info("stopping: %s %g s to finish%s", running, self._drain_s, stop_again)
 
     def _end_now(self, sig: int) -> None:
         """End all requests with an error, so that no stream just breaks off, and exit."""
@@ -125,6 +145,11 @@ class HttpServer(uvicorn.Server):
             LOGGER.error("the engine did not stop within %g s; exiting without it", limit_s)
             os._exit(1)
         await super().shutdown(sockets)
+        if num_cut := self._count_cut():
+            were = "1 request was ended before its answer was"
+            if num_cut > 1:
+                were = f"{num_cut} requests were ended before their answers were"
+            LOGGER.warning("stopped: %s whole", were)
 
 
 def run(
@@ -156,15 +181,18 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
     try:
         bound = bind_address(settings.host, settings.port)
     except ListenError as fault:
-        return _fail(str(fault))
+        return _fail(explain(fault, settings))
     with bound:
         if error := exposure_error(settings, bound):
             return _fail(error)
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
+        from engine.checkpoint import check_folder
         from engine.engine import Engine
         from engine.model.loading import ModelError
 
         try:
+            if settings.model is not None and Path(settings.model).is_dir():
+                check_folder(Path(settings.model))
             if settings.may_unload:
                 return _serve_several(settings, make_sources, sections, bound)
             settings = settings_of(settings, sections, settings.model_name)
@@ -176,14 +204,48 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
             return _fail(str(fault))
 
 
+def explain(fault: ListenError, settings: Settings) -> str:
+    """Return why the server cannot listen, and what to do: a port in use may be Reprise's already."""
+    if fault.errno != errno.EADDRINUSE:
+        return str(fault)
+    other = "choose another with --port, or 0 for any that is free"
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared
+    url = f"http://{f'[{local}]' if ':' in local else local}:{settings.port}"
+    told = f"cannot listen on {settings.host} port {settings.port}"
+    match find_user(url):
+        case "reprise":
+            return f"{told}: Reprise runs there already, at {url}. Use it, or {other}"
+        case "silent":
+            return (
+                f"{told}: a program has it that does not answer, as Reprise while it starts. Wait, or {other}"
+            )
+        case _:
+            return f"{told}: another program has it. End that, or {other}"
+
+
+def find_user(url: str) -> Literal["reprise", "silent", "other"]:
+    """Return what has the port of an address. Reprise is known whatever key it wants."""
+    try:
+        with urllib.request.urlopen(f"{url}/", timeout=ASK_S) as response:
+            return "reprise" if "Reprise" in json.load(response)["message"] else "other"
+    except urllib.error.HTTPError as refused:
+        return "reprise" if "x-request-id" in refused.headers else "other"
+    except (TimeoutError, urllib.error.URLError):
+        return "silent"
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+        return "other"
+
+
 def _serve_several(
     settings: Settings,
     make_sources: "MakeSourcesFor | None",
     sections: Mapping[str, Section],
     bound: socket.socket,
 ) -> int:
+    from engine.pool.catalogue import choose_first
     from engine.pool.pool import ModelPool
 
+    settings = choose_first(settings)
     pool = ModelPool(settings, dict(sections), make_sources)
     if settings.allow_load is None:
         settings = replace(settings, allow_load=is_loopback(bound.getsockname()[0]))
@@ -252,8 +314,16 @@ def serve(
     """
     # The engine ends each stream properly when it drains; sse-starlette would cut streams off first.
     AppStatus.enable_automatic_graceful_drain = False
+    app = create_app(engine, settings, models)
+
+    def count_cut() -> int:
+        return sum(
+            record["error"] == "draining" and record["finish_reason"] is not None
+            for record in app.state.service.metrics.recent.newest_first()
+        )
+
     config = uvicorn_config(
-        create_app(engine, settings, models),
+        app,
         settings.body_timeout_s,
         lifespan="on",
         backlog=MAX_ACCEPTED,
@@ -261,10 +331,10 @@ def serve(
         timeout_graceful_shutdown=LAST_WRITES_S,
     )
     announce = partial(_announce, engine, settings, url_of(bound), models)
-    server = HttpServer(config, engine, settings.drain_s, announce)
+    server = HttpServer(config, engine, settings.drain_s, announce, count_cut)
     engine.on_death = server.note_death
     with LoadingBar() as bar:
-        engine.start(bar.advance)
+        engine.start(LoadingLog().advance if settings.log_format == "json" else bar.advance)
     # What was loaded stays, so no collection need look at it.
     gc.freeze()
     gc.enable()
@@ -289,8 +359,9 @@ def _announce(
         others = describe_models(models.entries()[1:], settings) if models else ""
         tools = describe_tools(engine.tokenizer.markers)
         text = banner(
-            engine.info, names, address, drafts, has_template, needs_key, sampling, decoding, others, tools
-        )
+            engine.info, names, address, drafts, has_template, needs_key, sampling, decoding, others, tools,
+            is_verbose=settings.verbose,
+        )  # fmt: skip
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 

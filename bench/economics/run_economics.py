@@ -12,7 +12,6 @@ from itertools import chain
 
 from bench import document, options, outputs
 from bench.decode.answering import Answering, Arm, Case, settings_of
-from bench.economics.figures import INTERVALS, section
 from bench.economics.trials import LEVELS, controlled_trials, forced_costs, make_trials
 from bench.energy import EnergyMeter
 from bench.errors import BenchError
@@ -49,6 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.draft_model and MODEL not in arguments.draft_types:
         arguments.draft_types += (MODEL,)
     options.check_drafts(arguments, (*TYPES, MODEL))
+    # Imported here, since it needs an extra.
+    from bench.economics.figures import INTERVALS, section
+
     with EnergyMeter() as meter, outputs.Work() as work:
         trials, record = _measure(arguments, work, meter)
     if not trials:

@@ -11,17 +11,16 @@ import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-
-import vl_convert
-from jinja2 import Environment, FileSystemLoader
+from typing import TYPE_CHECKING
 
 from bench import document, options
 from bench.page import sections
 from bench.page.charts import Document, Parts, chart, line, rule
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 FOLDER = Path(__file__).parent
-_vega = cache(vl_convert.javascript_bundle)  # which takes two seconds
-_JINJA = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
 FLAGS = (
     options.Flag("documents", Path, "FILE.json", None, "Documents to draw.", is_repeated=True),
     options.Flag("--html", options.output_file, "FILE", ..., "Page to write."),
@@ -35,6 +34,24 @@ def run(arguments: argparse.Namespace) -> int:
     found = [name for name in document.SECTIONS if any(name in one for one in documents)]
     print(f"{arguments.html}: {', '.join(found)}. Open it in any browser.")
     return 0
+
+
+@cache
+def _vega() -> str:
+    """Return the JavaScript of the charts, which takes two seconds to make."""
+    # Imported here, as jinja2 is, since it comes with an extra.
+    import vl_convert
+
+    return str(vl_convert.javascript_bundle())  # type: ignore[call-arg]
+
+
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, FileSystemLoader
+
+    loader = FileSystemLoader(FOLDER)
+    made = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return made.get_template("page.html")
 
 
 def write_page(path: Path, documents: Sequence[Document]) -> None:
@@ -97,7 +114,7 @@ def page(documents: Sequence[Document]) -> str:
     # A script element ends at the first "</script", also inside a string.
     script = f"{_vega()}\n{own}".replace("</script", "<\\/script")
     shown = {"style": style, "script": script, "hash": _hash, "sections": found, "documents": finite}
-    return _JINJA.get_template("page.html").render(shown)
+    return _template().render(shown)
 
 
 def _hash(text: str) -> str:

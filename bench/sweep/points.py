@@ -10,7 +10,6 @@ from functools import partial
 from itertools import groupby, product
 
 import numpy as np
-import polars as pl
 
 from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
@@ -137,6 +136,9 @@ def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Ro
 
 def overall(rows: Sequence[Row], by: Sequence[str] = POINT) -> list[Row]:
     """Return for each point the geometric mean of all workloads' speedups, and the lowest."""
+    # Imported here, since it comes with an extra.
+    import polars as pl
+
     speedup = pl.col("speedup")
     means = pl.DataFrame(rows, [*by, "speedup"], infer_schema_length=None).group_by(by, maintain_order=True)
     return means.agg(mean=speedup.log().mean().exp(), lowest=speedup.min()).to_dicts()

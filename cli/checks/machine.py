@@ -2,7 +2,6 @@
 
 import platform
 import shutil
-import socket
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from cli.checks.check import Check
+from cli.checks.check import Check, Level
 from cli.units import format_bytes
 from config.settings import Settings
 
@@ -96,28 +95,17 @@ def check_port(settings: Settings) -> Check:
     """Check that the server could listen at its address, and that others could not use it without a key."""
     # Imported here: it loads the server.
     from server.http.listener import ListenError, bind_address
-    from server.run import exposure_error
+    from server.run import explain, exposure_error
 
     place = f"{settings.host} port {settings.port}"
     try:
         with bind_address(settings.host, settings.port) as bound:
             fault = exposure_error(settings, bound)
     except ListenError as error:
-        if _answers(settings):
-            return Check(
-                "address", "warning", f"{place}: a server answers there", "it may be Reprise already"
-            )
-        return Check("address", "problem", str(error), "end what uses it, or choose another with --port")
+        found, _, advice = explain(error, settings).partition(". ")
+        level: Level = "problem" if "another program" in found or not advice else "warning"
+        return Check("address", level, found, advice)
     return Check("address", "problem", fault) if fault else Check("address", "ok", f"{place} is free")
-
-
-def _answers(settings: Settings) -> bool:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared
-    try:
-        socket.create_connection((host, settings.port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def _version(package: str) -> str | None:

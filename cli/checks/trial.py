@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
 from time import monotonic
@@ -76,7 +77,7 @@ class Trial:
     ) -> _Result:
         """Return what the function returns in the process. Raises TrialError."""
         try:
-            future = self._pool.submit(function, *given, **named)
+            future = self._pool.submit(_outcome, partial(function, *given, **named))
             heard_at = monotonic()
             while not wait([future], TICK_S).done:
                 while not self._said.empty():
@@ -85,17 +86,15 @@ class Trial:
                 if monotonic() - heard_at > LIMIT_S:
                     self.kill()
                     raise TrialError(f"nothing came within {LIMIT_S:g} seconds")
-            return future.result()
-        except TrialError:
-            raise
+            result, told = future.result()
         except BrokenProcessPool as fault:
             raise TrialError(
                 "the process ended without a word, as after a fault in MLX or a driver"
             ) from fault
-        except Exception as fault:
-            is_known = type(fault).__name__ in ("ArgumentsError", "ModelError")
-            text = str(fault) if is_known else f"{type(fault).__name__}: {fault}"
-            raise TrialError(text.splitlines()[0]) from fault
+        if told is not None:
+            raise TrialError(told)
+        returned: _Result = result
+        return returned
 
     def kill(self) -> None:
         """End the process."""
@@ -113,6 +112,20 @@ def trial() -> Iterator[Trial]:
         yield Trial(pool, said)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _outcome(function: Callable[[], _Result]) -> tuple[Any, str | None]:
+    """Return what a function returns, and what it raises as one line.
+
+    Not the exception: reading one of the engine's would import MLX into the process that waits, on a thread,
+    and then that process may abort when it exits.
+    """
+    try:
+        return function(), None
+    except Exception as fault:  # noqa: BLE001 - told to the process that waits
+        is_known = type(fault).__name__ in ("ArgumentsError", "ModelError")
+        text = str(fault) if is_known else f"{type(fault).__name__}: {fault}"
+        return None, text.splitlines()[0]
 
 
 _said: list["Queue[tuple[str, float]]"] = []
@@ -135,6 +148,13 @@ def find_device() -> Device:
     from engine.model.loading import device_name
 
     return Device(device_name(), usable_bytes(), working_set_bytes())
+
+
+def choose_first(settings: Settings) -> Settings:
+    """Return settings with the model that a server would start with; see engine/pool/catalogue.py."""
+    from engine.pool.catalogue import choose_first
+
+    return choose_first(settings)
 
 
 def inspect(source: str) -> dict[str, Any]:

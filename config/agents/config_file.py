@@ -9,9 +9,12 @@ from typing import Any
 
 import yaml
 
+from config.agents import json_text, toml_text, yaml_text
+from config.agents.json_text import JsonTextError
 from config.agents.known import AgentFile
 from config.agents.merge import merge
-from config.agents.toml_text import TomlTextError, set_keys
+from config.agents.toml_text import TomlTextError
+from config.agents.yaml_text import YamlTextError
 
 
 class ConfigFileError(Exception):
@@ -22,29 +25,33 @@ def render(file: AgentFile, text: str | None) -> str:
     """Return the file's text with the settings merged into it.
 
     text: what the file holds; None if there is none.
-    Raises ConfigFileError if the text cannot be parsed, or if writing it again would lose comments.
+    Comments stay. Raises ConfigFileError if the text cannot be parsed, or if one of them would be lost.
     """
     if text is None or not text.strip():
         settings = {**file.new_file, **file.settings}
-        return set_keys("", settings) if file.format == "toml" else _dump(file, settings)
+        return toml_text.set_keys("", settings) if file.format == "toml" else _dump(file, settings)
     try:
-        if file.format == "toml":
-            return set_keys(text, file.settings)
-        held = json.loads(text) if file.format == "json" else yaml.safe_load(text)
+        return _set_keys(file, text)
     except json.JSONDecodeError as error:
-        reason = f"it is not plain JSON: {error}"
-        if "//" in text or "/*" in text:
-            reason = f"it has comments, which would be lost, or is not JSON: {error}"
-        raise _refusal(file, reason) from None
+        raise _refusal(file, f"it is not valid JSON: {error}") from None
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         reason = f"it is not valid {file.format.upper()}: {str(error).splitlines()[0]}"
         raise _refusal(file, reason) from None
-    except TomlTextError as error:
+    except (TomlTextError, JsonTextError, YamlTextError) as error:
         raise _refusal(file, str(error)) from None
+
+
+def _set_keys(file: AgentFile, text: str) -> str:
+    if file.format == "toml":
+        return toml_text.set_keys(text, file.settings)
+    if file.format == "yaml":
+        return yaml_text.set_keys(text, file.settings)
+    try:
+        held = json.loads(text)
+    except json.JSONDecodeError:
+        return json_text.set_keys(text, file.settings)
     if not isinstance(held, Mapping):
-        raise _refusal(file, "it does not hold a table")
-    if file.format == "yaml" and _has_comments(text):
-        raise _refusal(file, "it has comments, which would be lost")
+        raise JsonTextError("it does not hold a table")
     merged = merge(held, file.settings)
     return text if merged == held else _dump(file, merged)
 
@@ -64,6 +71,37 @@ def read(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigFileError(f"cannot read {path}: {error}") from None
+
+
+def backup_of(path: Path) -> Path:
+    """Return where the file is kept as it was before this wrote to it; empty if there was none."""
+    return path.with_name(f"{path.name}.before-reprise")
+
+
+def keep(path: Path, before: str | None) -> None:
+    """Keep a file as it is now, unless it is kept from earlier. Raises ConfigFileError."""
+    if not backup_of(path).exists():
+        write(backup_of(path), before or "")
+
+
+def undo(path: Path) -> str | None:
+    """Put a file back as it was kept, and return what it held till now; None if nothing was kept.
+
+    Raises ConfigFileError.
+    """
+    before = read(backup_of(path))
+    if before is None:
+        return None
+    held = read(path) or ""
+    try:
+        if before:
+            write(path, before)
+        else:
+            path.unlink(missing_ok=True)
+        backup_of(path).unlink()
+    except OSError as error:
+        raise ConfigFileError(f"cannot restore {path}: {error.strerror}") from None
+    return held
 
 
 def write(path: Path, text: str) -> None:
@@ -90,13 +128,3 @@ def _dump(file: AgentFile, settings: Mapping[str, Any]) -> str:
     if file.format == "json":
         return json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     return str(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))
-
-
-def _has_comments(text: str) -> bool:
-    """Find a # outside of scalars, which is where YAML's comments are."""
-    rest = list(text)
-    for token in yaml.scan(text):
-        if isinstance(token, yaml.ScalarToken):
-            start, end = token.start_mark.index, token.end_mark.index
-            rest[start:end] = " " * (end - start)
-    return "#" in rest

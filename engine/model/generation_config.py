@@ -1,11 +1,12 @@
-"""Read the sampling that a model's makers recommend, from its generation_config.json."""
+"""Read what a model's makers recommend for its answers, from its generation_config.json."""
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.request import SamplingDefaults
+from engine.request import AnswerLimits, SamplingDefaults
 
 log = logging.getLogger("reprise.engine")
 
@@ -16,6 +17,12 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 100),
 }
+_LIMITS: dict[str, tuple[float, float]] = {
+    "max_new_tokens": (1, 2**31 - 1),
+    # Not one of transformers: the bundled model's own.
+    "loop_guard_tokens": (0, 2**31 - 1),
+}
+_WHOLE = {"top_k", *_LIMITS}
 
 
 def read_sampling_defaults(folder: Path) -> SamplingDefaults:
@@ -23,17 +30,27 @@ def read_sampling_defaults(folder: Path) -> SamplingDefaults:
 
     Values outside the limits of requests are left out, and logged.
     """
+    return SamplingDefaults(**_read(folder, _RANGES))
+
+
+def read_answer_limits(folder: Path) -> AnswerLimits:
+    """Return where answers end by a model folder's generation_config.json. Otherwise as above."""
+    found = _read(folder, _LIMITS)
+    return AnswerLimits(found.get("max_new_tokens"), found.get("loop_guard_tokens"))
+
+
+def _read(folder: Path, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
     try:
         given = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return SamplingDefaults()
+        return {}
     found: dict[str, Any] = {}
-    for name, (low, high) in _RANGES.items():
+    for name, (low, high) in ranges.items():
         value = given.get(name) if isinstance(given, dict) else None
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             log.warning("generation_config.json has %s %r, which is left out", name, value)
         else:
-            found[name] = int(value) if name == "top_k" else float(value)
-    return SamplingDefaults(**found)
+            found[name] = int(value) if name in _WHOLE else float(value)
+    return found

@@ -24,7 +24,7 @@ from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from engine.kv_cache.rows import Sharing
 from engine.model import wedlm
 from engine.model.findings import Findings
-from engine.model.generation_config import read_sampling_defaults
+from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.head_names import leave_heads_out
 from engine.request import ModelInfo
 from engine.text.detokenizer import Detokenizer
@@ -156,12 +156,18 @@ def _load_options(settings: Settings) -> dict[str, Any]:
     return {"trusts_code": settings.trust_remote_code, "cache_folder": cache_folder}
 
 
-def _gguf_hint(path: Path) -> str:
-    """Return what can be done with what is no model's folder."""
+def not_a_model(path: Path) -> ModelError:
+    """Return the error for what is no model's folder, with what can be done."""
+    told = f"{path} is not a model folder"
     if path.is_file():
-        return "; `reprise convert` makes one of a GGUF file"
-    held = sorted(path.glob("*.gguf"))
-    return f"; the GGUF file in it can be served: {held[0]}" if held else ""
+        return ModelError(f"{told}; `reprise convert {path} FOLDER` makes one of a GGUF file")
+    told += ": it has no config.json"
+    if held := sorted(path.glob("*.gguf")):
+        told += f"; the GGUF file in it can be served: --model {held[0]}"
+    elif held := sorted([*path.glob("*/config.json"), *path.glob("*/*/config.json")]):
+        told += f"; it holds models: serve one, as with --model {held[0].parent}, or all of them with "
+        told += f"--models-dir {path}"
+    return ModelError(told)
 
 
 def load_model(
@@ -191,7 +197,7 @@ def load_model(
     start = time.perf_counter()
     folder = Path(source)
     if folder.exists() and not (folder / "config.json").is_file():
-        raise ModelError(f"{source} is not a model folder: it has no config.json{_gguf_hint(folder)}")
+        raise not_a_model(folder)
     # Names on the hub have one slash at most, in the middle.
     is_path = source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1
     if not folder.exists() and is_path:
@@ -246,7 +252,8 @@ def load_model(
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
     info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
-    info = replace(info, sampling_defaults=read_sampling_defaults(folder))
+    limits = read_answer_limits(folder)
+    info = replace(info, sampling_defaults=read_sampling_defaults(folder), answer_limits=limits)
     # Code that comes with the model may change while its configuration stays.
     findings = Findings.of(info, None if config.get("model_file") else cache_folder)
     return LoadedModel(model, tokenizer, info, findings)
@@ -264,7 +271,7 @@ def _fetch(name: str, progress: Progress | None) -> Path:
             log.info("downloading the model %s", name)
             found = pull(name, lambda done, total: progress(done / total) if progress else None)
     except HubError as fault:
-        raise ModelError(f"cannot load the model {name}: {fault}") from fault
+        raise ModelError(f"cannot load the model {name}, which is no folder here: {fault}") from fault
     return found.path
 
 

@@ -72,6 +72,13 @@ def missing_shards(folder: Path) -> tuple[str, ...]:
     return tuple(f"{name} is missing, which the index names; download it" for name in absent)
 
 
+def missing_tokenizer(folder: Path) -> tuple[str, ...]:
+    """Say that there is no tokenizer, if there is none."""
+    if any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
+        return ()
+    return ("no tokenizer; it may be a head, or a part of another model",)
+
+
 def _missing_numbers(folder: Path) -> tuple[str, ...]:
     shards = [_SHARD.search(file.name) for file in folder.glob("model*.safetensors")]
     numbers = {int(shard[1]) for shard in shards if shard}
@@ -98,8 +105,8 @@ def _find_fault(folder: Path, config: dict[str, Any], files: list[Path]) -> str 
         return "no config.json"
     if missing := missing_shards(folder):
         return missing[0]
-    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
-        return "no tokenizer; it may be a head, or a part of another model"
+    if missing := missing_tokenizer(folder):
+        return missing[0]
     # Code that comes with a model runs only with --trust-remote-code, when the model is loaded.
     return None if "model_file" in config else unknown_architecture(config)
 

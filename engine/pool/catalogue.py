@@ -32,6 +32,18 @@ class FoundModel:
     adapter: Path | None = None
 
 
+def choose_first(settings: Settings) -> Settings:
+    """Return settings that name the first model in their folder of models, if they name none.
+
+    The first by its name of those that mlx-lm can load. Without any, the bundled one stays.
+    """
+    if settings.model is not None or settings.models_dir is None:
+        return settings
+    there = Catalogue(settings).in_folder()
+    first = next((one for one in there if one.weight_bytes and not one.fault), None)
+    return settings if first is None else replace(settings, model=str(first.path))
+
+
 class Catalogue:
     """The models of the settings' folder, and those in the hub's cache if requests may ask for them.
 
@@ -108,7 +120,11 @@ class Catalogue:
         is_part = len(parts) > 1 and (self._folder / parts[0] / "config.json").is_file()
         return None if is_part else self._folder / name
 
-    def _folders(self) -> Iterator[ModelFolder]:
+    def in_folder(self) -> list[ModelFolder]:
+        """Return the models in the settings' folder, whole or not, by their names."""
+        return sorted(self._own_folders(), key=lambda folder: folder.name.lower())
+
+    def _own_folders(self) -> Iterator[ModelFolder]:
         if self._folder is not None:
             for pattern in ("*/config.json", "*/*/config.json"):
                 for file in self._folder.glob(pattern):
@@ -116,6 +132,9 @@ class Catalogue:
                     # An adapter has no weights of this name.
                     if self._path(name) and any(file.parent.glob("model*.safetensors")):
                         yield describe_folder(file.parent, name)
+
+    def _folders(self) -> Iterator[ModelFolder]:
+        yield from self._own_folders()
         if self._hub is not None:
             yield from self._hub.list_models()
 

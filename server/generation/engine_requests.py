@@ -4,8 +4,8 @@ import secrets
 from collections.abc import Sequence
 from typing import get_args
 
-from config.settings import Settings
-from engine.request import DraftType, GenerationRequest, Grammar, ModelInfo, Sampling, View
+from config.settings import LOOP_GUARD_TOKENS, Settings
+from engine.request import AnswerLimits, DraftType, GenerationRequest, Grammar, ModelInfo, Sampling, View
 from engine.stations import station
 from server.errors import BadRequestError, ContextLengthError
 from server.generation.streaming_decoding import choose_streaming
@@ -53,17 +53,16 @@ def make_engine_requests(
     streaming = choose_streaming(body, info, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
-    guard = body.loop_guard_tokens
-    if guard is None:
-        # A client that sets a limit is obeyed.
-        guard = settings.loop_guard_tokens if body.requested_max_tokens is None else 0
+    limits = info.answer_limits if defaults else AnswerLimits()
+    guard = _loop_guard(body, settings, limits)
+    most = body.requested_max_tokens or settings.default_max_tokens or limits.max_tokens
     samplings = [_sampling(body, choice_seed(seed, choice), info, defaults) for choice in range(body.n)]
     requests: list[GenerationRequest] = []
     for whole in prompts:
         prompt = _truncated(whole, body, info)
         room = _check_length(prompt, body.prompt_field, info)
         # The engine generates at least one token, which is not returned if only the prompt is scored.
-        wanted = 1 if body.is_scoring else body.requested_max_tokens or settings.default_max_tokens or room
+        wanted = 1 if body.is_scoring else most or room
         for sampling in samplings:
             requests.append(
                 GenerationRequest(
@@ -89,6 +88,18 @@ def make_engine_requests(
                 )
             )
     return requests
+
+
+def _loop_guard(body: GenerationFields, settings: Settings, limits: AnswerLimits) -> int:
+    """Return how many tokens of a loop end an answer; 0 for none."""
+    if body.loop_guard_tokens is not None:
+        return body.loop_guard_tokens
+    # A client that sets a limit is obeyed.
+    if body.requested_max_tokens is not None:
+        return 0
+    if settings.loop_guard_tokens is not None:
+        return settings.loop_guard_tokens
+    return LOOP_GUARD_TOKENS if limits.loop_guard_tokens is None else limits.loop_guard_tokens
 
 
 def _truncated(prompt: tuple[int, ...], body: GenerationFields, info: ModelInfo) -> tuple[int, ...]:

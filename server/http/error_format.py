@@ -93,8 +93,9 @@ def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
 def _told(fault: ApiError, scope: Scope) -> ApiError:
     """Note an error in the request's log record; return it in the words and names of the request."""
     record = record_in(scope)
-    record.note(fault.code or fault.type)
-    return fault.renamed(record.field_names).worded(scope["path"])
+    renamed = fault.renamed(record.field_names)
+    record.note(fault.code or fault.type, renamed.param)
+    return renamed.worded(scope["path"])
 
 
 def error_frame(fault: ApiError, scope: Scope) -> bytes:

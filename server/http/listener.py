@@ -4,7 +4,11 @@ import socket
 
 
 class ListenError(Exception):
-    """The server cannot listen on the address; the message says why."""
+    """The server cannot listen on the address; the message says why. errno: the system's, if it said any."""
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
 
 
 def bind_address(host: str, port: int) -> socket.socket:
@@ -25,7 +29,7 @@ def bind_address(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as fault:
         bound.close()
-        raise ListenError(f"cannot listen on {host} port {port}: {fault.strerror}") from fault
+        raise ListenError(f"cannot listen on {host} port {port}: {fault.strerror}", fault.errno) from fault
     return bound
 
 

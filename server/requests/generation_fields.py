@@ -111,8 +111,8 @@ class GenerationFields(StructuredFields, StreamingDecodingFields):
     loop_guard_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = Field(
         None,
         description="The answer ends if so many of its last tokens, at least 64, are one text eight times "
-        "over. 0: never. null: --loop-guard-tokens if the request sets no limit of tokens, else never. Not "
-        "in OpenAI's API.",
+        "over. 0: never. null: --loop-guard-tokens, or what the model says, if the request sets no limit of "
+        "tokens, else never. Not in OpenAI's API.",
     )
     allowed_token_ids: TokenIds = Field(
         (),

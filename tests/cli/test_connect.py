@@ -14,7 +14,7 @@ from cli.main import main
 from config.agents.known import AGENTS
 from config.agents.toml_text import TomlTextError, set_keys
 
-CARD = {"id": "qwen/coder", "context_length": 40_000, "tools": True}
+CARD = {"id": "qwen/coder", "owned_by": "reprise", "context_length": 40_000, "tools": True}
 FILES = {
     "codex": ".codex/config.toml",
     "claude": ".claude/settings.json",
@@ -176,10 +176,10 @@ def test_a_list_of_models_keeps_the_others_and_their_order(url, home):
 @pytest.mark.parametrize(
     ("agent", "text", "reason"),
     [
-        ("zed", '{\n  // mine\n  "vim_mode": true\n}\n', "it has comments"),
-        ("claude", '{"env": {},}', "it is not plain JSON"),
+        ("claude", '{"env": {"ANTHROPIC_MODEL": /* mine */ [1, /* x */ 2]}}', "would be lost"),
+        ("claude", '{"env": {}', "it is not valid JSON"),
         ("claude", "[]", "it does not hold a table"),
-        ("aider", "# mine\ndark-mode: true\n", "it has comments"),
+        ("continue", "models:\n# mine\n- name: Other\n  model: m\n", "the comments in models would be lost"),
         ("aider", "a: [", "it is not valid YAML"),
         ("codex", "a = ", "it is not valid TOML"),
         ("codex", 'model_providers = { a = { name = "A" } }\n', "in another form"),
@@ -195,6 +195,58 @@ def test_a_file_that_would_lose_something_is_left_as_it_is(agent, text, reason, 
     assert captured.err.count("\n") == 1
     assert path.read_text() == text
     assert [one for one in home.rglob("*") if one.is_file()] == [path]
+
+
+COMMENTED = {
+    "zed": '{\n  // mine\n  "vim_mode": true, // yes\n  /* the rest */\n}\n',
+    "claude": '{ // mine\n  "env": {\n    "EDITOR": "vi", // yes\n  },\n}\n',
+    "aider": "# mine\ndark-mode: true # yes\nmodel: old # chosen\n# the rest\n",
+    "continue": "# mine\nname: Mine # yes\nmodels:\n- name: Other\n  model: m\n\n# the rest\nx: 1\n",
+}
+
+
+@pytest.mark.parametrize("agent", COMMENTED)
+def test_comments_and_all_other_lines_stay(agent, url, home):
+    path = home / FILES[agent]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(COMMENTED[agent])
+    assert main(["connect", agent, "--url", url, "--write"]) == 0
+    text = path.read_text()
+    assert "qwen/coder" in text
+    for line in COMMENTED[agent].replace("model: old", "").splitlines():
+        assert line.strip() in text
+
+
+@pytest.mark.parametrize("agent", FILES)
+def test_undo_puts_every_file_back_and_deletes_those_that_are_new(agent, url, home, capsys):
+    path = home / FILES[agent]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(HELD[agent])
+    for _ in range(2):
+        assert main(["connect", agent, "--url", url, "--write"]) == 0
+    capsys.readouterr()
+    assert main(["connect", agent, "--undo"]) == 0
+    assert path.read_text() == HELD[agent]
+    assert f"{path} is as it was before" in capsys.readouterr().out
+    assert [one for one in home.rglob("*") if one.is_file()] == [path]
+    assert main(["connect", agent, "--undo"]) == 1
+    assert path.read_text() == HELD[agent]
+
+
+@pytest.mark.usefixtures("home")
+def test_it_says_so_when_the_model_is_the_demo(url, capsys, monkeypatch):
+    assert main(["connect", "codex", "--url", url]) == 0
+    assert "demo" not in capsys.readouterr().err
+    monkeypatch.setitem(CARD, "id", "reprise-demo")
+    assert main(["connect", "codex", "--url", url]) == 0
+    assert "reprise-demo is a demo, too small for an agent's work" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("home")
+def test_a_model_whose_context_is_unknown_has_to_be_loaded_first(url, capsys, monkeypatch):
+    monkeypatch.setitem(CARD, "context_length", None)
+    assert main(["connect", "codex", "--url", url]) == 2
+    assert "run `reprise load qwen/coder`" in capsys.readouterr().err
 
 
 def test_a_hash_within_a_value_is_no_comment(url, home):
@@ -231,7 +283,7 @@ def test_an_agent_may_ask_by_another_name_if_the_server_answers_to_it(url, home,
     name = "claude-sonnet-4-5"
     assert main(["connect", "claude", "--url", url, "--served-model-name", name, "--write"]) == 0
     assert parsed(home / FILES["claude"])["env"]["ANTHROPIC_MODEL"] == name
-    assert main(["connect", "claude", "--url", url, "--served-model-name", "gpt-5"]) == 2
+    assert main(["connect", "claude", "--url", url, "--model", "gpt-5"]) == 2
     assert "start it with --served-model-name gpt-5" in capsys.readouterr().err
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
-from cli.converted import with_converted
 from cli.main import main
+from cli.models.converted import with_converted
 from config.settings import Settings
 from engine.model.convert import kept
 from engine.model.convert.conversion import convert

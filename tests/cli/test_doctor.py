@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from cli.checks import machine, sharing
 from cli.checks import trial as trials
 from cli.checks.check import Check
 from cli.checks.costs import MAX_MODELS, check_costs
+from cli.checks.proposals import PROPOSALS, check_proposal, propose
 from cli.checks.trial import TICK_S, Answer, Device, TrialError, find_device, say, trial
 from cli.doctor import check_answer, check_device
 from cli.main import main
@@ -34,7 +36,7 @@ def test_all_is_well_with_the_bundled_model(
     checks = json.loads(capfd.readouterr().out)["checks"]
     assert [check["name"] for check in checks] == [
         "Python", "packages", "disk for models", "disk for what is measured", "costs of steps", "address",
-        "device", "model", "memory", "wired limit", "answer",
+        "device", "a model for this machine", "model", "memory", "wired limit", "answer",
     ]  # fmt: skip
     assert {check["level"] for check in checks} <= {"ok", "warning"}
     assert "24 tokens" in checks[-1]["found"]
@@ -47,7 +49,10 @@ def test_a_missing_model_and_a_port_in_use_are_problems(
         port = other.getsockname()[1]
         assert main(["doctor", "--model", str(tmp_path / "none"), "--port", str(port)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert f"warning address: 127.0.0.1 port {port}: a server answers there" in lines
+    assert any(
+        line.startswith(f"warning address: cannot listen on 127.0.0.1 port {port}: a program has it")
+        for line in lines
+    )
     assert f"problem model: there is no model folder {tmp_path / 'none'}" in lines
     assert any(line.startswith("warning answer: not tried") for line in lines)
     assert lines[-1].startswith("1 problem(s), ")
@@ -158,6 +163,40 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
     file.write_text(json.dumps({"a": [[1, 8, 0.01]], "b": 5, "c": [[1, 1]]}))
     _, *models = check_costs(str(file), now_s)
     assert [level(check) for check in models] == ["warning"] * 3
+
+
+def test_what_the_trial_raises_does_not_bring_mlx_into_the_process_that_waits() -> None:
+    """With it, that process aborted at its exit, most times."""
+    code = (
+        "import sys; from cli.checks.trial import TrialError, inspect, trial\n"
+        "with trial() as process:\n"
+        "    try: process.call(inspect, '/no/model')\n"
+        "    except TrialError as told: print(told, 'mlx' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "there is no model folder /no/model False\n"
+
+
+@pytest.mark.parametrize(
+    ("usable_bytes", "has_gpu", "name"),
+    [
+        (100 << 20, True, "smollm2"),
+        (6 * GIB, True, "mlx-community/Qwen3-4B-4bit"),
+        (14 * GIB, True, "mlx-community/Qwen3-14B-4bit"),
+        (200 * GIB, True, PROPOSALS[-1].name),
+        (200 * GIB, False, "smollm2"),
+    ],
+)
+def test_the_largest_model_of_the_list_that_fits_is_proposed(
+    usable_bytes: int, has_gpu: bool, name: str
+) -> None:
+    assert propose(usable_bytes, has_gpu).name == name
+    assert f"reprise serve {name}" in check_proposal(usable_bytes, has_gpu).advice
+
+
+def test_the_list_of_proposals_goes_from_small_to_large() -> None:
+    sizes = [one.weight_bytes for one in PROPOSALS]
+    assert sizes == sorted(sizes)
 
 
 def test_the_address_must_be_free_and_need_a_key() -> None:

@@ -12,6 +12,7 @@ from bench.architectures.tiny_models import make_model, tiny_config, write_rando
 from cli.main import main
 from config.settings import BUNDLED_MODEL
 from engine.kv_cache.per_row import arrays_of, leaves, make_caches
+from engine.model.loading import load_model
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import dflash_config
 from tests.engine.speculative.heads.test_loading import config_of
@@ -36,6 +37,7 @@ def test_the_bundled_model_is_described(capsys: pytest.CaptureFixture[str]) -> N
     assert found["cache"]["token_bytes"] == 6 * 2 * 6 * 32 * 2
     weights = mx.load(str(BUNDLED_MODEL / "model.safetensors"))
     assert found["weight_bytes"] == sum(array.nbytes for array in weights.values())
+    assert found["num_parameters"] == sum(array.size for array in weights.values())
     assert found["drafters"] == ["suffix", "ngram-mod", "ngram-simple", "draft-model"]
     assert found["refused"] == []
 
@@ -48,6 +50,18 @@ def test_the_table_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert "context 65,536 tokens" in lines
     assert "1,000 tokens 4.4 MiB of keys and values" in lines
     assert "drafters suffix, ngram-mod, ngram-simple, draft-model" in lines
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_parameters_are_counted_as_numbers_and_not_as_packed_words(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, bits: int
+) -> None:
+    folder = tmp_path / "quantized"
+    assert main(["convert", str(BUNDLED_MODEL), str(folder), "--bits", str(bits), "--group-size", "32"]) == 0
+    capsys.readouterr()
+    whole = info(capsys, BUNDLED_MODEL)["num_parameters"]
+    assert info(capsys, folder)["num_parameters"] == whole
+    assert load_model(str(folder), "quantized", None).info.num_parameters == whole
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3", "mamba2"])
@@ -127,7 +141,7 @@ def test_files_that_the_index_names_but_are_missing_are_named(
     write_model(tmp_path)
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
     folders.write_json(tmp_path / "model.safetensors.index.json", index)
-    (reason,) = info(capsys, tmp_path)["refused"]
+    reason, _no_tokenizer = info(capsys, tmp_path)["refused"]
     assert reason.startswith("model-00002-of-00002.safetensors is missing")
 
 

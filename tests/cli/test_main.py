@@ -6,11 +6,13 @@ import tomllib
 
 import pytest
 
+from cli.bench import COMMANDS as BENCHMARKS
 from cli.main import main
 from config.settings import SETTINGS, Settings
 
 COMMANDS = [
-    "serve", "pull", "list", "rm", "convert", "info", "connect", "config", "bench", "verify", "service",
+    "serve", "run", "ps", "load", "unload", "pull", "list", "rm", "convert", "info", "connect", "config",
+    "bench", "verify", "service",
     "doctor",
 ]  # fmt: skip
 
@@ -117,7 +119,8 @@ def test_config_says_that_a_key_is_set_but_does_not_show_it(capsys, form):
         (["serve", "--prot", "1"], "unknown argument --prot; did you mean --port?"),
         (["serve", "--prot=1"], "unknown argument --prot; did you mean --port?"),
         (["serve", "--max-row=1"], "unknown argument --max-row; did you mean --max-rows?"),
-        (["serve", "extra"], "unknown argument extra (see reprise serve --help)"),
+        (["serve", "model", "extra"], "unknown argument extra (see reprise serve --help)"),
+        (["serve", "one", "--model", "two"], "two models are named: one, and --model two"),
         (["serve", "--port"], "argument --port: expected one argument (see reprise serve --help)"),
         (["conifg"], "unknown command conifg; did you mean config?"),
         (["xyzzy"], f"unknown command xyzzy; the commands are {', '.join(COMMANDS)}"),
@@ -129,6 +132,40 @@ def test_an_invalid_command_line_prints_one_line_and_returns_status_2(capsys, ar
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"reprise: {message}\n"
+
+
+WITHOUT_EXTRAS = """
+import sys
+from importlib import util
+extras = ("polars", "jinja2", "vl_convert")
+sys.modules |= dict.fromkeys(extras)
+found = util.find_spec
+util.find_spec = lambda name: None if name in extras else found(name)
+import cli.bench
+from cli.main import main
+for name in cli.bench.COMMANDS:
+    try:
+        main(["bench", name, "--help"])
+    except SystemExit as left:
+        assert left.code == 0
+for given in (["report", "a.json", "--html", "a.html"], ["sweep"], ["economics", "--html", "a.html"]):
+    assert main(["bench", *given]) == 2
+"""
+
+
+def test_without_extras_help_works_and_the_command_that_installs_them_is_named():
+    run = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("usage: reprise bench ") == len(BENCHMARKS)
+    missing = ("jinja2 and vl_convert", "polars", "polars and jinja2 and vl_convert")
+    for line, names in zip(run.stderr.splitlines(), missing, strict=True):
+        assert line.startswith(f"reprise: {names} must be installed for this: run ")
+        assert " pip install 'jinja2>=3.1' 'polars>=" in line
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"bench"}))
+def test_help_of_every_command_is_printed(command, capsys):
+    assert printed(capsys, command, "--help").startswith(f"usage: reprise {command}")
 
 
 def test_help_loads_neither_server_nor_mlx():

@@ -74,6 +74,12 @@ def test_the_readme_is_short_and_links_to_every_page():
     assert set(PAGES) - {README} <= linked
 
 
+def test_pages_call_the_command_reprise_and_the_readme_names_the_script_once():
+    assert README.read_text(encoding="utf-8").count("./scripts/serve") == 1
+    others = [page for page in PAGES if page not in (README, ROOT / "CHANGELOG.md")]
+    assert [name(page) for page in others if "./scripts/serve" in page.read_text(encoding="utf-8")] == []
+
+
 def help_of(*command):
     with redirect_stdout(StringIO()) as out, suppress(SystemExit):
         main([*command, "--help"])
@@ -85,7 +91,7 @@ def command_flags():
     """Return every flag of every command."""
     benchmarks = re.findall(r"^    (\w+)", help_of("bench"), re.MULTILINE)
     texts = [help_of("serve"), help_of("connect"), help_of("config"), help_of("verify")]
-    texts += [help_of("list"), help_of("doctor"), help_of("convert")]
+    texts += [help_of(one) for one in ("list", "doctor", "convert", "run", "ps", "load")]
     texts += [help_of("service", action) for action in ("install", "logs")]
     texts += [help_of("bench", benchmark) for benchmark in benchmarks]
     return set(re.findall(FLAG, "".join(texts)))

@@ -32,5 +32,16 @@ def test_a_drafter_that_raises(start_engine, caplog):
     assert all(any(one.id in line for one in asked) for line in _lines(caplog))
 
 
+def test_a_prompt_that_is_read_for_long_and_only_that(start_engine, caplog, monkeypatch):
+    caplog.set_level("INFO", "reprise.engine")
+    engine = start_engine(prefill_chunk_tokens=8)
+    ask(engine, request(prompt_of(40), name="quick")).finished()
+    monkeypatch.setattr("engine.sequence.LOG_PROMPT_EVERY_S", 0.0)
+    ask(engine, request([1, *prompt_of(39)], name="order-66")).finished()
+    lines = [line for line in _lines(caplog) if "reading the prompt" in line]
+    assert all("order-66" in line for line in lines)
+    assert "order-66: reading the prompt, 8 of 40 tokens (20 %) after 0 s" in lines
+
+
 def _lines(caplog):
     return [record.getMessage() for record in caplog.records if record.name == "reprise.engine"]

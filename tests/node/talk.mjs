@@ -116,7 +116,7 @@ async function refused(fields, path = "chat") {
 }
 
 async function timeout() {
-  const endless = { ...greedy, messages: hello, logit_bias: { [process.argv[3]]: -100 } };
+  const endless = { ...greedy, messages: hello, logit_bias: { [process.argv[3]]: -100 }, max_tokens: 8000 };
   try {
     await client.chat.completions.create(endless, { timeout: 300 });
   } catch (fault) {
@@ -127,7 +127,7 @@ async function timeout() {
 
 async function leaving() {
   // Forbidding the end token makes an answer that would run on to the end of the context.
-  const endless = { ...greedy, messages: hello, stream: true, logit_bias: { [process.argv[3]]: -100 } };
+  const endless = { ...greedy, messages: hello, stream: true, logit_bias: { [process.argv[3]]: -100 }, max_tokens: 8000 };
   const running = async () => (await (await fetch(`${address}/health`)).json()).running;
   const stream = await client.chat.completions.create(endless);
   let during;

@@ -11,6 +11,7 @@ from engine.request import ModelEntry
 from engine.text.markers import Markers
 from server.banner import (
     LoadingBar,
+    Pace,
     banner,
     describe_decoding,
     describe_drafts,
@@ -62,11 +63,11 @@ def test_no_bar_is_shown_without_a_terminal_or_for_a_quick_start(is_watched, sho
     ],
 )
 def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_draft, said):
-    assert describe_drafts(Settings(**settings), can_draft) == said
+    assert describe_drafts(Settings(**settings, verbose=True), can_draft) == said
 
 
 def test_the_banner_says_how_drafts_are_translated():
-    settings = Settings(draft_model="org/small", calibration_file="~/costs.json")
+    settings = Settings(draft_model="org/small", calibration_file="~/costs.json", verbose=True)
     said = "auto with org/small (translated: context), step costs from ~/costs.json"
     assert describe_drafts(settings, True, replace(FakeEngine().info, draft_strategy="context")) == said
     assert "translated" not in describe_drafts(
@@ -76,14 +77,55 @@ def test_the_banner_says_how_drafts_are_translated():
 
 def test_the_banner_says_which_head_drafts():
     costs = "step costs from ~/costs.json"
-    found = Settings(calibration_file="~/costs.json")
+    found = Settings(calibration_file="~/costs.json", verbose=True)
     assert (
         describe_drafts(found, True, replace(FakeEngine().info, head="mtp"))
         == f"auto with an MTP head, {costs}"
     )
-    given = Settings(draft_model="block", calibration_file="~/costs.json")
+    given = Settings(draft_model="block", calibration_file="~/costs.json", verbose=True)
     said = describe_drafts(given, True, replace(FakeEngine().info, head="dflash"))
     assert said == f"auto with a DFlash drafter (block), {costs}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "on, where they save time"),
+        ({"draft_type": "suffix"}, "on, by suffix"),
+        ({"draft_model": "org/small"}, "on, where they save time with org/small"),
+        ({"draft_type": "none"}, "off (--draft-type none)"),
+    ],
+)
+def test_the_banner_of_a_newcomer_has_words_and_no_settings(settings, said):
+    assert describe_drafts(Settings(**settings), True) == said
+    info = replace(FakeEngine().info, batching="one forward pass for all rows")
+    shown = banner(info, ("m",), "http://127.0.0.1:8000", said, True, False, tools="generic format")
+    rows = [line.split()[0] for line in shown.splitlines() if line.startswith("  ")]
+    assert rows[:6] == ["model", "device", "memory", "context", "drafts", "address"]
+    assert "`reprise run`" in shown
+
+
+def test_what_a_part_of_the_start_still_takes_follows_from_its_pace():
+    pace = Pace()
+    told = []
+    for what, share, at_s in [
+        ("Loading a", 0.0, 10.0),
+        ("Loading a", 0.25, 12.0),
+        ("Loading a", 0.5, 13.0),
+        ("Trying what a can do", 0.5, 14.0),
+        ("Trying what a can do", 0.75, 15.0),
+        ("Trying what a can do", 0.0, 16.0),
+    ]:
+        pace.note(what, share, at_s)
+        told.append(pace.left_s(at_s))
+    assert told == [None, 6.0, 3.0, None, 1.0, None]
+
+
+def test_it_counts_down_between_two_shares_and_ends_when_it_was_wrong():
+    pace = Pace()
+    pace.note("Loading a", 0.0, 10.0)
+    pace.note("Loading a", 0.5, 12.0)
+    assert [pace.left_s(at_s) for at_s in (12.0, 13.5, 15.0)] == [2.0, 0.5, None]
 
 
 def test_the_banner_says_that_streamed_answers_may_differ():
@@ -96,19 +138,28 @@ def test_the_banner_says_that_streamed_answers_may_differ():
 
 
 def test_the_banner_says_that_tools_have_the_generic_format():
-    said = banner(FakeEngine().info, ("m",), "http://a", "auto", True, False, tools=describe_tools(Markers()))
+    said = banner(
+        FakeEngine().info,
+        ("m",),
+        "http://a",
+        "auto",
+        True,
+        False,
+        tools=describe_tools(Markers()),
+        is_verbose=True,
+    )
     assert "  tools  " not in said
     tools = describe_tools(Markers(is_generic=True))
-    said = banner(FakeEngine().info, ("m",), "http://a", "auto", True, False, tools=tools)
+    said = banner(FakeEngine().info, ("m",), "http://a", "auto", True, False, tools=tools, is_verbose=True)
     assert "  tools    generic format: the chat template has none that is known\n" in said
 
 
 def test_the_banner_says_what_was_found_by_trying():
     info = FakeEngine().info
-    said = banner(info, ("m",), "http://a", "auto", True, False)
+    said = banner(info, ("m",), "http://a", "auto", True, False, is_verbose=True)
     assert "  exact    widths not tried; --exact and `reprise verify` find them\n" in said
     info = replace(info, batching="one forward pass for all rows", exact="1 row: 2, 3")
-    said = banner(info, ("m",), "http://a", "auto", True, False)
+    said = banner(info, ("m",), "http://a", "auto", True, False, is_verbose=True)
     assert "  batch    one forward pass for all rows\n" in said
     assert "  exact    1 row: 2, 3\n" in said
 

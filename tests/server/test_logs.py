@@ -72,6 +72,7 @@ async def test_a_request_is_one_line_of_json_with_all_its_figures(client, log, s
         "finish_reason": "stop",
         "is_loop": False,
         "error": None,
+        "param": None,
         "ignored": [],
         "relaxed": [],
     }
@@ -229,6 +230,13 @@ async def test_health_checks_are_logged_only_at_debug(client, log):
     written = log("json", "debug")
     await client.get("/health")
     assert json.loads(_only_line(written))["endpoint"] == "GET /health"
+
+
+async def test_a_refused_request_is_logged_with_the_field_at_fault(client, log):
+    written = log("text")
+    body = {"messages": [{"role": "user", "content": "a"}], "temperature": "hot\n"}
+    assert (await client.post(CHAT, json=body)).status_code == 400
+    assert "400, invalid_type in temperature, total" in _only_line(written)
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
 
 from config.settings import Settings
-from server.run import run
+from server.http.listener import ListenError, bind_address
+from server.run import explain, run
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
 
@@ -78,8 +80,8 @@ def test_the_banner_says_what_is_served_and_where_and_its_curl_works(start):
     assert "org/fake-model, alias (fake, 8.1M parameters, bfloat16)" in banner
     assert re.search(r"device +cpu", banner)
     assert re.search(r"memory +15.4 MiB for weights, 8.0 GiB in this machine", banner)
-    assert re.search(r"context +1000 tokens", banner)
-    assert re.search(r"drafts +auto, step costs from kept/costs.json\n", banner)
+    assert re.search(r"context +1,000 tokens", banner)
+    assert re.search(r"drafts +on, where they save time\n", banner)
     assert address in curl
     answer = subprocess.run(
         ["bash", "-c", curl + " --silent"], capture_output=True, text=True, check=True
@@ -93,12 +95,39 @@ def test_the_real_port_stands_in_the_json_log_too(start):
     assert httpx.get(ready["address"] + "/health").status_code == 200
 
 
-def test_a_port_in_use_is_one_line_and_status_1(start):
-    with socket.create_server(("127.0.0.1", 0)) as other:
+def in_use(port):
+    return f"cannot listen on 127.0.0.1 port {port}"
+
+
+def test_a_port_that_reprise_has_is_said_to_be_its(start):
+    address = start("echo").address()
+    port = int(address.rpartition(":")[2])
+    with pytest.raises(ListenError) as raised:
+        bind_address("127.0.0.1", port)
+    said = explain(raised.value, Settings(port=port))
+    assert said.startswith(f"{in_use(port)}: Reprise runs there already, at {address}. Use it, or choose")
+    assert "--port" in said
+
+
+def test_a_port_in_use_is_one_line_with_the_way_out_and_status_1(monkeypatch, capsys):
+    monkeypatch.setattr("server.run.configure_logs", lambda *_, **__: None)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
-        process = start("echo", f"port={port}")
-        assert process.exit_status() == 1
-    assert process.text == f"reprise: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+        assert run(Settings(port=port)) == 1
+    assert capsys.readouterr().err == (
+        f"reprise: {in_use(port)}: a program has it that does not answer, as Reprise while it starts. Wait, "
+        "or choose another with --port, or 0 for any that is free\n"
+    )
+
+
+def test_a_port_that_another_program_has_is_said_to_be_its():
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.handle_request, daemon=True).start()
+        with pytest.raises(ListenError) as raised:
+            bind_address("127.0.0.1", other.server_port)
+        said = explain(raised.value, Settings(port=other.server_port))
+    assert said.startswith(f"{in_use(other.server_port)}: another program has it. End that, or choose")
 
 
 def test_a_start_that_fails_leaves_the_garbage_collector_on(monkeypatch):
@@ -146,6 +175,8 @@ def test_while_draining_new_requests_get_503_and_running_ones_finish(start):
         *_, last = (line for line in lines if line)
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "draining"
     assert process.exit_status() == 0
+    assert "stopping: 1 running request has 1.5 s to finish" in process.text
+    assert "stopped: 1 request was ended before its answer was whole" in process.text
 
 
 def test_a_second_ctrl_c_ends_every_stream_with_an_error_and_the_process_at_once(start):

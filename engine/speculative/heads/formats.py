@@ -24,7 +24,7 @@ from mlx_lm.utils import MODEL_REMAPPING
 
 from engine.model.head_names import name_in_first_layer, name_in_head, rename
 from engine.model.hub_cache import NEEDED_FILES
-from engine.model.loading import ModelError
+from engine.model.loading import ModelError, not_a_model
 from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.request import HeadKind
 from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
@@ -79,12 +79,13 @@ def find_folder(source: str) -> Path:
                 f"there is no folder {source}, and no model of this name has been downloaded; "
                 f"`reprise pull {source}` downloads one from the hub"
             ) from fault
-    hint = "; `reprise convert` makes one of a GGUF file" if Path(source).is_file() else ""
-    raise ModelError(f"there is no model folder {source}{hint}")
+    raise not_a_model(folder) if folder.is_file() else ModelError(f"there is no model folder {source}")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read a folder's config.json. Raises ModelError."""
+    if not (folder / "config.json").is_file():
+        raise not_a_model(folder)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if not isinstance(config, dict):

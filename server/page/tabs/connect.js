@@ -40,7 +40,7 @@ export function Connect({ models, onFault }) {
       ${choice("Model", name, models.map(({ id }) => id), setModel)}
     </div>
     ${files
-      ? html`<p>Add this to your settings, or run <code>reprise connect ${agent} --url ${found.url} --write</code> on your machine.</p>
+      ? html`<p>Add this to your settings, or run <code>reprise connect ${agent} --model ${found.model} --url ${found.url} --write</code> on your machine.</p>
           ${files.map((file) => html`<${File} ...${file} />`)}
           ${notes.length > 0 && html`<${File} path="Notes" text=${notes.join("\n")} />`}`
       : html`<p>Base URL: <code>${found.url}</code></p>

@@ -78,4 +78,4 @@ def test_with_measured_costs_it_changes_no_answer(server_folder: Path) -> None:
     # And the terminal says how drafts are translated.
     told = "".join(printed)
     assert "drafts are translated (context): " in told
-    assert "draft_polish (translated: context), step costs from" in told
+    assert "draft_polish (translated: context)\n" in told

@@ -14,8 +14,9 @@ def test_a_model_that_says_the_same_for_ever_is_stopped(server_url):
     answer = answer_to(server_url, draft={"type": "suffix"})
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["timings"]["stopped"] == "loop"
-    assert 2048 <= answer["usage"]["completion_tokens"] < 3000
-    assert answer["timings"]["draft_n_accepted"] > 1000
+    # By the bundled model's own guard of 128 tokens.
+    assert 128 <= answer["usage"]["completion_tokens"] < 300
+    assert answer["timings"]["draft_n_accepted"] > 64
 
 
 def test_a_model_is_stopped_at_the_same_token_whether_it_drafts_or_not(server_url):

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from config.settings import Settings
+from config.settings import BUNDLED_MODEL, Settings
 from tests.end_to_end.conftest import started
 from tests.engine.model_folders import write_models
 
@@ -106,7 +106,8 @@ def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path, tmp_pat
 
     The attackers, the bodies and the tokenizer's lanes of the server are busy all the time.
     """
-    flags = ("--models-dir", str(write_models(tmp_path / "models")), "--allow-load", *SMALL_CACHES)
+    models = ("--model", str(BUNDLED_MODEL), "--models-dir", str(write_models(tmp_path / "models")))
+    flags = (*models, "--allow-load", *SMALL_CACHES)
     with started(server_folder, *flags) as (url, _, process):
         text, gaps = answer(url)
         command = [sys.executable, "-m", "tests.end_to_end.trouble.attackers", url]

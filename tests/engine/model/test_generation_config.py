@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from config.settings import BUNDLED_MODEL, Settings
-from engine.model.generation_config import read_sampling_defaults
+from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.loading import ModelError, load_model, make_loader
-from engine.request import SamplingDefaults
+from engine.request import AnswerLimits, SamplingDefaults
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,24 @@ def test_the_recommended_sampling_is_read(tmp_path, given, known):
     if given is not None:
         (tmp_path / "generation_config.json").write_text(given)
     assert read_sampling_defaults(tmp_path).known == known
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ('{"max_new_tokens": 300, "loop_guard_tokens": 0}', AnswerLimits(300, 0)),
+        ('{"max_new_tokens": 0, "temperature": 1}', AnswerLimits()),
+        (None, AnswerLimits()),
+    ],
+)
+def test_the_recommended_limits_of_answers_are_read(tmp_path, given, limits):
+    if given is not None:
+        (tmp_path / "generation_config.json").write_text(given)
+    assert read_answer_limits(tmp_path) == limits
+
+
+def test_the_bundled_model_has_limits_that_end_its_answers():
+    assert read_answer_limits(BUNDLED_MODEL) == AnswerLimits(2048, 128)
 
 
 def test_a_model_brings_its_sampling_and_takes_another_template(tmp_path):

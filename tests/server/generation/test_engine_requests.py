@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from config.settings import Settings
+from engine.request import AnswerLimits
 from server.generation.engine_requests import choice_seed, make_engine_requests
 from server.requests.completions import CompletionRequest
 
@@ -35,6 +38,22 @@ async def test_the_default_length_comes_from_the_settings(engine):
     body = CompletionRequest(prompt="a")
     (order,) = make_engine_requests("r", body, [(1,)], engine.info, Settings(default_max_tokens=7))
     assert order.max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "setting", "wanted"),
+    [
+        ({}, {}, (300, 70)),
+        ({}, {"default_max_tokens": 7, "loop_guard_tokens": 0}, (7, 0)),
+        ({"max_tokens": 400}, {}, (400, 0)),
+        ({}, {"sampling_defaults": "openai"}, (999, 2048)),
+    ],
+)
+def test_a_model_s_own_limits_hold_where_nothing_else_is_said(engine, fields, setting, wanted):
+    info = replace(engine.info, answer_limits=AnswerLimits(300, 70))
+    body = CompletionRequest(prompt="a", **fields)
+    (order,) = make_engine_requests("r", body, [(1,)], info, Settings(**setting))
+    assert (order.max_tokens, order.loop_guard_tokens) == wanted
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from cli.convert import progress_bar
+from cli.models.convert import progress_bar
 
 HELP = "Download a model from the hub, or continue where a download broke off."
 

@@ -82,6 +82,7 @@ def describe(info: "CheckpointInfo") -> list[tuple[str, str]]:
         ("layers", _count(info.num_layers)),
         ("context", f"{_count(info.context_tokens)} tokens"),
         ("vocabulary", f"{_count(info.vocab_size)} tokens"),
+        ("parameters", f"{info.num_parameters:,}"),
         ("weights", f"{format_bytes(info.weight_bytes)} in {info.num_files} file(s), {_weights(info)}"),
     ]
     if cache := info.cache:

@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from cli.convert import progress_bar
+from cli.models.convert import progress_bar
 from config.settings import Settings
 
 

@@ -1,0 +1,128 @@
+"""`reprise connect`: print a coding agent's settings for a running server, or merge them into its files."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from cli.arguments import UsageError
+from cli.running.server import DEFAULT_URL, RefusedError, Server, add_server_arguments
+from config.agents.config_file import (
+    ConfigFileError,
+    backup_of,
+    difference,
+    keep,
+    read,
+    render,
+    undo,
+    write,
+)
+from config.agents.known import AGENTS, AgentFile
+from config.agents.served_model import ServedModel
+from config.settings import BUNDLED_NAME
+
+HELP = "Print a coding agent's settings for a running server, or write them."
+_NO_MODEL = ServedModel(DEFAULT_URL, "none", 0, False)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the agent's name and the server's address and key to the parser."""
+    parser.add_argument("agent", choices=AGENTS, help="The agent: %(choices)s.", metavar="AGENT")
+    add_server_arguments(parser)
+    parser.add_argument(
+        "--model",
+        "--served-model-name",
+        metavar="NAME",
+        help="Model for the agent: a name that the server lists, or answers to, such as claude-sonnet-4-5 "
+        "where an agent insists on one (`reprise serve --served-model-name`). Default: the first that it "
+        "lists",
+    )
+    changes = parser.add_mutually_exclusive_group()
+    changes.add_argument(
+        "--write",
+        action="store_true",
+        help="Merge the settings into the agent's files, after showing the difference. Each is kept as it "
+        "was, beside it, with .before-reprise at the end of its name.",
+    )
+    changes.add_argument(
+        "--undo", action="store_true", help="Put the agent's files back as they were before --write."
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the settings of the agent, write them or undo that; return 0, or 1 if there is nothing to do."""
+    if arguments.undo:
+        return 0 if _undo(AGENTS[arguments.agent](_NO_MODEL).files) else 1
+    model = _find_model(Server.of(arguments), arguments.model)
+    if model.name == BUNDLED_NAME:
+        print(
+            f"reprise: {BUNDLED_NAME} is a demo, too small for an agent's work; `reprise doctor` proposes a "
+            "model for this machine",
+            file=sys.stderr,
+        )
+    agent = AGENTS[arguments.agent](model)
+    if arguments.write:
+        try:
+            _write(agent.files)
+        except ConfigFileError as fault:
+            raise UsageError(str(fault)) from None
+    else:
+        for file in agent.files:
+            print(f"# ~/{file.path}\n{render(file, None)}")
+    for line in agent.notes:
+        print(line)
+    return 1 if arguments.write and not agent.files else 0
+
+
+def _find_model(server: Server, name: str | None) -> ServedModel:
+    """Return the model that the server has under a name; without one, the first that it lists.
+
+    Raises UsageError if no Reprise server answers there, or if it refuses the key or the name.
+    """
+    try:
+        card = server.model(name)
+        if card["context_length"] is None:
+            raise UsageError(f"the context of {card['id']} is not known yet: run `reprise load {card['id']}`")
+        return ServedModel(server.url, card["id"], card["context_length"], card["tools"], server.key)
+    except RefusedError as error:
+        if error.status == 404 and name is not None:
+            raise UsageError(
+                f"the server at {server.url} has no model {name} (`reprise ps --all` lists its own): start "
+                f"it with --served-model-name {name} to have it answer to this name"
+            ) from None
+        raise UsageError(str(error)) from None
+
+
+def _write(files: tuple[AgentFile, ...]) -> None:
+    paths = [Path.home() / file.path for file in files]
+    held = [read(path) for path in paths]
+    # All are rendered before any is written: one that is refused leaves the others as they were.
+    texts = [render(file, before) for file, before in zip(files, held, strict=True)]
+    for path, before, text in zip(paths, held, texts, strict=True):
+        changes = difference(path, before, text)
+        if changes:
+            print(changes)
+            keep(path, before)
+            write(path, text)
+        print(f"{path} is {'written' if changes else 'up to date'}")
+    if any(backup_of(path).exists() for path in paths):
+        print("to put back what was there before, run it with --undo in place of --write")
+
+
+def _undo(files: tuple[AgentFile, ...]) -> bool:
+    """Put files back as they were, and print what that changes; return whether there were any."""
+    paths = [path for file in files if backup_of(path := Path.home() / file.path).exists()]
+    try:
+        for path in paths:
+            held = undo(path)
+            print(difference(path, held, read(path) or ""))
+            print(
+                f"{path} is as it was before"
+                if path.exists()
+                else f"{path} is deleted: there was none before"
+            )
+    except ConfigFileError as fault:
+        raise UsageError(str(fault)) from None
+    if not paths:
+        print("there is nothing to undo: --write has changed no file that is still to be restored")
+    return bool(paths)

@@ -1,0 +1,100 @@
+"""Show an answer in the terminal while it comes: Markdown by blocks, or plain text where nobody watches."""
+
+import re
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.text import Text
+
+_FENCE = re.compile(r"^ {0,3}(```|~~~)", re.MULTILINE)
+
+
+def finished_blocks(text: str) -> int:
+    """Return how many of the first characters are whole blocks of Markdown, which nothing later changes.
+
+    A block ends at an empty line that is not within fenced code, nor before the rest of a list.
+    """
+    end = 0
+    for found in re.finditer(r"\n[ \t]*\n", text):
+        after = text[found.end() :].lstrip("\n")
+        is_in_fence = len(_FENCE.findall(text[: found.start() + 1])) % 2 == 1
+        is_list = re.match(r" {2,}\S|[-*+] |\d+[.)] ", after)
+        if after and not is_in_fence and not is_list:
+            end = found.end()
+    return end
+
+
+class AnswerScreen:
+    """Where an answer appears. A terminal shows Markdown, and anything else gets the text as it is.
+
+    Parts that are whole are printed once and scroll away; only the last one is drawn again.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._text = ""
+        self._thought = ""
+        self._status = "waiting"
+        self._live = Live(console=console, transient=True, refresh_per_second=10, get_renderable=self._tail)
+
+    def __enter__(self) -> "AnswerScreen":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def status(self, text: str) -> None:
+        """Say what is waited for, until text comes."""
+        self._status = text
+
+    def think(self, text: str) -> None:
+        """Show more of the reasoning, of which only the end is seen."""
+        self._thought += text
+
+    def write(self, text: str) -> None:
+        """Show more of the answer."""
+        if not self._console.is_terminal:
+            self._console.out(text, end="", highlight=False)
+            return
+        self._text += text
+        if whole := finished_blocks(self._text):
+            self._live.console.print(Markdown(self._text[:whole].rstrip()), end="\n\n")
+            self._text = self._text[whole:]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._console.is_terminal:
+            self._console.out("")
+            return
+        rest, self._text, self._status, self._thought = self._text, "", "", ""
+        self._live.stop()
+        if rest.strip():
+            self._console.print(Markdown(rest))
+
+    def _tail(self) -> Group:
+        """Return what is not whole yet, as much of its end as the screen has room for."""
+        room = max(3, self._console.height - 4)
+        if self._text:
+            return Group(Markdown("\n".join(self._text.splitlines()[-room:])))
+        if self._thought:
+            return Group(Text("\n".join(self._thought.splitlines()[-min(room, 6) :]), style="dim"))
+        return Group(Text(self._status, style="dim"))
+
+
+def describe_timings(timings: Mapping[str, Any] | None, was_cut: bool) -> str:
+    """Say how fast an answer came, as in its timings; empty without any."""
+    if not timings or not timings.get("predicted_n"):
+        return ""
+    count, passes = timings["predicted_n"], timings.get("forwards") or 0
+    parts = [f"{count} tokens"]
+    if passes and passes < count:
+        parts[0] += f" in {passes} forward passes"
+    if speed := timings.get("predicted_per_second"):
+        parts.append(f"{speed:.0f} tokens/s")
+    if was_cut:
+        parts.append("cut off by the limit of tokens")
+    return ", ".join(parts)

@@ -1,0 +1,141 @@
+"""Ask a server that runs, over HTTP."""
+
+import argparse
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from http.client import HTTPResponse
+from typing import Any
+from urllib.parse import quote
+
+from cli.arguments import UsageError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+PATIENCE_S = 10
+
+
+class NoServerError(UsageError):
+    """Nothing listens at the address."""
+
+
+class RefusedError(Exception):
+    """The server answers with an error; the message is its own. status: of the response."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the address and the key of a server to the parser."""
+    parser.add_argument("--url", default=DEFAULT_URL, help="Address of the server. Default: %(default)s")
+    parser.add_argument("--api-key", metavar="KEY", help="Key that the server wants. Default: none")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server at an address, without /v1 at its end. key: what it wants; None if it wants none."""
+
+    url: str
+    key: str | None = None
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> "Server":
+        """Return the server that arguments name. Raises UsageError for what is no address."""
+        url = arguments.url.rstrip("/").removesuffix("/v1")
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"--url is {url}; it must start with http:// or https://")
+        return cls(url, arguments.api_key)
+
+    def get(self, path: str) -> Any:
+        """Return what GET answers. Raises RefusedError, and UsageError without a server of this kind."""
+        return self._read(path)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return what POST answers, however long that takes. Raises as get() does."""
+        return self._read(path, body)
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return the models that requests may ask for, the default first. Raises as get() does."""
+        try:
+            cards = self.get("/v1/models")["data"]
+            return [card for card in cards if card["owned_by"] == "reprise"]
+        except (LookupError, TypeError):
+            raise self._no_reprise("/v1/models") from None
+
+    def model(self, name: str | None) -> dict[str, Any]:
+        """Return the model of a name; without one, the default. Raises as get() does."""
+        if name is None:
+            if cards := self.models():
+                return cards[0]
+            raise self._no_reprise("/v1/models")
+        card: dict[str, Any] = self.get(f"/v1/models/{quote(name, safe='')}")
+        return card
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any] | str]:
+        """Yield the events of a stream as objects, and its comments as text. Raises as get() does.
+
+        An event that is an error is raised as RefusedError, and an end before the last event as
+        ConnectionError.
+        """
+        is_whole = False
+        with self._open(path, body) as response:
+            for line in response:
+                text = line.decode().strip()
+                if text.startswith(":"):
+                    yield text[1:].strip()
+                elif text.startswith("data: {"):
+                    event = json.loads(text.removeprefix("data: "))
+                    if "error" in event:
+                        raise RefusedError(200, event["error"]["message"])
+                    yield event
+                elif text == "data: [DONE]":
+                    is_whole = True
+        # A connection that breaks off looks like an end.
+        if not is_whole:
+            raise ConnectionError(f"{self.url} ended the connection before the answer was whole")
+
+    def _read(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        with self._open(path, body) as response:
+            try:
+                return json.load(response)
+            except ValueError:
+                raise self._no_reprise(path) from None
+
+    def _open(self, path: str, body: Mapping[str, Any] | None) -> HTTPResponse:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        data = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            data = json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data, headers)
+        try:
+            # What only looks something up is answered at once, but a model may take long to be loaded.
+            response: HTTPResponse = urllib.request.urlopen(
+                request, timeout=PATIENCE_S if data is None else None
+            )
+        except urllib.error.HTTPError as error:
+            if error.code == 401:
+                raise UsageError(f"{self.url} wants an API key: pass --api-key") from None
+            raise RefusedError(
+                error.code, _message(error) or f"{self.url}{path} answers with status {error.code}"
+            ) from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise NoServerError(
+                f"no server at {self.url} ({reason}): start `reprise serve`, or pass --url"
+            ) from None
+        return response
+
+    def _no_reprise(self, path: str) -> UsageError:
+        return UsageError(f"{self.url}{path} does not answer as Reprise does")
+
+
+def _message(error: urllib.error.HTTPError) -> str | None:
+    """Return what an error response says; None if it is not one of Reprise."""
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return None

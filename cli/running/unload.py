@@ -1,0 +1,27 @@
+"""`reprise unload`: have a running server let go of a model."""
+
+import argparse
+import sys
+
+from cli.running.server import RefusedError, Server, add_server_arguments
+from cli.units import format_bytes
+
+HELP = "Have a running server unload a model once its requests have ended."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model and the server's address and key to the parser."""
+    parser.add_argument("name", metavar="NAME", help="Name of the model, as `reprise ps` shows it.")
+    add_server_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Unload the model; return 0 once it is, or 1 if that is refused."""
+    try:
+        card = Server.of(arguments).post("/v1/models/unload", {"model": arguments.name})
+    except RefusedError as fault:
+        print(f"reprise: {fault}", file=sys.stderr)
+        return 1
+    print(f"{card['id']} is unloaded ({format_bytes(card['size_bytes'])} free)")
+    return 0

@@ -1,0 +1,190 @@
+"""`reprise run`, `ps`, `load` and `unload`, against a server of two models, started as `run` starts one."""
+
+import argparse
+import io
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+from rich.console import Console
+
+from cli.arguments import UsageError
+from cli.main import main
+from cli.running import chat, ps
+from cli.running.screen import AnswerScreen, describe_timings, finished_blocks
+from cli.running.server import Server
+from cli.running.started import started
+from config.settings import BUNDLED_MODEL
+
+ANSWER = "I am the Reprise demo model, a very small model."
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        for file in BUNDLED_MODEL.iterdir():
+            if file.is_file():
+                (folder / name / file.name).symlink_to(file)
+    stages = []
+    with started(
+        ["--models-dir", str(folder), "--calibration-file", "none"], lambda *told: stages.append(told)
+    ) as one:
+        assert ("Loading one", 1.0) in stages
+        yield one
+
+
+def states(server: Server) -> dict[str, str]:
+    return {row["name"]: row["state"] for row in ps.find(server)}
+
+
+def test_models_are_loaded_and_unloaded(server, capsys):
+    url = ["--url", server.url]
+    assert main(["load", "two", *url]) == 0
+    assert capsys.readouterr().out == "two is loaded (5.7 MiB)\n"
+    assert main(["ps", "--json", *url]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["state"]) for row in rows] == [("one", "loaded"), ("two", "loaded")]
+    assert main(["unload", "two", *url]) == 0
+    assert capsys.readouterr().out == "two is unloaded (5.7 MiB free)\n"
+    assert main(["ps", *url]) == 0
+    shown = capsys.readouterr().out
+    assert "one" in shown
+    assert "two" not in shown
+    assert states(server)["two"] == "unloaded"
+
+
+@pytest.mark.parametrize("command", ["load", "unload"])
+def test_a_model_that_is_not_there_is_one_line_and_status_1(server, command, capsys):
+    assert main([command, "three", "--url", server.url]) == 1
+    captured = capsys.readouterr()
+    assert "three" in captured.err
+    assert captured.err.startswith("reprise: ")
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
+def test_one_question_gets_its_answer_as_plain_text_where_nobody_watches(server, capsys):
+    assert main(["run", "one", "Who", "are", "you?", "--url", server.url]) == 0
+    assert capsys.readouterr().out.startswith(ANSWER)
+
+
+def test_a_question_may_come_through_a_pipe(server, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who are you?\n"))
+    assert main(["run", "--url", server.url]) == 0
+    assert capsys.readouterr().out.startswith(ANSWER)
+
+
+def test_an_address_that_is_named_must_have_a_server(capsys):
+    assert main(["run", "one", "Hello", "--url", "http://127.0.0.1:9"]) == 2
+    assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def conversation(server: Server) -> chat.Chat:
+    given = argparse.Namespace(max_tokens=None, temperature=None, system=None)
+    return chat.Chat(server, "one", given, Console(file=io.StringIO(), force_terminal=True, width=90))
+
+
+def test_a_chat_keeps_its_turns_and_asks_again_or_forgets(server):
+    one = conversation(server)
+    assert one.ask("Who are you?")
+    assert one.ask("Hello!")
+    assert [message["role"] for message in one.messages] == ["user", "assistant"] * 2
+    before = list(one.messages)
+    assert one.retry()
+    assert one.messages == before
+    one.begin("Be kind.")
+    assert one.messages == [{"role": "system", "content": "Be kind."}]
+    assert not one.retry()
+
+
+def test_a_question_that_is_refused_is_not_kept(server, capsys):
+    one = conversation(server)
+    one.begin(None)
+    assert not chat.Chat(
+        server,
+        "three",
+        argparse.Namespace(max_tokens=None, temperature=None, system=None),
+        Console(file=io.StringIO()),
+    ).ask("Hello!")
+    assert "three" in capsys.readouterr().err
+    assert one.messages == []
+
+
+class BreaksOff(BaseHTTPRequestHandler):
+    """Answers with the beginning of a stream."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        event = b'data: {"choices": [{"delta": {"content": "Half"}}]}\n\n'
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_connection_that_breaks_off_is_no_whole_answer(capsys):
+    with HTTPServer(("127.0.0.1", 0), BreaksOff) as broken:
+        Thread(target=broken.handle_request, daemon=True).start()
+        one = conversation(Server(f"http://127.0.0.1:{broken.server_port}"))
+        assert not one.ask("Who are you?")
+    assert "ended the connection before the answer was whole" in capsys.readouterr().err
+    assert one.messages[-1] == {"role": "assistant", "content": "Half"}
+
+
+def test_typed_commands_and_texts_of_several_lines(server, monkeypatch):
+    typed = iter(
+        ["Who are you?", "/system Be kind.", '"""Return', 'the text."""', "one \\", "line", "/help", "/bye"]
+    )
+    monkeypatch.setattr("builtins.input", lambda _prompt: next(typed))
+    one = conversation(server)
+    shown = io.StringIO()
+    chat._talk(one, Console(file=shown, width=90))
+    asked = [message["content"] for message in one.messages if message["role"] != "assistant"]
+    assert asked == ["Be kind.", "Return\nthe text.", "one \nline"]
+    assert "/retry" in shown.getvalue()
+
+
+def test_a_server_that_cannot_start_says_why_in_its_own_words(tmp_path):
+    with pytest.raises(UsageError, match="it has no config"), started([str(tmp_path)], lambda *_: None):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("One line", ""),
+        ("One\n\n", ""),
+        ("One\n\nTwo", "One\n\n"),
+        ("```\na\n\nb", ""),
+        ("```\na\n\nb\n```\n\nAfter", "```\na\n\nb\n```\n\n"),
+        ("1. a\n\n2. b", ""),
+        ("- a\n\n  more", ""),
+        ("- a\n\nAfter", "- a\n\n"),
+    ],
+)
+def test_a_block_of_markdown_is_whole_when_nothing_later_changes_it(text, whole):
+    assert text[: finished_blocks(text)] == whole
+
+
+def test_markdown_is_shown_as_it_comes_and_all_of_it_once():
+    written = io.StringIO()
+    with AnswerScreen(Console(file=written, force_terminal=True, width=60)) as screen:
+        for piece in ("**Fir", "st**\n", "\nSec", "ond `code`\n\n- la", "st\n"):
+            screen.write(piece)
+    lasting = written.getvalue().replace("**", "")
+    assert "\x1b[1mFirst\x1b[0m" in lasting
+    assert lasting.rstrip().endswith("last\x1b[0m") or "last" in lasting.splitlines()[-1]
+
+
+def test_what_an_answer_took_is_told():
+    told = describe_timings({"predicted_n": 25, "forwards": 6, "predicted_per_second": 80.4}, was_cut=True)
+    assert told == "25 tokens in 6 forward passes, 80 tokens/s, cut off by the limit of tokens"
+    assert describe_timings(None, was_cut=False) == ""
