@@ -17,6 +17,7 @@ from drafters.base import (
     DraftQuery,
     Frame,
     SequenceStart,
+    SignedLines,
     Slices,
     TableFileError,
     View,
@@ -28,6 +29,7 @@ from drafters.copies.forms import NUM_KINDS, Forms
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.history import DEFAULT_TOKENS, History
 from drafters.copies.history_file import HistoryFile
+from drafters.copies.hunks import Hunks
 from drafters.copies.occurrences import Ids, Match
 from drafters.copies.shelf import Shelf
 
@@ -36,12 +38,12 @@ CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 
 NUM_CLASSES = len(CLASS_STARTS) + 1
 
-CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FORM, FINISHED, RESTORED, INNER, ASIDE = range(10)
+CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FORM, FINISHED, RESTORED, INNER, ASIDE, LINE = range(11)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
 different next tokens; a match in a view; what most often followed the last token of late; what is fixed in a
 form; a match in a finished request; one in a request of an earlier run, which may be of last month and has an
 acceptance rate of its own; the cursor in a value that is like an earlier one; a match elsewhere, while the
-answer is in such a value. bucket = kind * NUM_CLASSES + length class."""
+answer is in such a value; the first token of a patch's line. bucket = kind * NUM_CLASSES + length class."""
 
 PRIORS = (
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
@@ -54,12 +56,16 @@ PRIORS = (
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
     (0.40, 0.50, 0.55, 0.65, 0.75, 0.85, 0.95),
+    (0.0, 0.80, 0.15, 0.50, 0.80, 0.55, 0.60),
 )
 """Expected acceptance rate per token, by kind and class; rounded down from the table in README.md. Those of
-FORM are by the kinds of tokens in forms.py."""
+FORM and LINE are by the kinds of tokens in forms.py and hunks.py."""
 
 _FORM_EVIDENCE = tuple((FORM * NUM_CLASSES + kind, PRIORS[FORM][kind]) for kind in range(NUM_KINDS))
 """(bucket, prior) by the kind of tokens of a form."""
+
+_LINE_EVIDENCE = (None, *((LINE * NUM_CLASSES + kind, PRIORS[LINE][kind]) for kind in range(1, NUM_CLASSES)))
+"""The same of the first tokens of a patch's lines; None within them."""
 
 _LAST = CLASS_STARTS[-1]
 _CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(_LAST + 1))
@@ -74,7 +80,7 @@ _MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
 Evidence = tuple[float, int, int, int]
 """Where to draft from: (prior, bucket, kind, position); a position in the history for FINISHED and RESTORED,
-on the shelf for VIEW, else in the sequence's text."""
+on the shelf for VIEW, on that of hunks for LINE, else in the sequence's text."""
 
 
 def _make_evidence(kind: int, length: int, position: int) -> Evidence:
@@ -92,7 +98,7 @@ class _Sequence:
     """
 
     __slots__ = (
-        "answer_start", "best", "cursor", "end", "finished", "forms", "owner", "shelf", "text",
+        "answer_start", "best", "cursor", "end", "finished", "forms", "hunks", "owner", "shelf", "text",
     )  # fmt: skip
 
     def __init__(self, start: SequenceStart, text: GrowingText, cursor: CopyCursor) -> None:
@@ -102,17 +108,24 @@ class _Sequence:
         self.answer_start = self.end = len(start.prompt)
         self.shelf: Shelf | None = None
         self.forms: Forms | None = None
+        self.hunks: Hunks | None = None
         self.best: Evidence | None = None
         self.finished: list[int] | None = None
 
     def place_of(self, kind: int, position: int) -> tuple[Ids, int, int | None]:
         """Return the source, position and stop of a match, for the cursor."""
-        if kind == VIEW:
-            assert self.shelf is not None
-            return self.shelf.tokens, position, self.shelf.end_of(position)
+        if kind in (VIEW, LINE):
+            shelf = self.shelf if kind == VIEW else self.lines
+            assert shelf is not None
+            return shelf.tokens, position, shelf.end_of(position)
         value = self.value
         is_in_value = value is not None and value[0] <= position < value[1]
         return self.text.tokens, position, value[1] if value is not None and is_in_value else None
+
+    @property
+    def lines(self) -> Shelf | None:
+        """The lines of patches, as they keep and remove them; None without any."""
+        return self.hunks.shelf if self.hunks is not None else None
 
     @property
     def value(self) -> tuple[int, int] | None:
@@ -168,15 +181,19 @@ class SuffixDrafter:
             state.forms = state.forms or Forms()
             state.forms.add(view)
             return None
+        if isinstance(view, SignedLines):
+            state.hunks = state.hunks or Hunks(2 * state.answer_start)
+            return state.hunks.add(view)
         state.shelf = state.shelf or Shelf(2 * state.answer_start)
         return state.shelf.add(view)
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Move the cursor, and look for matches unless the cursor's run is long enough to be trusted."""
         state = self._sequences[seq]
-        cursor, text, forms = state.cursor, state.text, state.forms
+        cursor, text, forms, hunks = state.cursor, state.text, state.forms, state.hunks
         for token in tokens:
-            cursor.advance(token)
+            if hunks is None or not hunks.turn(cursor, token):
+                cursor.advance(token)
             text.append(token)
             state.end += 1
             if forms is not None and forms.advance(token, state.end) and self._use_cursor:
@@ -199,8 +216,25 @@ class SuffixDrafter:
             assert state.forms is not None
             tokens, kinds = state.forms.draft(state.text.tokens, query.limit, state.text.recall)
             return Draft(tokens, self.name, bucket, prior, [_FORM_EVIDENCE[one] for one in kinds])
+        if state.hunks is not None and (draft := self._draft_lines(state, state.hunks, query.limit)):
+            return draft
         tokens = self._draft(state, kind, position, query.limit)
         return Draft(tokens, self.name, bucket, prior, (), kind == SUCCESSOR) if tokens else NO_DRAFT
+
+    def _draft_lines(self, state: _Sequence, hunks: Hunks, limit: int) -> Draft | None:
+        """Draft the rest of a patch, if the best evidence is in its lines."""
+        assert state.best is not None
+        prior, bucket, kind, position = state.best
+        cursor = state.cursor
+        if kind == LINE:
+            place = state.place_of(kind, position)
+        elif kind == CURSOR and not cursor.is_replacing:
+            place = cursor.source, position, cursor.stop
+        else:
+            return None
+        tokens, kinds = hunks.draft(cursor, place, limit)
+        by_token = [_LINE_EVIDENCE[one] or (bucket, prior) for one in kinds]
+        return Draft(tokens, self.name, bucket, prior, by_token) if tokens else None
 
     def _draft(self, state: _Sequence, kind: int, position: int, limit: int) -> list[int]:
         cursor, own = state.cursor, state.text.tokens
@@ -318,8 +352,9 @@ class SuffixDrafter:
         length = 0
         if match is not None:
             length = match.length
-            is_own = kind != VIEW and value is not None and value[0] <= match.position < value[1]
-            rated = ASIDE if value is not None and kind in (MATCH, VIEW) and not is_own else kind
+            is_own = kind not in (VIEW, LINE) and value is not None and value[0] <= match.position < value[1]
+            rated = VIEW if kind == LINE else kind
+            rated = ASIDE if value is not None and rated in (MATCH, VIEW) and not is_own else rated
             prior, bucket, *_ = _make_evidence(rated, length, match.position)
             found.append((prior, bucket, kind, match.position))
             if self._use_cursor and cursor.position is None and length >= _MIN_JUMP_TOKENS:
@@ -349,12 +384,17 @@ class SuffixDrafter:
         text = state.text
         match = text.find_earlier()
         length = match.length if match is not None else 0
-        if state.shelf is not None:
-            viewed = state.shelf.find(text.tail.hashes, text.end)
-            # What the prompt shows goes on otherwise than a view of it, and the answer as the answer.
-            is_answer = match is not None and match.position >= state.answer_start
-            if viewed is not None and viewed.length >= length + is_answer:
-                return VIEW, viewed
+        # What the prompt shows goes on otherwise than a view of it, and the answer as the answer. Where text
+        # and lines of patches are equally long matches, the answer may be in no patch.
+        is_answer = match is not None and match.position >= state.answer_start
+        least = max(length + is_answer, 1)
+        found: tuple[int, Match] | None = None
+        for kind, shelf in ((VIEW, state.shelf), (LINE, state.hunks)):
+            viewed = shelf.find(text.tail.hashes, text.end) if shelf is not None else None
+            if viewed is not None and viewed.length >= least:
+                found, least = (kind, viewed), viewed.length + 1
+        if found is not None:
+            return found
         if length == 1:
             return SUCCESSOR, match
         return DISPUTED if match is not None and match.num_disagreeing else MATCH, match

@@ -46,7 +46,7 @@ from engine.speculative import kept_acceptance, shared_table
 from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.heads.finding import find_given_head, find_head
-from engine.speculative.proposers import DraftSources
+from engine.speculative.proposers import DraftSources, Proposers
 from engine.stats import EngineStats
 from engine.text.tokenizer import Tokenizer
 from engine.worker import Worker
@@ -193,7 +193,7 @@ class Engine:
 
     def table_reset(self) -> None:
         """Drop everything that drafters learned from finished requests. Raises SharedTableError."""
-        self._between_steps(partial(shared_table.reset, self._sources()))
+        self._between_steps(partial(shared_table.reset, self._proposers()))
 
     def table_save(self) -> str:
         """Save the table to the settings' file; return a sentence that says so. Raises SharedTableError."""
@@ -266,10 +266,13 @@ class Engine:
             raise RuntimeError("the engine has not been started")
         return self._loaded
 
-    def _sources(self) -> DraftSources:
+    def _proposers(self) -> Proposers:
         if self._worker is None:
             raise SharedTableError("the engine is not running")
-        return self._worker.proposers.sources
+        return self._worker.proposers
+
+    def _sources(self) -> DraftSources:
+        return self._proposers().sources
 
     def _between_steps(self, action: Callable[[], Any]) -> Any:
         """Call a function on the engine's thread between two steps, and return its result."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from drafters.base import Frame as Frame
+from drafters.base import SignedLines as SignedLines
 from drafters.base import View as View
 
 FinishReason = Literal["stop", "length"]

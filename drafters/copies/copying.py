@@ -69,10 +69,10 @@ class CopyCursor:
         self._change = None
         self._confirm_at, self._has_jumped = run + _CONFIRM_JUMP_TOKENS, True
 
-    def start(self, source: Ids, position: int, stop: int) -> None:
+    def start(self, source: Ids, position: int, stop: int, run: int = 0) -> None:
         """Move to where the answer begins to copy a part of a source, whatever it copied before."""
         self.leave()
-        self.jump(source, position, stop, 0)
+        self.jump(source, position, stop, run)
 
     def leave(self) -> None:
         """Follow nothing, and do not look for the place where the answer was."""
@@ -99,6 +99,11 @@ class CopyCursor:
         elif self._has_jumped:
             # If the answer also fits near the position where the cursor was lost, that is more likely.
             self._search_near()
+
+    @property
+    def is_replacing(self) -> bool:
+        """Whether the answer is in the middle of a known change."""
+        return self._change is not None
 
     def draft(self, limit: int) -> list[int]:
         """Return up to limit tokens that come next if the answer keeps copying; fewer at the source's end."""

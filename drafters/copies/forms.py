@@ -84,8 +84,12 @@ class Forms:
         end: the position in the sequence behind the token.
         """
         before, self._newest = self._newest, token
-        if self._frame is not None and self._read_fixed(self._frame, token, before, end):
-            return self._frame is not None
+        if self._frame is not None:
+            if self._read_fixed(self._frame, token, before, end):
+                return self._frame is not None
+            if self.num_matched:
+                self._node = None
+                return False
         return self._read_head(token, end)
 
     def _read_fixed(self, frame: Frame, token: int, before: int, end: int) -> bool:

@@ -8,7 +8,7 @@ from drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Ids, Match, O
 
 _MIN_CAPACITY = 4096
 _MIN_RECALL_TOKENS = 4
-_GROW_EVERY = 64  # tokens between two slices of growing, which are done long before there is no room
+_GROW_EVERY = 16  # tokens between two slices of growing, which are done long before there is no room
 
 
 class GrowingText:
@@ -38,23 +38,29 @@ class GrowingText:
     def read_tokens(self) -> Slices:
         """Read the tokens that are not read yet, without adding them to the index."""
         while not self._is_read:
-            part = self._prompt[len(self.tokens) : len(self.tokens) + SLICE_TOKENS]
-            self.tokens += array("I", part)
-            if len(self.tokens) == len(self._prompt):
-                self._is_read, self._prompt = True, ()
-                self.tokens.extend(self._later)
-                self._later = []
-                # Nothing is indexed yet.
-                if (capacity := _capacity_for(len(self.tokens))) > self.index.capacity:
-                    self.index = Occurrences(self.tokens, capacity)
-            if part:
-                yield len(part)
+            yield self._read_slice()
+
+    def _read_slice(self) -> int:
+        """Read the next tokens of the prompt; return how many."""
+        part = self._prompt[len(self.tokens) : len(self.tokens) + SLICE_TOKENS]
+        self.tokens += array("I", part)
+        if len(self.tokens) == len(self._prompt):
+            self._is_read, self._prompt = True, ()
+            self.tokens.extend(self._later)
+            self._later = []
+            if (capacity := _capacity_for(len(self.tokens))) > self.index.capacity:
+                # The answer is long already, so this begins anew.
+                self.index = Occurrences(self.tokens, capacity)
+        return len(part)
 
     def read(self) -> Slices:
         """Read the tokens that are not read yet, and add them to the index."""
-        yield from self.read_tokens()
         yield from self.index.touch()
-        while num_tokens := self._index_slice(self.index):
+        while True:
+            if not self._is_read:
+                self._read_slice()
+            if not (num_tokens := self._index_slice(self.index)):
+                return
             yield num_tokens
 
     def _index_slice(self, index: Occurrences) -> int:

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from drafters.base import SLICE_TOKENS, Slices, finish
 from drafters.copies.growing_text import GrowingText
 from drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Hashes, Ids, Match, Occurrences
@@ -69,22 +71,22 @@ class History:
         self.restored_end = 0
         # The work that was begun last; what was begun before must not add anything any more.
         self._writer: object = None
-        self._start_at(0)
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._num_resets += 1
-        # Positions are not reused: one that a sequence still holds is recognized as gone.
-        self._start_at(self._index.end)
-
-    def _start_at(self, position: int) -> None:
         self._tokens: Ids = array("I", bytes(4 * self.capacity))
-        self._index = Occurrences(self._tokens, self.capacity, position, has_64_bit_positions=True)
+        self._index = Occurrences(self._tokens, self.capacity, has_64_bit_positions=True)
         finish(self._index.touch())
         self._starts: list[int] = []
         self._owners: list[str] = []
         self._uses: list[_Use] = []
         self._recent: deque[_Text] = deque(maxlen=_NUM_RECENT)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._num_resets += 1
+        # Positions are not reused: one that a sequence still holds is recognized as gone.
+        self._index.forget()
+        np.frombuffer(self._tokens, np.uint32)[:] = 0
+        self._starts, self._owners, self._uses = [], [], []
+        self._recent.clear()
 
     @property
     def num_texts(self) -> int:

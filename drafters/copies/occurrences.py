@@ -33,8 +33,8 @@ _CANDIDATES = range(4)  # maximum number of candidates examined per n, newest fi
 _MULTIPLIER = 6364136223846793005
 _MASK = (1 << 64) - 1
 _TO_2, _TO_4, _TO_8 = (pow(_MULTIPLIER, n, 1 << 64) for n in (2, 4, 8))
-_PAGE_HEADS = 512  # no more heads than in a page of memory
-_TOUCHED_HEADS = 1 << 16
+_PAGE_POSITIONS = 512  # no more than in a page of memory
+_TOUCHED = 1 << 15
 _SLOT_SHIFT = 32  # a slot is taken from the upper half of a hash, so a ring has at most 2 ** 32 tokens
 
 Ids: TypeAlias = "array[int]"
@@ -144,16 +144,20 @@ class Occurrences:
         self._links = tuple(row.data for row in self._all_links)
 
     def touch(self) -> Slices:
-        """Return the work of writing to every page of the heads.
+        """Return the work of writing to every page of heads and links.
 
-        Otherwise the first tokens, which are spread all over them, would make the system provide all that
-        memory at once. For a small index there is nothing to do.
+        Otherwise the first tokens would make the system provide much of that memory at once. For a small
+        index there is nothing to do.
         """
-        heads = self._all_heads.reshape(-1)
-        if len(heads) > _TOUCHED_HEADS:
-            for start in range(0, len(heads), _TOUCHED_HEADS):
-                heads[start : start + _TOUCHED_HEADS : _PAGE_HEADS] += 0
-                yield 0
+        for positions in (self._all_heads.reshape(-1), self._all_links.reshape(-1)):
+            if len(positions) > _TOUCHED:
+                for start in range(0, len(positions), _TOUCHED):
+                    positions[start : start + _TOUCHED : _PAGE_POSITIONS] += 0
+                    yield 0
+
+    def forget(self) -> None:
+        """Keep no position any more. Later ones are counted on, so that no old one is taken for a new one."""
+        self._first = self.end
 
     @property
     def start(self) -> int:

@@ -27,17 +27,21 @@ class Shelf:
         self._index = Occurrences(self.tokens, self.capacity)
         self._starts: list[int] = []
 
-    def add(self, text: Sequence[int]) -> Slices:
-        """Return the work of adding a text, or its beginning. Texts are added one after the other."""
+    @property
+    def room(self) -> int:
+        """Tokens that there is still room for."""
+        return self.capacity - 1 - len(self.tokens)
+
+    def add(self, text: Sequence[int], num_tokens: int = MAX_TOKENS) -> Slices:
+        """Return the work of adding a text's first tokens. Texts are added one after the other."""
         index, tokens = self._index, self.tokens
         if not tokens:
             yield from index.touch()
-        text = text[: self.capacity - 1 - len(tokens)]
-        first = len(tokens)
-        if text:
+        first, num_tokens = len(tokens), min(len(text), num_tokens, self.room)
+        if num_tokens > 0:
             self._starts.append(first)
-        for at in range(0, len(text), SLICE_TOKENS):
-            part = array("I", text[at : at + SLICE_TOKENS])
+        for at in range(0, num_tokens, SLICE_TOKENS):
+            part = array("I", text[at : min(at + SLICE_TOKENS, num_tokens)])
             before = tokens[max(first, first + at - LONGEST) :]
             tokens += part
             index.extend(part, before)

@@ -103,10 +103,13 @@ class NgramModDrafter:
         """Return the counts of the tables; see NgramModTables.status."""
         return self.tables.status()
 
-    def reset(self) -> None:
-        """Forget everything, including the tokens of open requests that are not written yet."""
+    def reset(self) -> Slices:
+        """Forget everything, including the tokens of open requests that are not written yet.
+
+        Returns the work of freeing memory.
+        """
         self._drop_unwritten()
-        self.tables.reset()
+        return self.tables.reset()
 
     def save(self) -> str:
         """Write the tables to their file; see NgramModTables.save."""

@@ -25,7 +25,7 @@ MULTIPLIER = 6364136223846793005
 
 _MASK = (1 << 64) - 1
 _PAGE_SLOTS = 1024  # slots in a page of memory
-_TOUCHED_SLOTS = 1 << 18
+_TOUCHED_SLOTS = 1 << 16
 _MAX_SHORT = 256  # number of tokens up to which plain integers are faster than arrays
 
 Hashes = npt.NDArray[np.uint64]
@@ -145,10 +145,12 @@ class NgramModTable:
             hash_ = self.roll(hash_, tokens[at - n], tokens[at])
         self.put(pairs)
 
-    def clear(self) -> None:
-        """Forget everything and free the memory."""
+    def clear(self) -> Slices:
+        """Forget everything, and return the work of freeing the memory, which takes milliseconds."""
+        cells = self._cells
         self._cells = self._slots = None
         self.occupied = 0
+        return iter(()) if cells is None else _free(cells)
 
     def contents(self) -> tuple[Slots, Tokens]:
         """Return the occupied slots in ascending order, and their tokens."""
@@ -215,3 +217,10 @@ class NgramModTable:
             self._cells = np.zeros(self.size, np.int32)
             self._slots = self._cells.data
         return self._cells
+
+
+def _free(cells: npt.NDArray[np.int32]) -> Slices:
+    """Return the work of giving an array's memory back to the system, of which nobody else makes use."""
+    for size in range(len(cells) - _TOUCHED_SLOTS, 0, -_TOUCHED_SLOTS):
+        cells.resize(size, refcheck=False)
+        yield 0

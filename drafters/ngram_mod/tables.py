@@ -1,10 +1,11 @@
 """The n-gram tables of one vocabulary: one for all requests, or one for each tenant."""
 
 from collections import OrderedDict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from drafters.base import TableFileError
+from drafters.base import Slices, TableFileError
 from drafters.checked_file import owner_of
 from drafters.ngram_mod.table import DEFAULT_N, DEFAULT_SIZE, NgramModCounts, NgramModTable
 from drafters.ngram_mod.table_file import SavedTable, TableSpec, read_tables, write_tables
@@ -70,10 +71,9 @@ class NgramModTables:
             "vocabulary": self.spec.vocabulary,
         }
 
-    def reset(self) -> None:
-        """Forget everything. Open requests keep their tables, now empty."""
-        for table in self._tables.values():
-            table.clear()
+    def reset(self) -> Slices:
+        """Forget everything, and return the work of freeing memory. Open requests keep their empty tables."""
+        return chain.from_iterable([table.clear() for table in self._tables.values()])
 
     def save(self) -> str:
         """Write all tables to the file and return a summary. Tenants appear in the file as digests.

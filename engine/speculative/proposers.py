@@ -29,9 +29,6 @@ log = logging.getLogger("reprise.engine")
 
 T = TypeVar("T")
 
-SMALL_VIEWS = 8
-"""Views of a slice in which there is nothing to index: forms, and texts for which there is no room."""
-
 GRAMMAR = "grammar"
 GRAMMAR_PRIOR = 0.97
 
@@ -195,8 +192,8 @@ class SequenceDrafts:
                 if isinstance(drafter, ReadsViews):
                     slices = self._guard(drafter, partial(drafter.add_view, self.seq, view))
                     yield from self._read(drafter, slices or iter(()))
-            if self._num_views % SMALL_VIEWS == 0:
-                yield 0
+            # A form takes as long as a slice.
+            yield 0
 
     def _score(
         self,

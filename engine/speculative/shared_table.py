@@ -20,11 +20,11 @@ def find_table(sources: DraftSources) -> SharedTable:
     return table
 
 
-def reset(sources: DraftSources) -> None:
+def reset(proposers: Proposers) -> None:
     """Drop everything that drafters learned from finished requests, in the table and elsewhere."""
-    for drafter in sources.drafters.values():
-        if isinstance(drafter, SharedTable):
-            drafter.reset()
+    for drafter in proposers.sources.drafters.values():
+        if isinstance(drafter, SharedTable) and (slices := drafter.reset()) is not None:
+            proposers.work.close(next(proposers.sources.numbers), slices)
 
 
 def restore(sources: DraftSources, settings: Settings) -> None:

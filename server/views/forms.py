@@ -1,7 +1,8 @@
 """Make the forms that a model's answers fill in: its calls of tools, as its chat template writes them."""
 
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from server.views.arguments import ArgumentForm
@@ -15,6 +16,16 @@ BLOCKS = (
     ("------- SEARCH\n", "=======\n", "+++++++ REPLACE"),
 )
 """The blocks in which agents without a tool for it change files: the second text is like the first."""
+
+PATCH = ("*** Begin Patch\n*** Update File: ", "@@\n", "*** End Patch")
+DIFF = ("--- a/", "+++ b/", "@@ -")
+"""A patch of a file, around its path and its hunks; and a diff, around its paths, which are alike."""
+
+HARMONY_REASONING: Form = (
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>"),
+    (None,),
+)
+"""What is around gpt-oss's reasoning."""
 
 _BEFORE = re.compile(r"(?:^|_)(?:old|original|search|find|before)(?:$|_|[A-Z])")
 _AFTER = re.compile(r"(?:^|_)(?:new|updated|replace|replacement|after)(?:$|_|[A-Z])")
@@ -30,29 +41,62 @@ def block_forms(arguments: ArgumentForm) -> Iterator[Form]:
             yield tuple(map(write, block)), (None, 0)
 
 
-def call_form(tool: Json, render: Callable[[list[Json]], str]) -> Form | None:
-    """Return the form of a tool's calls; None if none of its arguments is a text that must be there.
+def patch_forms(patches: Iterable[ArgumentForm]) -> Iterator[Form]:
+    """Yield the forms of patches. patches: how their lines stand in answers."""
+    for form in patches:
+        yield tuple(map(form.write, PATCH)), (None, None)
+        yield tuple(map(form.write, DIFF)), (None, 0)
 
-    Other arguments have no place in it.
-    render: returns the text of messages; may raise ValueError.
+
+def call_forms(tool: Json, write: Callable[[Json], Iterable[str]], arguments: ArgumentForm) -> Iterator[Form]:
+    """Yield the forms of a tool's calls; none if none of its arguments is a text that must be there.
+
+    Other arguments have no place in them. Where the only one is a patch, its path and its hunks are values.
+    write: returns the texts as which a model may write a call; may raise ValueError.
     """
     function = tool["function"]
     names = _text_arguments(function["parameters"])
     if not names:
-        return None
-    marks = [_MARK.format(at) for at in range(len(names))]
-    call = {"name": function["name"], "arguments": dict(zip(names, marks, strict=True))}
+        return
+    is_patch = len(names) == 1 and _is_patch(str(tool))
+    marks = [_MARK.format(at) for at in range(len(names) + is_patch)]
+    values = [f"{PATCH[0]}{marks[0]}\n{PATCH[1]}{marks[1]}\n{PATCH[2]}"] if is_patch else marks
+    likes = [None if is_patch else _like(names, at) for at in range(len(names))]
+    for rest in write({"name": function["name"], "arguments": dict(zip(names, values, strict=True))}):
+        fixed: list[str] = []
+        for mark in marks:
+            before, _, rest = rest.partition(mark)
+            fixed.append(before)
+        if not rest:
+            continue
+        if is_patch:
+            # Line ends do not say that a value ends here, so they are the values'.
+            line_end = arguments.write("\n")
+            yield (fixed[0], fixed[1].removeprefix(line_end), rest.removeprefix(line_end)), (None, None)
+        else:
+            yield (*fixed, rest), tuple(likes)
+
+
+def rendered_call(call: Json, render: Callable[[list[Json]], str]) -> str:
+    """Return a call as a chat template writes it. render: returns the text of messages."""
     calls = [{"id": "probeid01", "type": "function", "function": call}]
-    rest = render([
+    return render([
         {"role": "user", "content": "a"}, {"role": "assistant", "content": _SPOKEN, "tool_calls": calls}
     ]).rpartition(_SPOKEN)[2].lstrip()  # fmt: skip
-    fixed: list[str] = []
-    for mark in marks:
-        before, found, rest = rest.partition(mark)
-        if not found:
-            return None
-        fixed.append(before)
-    return (*fixed, rest), tuple(_like(names, at) for at in range(len(names)))
+
+
+def harmony_calls(call: Json) -> Iterator[str]:
+    """Yield a call as gpt-oss writes it, which its template does not: its JSON with spaces, and without.
+
+    What stands before it, of its channel, also ends the reasoning; see HARMONY_REASONING.
+    """
+    head = f"commentary to=functions.{call['name']} <|constrain|>json<|message|>"
+    for separators in ((", ", ": "), (",", ":")):
+        yield f"{head}{json.dumps(call['arguments'], ensure_ascii=False, separators=separators)}<|call|>"
+
+
+def _is_patch(tool: str) -> bool:
+    return any(word in tool for word in (PATCH[0].partition("\n")[0], "apply_patch"))
 
 
 def _text_arguments(schema: Json) -> list[str]:

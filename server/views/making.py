@@ -5,20 +5,28 @@ import hashlib
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any, Protocol
 
 from pydantic_core import to_json
 
-from engine.request import Frame, View
+from engine.request import Frame, SignedLines, View
 from server.engine_protocol import TokenizerProtocol
 from server.tool_formats.harmony_prompt import to_harmony_messages
 from server.views.arguments import AS_IT_IS, AS_JSON, ArgumentForm, probe_arguments
-from server.views.forms import block_forms, call_form
+from server.views.forms import (
+    HARMONY_REASONING,
+    Form,
+    block_forms,
+    call_forms,
+    harmony_calls,
+    patch_forms,
+    rendered_call,
+)
 from server.views.shapes import read_shapes
-from server.views.texts import Wanted, texts_of
+from server.views.texts import Wanted, spoken_patches, texts_of
 
 MAX_TOKENS = 1 << 17
 """Maximum tokens of the views of one request. Those of the newest texts come first."""
@@ -29,14 +37,78 @@ SLICE_CHARACTERS = 4096
 SLICE_LINES = 96
 """Lines that one slice reads: short ones take time by their number, not by their characters."""
 
+SIGNS = " -+"
+"""What patches begin lines with: those that are kept, removed and added."""
+
+LINE_CHARACTERS = 100
+"""Characters that take as long as to begin with another line."""
+
 MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
 
 VALUE_ENDS = (
     *")]}>:;,.!?'+-*/=_|&%#@$^~`",
     *('\\"', '\\",', '\\")', "))", ")]", "})", "):", "),", ");", "],", "},", "};", "()", "[]", "{}"),
+    *(
+        '"""',
+        "())",
+        "()]",
+        "():",
+        "(),",
+        "();",
+        "));",
+        ")),",
+        "])",
+        "}),",
+        "});",
+        '")',
+        "')",
+        '"),',
+        "'),",
+        '");',
+    ),
+    *(
+        '"]',
+        "']",
+        '"],',
+        "',",
+        '",',
+        '";',
+        "';",
+        '("',
+        '">',
+        "/>",
+        "*/",
+        "=>",
+        "({",
+        "([",
+        '."',
+        "').",
+        " }",
+        " {",
+    ),
+    *(
+        " };",
+        " },",
+        " )",
+        " ),",
+        " );",
+        " ]",
+        " ],",
+        " });",
+        ' """',
+        " */",
+        " =",
+        " (",
+        " [",
+        " +",
+        " \\",
+        " //",
+    ),
 )
-"""What values often end with, that tokenizers may join to what follows."""
+LINE_ENDS = ("\n", *(f"{end}\n" for end in VALUE_ENDS))
+"""What values often end with, that tokenizers may join to what follows, and the same of those that end with
+a line."""
 
 SLICE_ENDS = 16
 """How many of them one slice tries."""
@@ -85,6 +157,11 @@ class ViewMaker:
         given = to_harmony_messages(messages) if tokenizer.markers.is_harmony else list(messages)
         return tokenizer.decode(tokenizer.render_chat(given, end="messages"))
 
+    def _write_call(self, call: Json) -> Iterable[str]:
+        if self._engine.tokenizer.markers.is_harmony:
+            return harmony_calls(call)
+        return [rendered_call(call, self._render)]
+
     def make(
         self, messages: Sequence[Json], tools: Sequence[Json], owner: str, views: Views
     ) -> Iterator[None]:
@@ -113,8 +190,10 @@ class ViewMaker:
     def _works(self, messages: Sequence[Json], tools: Sequence[Json]) -> Iterator[tuple[str, Make]]:
         """Yield what each group of views depends on, and how it is made."""
         arguments = self._arguments if tools else AS_IT_IS
+        patches = spoken_patches(messages, tools, arguments)
         yield to_json(tools).decode(), partial(self._make_frames, tools, arguments)
-        for text, wanted in texts_of(messages, tools, arguments):
+        yield f"{patches}", partial(self._make_forms, [*patch_forms(patches)])
+        for text, wanted in texts_of(messages, arguments, patches):
             yield f"{wanted}\0{text}", partial(self._make_views, text, wanted)
 
     def _keep(self, key: bytes, made: Views) -> None:
@@ -126,8 +205,11 @@ class ViewMaker:
 
     def _make_views(self, text: str, wanted: Wanted, made: Views) -> Iterator[None]:
         parts: list[Sequence[str]] = []
+        plain: list[str] = []
         for piece in _pieces(text):
-            parts.append([*wanted.write(read_shapes(piece))])
+            shown = read_shapes(piece)
+            parts.append([*wanted.write(shown)])
+            plain.append(shown.plain)
             yield
         for written in map("".join, zip(*parts, strict=True)):
             view = array("I")
@@ -136,6 +218,25 @@ class ViewMaker:
                 yield
             if view:
                 made.append(view)
+        for form in wanted.patches:
+            yield from self._make_lines("".join(plain), form, made)
+
+    def _make_lines(self, text: str, form: ArgumentForm, made: Views) -> Iterator[None]:
+        """Add the lines of a text as patches have them, but for those that are longer than a slice."""
+        encode = self._engine.tokenizer.encode_answer
+        texts, ends = (array("I"), array("I"), array("I")), (array("I"), array("I"), array("I"))
+        num_characters = 0
+        for line in text.removesuffix("\n").split("\n"):
+            if len(line) > SLICE_CHARACTERS:
+                continue
+            for sign, ids, stops in zip(SIGNS, texts, ends, strict=True):
+                ids.extend(encode(form.write(f"{sign}{line}\n")))
+                stops.append(len(ids))
+            num_characters += LINE_CHARACTERS + len(line)
+            if num_characters > SLICE_CHARACTERS:
+                num_characters = 0
+                yield
+        made.append(SignedLines(*texts, ends))
 
     def _answered(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens before one that ends an answer."""
@@ -145,7 +246,7 @@ class ViewMaker:
     def _make_joints(self, fixed: str, joints: dict[int, tuple[int, ...]]) -> Iterator[None]:
         """Add those of what is fixed behind a value; see Frame.joints."""
         tokenizer = self._engine.tokenizer
-        for number, end in enumerate(VALUE_ENDS):
+        for number, end in enumerate((*VALUE_ENDS, *LINE_ENDS) if fixed.startswith("\n") else VALUE_ENDS):
             joined = tokenizer.encode_answer(end + fixed)
             if len(tokenizer.decode(joined[:1])) > len(end):
                 last, *more = tokenizer.encode_answer(end)
@@ -155,28 +256,39 @@ class ViewMaker:
                 yield
 
     def _make_frames(self, tools: Sequence[Json], arguments: ArgumentForm, made: Views) -> Iterator[None]:
-        tokenizer = self._engine.tokenizer
         forms = [*block_forms(arguments)]
+        if self._engine.tokenizer.markers.is_harmony:
+            forms.append(HARMONY_REASONING)
         for tool in tools:
             # Not every template shows calls.
             with contextlib.suppress(ValueError):
-                if (form := call_form(tool, self._render)) is not None:
-                    forms.append(form)
+                forms += call_forms(tool, self._write_call, arguments)
             yield
+        yield from self._make_forms(forms, made)
+
+    def _make_forms(self, forms: Sequence[Form], made: Views) -> Iterator[None]:
+        tokenizer = self._engine.tokenizer
         known: dict[str, dict[int, tuple[int, ...]]] = {}
         for fixed, copied in forms:
             for text in fixed[1:]:
                 if text not in known:
                     known[text] = {}
                     yield from self._make_joints(text, known[text])
-            ids = tuple(self._answered(tokenizer.encode_answer(text)) for text in fixed)
+            # A space before a value is one with its first word.
+            ids = tuple(self._answered(tokenizer.encode_answer(text.rstrip(" "))) for text in fixed)
             made.append(Frame(ids, copied, tuple(known[text] for text in fixed[1:])))
         yield
 
 
 def _count(views: Sequence[View]) -> int:
     """Count the tokens of views, and something for what holds them."""
-    return sum(16 + (_count_frame(view) if isinstance(view, Frame) else len(view)) for view in views)
+    return sum(16 + _count_one(view) for view in views)
+
+
+def _count_one(view: View) -> int:
+    if isinstance(view, SignedLines):
+        return sum(map(len, (view.kept, view.removed, view.added, *view.ends)))
+    return _count_frame(view) if isinstance(view, Frame) else len(view)
 
 
 def _count_frame(frame: Frame) -> int:

@@ -21,7 +21,8 @@ class Wanted:
     """The forms in which an answer may have what a text shows. Each makes one view.
 
     has_plain: as it is, all of it; else only what the text itself does not have so.
-    arguments: of arguments in calls, if text stands otherwise in them. patches: of lines in patches.
+    arguments: of arguments in calls, if text stands otherwise in them. patches: of lines in patches, which
+    are no text but SignedLines.
     """
 
     has_plain: bool = False
@@ -29,29 +30,37 @@ class Wanted:
     patches: tuple[ArgumentForm, ...] = ()
 
     def write(self, shown: Shown) -> Iterator[str]:
-        """Yield the views of a part of a text, one for each form, in the same order for all parts."""
+        """Yield the texts of a part, one for each form, in the same order for all parts."""
         yield shown.plain if self.has_plain else shown.cut
         if self.arguments is not None:
             yield self.arguments.write(shown.plain)
-        if self.patches:
-            context = "".join(f" {line}\n" for line in shown.plain.removesuffix("\n").split("\n"))
-            yield from (form.write(context) for form in self.patches)
 
 
-def texts_of(
+def spoken_patches(
     messages: Sequence[Json], tools: Sequence[Json], arguments: ArgumentForm
-) -> Iterator[tuple[str, Wanted]]:
-    """Yield the texts of a conversation that an answer may copy, the newest first, and what to make of them.
+) -> tuple[ArgumentForm, ...]:
+    """Return how lines of patches stand in answers: in arguments of calls, and in their text; () in neither.
 
     messages, tools: as chat templates expect them. arguments: the form of those in calls, if there are tools.
     """
+    forms: list[ArgumentForm] = []
+    if any(map(speaks_of_patches, map(str, tools))):
+        forms.append(arguments)
+    if any(speaks_of_patches(message["content"] or "") for message in messages if message["role"] != "tool"):
+        forms += [form for form in (AS_IT_IS,) if form not in forms]
+    return tuple(forms)
+
+
+def texts_of(
+    messages: Sequence[Json], arguments: ArgumentForm, patches: tuple[ArgumentForm, ...]
+) -> Iterator[tuple[str, Wanted]]:
+    """Yield the texts of a conversation that an answer may copy, the newest first, and what to make of them.
+
+    messages: as chat templates expect them. arguments: the form of those in calls.
+    patches: see spoken_patches.
+    """
     escapes = arguments if arguments.has_escapes else None
-    patches: list[ArgumentForm] = []
-    if _speaks_of_patches(str(tool) for tool in tools):
-        patches.append(arguments)
-    if _speaks_of_patches(message["content"] or "" for message in messages if message["role"] != "tool"):
-        patches += [form for form in (AS_IT_IS,) if form not in patches]
-    shown = Wanted(arguments=escapes, patches=tuple(patches))
+    shown = Wanted(arguments=escapes, patches=patches)
     # What was written in a call stands in the prompt as it would in the next call.
     called = Wanted(has_plain=escapes is not None)
     for message in reversed(messages):
@@ -64,9 +73,10 @@ def texts_of(
             yield text, shown
 
 
+def speaks_of_patches(text: str) -> bool:
+    """Return whether a text has a word that patches are asked for with."""
+    return any(word in text for word in _PATCH_WORDS)
+
+
 def _is_long(text: str) -> bool:
     return len(text) >= MIN_CHARACTERS and "\n" in text
-
-
-def _speaks_of_patches(texts: Iterator[str]) -> bool:
-    return any(word in text for text in texts for word in _PATCH_WORDS)

@@ -74,7 +74,7 @@ class Chats(Device):
             self.step()
         self.rows, self.in_flight = [], []
         row.drafts.close()
-        shared_table.reset(self.proposers.sources)
+        shared_table.reset(self.proposers)
         return row.drafts.counts.num_forwards
 
 

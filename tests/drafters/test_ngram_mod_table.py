@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drafters.base import finish
 from drafters.ngram_mod.table import DEFAULT_SIZE, MULTIPLIER, NgramModCounts, NgramModTable
 
 texts = st.lists(st.integers(0, 5), max_size=60)
@@ -110,3 +111,15 @@ def test_lookups_are_counted() -> None:
     table.learn([1, 2, 3, 4])
     assert table.continuation([1, 2], table.hash([1, 2]), 8) == [3, 4]
     assert (table.counts.hits, table.counts.misses) == (2, 1)
+
+
+def test_memory_is_freed_in_slices_while_a_table_is_in_use_again() -> None:
+    table = NgramModTable(2, DEFAULT_SIZE)
+    finish(table.allocate())
+    table.learn([1, 2, 3])
+    freeing = table.clear()
+    assert (table.num_bytes, table.occupied) == (0, 0)
+    assert table.continuation([1, 2], table.hash([1, 2]), 4) == []
+    table.learn([1, 2, 4])
+    assert sum(1 for _ in freeing) > 16
+    assert table.continuation([1, 2], table.hash([1, 2]), 4) == [4]

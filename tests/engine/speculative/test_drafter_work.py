@@ -14,8 +14,9 @@ from drafters.copies import growing_text, history
 from drafters.ngram_mod import drafter as ngram_mod
 from drafters.repetition import score_in_slices
 from engine.request import DraftChoice, Finished, GenerationRequest
+from engine.speculative import shared_table
 from engine.speculative.drafter_work import MAX_CLOSING, STEP_SLICES, DrafterWork
-from engine.speculative.proposers import DraftSources
+from engine.speculative.proposers import DraftSources, Proposers
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import prompt_of, request
@@ -91,7 +92,7 @@ def test_a_step_does_its_slices_of_prompts_and_of_texts_in_turn() -> None:
     assert log == ["read", "learn"] * 10
 
 
-@pytest.mark.parametrize(("plain_s", "num_slices"), [(0.0, 4), (0.005, 4), (0.05, 31), (0.2, 125)])
+@pytest.mark.parametrize(("plain_s", "num_slices"), [(0.0, 4), (0.003, 4), (0.05, 50), (0.2, 200)])
 def test_beside_long_steps_more_is_read_as_the_device_is_busy_for_longer(
     plain_s: float, num_slices: int
 ) -> None:
@@ -100,6 +101,22 @@ def test_beside_long_steps_more_is_read_as_the_device_is_busy_for_longer(
     work.read(1, slices(log, "read", 1000))
     work.advance(plain_s)
     assert len(log) == num_slices
+
+
+def test_a_reset_frees_memory_in_the_steps_to_come() -> None:
+    sources = DraftSources(make_drafters(Settings(), "v"), score_in_slices)
+    proposers = Proposers(sources, Settings())
+    drafts = proposers.begin(request(prompt_of(200), 4))
+    proposers.work.finish()
+    table = shared_table.find_table(sources)
+    assert table.status()["occupied"] > 0
+    shared_table.reset(proposers)
+    assert (table.status()["occupied"], table.status()["bytes"]) == (0, 0)
+    for _ in range(4):
+        assert proposers.work.is_left
+        proposers.work.advance()
+    proposers.work.finish()
+    drafts.close()
 
 
 def test_a_closed_sequence_is_not_read_further() -> None:

@@ -95,7 +95,7 @@ def test_a_slice_reads_few_of_many_small_views_and_forms(monkeypatch: pytest.Mon
     while proposers.work.is_left:
         before = len(added)
         proposers.work.advance()
-        assert len(added) - before <= 16
+        assert len(added) - before <= 1
     assert added == views
 
 

@@ -4,15 +4,20 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from engine.request import Frame, View
+from drafters.base import DraftQuery, SequenceStart, finish
+from drafters.suffix import SuffixDrafter
+from engine.request import Frame, SignedLines, View
+from engine.speculative.acceptance import count_accepted
+from engine.text.markers import HARMONY
 from server.views import making
 from server.views.arguments import AS_IT_IS, AS_JSON, PROBED, ArgumentForm, probe_arguments
-from server.views.forms import call_form
+from server.views.forms import call_forms, rendered_call
 from server.views.making import ViewMaker
 from server.views.shapes import Shown
 from tests.server.fake_engine import CALLING, FakeTokenizer
@@ -42,14 +47,14 @@ class JsonTokenizer(FakeTokenizer):
 
     def text(self, message: Json) -> str:
         calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
-        return message["content"] + "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+        return message.get("content", "") + "".join(f"<tool_call>{call}</tool_call>" for call in calls)
 
 
 class RawTokenizer(JsonTokenizer):
     """The same, but arguments stand between tags."""
 
     def text(self, message: Json) -> str:
-        text: str = message["content"]
+        text: str = message.get("content", "")
         for call in message.get("tool_calls", ()):
             arguments = call["function"]["arguments"].items()
             inner = "".join(f"<{key}>\n{value}\n</{key}>" for key, value in arguments)
@@ -68,7 +73,11 @@ def make(maker: ViewMaker, *messages: Json, tools: tuple[Json, ...] = (), owner:
 
 
 def texts(views: list[View]) -> list[str]:
-    return [bytes([*view]).decode() for view in views if not isinstance(view, Frame)]
+    return [bytes([*view]).decode() for view in views if not isinstance(view, Frame | SignedLines)]
+
+
+def signed(views: list[View]) -> list[SignedLines]:
+    return [view for view in views if isinstance(view, SignedLines)]
 
 
 def result(text: str) -> Json:
@@ -94,12 +103,42 @@ def test_without_tools_there_are_no_escapes() -> None:
     assert texts(make(maker_of(JsonTokenizer()), {"role": "user", "content": NUMBERED})) == [CODE]
 
 
-def test_where_patches_are_spoken_of_their_lines_have_a_view() -> None:
+def test_where_patches_are_spoken_of_a_text_has_its_lines_with_each_sign() -> None:
     patch = tool("apply_patch", "input", about="*** Begin Patch ...")
-    context = "".join(f" {line}\n" for line in CODE.splitlines())
-    assert texts(make(maker_of(JsonTokenizer()), result(CODE), tools=(patch,)))[-1] == escaped(context)
+    (lines,) = signed(make(maker_of(JsonTokenizer()), result(NUMBERED), tools=(patch,)))
+    for sign, ids, ends in zip(" -+", (lines.kept, lines.removed, lines.added), lines.ends, strict=True):
+        assert bytes([*ids]).decode() == escaped("".join(f"{sign}{line}\n" for line in CODE.splitlines()))
+        assert bytes([*ids[: ends[0]]]).decode() == escaped(f"{sign}def area(w, h):\n")
+        assert len(ends) == 3
+        assert ends[-1] == len(ids)
     asked = {"role": "system", "content": "Answer with a unified diff."}
-    assert texts(make(maker_of(JsonTokenizer()), asked, result(CODE)))[-1] == context
+    (lines,) = signed(make(maker_of(JsonTokenizer()), asked, result(CODE)))
+    assert bytes([*lines.removed]).decode() == "".join(f"-{line}\n" for line in CODE.splitlines())
+
+
+def test_lines_of_patches_are_made_in_slices_but_for_very_long_ones() -> None:
+    long = "".join(f"value_{at} = other_{at}\n" for at in range(500))
+    patch = tool("apply_patch", "input", about="*** Begin Patch ...")
+    views: list[View] = []
+    text = f"{'x' * 5 * making.SLICE_CHARACTERS}\n{long}"
+    slices = maker_of(RawTokenizer()).make([result(text)], [patch], "", views)
+    assert sum(1 for _ in slices) > 500 * making.LINE_CHARACTERS // making.SLICE_CHARACTERS
+    (lines,) = signed(views)
+    assert [len(ends) for ends in lines.ends] == [500] * 3
+
+
+def test_what_is_fixed_in_a_patch_is_around_its_path_and_its_hunks() -> None:
+    patch = tool("apply_patch", "input", about="*** Begin Patch ...")
+    views = make(maker_of(JsonTokenizer()), tools=(patch,))
+    forms = [[bytes(part).decode() for part in view.fixed] for view in views if isinstance(view, Frame)]
+    call = '<tool_call>{"name": "apply_patch", "arguments": {"input": "*** Begin Patch\\n*** Update File:'
+    assert [call, "@@\\n", '*** End Patch"}}</tool_call>'] in forms
+    assert ["--- a/", "+++ b/", "@@ -"] in forms
+    assert ["--- a/", "+++ b/", "@@ -"] not in [
+        [bytes(part).decode() for part in view.fixed]
+        for view in make(maker_of(JsonTokenizer()), tools=(EDIT,))
+        if isinstance(view, Frame)
+    ]
 
 
 def test_what_a_call_wrote_has_a_view_as_results_have_it() -> None:
@@ -203,13 +242,41 @@ def test_an_argument_with_the_name_of_a_replacement_is_like_the_one_that_it_repl
     names: tuple[str, ...], copied: tuple[int | None, ...]
 ) -> None:
     tokenizer = RawTokenizer()
-    found = call_form(tool("edit", *names), lambda messages: "".join(map(tokenizer.text, messages)))
-    assert found is not None
-    assert found[1] == copied
+    render = partial(rendered_call, render=lambda messages: "".join(map(tokenizer.text, messages)))
+    ((_, found),) = call_forms(tool("edit", *names), lambda call: [render(call)], AS_IT_IS)
+    assert found == copied
 
 
 def test_a_tool_without_texts_has_no_form() -> None:
-    assert call_form(tool("look"), lambda _: "") is None
+    assert list(call_forms(tool("look"), lambda _: [""], AS_IT_IS)) == []
+
+
+def test_a_template_that_does_not_show_calls_makes_no_forms_of_them() -> None:
+    assert list(call_forms(EDIT, lambda _: [""], AS_IT_IS)) == []
+
+
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+def test_gpt_oss_s_calls_are_drafted_as_it_writes_them(separators: tuple[str, str]) -> None:
+    tokenizer = JsonTokenizer()
+    tokenizer.markers = replace(tokenizer.markers, call_format=HARMONY)
+    arguments = {"path": "a.py", "oldText": "    return w * h + 1", "newText": "    return w * h + 2"}
+    answer = list((
+        "<|channel|>analysis<|message|>It is wrong.<|end|><|start|>assistant<|channel|>commentary "
+        f"to=functions.edit <|constrain|>json<|message|>{json.dumps(arguments, separators=separators)}"
+    ).encode())  # fmt: skip
+    drafter, num_drafted = SuffixDrafter(0), 0
+    finish(drafter.open(SequenceStart(1, [*b"Read."])))
+    for view in make(maker_of(tokenizer), result(CODE), tools=(EDIT,)):
+        finish(drafter.add_view(1, view))
+    at = 0
+    while at < len(answer):
+        accepted = count_accepted(drafter.propose(DraftQuery(1, 31)).tokens, answer[at:])
+        num_drafted += accepted
+        drafter.observe(1, answer[at : at + accepted + 1])
+        at += accepted + 1
+    # All but the reasoning, the path, the name of the tool, and what changes.
+    print(num_drafted, len(answer))
+    assert num_drafted > 0.8 * len(answer)
 
 
 @pytest.mark.parametrize("is_ascii", [False, True])
