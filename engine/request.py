@@ -9,6 +9,11 @@ from typing import Any, ClassVar, Literal
 
 from drafters.base import Frame as Frame
 from drafters.base import View as View
+from engine.embedding_request import Embedded as Embedded
+from engine.embedding_request import EmbeddingInfo as EmbeddingInfo
+from engine.embedding_request import EmbeddingInput as EmbeddingInput
+from engine.embedding_request import EmbeddingRequest as EmbeddingRequest
+from engine.embedding_request import Purpose as Purpose
 
 FinishReason = Literal["stop", "length"]
 PromptEnd = Literal["answer", "messages", "final_message"]
@@ -353,6 +358,10 @@ class Failed:
     is_terminal: ClassVar[bool] = True
 
 
+EmbeddingSink = Callable[[Embedded | Failed], None]
+"""Receives the terminal event of a request for embeddings, on the engine's thread: it must not block and must
+not raise."""
+
 Event = Delta | Finished | Failed
 Sink = Callable[[Event], None]
 """Receives a sequence's events, on the engine's thread: it must not block and must not raise."""
@@ -440,6 +449,7 @@ class ModelInfo:
     mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
     can_stream: whether it can decode by streaming.
     ranks: what each machine holds, for people; empty if the model is on one.
+    purpose: what it is for. embedding: how it makes vectors or scores; None for a model that generates.
     """
 
     name: str
@@ -464,6 +474,8 @@ class ModelInfo:
     mask_token_id: int | None = None
     can_stream: bool = False
     ranks: tuple[str, ...] = ()
+    purpose: Purpose = "generate"
+    embedding: EmbeddingInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,6 +520,7 @@ class ModelEntry:
     num_running, num_waiting: its requests.
     num_loads, num_unloads: since the server started.
     info: as loaded. can_call, can_think: whether it has tools and reasoning. None if it never was loaded.
+    purpose: what it is for.
     """
 
     name: str
@@ -523,6 +536,7 @@ class ModelEntry:
     info: ModelInfo | None = None
     can_call: bool | None = None
     can_think: bool | None = None
+    purpose: Purpose = "generate"
 
 
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -542,6 +556,8 @@ class EngineCounts:
         keeps for reuse.
     station_s: seconds of the engine's thread by station; see engine/stations.py.
     by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
+    num_embedded, num_embedded_tokens: texts and pairs of which the vector or score is made, and their tokens.
+    num_to_embed: those that were asked for and are not made yet.
     """
 
     num_failed_steps: int = 0
@@ -555,3 +571,6 @@ class EngineCounts:
     cache_bytes: int = 0
     station_s: Mapping[str, float] = field(default_factory=dict)
     by_rank: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    num_embedded: int = 0
+    num_embedded_tokens: int = 0
+    num_to_embed: int = 0

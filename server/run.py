@@ -163,9 +163,10 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
         from engine.engine import Engine
         from engine.model.loading import ModelError
+        from engine.pool.catalogue import Catalogue
 
         try:
-            if settings.may_unload:
+            if settings.may_unload or Catalogue(settings).purpose != "generate":
                 return _serve_several(settings, make_sources, sections, bound)
             settings = settings_of(settings, sections, settings.model_name)
             sources = make_sources(settings) if make_sources else None

@@ -9,7 +9,7 @@ from config.settings import Settings
 from engine.model.hub_cache import HubCache, HubError, HubFault
 from engine.model.hub_download import ReportBytes, pull
 from engine.model.model_folder import ModelFolder, describe_folder
-from engine.request import LoadFault, ModelLoadError
+from engine.request import LoadFault, ModelLoadError, Purpose
 
 ADAPTER_CONFIG = "adapter_config.json"
 _LOAD_FAULTS: dict[HubFault, LoadFault] = {
@@ -44,10 +44,17 @@ class Catalogue:
         self._folder = Path(settings.models_dir) if settings.models_dir else None
         self._hub = (hub or HubCache()) if settings.serves_several else None
 
+    @property
+    def purpose(self) -> Purpose:
+        """What the model is for that the server starts with, as far as its files are here."""
+        return self._first().folder.purpose
+
     def find(self, name: str) -> FoundModel | None:
         """Return a model; None if there is none of that name."""
         if name == self._settings.model_name:
             return self._first()
+        if name in self._settings.beside:
+            return self._named(name, self._settings.beside[name])
         if (folder := self._find_folder(name)) is not None:
             return FoundModel(name, folder)
         base, _, adapter = name.rpartition(":")
@@ -64,6 +71,7 @@ class Catalogue:
         taken = first.folder.path.resolve()
         others = [folder for folder in self._folders() if folder.path.resolve() != taken]
         others.sort(key=lambda folder: folder.name.lower())
+        here |= {name: self._named(name, source) for name, source in self._settings.beside.items()}
         here |= {folder.name: FoundModel(folder.name, folder) for folder in others if folder.name not in here}
         for adapter in self._adapters():
             base = self._base_of(adapter, here)
@@ -86,12 +94,15 @@ class Catalogue:
             raise ModelLoadError(_LOAD_FAULTS.get(fault.kind, "unreachable"), str(fault)) from fault
 
     def _first(self) -> FoundModel:
-        settings = self._settings
-        name, path = settings.model_name, Path(settings.model_source)
+        return self._named(self._settings.model_name, self._settings.model_source)
+
+    def _named(self, name: str, source: str) -> FoundModel:
+        """Return the model of a folder, or in the hub's cache. name: by which it is known."""
+        path = Path(source)
         folder = describe_folder(path, name) if path.is_dir() else None
         if folder is None:
-            folder = _in_hub(self._hub or HubCache(), settings.model_source)
-        return FoundModel(name, folder or ModelFolder(name, path, 0))
+            folder = _in_hub(self._hub or HubCache(), source)
+        return FoundModel(name, folder or ModelFolder(name, path, 0, fault=f"there is no model {source}"))
 
     def _find_folder(self, name: str) -> ModelFolder | None:
         path = self._path(name)

@@ -5,16 +5,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from engine.embedding.engine import EmbeddingEngine
+from engine.embedding.memory import PassMemory
 from engine.engine import Engine
 from engine.pool.catalogue import FoundModel
 from engine.request import ModelEntry, ModelInfo
 from engine.scheduler.memory_budget import MemoryBudget
 
+AnyEngine = Engine | EmbeddingEngine
+
 
 class ModelUse:
     """A request's use of a loaded model, until end(). keep_s: how long to keep the model then; see end()."""
 
-    def __init__(self, engine: Engine, end: Callable[["ModelUse"], None]) -> None:
+    def __init__(self, engine: AnyEngine, end: Callable[["ModelUse"], None]) -> None:
         self.engine = engine
         self.keep_s: float | None = None
         self._end: Callable[[ModelUse], None] | None = end
@@ -44,9 +48,9 @@ class PooledModel:
 
     found: FoundModel
     max_context_tokens: int | None = None
-    engine: Engine | None = None
+    engine: AnyEngine | None = None
     is_loaded: bool = False
-    budget: MemoryBudget | None = None
+    budget: MemoryBudget | PassMemory | None = None
     progress: float | None = None
     fault: str | None = None
     info: ModelInfo | None = None
@@ -95,4 +99,5 @@ class PooledModel:
             info=self.info,
             can_call=self.can_call,
             can_think=self.can_think,
+            purpose=self.info.purpose if self.info else self.found.folder.purpose,
         )

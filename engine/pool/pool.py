@@ -20,7 +20,7 @@ from engine.model.hub_download import ReportBytes
 from engine.model.loading import StartProgress
 from engine.pool.catalogue import Catalogue
 from engine.pool.kept_sources import MakeSourcesFor
-from engine.pool.model import ModelUse
+from engine.pool.model import AnyEngine, ModelUse
 from engine.pool.models import PooledModels
 from engine.pool.thread import PoolThread
 from engine.request import (
@@ -245,13 +245,13 @@ class ModelPool:
         self._thread.join()
 
     @property
-    def _first_engine(self) -> Engine:
+    def _first_engine(self) -> AnyEngine:
         engine = self._models.first.engine
         if engine is None:
             raise EngineError("draining", f"{self._models.first.name} is not loaded")
         return engine
 
-    def _first_engine_for_table(self) -> Engine:
+    def _first_engine_for_table(self) -> AnyEngine:
         if not self._models.first.is_loaded:
             raise SharedTableError(f"{self._models.first.name} is not loaded")
         return self._first_engine

@@ -91,7 +91,7 @@ async def load_model(request: Request) -> Response:
     async def answer(_: Service) -> Response:
         return await _card_response(service_of(request), body.model)
 
-    return await serve_model(request, body.model, answer, keep_alive=body.keep_alive)
+    return await serve_model(request, body.model, answer, keep_alive=body.keep_alive, purpose=None)
 
 
 @router.post("/v1/models/unload", openapi_extra=body_schema(ModelRequest))

@@ -1,0 +1,136 @@
+"""Load a model that embeds texts or ranks documents, on the thread that owns MLX."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten
+
+from config.settings import Settings
+from engine.embedding.encoder import Encoder, EncoderSizes, rename
+from engine.embedding.recipe import Recipe, read_recipe
+from engine.embedding.vectors import VectorMaker, load_dense
+from engine.model.loading import ModelError, describe, load_tokenizer
+from engine.model.purpose import ENCODERS, find_purpose
+from engine.request import EmbeddingInfo, ModelInfo
+from engine.text.encoding import copy_backend
+from engine.text.tokenizer import Tokenizer
+
+Progress = Callable[[float], None]
+
+
+@dataclass
+class EmbeddingModel:
+    """A model that embeds or ranks, as loaded. pad_token: fills up the rows of shorter texts."""
+
+    encoder: Encoder
+    sizes: EncoderSizes
+    maker: VectorMaker
+    tokenizer: Tokenizer
+    info: ModelInfo
+    pad_token: int = 0
+
+    def finish(self, states: mx.array, first_pooled: int, dimensions: int | None) -> mx.array:
+        """Return the vector of a text, or the score of a pair. states: (tokens, size) of the last layer."""
+        if self.info.purpose == "rerank":
+            return mx.sigmoid(self.encoder.classifier(states[0]).astype(mx.float32))
+        return self.maker.make(states, first_pooled, dimensions)
+
+
+def load_embedding_model(settings: Settings, name: str, progress: Progress | None = None) -> EmbeddingModel:
+    """Load the model that the settings name. name: by which it is known. Raises ModelError."""
+    start, folder = time.perf_counter(), Path(settings.model_source)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if config.get("model_type") not in ENCODERS:
+            raise ModelError(f"{config.get('model_type')} models cannot embed here yet")
+        purpose = find_purpose(folder, config)
+        if purpose == "rerank" and len(config.get("id2label", "12")) != 1:
+            raise ModelError("it sorts texts into several classes; one that ranks has one")
+        sizes, recipe = EncoderSizes.of(config), read_recipe(folder, config)
+        encoder = Encoder(sizes, ranks=purpose == "rerank")
+        _load_weights(encoder, folder, config, progress)
+        maker = VectorMaker(recipe, load_dense(recipe.dense))
+        tokenizer = load_tokenizer(folder)
+        embedding = _describe(recipe, sizes, maker, tokenizer, ranks=purpose == "rerank")
+        info = describe(encoder, config, name, sizes.vocabulary, None, time.perf_counter() - start)
+    # Weights may raise anything.
+    except Exception as fault:
+        raise ModelError(f"cannot load the model {settings.model_source}: {fault}") from fault
+    limits = sizes.max_tokens, recipe.max_tokens, settings.max_context_tokens
+    info = replace(
+        info,
+        context_tokens=min(limit for limit in limits if limit),
+        purpose=purpose,
+        embedding=embedding,
+    )
+    return EmbeddingModel(encoder, sizes, maker, tokenizer, info, int(config.get("pad_token_id") or 0))
+
+
+def _load_weights(encoder: Encoder, folder: Path, config: dict[str, Any], progress: Progress | None) -> None:
+    given: dict[str, mx.array] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        found = mx.load(str(file))
+        assert isinstance(found, dict)
+        given |= found
+    # Eight bits of fraction are too few for BERT: cosines differ in the fourth digit.
+    exact = {
+        name: array.astype(mx.float32) if array.dtype == mx.bfloat16 else array
+        for name, array in rename(given).items()
+    }
+    if quantization := config.get("quantization"):
+        sizes = {key: quantization[key] for key in ("group_size", "bits", "mode") if key in quantization}
+        quantize(encoder, **sizes, class_predicate=lambda path, _: f"{path}.scales" in exact)
+    encoder.load_weights(list(exact.items()))
+    encoder.eval()
+    flat: Any = tree_flatten(encoder.parameters())
+    total, done = sum(array.nbytes for _, array in flat), 0
+    for _, array in flat:
+        mx.eval(array)
+        done += array.nbytes
+        if progress:
+            progress(done / total)
+
+
+def _describe(
+    recipe: Recipe, sizes: EncoderSizes, maker: VectorMaker, tokenizer: Tokenizer, *, ranks: bool
+) -> EmbeddingInfo:
+    """Describe how vectors are made, and find the special tokens around texts and pairs."""
+    dimensions = 1 if ranks else maker.make(mx.zeros((1, sizes.hidden))).size
+    sample = tokenizer.encode_answer("a")
+    pair = copy_backend(tokenizer.backend).encode("a", "a")
+    first = _find(pair.ids, sample, 0)
+    second = _find(pair.ids, sample, first + len(sample))
+    alone = tokenizer.encode("a")
+    at = _find(alone, sample, 0)
+    around = (
+        (pair.ids[:first], pair.ids[second + len(sample) :])
+        if ranks
+        else (alone[:at], alone[at + len(sample) :])
+    )
+    return EmbeddingInfo(
+        dimensions=dimensions,
+        pooling="cls" if ranks else recipe.pooling,
+        is_guessed=recipe.is_guessed and not ranks,
+        normalizes=recipe.normalizes,
+        counts_prompt=recipe.counts_prompt,
+        prompts=recipe.prompts,
+        default_prompt=recipe.default_prompt,
+        before=tuple(around[0]),
+        between=tuple(pair.ids[first + len(sample) : second]),
+        after=tuple(around[1]),
+        second_type=min(int(pair.type_ids[second]), sizes.types - 1),
+    )
+
+
+def _find(ids: list[int], part: list[int], start: int) -> int:
+    """Return where a part begins in token ids, from start on. Raises ModelError if it is not there."""
+    for at in range(start, len(ids) - len(part) + 1):
+        if ids[at : at + len(part)] == part:
+            return at
+    raise ModelError("its tokenizer encodes a text differently beside another")

@@ -1,0 +1,56 @@
+"""Estimate the memory that a pass takes at most, and hold it while it runs."""
+
+from engine.embedding.encoder import EncoderSizes
+from engine.scheduler.shared_memory import SharedMemory
+
+NUMBER_BYTES = 4
+NUM_HIDDEN, NUM_INNER, NUM_SCORES = 10, 3, 3
+"""Arrays of a layer that exist at once at most: of the size of its states, of its inner states, and of what
+each token attends to."""
+
+
+def bytes_of(sizes: EncoderSizes, num_texts: int, num_tokens: int) -> int:
+    """Return an upper estimate of the memory of a pass of so many texts, padded to so many tokens."""
+    each = NUM_HIDDEN * sizes.hidden + NUM_INNER * sizes.inner + NUM_SCORES * sizes.heads * num_tokens
+    return NUMBER_BYTES * num_texts * num_tokens * each
+
+
+class PassMemory:
+    """What a model that embeds holds of the memory of all models. shared: set by the pool."""
+
+    def __init__(self, weight_bytes: int, sizes: EncoderSizes) -> None:
+        self.weight_bytes = weight_bytes
+        self.shared: SharedMemory | None = None
+        self._sizes = sizes
+        self._pass_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Weights, and what the pass takes that runs."""
+        return self.weight_bytes + self._pass_bytes
+
+    def give_up(self, num_bytes: int) -> bool:  # noqa: ARG002 - it keeps nothing
+        """Drop nothing: it keeps no prefixes."""
+        return False
+
+    def take(self, num_texts: int, num_tokens: int) -> bool:
+        """Reserve the memory of a pass, until release(); return False if there is not so much now."""
+        needed = bytes_of(self._sizes, num_texts, num_tokens)
+        if self.shared and not self.shared.make_room(needed, self):
+            return False
+        self._pass_bytes = needed
+        return True
+
+    def release(self) -> None:
+        """Give the memory of a pass back."""
+        self._pass_bytes = 0
+
+    def fault(self, num_tokens: int) -> str | None:
+        """Say that a text of so many tokens can never be computed; None if it can."""
+        needed = self.weight_bytes + bytes_of(self._sizes, 1, num_tokens)
+        if self.shared is None or needed <= self.shared.limit_bytes:
+            return None
+        return (
+            f"a text of {num_tokens} tokens takes {needed / 2**20:,.0f} MiB with the weights, and there are "
+            f"{self.shared.limit_bytes / 2**20:,.0f} MiB for all models (--memory-bytes); send a shorter text"
+        )
