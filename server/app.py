@@ -28,6 +28,7 @@ from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
 from server.requests.infill import InfillRequest
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
+from server.requests.rerank import RerankRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.responses_api.compaction import CompactRequest
 from server.responses_api.schemas import ResponsesRequest
@@ -43,6 +44,7 @@ from server.routes import (
     models,
     ngram_mod,
     page,
+    rerank,
     responses,
     tokens,
 )
@@ -55,6 +57,7 @@ ROUTES = (
     messages,
     responses,
     embeddings,
+    rerank,
     tokens,
     models,
     ngram_mod,
@@ -72,6 +75,7 @@ BODIES = (
     ResponsesRequest,
     CompactRequest,
     EmbeddingsRequest,
+    RerankRequest,
     TokenizeRequest,
     DetokenizeRequest,
     ModelRequest,

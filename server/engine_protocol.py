@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from config.settings import Settings
 from engine.foreign.tool_calls import WrittenCall
 from engine.request import (
+    EmbeddingRequest,
+    EmbeddingSink,
     EngineCounts,
     EngineStatus,
     GenerationRequest,
@@ -166,6 +168,13 @@ class PooledEngineProtocol(EngineProtocol, Protocol):
 
     settings: Settings
     attached: dict[str, Any]
+
+
+class EmbeddingEngineProtocol(PooledEngineProtocol, Protocol):
+    """The engine of a model that embeds or ranks."""
+
+    def embed(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
+        """Queue a request, whose one event goes to the sink. Raises EngineError if it is refused."""
 
 
 class ModelUseProtocol(Protocol):

@@ -126,7 +126,8 @@ class Layer(Module):
     def __call__(self, hidden: mx.array, mask: mx.array) -> mx.array:
         """Return the states after this layer. See Attention for shapes."""
         hidden = self.attention_norm(hidden + self.attention(hidden, mask))
-        return self.norm(hidden + self.down(self._activation(self.up(hidden))))
+        after: mx.array = self.norm(hidden + self.down(self._activation(self.up(hidden))))
+        return after
 
 
 class Embeddings(Module):
@@ -142,7 +143,8 @@ class Embeddings(Module):
     def __call__(self, tokens: mx.array, types: mx.array, first_position: int) -> mx.array:
         """Return the first states. tokens, types: (texts, tokens)."""
         positions = mx.arange(first_position, first_position + tokens.shape[1])
-        return self.norm(self.tokens(tokens) + self.types(types) + self.positions(positions))
+        first: mx.array = self.norm(self.tokens(tokens) + self.types(types) + self.positions(positions))
+        return first
 
 
 class Classifier(Module):

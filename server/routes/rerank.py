@@ -1,0 +1,52 @@
+"""POST /v1/rerank, /rerank and /v2/rerank."""
+
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
+from server.generation.embedding import embed, encode_pairs
+from server.generation.model_use import serve_model
+from server.generation.service import Service
+from server.http.openapi import body_schema
+from server.http.request_log import record_of
+from server.output.vectors import numbers_of, write_ranking
+from server.requests.rerank import RerankRequest
+from server.threads import FORMAT
+from server.validation.body import read_body
+
+router = APIRouter()
+
+
+@router.post("/v1/rerank", openapi_extra=body_schema(RerankRequest))
+async def rerank(request: Request) -> Response:
+    """Sort documents by how well they answer a query, with a model that ranks. Jina's and Cohere's."""
+    body = await read_body(request, RerankRequest)
+    answer = partial(_answer, request, body)
+    return await serve_model(request, body.model, answer, keep_alive=body.keep_alive, purpose="rerank")
+
+
+@router.post("/rerank", openapi_extra=body_schema(RerankRequest))
+async def rerank_without_version(request: Request) -> Response:
+    """Do as /v1/rerank does."""
+    return await rerank(request)
+
+
+@router.post("/v2/rerank", openapi_extra=body_schema(RerankRequest))
+async def rerank_by_cohere(request: Request) -> Response:
+    """Do as /v1/rerank does; Cohere's clients ask here."""
+    return await rerank(request)
+
+
+async def _answer(request: Request, body: RerankRequest, service: Service) -> Response:
+    model = service.check_model(body.model)
+    try:
+        inputs = await encode_pairs(request, service, body)
+        rated = await embed(request, service, inputs)
+    except ClientGoneError:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    scores = [number for one in rated for number in numbers_of(one)]
+    documents = body.documents if body.return_documents else None
+    num_tokens = sum(len(one.tokens) for one in inputs)
+    write = partial(write_ranking, scores, documents, body.top_n, record_of(request).id, model, num_tokens)
+    return Response(await FORMAT.run(write), media_type="application/json")
