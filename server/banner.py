@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from config.settings import Settings
-from engine.request import ModelEntry, ModelInfo
+from engine.request import ModelEntry, ModelInfo, Purpose
 from engine.text.markers import Markers
 
 SHOW_PROGRESS_AFTER_S = 0.5
@@ -118,12 +118,22 @@ MAX_NAMES = 8
 """Names of other models that the banner shows."""
 
 
+_FOR: dict[Purpose, str] = {"generate": "", "embed": " for embeddings", "rerank": " for ranking"}
+
+
 def describe_models(others: Sequence[ModelEntry], settings: Settings) -> str:
     """Describe the models that requests may ask for besides the one that the server started with."""
-    names = [entry.name for entry in others if not entry.fault]
+    names = [f"{one.name}{_FOR[one.purpose]}" for one in others if not one.fault]
     more = [f"and {len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
     how = "loaded when a request asks for them" if settings.allow_load else "loaded with --allow-load only"
     return f"{', '.join([*names[:MAX_NAMES], *more])} ({how})" if names else "none found"
+
+
+_OTHER_TRIES: dict[Purpose, tuple[str, str]] = {
+    "embed": ("/v1/embeddings", '{"input": "Hello!"}'),
+    "rerank": ("/v1/rerank", '{"query": "Where is Rome?", "documents": ["In Italy.", "Once upon a time"]}'),
+}
+"""Path and body of the command to try, for models that generate nothing."""
 
 
 def banner(
@@ -155,12 +165,18 @@ def banner(
         **{f"rank {rank}": held for rank, held in enumerate(info.ranks)},
         "context": f"{info.context_tokens} tokens",
         "batch": info.batching,
-        "sampling": sampling,
-        "decoding": decoding,
-        "tools": tools,
-        "drafts": drafts,
-        "not used": info.head_fault,
-        "exact": info.exact or EXACT_NOT_TRIED,
+        **(
+            {"vectors": info.embedding.describe()}
+            if info.embedding
+            else {
+                "sampling": sampling,
+                "decoding": decoding,
+                "tools": tools,
+                "drafts": drafts,
+                "not used": info.head_fault,
+                "exact": info.exact or EXACT_NOT_TRIED,
+            }
+        ),
         "loaded": f"in {info.loaded_s:.1f} s",
         "address": address,
     }
@@ -170,6 +186,7 @@ def banner(
         if has_chat_template
         else ("/v1/completions", '{"prompt": "Once upon a time", "max_tokens": 50}')
     )
+    path, body = _OTHER_TRIES.get(info.purpose, (path, body))
     key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
     return (
         f"\nReprise is ready. Press Ctrl-C to stop it.\n\n{table}\n\n"

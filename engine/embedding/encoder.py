@@ -17,6 +17,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from engine.model.loading import ModelError
+from engine.model.recipe import find_first_position
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gelu": gelu,
@@ -70,7 +71,6 @@ class EncoderSizes:
             raise ModelError(f"the activation {activation} is not known here")
         if config.get("position_embedding_type", "absolute") != "absolute":
             raise ModelError(f"positions of type {config['position_embedding_type']} are not known here")
-        is_bert = config.get("model_type") == "bert"
         return cls(
             hidden=int(config["hidden_size"]),
             heads=int(config["num_attention_heads"]),
@@ -81,13 +81,8 @@ class EncoderSizes:
             types=int(config.get("type_vocab_size", 2)),
             norm_eps=float(config.get("layer_norm_eps", 1e-12)),
             activation=activation,
-            first_position=0 if is_bert else int(config.get("pad_token_id", 1)) + 1,
+            first_position=find_first_position(config),
         )
-
-    @property
-    def max_tokens(self) -> int:
-        """The longest text, special tokens included."""
-        return self.positions - self.first_position
 
 
 class Attention(Module):

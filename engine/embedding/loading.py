@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from config.settings import Settings
 from engine.embedding.encoder import Encoder, EncoderSizes, rename
-from engine.embedding.recipe import Recipe, read_recipe
+from engine.model.recipe import Recipe, find_longest, read_recipe
 from engine.embedding.vectors import VectorMaker, load_dense
 from engine.model.loading import ModelError, describe, load_tokenizer
 from engine.model.purpose import ENCODERS, find_purpose
@@ -62,7 +62,7 @@ def load_embedding_model(settings: Settings, name: str, progress: Progress | Non
     # Weights may raise anything.
     except Exception as fault:
         raise ModelError(f"cannot load the model {settings.model_source}: {fault}") from fault
-    limits = sizes.max_tokens, recipe.max_tokens, settings.max_context_tokens
+    limits = find_longest(config, recipe), settings.max_context_tokens
     info = replace(
         info,
         context_tokens=min(limit for limit in limits if limit),

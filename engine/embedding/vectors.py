@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu, relu, silu
 
-from engine.embedding.recipe import Dense, Recipe
+from engine.model.recipe import Dense, Recipe
 from engine.model.loading import ModelError
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {

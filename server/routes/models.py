@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from engine.request import ModelEntry, ModelInfo
+from engine.request import EmbeddingInfo, ModelEntry, ModelInfo
 from server.engine_protocol import ModelsProtocol
 from server.errors import (
     ApiError,
@@ -32,7 +32,14 @@ from server.messages_api.models import (
     messages_model,
     messages_models,
 )
-from server.output.openai_objects import ListedModelCard, ListedModels, ModelCard, ModelList, ModelMeta
+from server.output.openai_objects import (
+    EmbeddingCard,
+    ListedModelCard,
+    ListedModels,
+    ModelCard,
+    ModelList,
+    ModelMeta,
+)
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.threads import MODEL_FILES
 from server.validation.body import read_body
@@ -247,6 +254,8 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         tools=entry.can_call,
         reasoning=entry.can_think,
         sampling_defaults=_sampling(service, entry.info) if entry.info else {},
+        purpose=entry.purpose,
+        embedding=_embedding(entry.info.embedding) if entry.info else None,
         state=entry.state,
         size_bytes=entry.size_bytes,
         progress=entry.progress,
@@ -254,6 +263,13 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         running=entry.num_running,
         waiting=entry.num_waiting,
     )
+
+
+def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
+    if info is None:
+        return None
+    shown = {name: getattr(info, name) for name in EmbeddingCard.model_fields}
+    return EmbeddingCard(**shown | {"prompts": dict(info.prompts)})
 
 
 def _sampling(service: Service, info: ModelInfo) -> dict[str, float]:

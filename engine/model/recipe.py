@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.model.loading import ModelError
+from engine.model.loading import ModelError, find_context_tokens
 from engine.model.purpose import ENCODERS, MODULES
 
 Pooling = Literal["mean", "cls", "last", "max"]
@@ -39,7 +39,7 @@ class Recipe:
     """How hidden states become a vector.
 
     counts_prompt: whether the tokens of a prompt are pooled too. prompts: by name.
-    max_tokens: of a text, special tokens included; None if the folder does not say.
+    max_tokens: of a text, special tokens included, as the folder says; None if it does not.
     is_guessed: whether the folder does not say how to pool.
     """
 
@@ -51,6 +51,12 @@ class Recipe:
     default_prompt: str | None = None
     max_tokens: int | None = None
     is_guessed: bool = False
+
+    def describe(self) -> str:
+        """Describe it in a few words."""
+        why = ", by the architecture" if self.is_guessed else ""
+        prompts = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
+        return f"pooling {self.pooling}{why}{prompts}"
 
 
 def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
@@ -80,6 +86,19 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
             pooling, prompts=prompts, default_prompt=default, max_tokens=max_tokens, is_guessed=True
         )
     return Recipe(pooling, counts_prompt, tuple(dense), normalizes, prompts, default, max_tokens)
+
+
+def find_first_position(config: dict[str, Any]) -> int:
+    """Return the position of an encoder's first token: RoBERTa's follow that of the padding token."""
+    return 0 if config.get("model_type") == "bert" else int(config.get("pad_token_id", 1)) + 1
+
+
+def find_longest(config: dict[str, Any], recipe: Recipe) -> int | None:
+    """Return the tokens of the longest text, special tokens included; None if nothing says so."""
+    found = find_context_tokens(config)
+    if found and config.get("model_type") in ENCODERS:
+        found -= find_first_position(config)
+    return min((limit for limit in (found, recipe.max_tokens) if limit), default=None)
 
 
 def _pooling_of(given: dict[str, Any], path: Path) -> Pooling:

@@ -1,0 +1,49 @@
+"""A model that embeds is one of several: beside chats, unloaded and loaded again, stopped."""
+
+from engine.request import Failed
+from tests.engine.embedding.encoder_folders import write_encoder
+from tests.engine.embedding.test_encoder import texts
+from tests.engine.model_folders import write_model
+from tests.engine.support import ask, request
+
+
+def test_chats_and_embeddings_do_not_change_each_other(pool_of, tmp_path):
+    asker = pool_of(write_encoder(tmp_path / "tiny"), models_dir=str(tmp_path))
+    write_model(tmp_path / "chat")
+    chat = asker.pool.acquire("chat").result(120)
+    before, vectors = ask(chat.engine, request([5, 6, 7])), asker.raw(texts(20))
+    expected = before.finished().tokens
+    pending = [asker.begin(texts(20)) for _ in range(3)]
+    beside = ask(chat.engine, request([5, 6, 7]))
+    assert beside.finished().tokens == expected
+    assert [one.result(120).vectors for one in pending] == [vectors] * 3
+    assert asker.pool.counts().num_embedded == 80
+    assert asker.pool.counts().num_to_embed == 0
+
+
+def test_a_model_that_was_unloaded_makes_the_same_vectors(pool_of, tmp_path):
+    asker = pool_of(write_encoder(tmp_path / "tiny"), models_dir=str(tmp_path))
+    before = asker.raw(texts())
+    asker.use.end()
+    asker.pool.unload("tiny").result(120)
+    assert asker.pool.find("tiny").state == "unloaded"
+    again = asker.pool.acquire("tiny").result(120)
+    asker.engine = again.engine
+    assert asker.raw(texts()) == before
+    assert asker.pool.counts().num_embedded == 2 * len(texts())
+
+
+def test_a_stop_ends_what_waits(pool_of, tmp_path):
+    asker = pool_of(write_encoder(tmp_path / "tiny"))
+    pending = [asker.begin(texts(200)) for _ in range(3)]
+    asker.pool.stop(0)
+    ends = [one.result(120) for one in pending]
+    assert all(not isinstance(end, Failed) or end.kind == "draining" for end in ends)
+
+
+def test_folders_say_what_models_are_for(pool_of, tmp_path):
+    asker = pool_of(write_encoder(tmp_path / "tiny"), models_dir=str(tmp_path))
+    write_model(tmp_path / "chat")
+    write_encoder(tmp_path / "ranks", "xlm-roberta", ranks=True)
+    found = {entry.name: (entry.purpose, entry.fault) for entry in asker.pool.entries()}
+    assert found == {"tiny": ("embed", None), "chat": ("generate", None), "ranks": ("rerank", None)}
