@@ -65,8 +65,8 @@ async def serve_model(
     if service.models is None:
         if keep_alive is not None:
             note_ignored(request, ["keep_alive"])
-        service.check_model(model)
         _check_purpose(service.model_names[0], service.engine.info.purpose, purpose)
+        service.check_model(model)
         return await answer(service)
     keep_s = keep_alive_s(keep_alive)
     name = await find_loadable(service, model, purpose)

@@ -208,6 +208,9 @@ def _limit(whole: Json, served: Served) -> None:
             part["maximum"] = served.vocab_size - 1
         if "n" in part.get("properties", ()):
             part["properties"]["n"]["anyOf"][0]["maximum"] = served.max_choices
+    for path in ("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank"):
+        # One model alone is one that generates.
+        whole["paths"].pop(path, None)
     if not served.can_infill:
         whole["paths"].pop("/infill", None)
         suffix = whole["components"]["schemas"]["CompletionRequest"]["properties"]["suffix"]
