@@ -62,8 +62,7 @@ def test_openai_s_client_gets_vectors_that_mean_something(url):
 
 def test_all_four_forms_of_input_are_the_same_vectors(http):
     ids = [
-        http.post("/tokenize", json={"model": "model", "content": text}).json()["tokens"]
-        for text in TEXTS[:2]
+        http.post("/tokenize", json={"model": "model", "prompt": text}).json()["tokens"] for text in TEXTS[:2]
     ]
     whole = vectors_of(http.post("/v1/embeddings", json={"input": TEXTS[:2]}))
     assert np.array_equal(vectors_of(http.post("/v1/embeddings", json={"input": ids})), whole)
@@ -100,22 +99,17 @@ def test_what_the_model_cannot_take_is_a_400_that_names_it(http, body, param, co
 
 
 def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(http):
-    words = [f"word{number}" for number in range(200)]
-    long = " ".join(words)
-    at_end, at_start = (
-        vectors_of(http.post("/v1/embeddings", json={"input": long, "truncate": cut}))[0]
-        for cut in ("END", "START")
-    )
-    assert (
-        http.post("/v1/embeddings", json={"input": long, "truncate": True}).json()["usage"]["total_tokens"]
-        == 256
-    )
-    ids = http.post(
-        "/tokenize", json={"model": "model", "content": long, "add_special_tokens": False}
-    ).json()["tokens"]
-    first, last = [101, *ids[:254], 102], [101, *ids[-254:], 102]
-    exact = vectors_of(http.post("/v1/embeddings", json={"input": [first, last]}))
-    assert np.array_equal(np.array([at_end, at_start]), exact)
+    long, model = " ".join(f"word{number}" for number in range(60)), {"model": "prompted"}
+
+    def ask(given, **more):
+        return http.post("/v1/embeddings", json=model | {"input": given} | more)
+
+    told = http.post("/tokenize", json=model | {"content": long, "add_special_tokens": False})
+    ids = told.json()["tokens"]
+    expected = vectors_of(ask([[101, *ids[:78], 102], [101, *ids[-78:], 102]]))
+    assert np.array_equal(vectors_of(ask(long, truncate="END")), expected[:1])
+    assert np.array_equal(vectors_of(ask(long, truncate="START")), expected[1:])
+    assert ask(long, truncate=True).json()["usage"]["total_tokens"] == 80
 
 
 def test_prompts_go_before_texts_and_are_pooled_only_if_the_folder_says_so(http):

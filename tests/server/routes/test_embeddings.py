@@ -1,4 +1,4 @@
-"""Bodies of /v1/embeddings and /v1/rerank are checked first; a model that generates says why and the way out."""
+"""Bodies of /v1/embeddings and /v1/rerank are checked; a model that generates says so and the way out."""
 
 from dataclasses import replace
 
