@@ -13,10 +13,10 @@ from mlx.utils import tree_flatten
 
 from config.settings import Settings
 from engine.embedding.encoder import Encoder, EncoderSizes, rename
-from engine.model.recipe import Recipe, find_longest, read_recipe
 from engine.embedding.vectors import VectorMaker, load_dense
 from engine.model.loading import ModelError, describe, load_tokenizer
 from engine.model.purpose import ENCODERS, find_purpose
+from engine.model.recipe import Recipe, find_longest, read_recipe
 from engine.request import EmbeddingInfo, ModelInfo
 from engine.text.encoding import copy_backend
 from engine.text.tokenizer import Tokenizer
