@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 TokenIds = tuple[int, ...]
@@ -10,35 +11,58 @@ Purpose = Literal["generate", "embed", "rerank"]
 """What a model is for."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingInfo:
-    """How a model makes vectors of texts, or rates pairs of them.
+Pooling = Literal["mean", "cls", "last", "max"]
 
-    dimensions: numbers of a vector; 1 for a model that ranks. pooling: mean, cls, last or max.
-    is_guessed: whether the pooling was decided by the architecture, as the folder does not name it.
-    normalizes: whether vectors have the length 1. counts_prompt: whether a prompt's tokens are pooled too.
-    prompts: texts that go before a text, by name. default_prompt: the one for requests that name none.
-    before, after: the special tokens around a text or a pair. between: those between the texts of a pair.
-    second_type: the token type of a pair's second text, and of what follows it.
+
+@dataclass(frozen=True)
+class Dense:
+    """A dense layer after pooling. activation: the name of a class of torch."""
+
+    folder: Path
+    has_bias: bool
+    activation: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How hidden states become a vector.
+
+    counts_prompt: whether the tokens of a prompt are pooled too. prompts: by name.
+    max_tokens: of a text, special tokens included, as the folder says; None if it does not.
+    is_guessed: whether the folder does not say how to pool.
     """
 
-    dimensions: int
-    pooling: str
-    is_guessed: bool = False
-    normalizes: bool = True
+    pooling: Pooling
     counts_prompt: bool = True
+    dense: tuple[Dense, ...] = ()
+    normalizes: bool = True
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
-    before: TokenIds = ()
-    between: TokenIds = ()
-    after: TokenIds = ()
-    second_type: int = 0
+    max_tokens: int | None = None
+    is_guessed: bool = False
 
     def describe(self) -> str:
         """Describe it in a few words."""
         why = ", by its architecture" if self.is_guessed else ""
         prompts = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
-        return f"{self.dimensions} dimensions, pooling {self.pooling}{why}{prompts}"
+        return f"pooling {self.pooling}{why}{prompts}"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """How a model makes vectors of texts, or rates pairs of them.
+
+    dimensions: numbers of a vector; 1 for a model that ranks.
+    before, after: the special tokens around a text or a pair. between: those between the texts of a pair.
+    second_type: the token type of a pair's second text, and of what follows it.
+    """
+
+    dimensions: int
+    recipe: Recipe
+    before: TokenIds = ()
+    between: TokenIds = ()
+    after: TokenIds = ()
+    second_type: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,14 @@ from typing import Any, ClassVar, Literal
 
 from drafters.base import Frame as Frame
 from drafters.base import View as View
+from engine.embedding_request import Dense as Dense
 from engine.embedding_request import Embedded as Embedded
 from engine.embedding_request import EmbeddingInfo as EmbeddingInfo
 from engine.embedding_request import EmbeddingInput as EmbeddingInput
 from engine.embedding_request import EmbeddingRequest as EmbeddingRequest
+from engine.embedding_request import Pooling as Pooling
 from engine.embedding_request import Purpose as Purpose
+from engine.embedding_request import Recipe as Recipe
 
 FinishReason = Literal["stop", "length"]
 PromptEnd = Literal["answer", "messages", "final_message"]

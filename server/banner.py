@@ -166,7 +166,7 @@ def banner(
         "context": f"{info.context_tokens} tokens",
         "batch": info.batching,
         **(
-            {"vectors": info.embedding.describe()}
+            {"vectors": f"{info.embedding.dimensions} dimensions, {info.embedding.recipe.describe()}"}
             if info.embedding
             else {
                 "sampling": sampling,

@@ -170,11 +170,14 @@ class PooledEngineProtocol(EngineProtocol, Protocol):
     attached: dict[str, Any]
 
 
-class EmbeddingEngineProtocol(PooledEngineProtocol, Protocol):
-    """The engine of a model that embeds or ranks."""
+class EmbeddingEngineProtocol(Protocol):
+    """The engine of a model that embeds or ranks, which is one of several. All methods on any thread."""
 
     def embed(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
         """Queue a request, whose one event goes to the sink. Raises EngineError if it is refused."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a request. Unknown ids are ignored."""
 
 
 class ModelUseProtocol(Protocol):

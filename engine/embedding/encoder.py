@@ -6,7 +6,6 @@ The norm follows each sum. RoBERTa counts positions from the padding token's id 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -48,50 +47,34 @@ _PREFIXES = ("bert.", "roberta.", "model.")
 _UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
 
 
-@dataclass(frozen=True)
-class EncoderSizes:
-    """The sizes of an encoder, as its configuration has them. first_position: of a text's first token."""
+Config = dict[str, Any]
+"""What config.json says, with what it may leave out; see complete()."""
 
-    hidden: int
-    heads: int
-    layers: int
-    inner: int
-    vocabulary: int
-    positions: int
-    types: int
-    norm_eps: float
-    activation: str
-    first_position: int
 
-    @classmethod
-    def of(cls, config: dict[str, Any]) -> "EncoderSizes":
-        """Read the sizes from a configuration. Raises ModelError for what is not known here."""
-        activation = str(config.get("hidden_act", "gelu"))
-        if activation not in ACTIVATIONS:
-            raise ModelError(f"the activation {activation} is not known here")
-        if config.get("position_embedding_type", "absolute") != "absolute":
-            raise ModelError(f"positions of type {config['position_embedding_type']} are not known here")
-        return cls(
-            hidden=int(config["hidden_size"]),
-            heads=int(config["num_attention_heads"]),
-            layers=int(config["num_hidden_layers"]),
-            inner=int(config["intermediate_size"]),
-            vocabulary=int(config["vocab_size"]),
-            positions=int(config["max_position_embeddings"]),
-            types=int(config.get("type_vocab_size", 2)),
-            norm_eps=float(config.get("layer_norm_eps", 1e-12)),
-            activation=activation,
-            first_position=find_first_position(config),
-        )
+def complete(config: Config) -> Config:
+    """Return a configuration with all that an encoder needs. Raises ModelError for what is not known here."""
+    whole = {
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "hidden_act": "gelu",
+        "position_embedding_type": "absolute",
+    } | config
+    if whole["hidden_act"] not in ACTIVATIONS:
+        raise ModelError(f"the activation {whole['hidden_act']} is not known here")
+    if whole["position_embedding_type"] != "absolute":
+        raise ModelError(f"positions of type {whole['position_embedding_type']} are not known here")
+    return whole
 
 
 class Attention(Module):
     """Attention of every token to all tokens of its text."""
 
-    def __init__(self, sizes: EncoderSizes) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.num_heads = sizes.heads
-        self.query, self.key, self.value, self.out = (Linear(sizes.hidden, sizes.hidden) for _ in range(4))
+        self.num_heads = config["num_attention_heads"]
+        self.query, self.key, self.value, self.out = (
+            Linear(config["hidden_size"], config["hidden_size"]) for _ in range(4)
+        )
 
     def __call__(self, hidden: mx.array, mask: mx.array) -> mx.array:
         """Return what each token attends to. hidden: (texts, tokens, size). mask: (texts, 1, 1, tokens)."""
@@ -109,14 +92,14 @@ class Attention(Module):
 class Layer(Module):
     """One layer: attention and a feed-forward network."""
 
-    def __init__(self, sizes: EncoderSizes) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.attention = Attention(sizes)
-        self.attention_norm = LayerNorm(sizes.hidden, sizes.norm_eps)
-        self.up = Linear(sizes.hidden, sizes.inner)
-        self.down = Linear(sizes.inner, sizes.hidden)
-        self.norm = LayerNorm(sizes.hidden, sizes.norm_eps)
-        self._activation = ACTIVATIONS[sizes.activation]
+        self.attention = Attention(config)
+        self.attention_norm = LayerNorm(config["hidden_size"], config["layer_norm_eps"])
+        self.up = Linear(config["hidden_size"], config["intermediate_size"])
+        self.down = Linear(config["intermediate_size"], config["hidden_size"])
+        self.norm = LayerNorm(config["hidden_size"], config["layer_norm_eps"])
+        self._activation = ACTIVATIONS[config["hidden_act"]]
 
     def __call__(self, hidden: mx.array, mask: mx.array) -> mx.array:
         """Return the states after this layer. See Attention for shapes."""
@@ -128,12 +111,12 @@ class Layer(Module):
 class Embeddings(Module):
     """The sum of what a token, its position and its type stand for."""
 
-    def __init__(self, sizes: EncoderSizes) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.tokens = Embedding(sizes.vocabulary, sizes.hidden)
-        self.positions = Embedding(sizes.positions, sizes.hidden)
-        self.types = Embedding(sizes.types, sizes.hidden)
-        self.norm = LayerNorm(sizes.hidden, sizes.norm_eps)
+        self.tokens = Embedding(config["vocab_size"], config["hidden_size"])
+        self.positions = Embedding(config["max_position_embeddings"], config["hidden_size"])
+        self.types = Embedding(config["type_vocab_size"], config["hidden_size"])
+        self.norm = LayerNorm(config["hidden_size"], config["layer_norm_eps"])
 
     def __call__(self, tokens: mx.array, types: mx.array, first_position: int) -> mx.array:
         """Return the first states. tokens, types: (texts, tokens)."""
@@ -145,10 +128,10 @@ class Embeddings(Module):
 class Classifier(Module):
     """Rates a pair of texts by the state of the first token."""
 
-    def __init__(self, sizes: EncoderSizes) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.dense = Linear(sizes.hidden, sizes.hidden)
-        self.out = Linear(sizes.hidden, 1)
+        self.dense = Linear(config["hidden_size"], config["hidden_size"])
+        self.out = Linear(config["hidden_size"], 1)
 
     def __call__(self, states: mx.array) -> mx.array:
         """Return (1,) the logit of a pair. states: (size,) of its first token."""
@@ -158,13 +141,13 @@ class Classifier(Module):
 class Encoder(Module):
     """A whole encoder. ranks: whether it rates pairs of texts."""
 
-    def __init__(self, sizes: EncoderSizes, *, ranks: bool = False) -> None:
+    def __init__(self, config: Config, *, ranks: bool = False) -> None:
         super().__init__()
-        self.embeddings = Embeddings(sizes)
-        self.layers = [Layer(sizes) for _ in range(sizes.layers)]
+        self.embeddings = Embeddings(config)
+        self.layers = [Layer(config) for _ in range(config["num_hidden_layers"])]
         if ranks:
-            self.classifier = Classifier(sizes)
-        self._first_position = sizes.first_position
+            self.classifier = Classifier(config)
+        self._first_position = find_first_position(config)
 
     def begin(self, tokens: mx.array, types: mx.array, num_tokens: mx.array) -> tuple[mx.array, mx.array]:
         """Return the states before the first layer, and the mask of what is a token and not padding.
@@ -173,6 +156,10 @@ class Encoder(Module):
         """
         mask = mx.arange(tokens.shape[1])[None] < num_tokens[:, None]
         return self.embeddings(tokens, types, self._first_position), mask[:, None, None]
+
+    def end(self, hidden: mx.array) -> mx.array:
+        """Return the states as they are: a layer ends with its norm."""
+        return hidden
 
 
 def rename(weights: dict[str, mx.array]) -> dict[str, mx.array]:

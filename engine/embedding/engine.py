@@ -6,7 +6,6 @@ others.
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +13,6 @@ import mlx.core as mx
 from config.settings import Settings, display_name
 from engine.embedding.loading import load_embedding_model
 from engine.embedding.memory import PassMemory
-from engine.embedding.passes import Job, cancel
 from engine.embedding.worker import EmbeddingWorker
 from engine.lifecycle import Lifecycle
 from engine.loop import Cancel, Embed, Inbox, Stop
@@ -26,12 +24,7 @@ from engine.request import (
     EngineCounts,
     EngineStatus,
     Failed,
-    GenerationRequest,
-    Grammar,
-    GrammarError,
     ModelInfo,
-    SharedTableError,
-    Sink,
 )
 from engine.text.tokenizer import Tokenizer
 
@@ -55,9 +48,7 @@ class EmbeddingEngine:
         self._name, self._inbox, self._count_decoding = name, inbox, count_decoding
         self._lifecycle = Lifecycle(settings.max_rows + settings.max_queue)
         self._about: tuple[ModelInfo, Tokenizer] | None = None
-        self._worker: EmbeddingWorker | None = None
-        self._parked: list[Job] = []
-        self._counted = EngineCounts()
+        self._worker = EmbeddingWorker(settings.max_stall_ms, settings.prefill_chunk_tokens)
 
     @property
     def info(self) -> ModelInfo:
@@ -72,14 +63,7 @@ class EmbeddingEngine:
     @property
     def memory_budget(self) -> PassMemory | None:
         """What it holds of the memory of all models; None while it is not loaded."""
-        return self._worker.memory if self._worker else None
-
-    def start(self, on_progress: StartProgress | None = None) -> None:
-        """Do nothing: the pool's thread loads it."""
-
-    def submit(self, request: GenerationRequest, sink: Sink) -> None:  # noqa: ARG002 - of an engine
-        """Refuse to generate."""
-        sink(Failed("request", f"{self._name} generates no text"))
+        return self._worker.memory
 
     def embed(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
         """Queue a request. Its sink gets one event. Raises EngineError if it is refused."""
@@ -90,49 +74,22 @@ class EmbeddingEngine:
         """End a request early; its sink gets Failed("cancelled"), unless it has ended or is unknown."""
         self._inbox.put(Cancel(request_id))
 
-    def compile_grammar(self, grammar: Grammar) -> Grammar:  # noqa: ARG002 - of an engine
-        """Refuse. Raises GrammarError."""
-        raise GrammarError(f"{self._name} generates no text")
-
     def status(self) -> EngineStatus:
         """Return the present state."""
-        return self._lifecycle.status(len(self._worker.jobs) if self._worker else 0)
+        return self._lifecycle.status(len(self._worker.jobs))
 
     def counts(self) -> EngineCounts:
-        """Return what was embedded, also before the model was last unloaded, and what is to be."""
-        worker, before = self._worker, self._counted
-        if worker is None:
-            return before
-        return replace(
-            before,
-            num_embedded=before.num_embedded + worker.num_embedded,
-            num_embedded_tokens=before.num_embedded_tokens + worker.num_embedded_tokens,
+        """Return what was embedded, and what is to be."""
+        worker = self._worker
+        return EngineCounts(
+            num_embedded=worker.num_embedded,
+            num_embedded_tokens=worker.num_embedded_tokens,
             num_to_embed=worker.num_waiting,
         )
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
         """Return nothing: what attends in both directions has no prefixes."""
         return {}
-
-    def table_status(self) -> dict[str, Any]:
-        """Refuse, as nothing is drafted. Raises SharedTableError."""
-        raise SharedTableError(f"{self._name} generates no text")
-
-    def table_reset(self) -> None:
-        """Refuse. See table_status()."""
-        self.table_status()
-
-    def table_save(self) -> str:
-        """Refuse. See table_status()."""
-        return str(self.table_status())
-
-    def table_load(self) -> str:
-        """Refuse. See table_status()."""
-        return str(self.table_status())
-
-    def stop(self, drain_s: float) -> None:
-        """Begin to stop; the pool's thread ends it."""
-        self.begin_stop(drain_s)
 
     def begin_stop(self, drain_s: float) -> None:
         """Refuse new requests, and give running ones drain_s seconds to finish."""
@@ -148,22 +105,19 @@ class EmbeddingEngine:
                 on_progress(stage, share)
 
         model = load_embedding_model(self.settings, self._name, progress)
-        worker = EmbeddingWorker(model, self.settings.max_stall_ms, self.settings.prefill_chunk_tokens)
-        worker.jobs, self._parked = self._parked, []
-        self._about, self._worker = (model.info, model.tokenizer), worker
+        self._about = model.info, model.tokenizer
+        self._worker.load(model)
         self._lifecycle.begin_ready()
 
     def unload(self) -> None:
         """Free the model. Requests that wait go on after the next load()."""
-        self._counted = replace(self.counts(), num_to_embed=0)
-        if self._worker:
-            self._parked = self._worker.park()
-        self._forget()
+        self._worker.unload()
+        mx.clear_cache()
 
     def end(self, failed: Failed) -> None:
         """End all requests and free the model."""
         self._end_all(failed)
-        self._forget()
+        self.unload()
 
     def abandon(self, fault: str) -> None:
         """End all requests as failed, because the thread that owns MLX has died of a fault."""
@@ -173,7 +127,7 @@ class EmbeddingEngine:
     @property
     def has_work(self) -> bool:
         """Whether turn() would do anything."""
-        return not self._inbox.empty() or (self._worker is not None and self._worker.has_work)
+        return self._worker.has_work or not self._inbox.empty()
 
     @property
     def is_done(self) -> bool:
@@ -189,12 +143,12 @@ class EmbeddingEngine:
     @property
     def is_running(self) -> bool:
         """Whether requests are being computed."""
-        return self._worker is not None and self._worker.has_work and not self._worker.is_blocked
+        return self._worker.has_work and not self._worker.is_blocked
 
     @property
     def is_blocked(self) -> bool:
         """Whether requests wait for memory that other models hold."""
-        return self._worker is not None and self._worker.has_work and self._worker.is_blocked
+        return self._worker.has_work and self._worker.is_blocked
 
     @property
     def num_live(self) -> int:
@@ -209,12 +163,12 @@ class EmbeddingEngine:
     @property
     def num_progressed(self) -> int:
         """A number that grows with every part of a pass."""
-        return self._worker.num_steps if self._worker else 0
+        return self._worker.num_steps
 
     def turn(self) -> None:
         """Take the messages that have come, and compute a part of a pass."""
         self._take_messages()
-        if self._worker and self._worker.has_work:
+        if self._worker.has_work:
             self._worker.step(self._count_decoding())
 
     def pause(self) -> None:
@@ -228,29 +182,13 @@ class EmbeddingEngine:
         while not self._inbox.empty():
             match self._inbox.get():
                 case Embed(request, sink):
-                    if self._worker:
-                        self._worker.submit(request, sink)
-                    else:
-                        self._parked.append(Job.of(request, sink))
+                    self._worker.submit(request, sink)
                 case Cancel(request_id):
-                    if self._worker:
-                        self._worker.cancel(request_id)
-                    cancel(self._parked, request_id)
-                case _:
-                    pass
+                    self._worker.cancel(request_id)
 
     def _end_all(self, failed: Failed) -> None:
         self._take_messages()
-        for job in (*self._parked, *(self._worker.jobs if self._worker else ())):
-            job.end(failed)
-        self._parked = []
-        if self._worker:
-            self._worker.drop_ended()
-
-    def _forget(self) -> None:
-        """Let go of the weights; the description and the tokenizer stay."""
-        self._worker = None
-        mx.clear_cache()
+        self._worker.end_all(failed)
 
     def _require_loaded(self) -> tuple[ModelInfo, Tokenizer]:
         if self._about is None:

@@ -12,67 +12,75 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
 from config.settings import Settings
-from engine.embedding.encoder import Encoder, EncoderSizes, rename
+from engine.embedding.decoder import DECODERS, Decoder
+from engine.embedding.encoder import Config, Encoder, complete, rename
 from engine.embedding.vectors import VectorMaker, load_dense
-from engine.model.loading import ModelError, describe, load_tokenizer
+from engine.model.loading import ModelError, describe, load_model, load_tokenizer
 from engine.model.purpose import ENCODERS, find_purpose
-from engine.model.recipe import Recipe, find_longest, read_recipe
-from engine.request import EmbeddingInfo, ModelInfo
+from engine.model.recipe import find_longest, read_recipe
+from engine.request import EmbeddingInfo, ModelInfo, Recipe
 from engine.text.encoding import copy_backend
 from engine.text.tokenizer import Tokenizer
 
 Progress = Callable[[float], None]
 
+_Loaded = tuple[Encoder | Decoder, Config, Tokenizer, ModelInfo]
+
 
 @dataclass
 class EmbeddingModel:
-    """A model that embeds or ranks, as loaded. pad_token: fills up the rows of shorter texts."""
+    """A model that embeds or ranks, as loaded."""
 
-    encoder: Encoder
-    sizes: EncoderSizes
+    body: Encoder | Decoder
+    config: Config
     maker: VectorMaker
     tokenizer: Tokenizer
     info: ModelInfo
-    pad_token: int = 0
 
     def finish(self, states: mx.array, first_pooled: int, dimensions: int | None) -> mx.array:
         """Return the vector of a text, or the score of a pair. states: (tokens, size) of the last layer."""
-        if self.info.purpose == "rerank":
-            return mx.sigmoid(self.encoder.classifier(states[0]).astype(mx.float32))
+        if isinstance(self.body, Encoder) and self.info.purpose == "rerank":
+            return mx.sigmoid(self.body.classifier(states[0]).astype(mx.float32))
         return self.maker.make(states, first_pooled, dimensions)
 
 
 def load_embedding_model(settings: Settings, name: str, progress: Progress | None = None) -> EmbeddingModel:
     """Load the model that the settings name. name: by which it is known. Raises ModelError."""
-    start, folder = time.perf_counter(), Path(settings.model_source)
+    folder = Path(settings.model_source)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if config.get("model_type") not in ENCODERS:
-            raise ModelError(f"{config.get('model_type')} models cannot embed here yet")
-        purpose = find_purpose(folder, config)
-        if purpose == "rerank" and len(config.get("id2label", "12")) != 1:
-            raise ModelError("it sorts texts into several classes; one that ranks has one")
-        sizes, recipe = EncoderSizes.of(config), read_recipe(folder, config)
-        encoder = Encoder(sizes, ranks=purpose == "rerank")
-        _load_weights(encoder, folder, config, progress)
+        recipe = read_recipe(folder, config)
+        make = _load_encoder if config.get("model_type") in ENCODERS else _load_decoder
+        body, config, tokenizer, info = make(folder, config, name, progress)
         maker = VectorMaker(recipe, load_dense(recipe.dense))
-        tokenizer = load_tokenizer(folder)
-        embedding = _describe(recipe, sizes, maker, tokenizer, ranks=purpose == "rerank")
-        info = describe(encoder, config, name, sizes.vocabulary, None, time.perf_counter() - start)
+        embedding = _describe(recipe, config, maker, tokenizer, ranks=info.purpose == "rerank")
     # Weights may raise anything.
     except Exception as fault:
         raise ModelError(f"cannot load the model {settings.model_source}: {fault}") from fault
     limits = find_longest(config, recipe), settings.max_context_tokens
-    info = replace(
-        info,
-        context_tokens=min(limit for limit in limits if limit),
-        purpose=purpose,
-        embedding=embedding,
-    )
-    return EmbeddingModel(encoder, sizes, maker, tokenizer, info, int(config.get("pad_token_id") or 0))
+    longest = min([limit for limit in limits if limit], default=info.context_tokens)
+    info = replace(info, context_tokens=longest, embedding=embedding)
+    return EmbeddingModel(body, config, maker, tokenizer, info)
 
 
-def _load_weights(encoder: Encoder, folder: Path, config: dict[str, Any], progress: Progress | None) -> None:
+def _load_encoder(folder: Path, given: Config, name: str, progress: Progress | None) -> _Loaded:
+    start, purpose, config = time.perf_counter(), find_purpose(folder, given), complete(given)
+    if purpose == "rerank" and len(config.get("id2label", "12")) != 1:
+        raise ModelError("it sorts texts into several classes; one that ranks has one")
+    encoder = Encoder(config, ranks=purpose == "rerank")
+    _load_weights(encoder, folder, config, progress)
+    info = describe(encoder, config, name, config["vocab_size"], None, time.perf_counter() - start)
+    return encoder, config, load_tokenizer(folder), replace(info, purpose=purpose)
+
+
+def _load_decoder(folder: Path, config: Config, name: str, progress: Progress | None) -> _Loaded:
+    if config.get("model_type") not in DECODERS:
+        raise ModelError(f"{config.get('model_type')} models cannot embed here yet")
+    loaded = load_model(str(folder), name, None, progress)
+    return Decoder(loaded.model, config), config, loaded.tokenizer, replace(loaded.info, purpose="embed")
+
+
+def _load_weights(encoder: Encoder, folder: Path, config: Config, progress: Progress | None) -> None:
     given: dict[str, mx.array] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         found = mx.load(str(file))
@@ -98,10 +106,10 @@ def _load_weights(encoder: Encoder, folder: Path, config: dict[str, Any], progre
 
 
 def _describe(
-    recipe: Recipe, sizes: EncoderSizes, maker: VectorMaker, tokenizer: Tokenizer, *, ranks: bool
+    recipe: Recipe, config: Config, maker: VectorMaker, tokenizer: Tokenizer, *, ranks: bool
 ) -> EmbeddingInfo:
     """Describe how vectors are made, and find the special tokens around texts and pairs."""
-    dimensions = 1 if ranks else maker.make(mx.zeros((1, sizes.hidden))).size
+    dimensions = 1 if ranks else maker.make(mx.zeros((1, config["hidden_size"]))).size
     sample = tokenizer.encode_answer("a")
     pair = copy_backend(tokenizer.backend).encode("a", "a")
     first = _find(pair.ids, sample, 0)
@@ -113,18 +121,18 @@ def _describe(
         if ranks
         else (alone[:at], alone[at + len(sample) :])
     )
+    before, after = around
+    if recipe.pooling == "last" and not after:
+        # It was trained to say there what the text means.
+        ends = config.get("eos_token_id")
+        after = [ends] if isinstance(ends, int) else list(ends or ())[:1]
     return EmbeddingInfo(
         dimensions=dimensions,
-        pooling="cls" if ranks else recipe.pooling,
-        is_guessed=recipe.is_guessed and not ranks,
-        normalizes=recipe.normalizes,
-        counts_prompt=recipe.counts_prompt,
-        prompts=recipe.prompts,
-        default_prompt=recipe.default_prompt,
-        before=tuple(around[0]),
+        recipe=Recipe("cls") if ranks else recipe,
+        before=tuple(before),
         between=tuple(pair.ids[first + len(sample) : second]),
-        after=tuple(around[1]),
-        second_type=min(int(pair.type_ids[second]), sizes.types - 1),
+        after=tuple(after),
+        second_type=min(int(pair.type_ids[second]), config.get("type_vocab_size", 1) - 1),
     )
 
 

@@ -1,6 +1,6 @@
 """Estimate the memory that a pass takes at most, and hold it while it runs."""
 
-from engine.embedding.encoder import EncoderSizes
+from engine.embedding.encoder import Config
 from engine.scheduler.shared_memory import SharedMemory
 
 NUMBER_BYTES = 4
@@ -9,19 +9,20 @@ NUM_HIDDEN, NUM_INNER, NUM_SCORES = 10, 3, 3
 each token attends to."""
 
 
-def bytes_of(sizes: EncoderSizes, num_texts: int, num_tokens: int) -> int:
+def bytes_of(config: Config, num_texts: int, num_tokens: int) -> int:
     """Return an upper estimate of the memory of a pass of so many texts, padded to so many tokens."""
-    each = NUM_HIDDEN * sizes.hidden + NUM_INNER * sizes.inner + NUM_SCORES * sizes.heads * num_tokens
-    return NUMBER_BYTES * num_texts * num_tokens * each
+    each = NUM_HIDDEN * config["hidden_size"] + NUM_INNER * config["intermediate_size"]
+    each += NUM_SCORES * config["num_attention_heads"] * num_tokens
+    return int(NUMBER_BYTES * num_texts * num_tokens * each)
 
 
 class PassMemory:
     """What a model that embeds holds of the memory of all models. shared: set by the pool."""
 
-    def __init__(self, weight_bytes: int, sizes: EncoderSizes) -> None:
+    def __init__(self, weight_bytes: int, config: Config) -> None:
         self.weight_bytes = weight_bytes
         self.shared: SharedMemory | None = None
-        self._sizes = sizes
+        self._config = config
         self._pass_bytes = 0
 
     @property
@@ -35,7 +36,7 @@ class PassMemory:
 
     def take(self, num_texts: int, num_tokens: int) -> bool:
         """Reserve the memory of a pass, until release(); return False if there is not so much now."""
-        needed = bytes_of(self._sizes, num_texts, num_tokens)
+        needed = bytes_of(self._config, num_texts, num_tokens)
         if self.shared and not self.shared.make_room(needed, self):
             return False
         self._pass_bytes = needed
@@ -47,7 +48,7 @@ class PassMemory:
 
     def fault(self, num_tokens: int) -> str | None:
         """Say that a text of so many tokens can never be computed; None if it can."""
-        needed = self.weight_bytes + bytes_of(self._sizes, 1, num_tokens)
+        needed = self.weight_bytes + bytes_of(self._config, 1, num_tokens)
         if self.shared is None or needed <= self.shared.limit_bytes:
             return None
         return (

@@ -48,13 +48,6 @@ class Job:
         self.end(Embedded(tuple(self.vectors[index] for index in range(len(self.request.inputs)))))
 
 
-def cancel(jobs: Iterable[Job], request_id: str) -> None:
-    """End a request, if it is one of these."""
-    for job in jobs:
-        if job.request.id == request_id:
-            job.end(Failed("cancelled", "the client left"))
-
-
 @dataclass(frozen=True)
 class Member:
     """An input that is in a pass."""

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx.nn.layers.activations import gelu, relu, silu
 
 from engine.model.loading import ModelError
-from engine.model.recipe import Dense, Recipe
+from engine.request import Dense, Recipe
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "Identity": lambda states: states,

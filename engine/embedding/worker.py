@@ -7,13 +7,14 @@ of about the same length; they are padded at the end, and what is padding is mas
 import logging
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from engine.embedding.loading import EmbeddingModel
 from engine.embedding.memory import PassMemory
-from engine.embedding.passes import Job, Member, cancel, choose_members
+from engine.embedding.passes import Job, Member, choose_members
 from engine.request import EmbeddingRequest, EmbeddingSink, Failed
 from engine.scheduler.prefill_budget import PrefillLimits
 from engine.scheduler.prefill_costs import PrefillCosts
@@ -28,7 +29,7 @@ class _Pass:
 
     members: list[Member]
     hidden: mx.array
-    mask: mx.array
+    mask: Any
     width: int
     num_layers: int = 0
 
@@ -49,10 +50,10 @@ class EmbeddingWorker:
     num_steps: grows with every part of a pass.
     """
 
-    def __init__(self, model: EmbeddingModel, max_stall_ms: float, max_tokens: int) -> None:
-        self._model = model
+    def __init__(self, max_stall_ms: float, max_tokens: int) -> None:
+        self.model: EmbeddingModel | None = None
+        self.memory: PassMemory | None = None
         self._max_stall_ms, self._max_tokens = max_stall_ms, max_tokens
-        self.memory = PassMemory(model.info.weight_bytes, model.sizes)
         self.jobs: list[Job] = []
         self.num_embedded = self.num_embedded_tokens = 0
         self.num_steps = self.num_passes = 0
@@ -64,12 +65,22 @@ class EmbeddingWorker:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.jobs)
+        return bool(self.jobs) and self.model is not None
 
     @property
     def num_waiting(self) -> int:
         """Inputs without a vector."""
         return sum(len(job.left) for job in tuple(self.jobs)) + (len(self._pass.members) if self._pass else 0)
+
+    def load(self, model: EmbeddingModel) -> None:
+        """Go on with a model that is loaded now."""
+        self.model, self._costs = model, PrefillCosts()
+        self.memory = PassMemory(model.info.weight_bytes, model.config)
+
+    def unload(self) -> None:
+        """Let go of the model; requests wait."""
+        self._put_back()
+        self.model = self.memory = None
 
     def submit(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
         """Queue a request."""
@@ -77,7 +88,9 @@ class EmbeddingWorker:
 
     def cancel(self, request_id: str) -> None:
         """End a request. What of it is in a pass is computed with the pass, unless nobody else is in it."""
-        cancel(self.jobs, request_id)
+        for job in self.jobs:
+            if job.request.id == request_id:
+                job.end(Failed("cancelled", "the client left"))
         self.drop_ended()
 
     def drop_ended(self) -> None:
@@ -86,54 +99,52 @@ class EmbeddingWorker:
         if self._pass and all(member.job.ended for member in self._pass.members):
             self._leave()
 
-    def park(self) -> list[Job]:
-        """Return all requests with what is made of them, for a worker that replaces this one."""
-        self._put_back()
-        return self.jobs
+    def end_all(self, failed: Failed) -> None:
+        """End all requests."""
+        for job in self.jobs:
+            job.end(failed)
+        self.drop_ended()
 
     @station("prefill")
     def step(self, num_decoding: int) -> None:
         """Compute a part of a pass. num_decoding: rows of other models that wait meanwhile."""
         limit_s = PrefillLimits.of_step(num_decoding, self._max_stall_ms, self._max_tokens).seconds
+        assert self.model
+        assert self.memory
         try:
             if self._pass is None:
-                self._pass = self._begin(limit_s)
+                self._begin(self.model, self.memory, limit_s)
             if self._pass is not None:
-                self._advance(self._pass, limit_s)
+                self._advance(self.model, self._pass, limit_s)
                 self.num_steps += 1
         # Weights, tokens and memory may raise anything.
         except Exception as fault:
             self._fail(fault)
 
-    def _begin(self, limit_s: float) -> _Pass | None:
-        """Choose the texts of a pass and embed their tokens; None if there is no memory now."""
+    def _begin(self, model: EmbeddingModel, memory: PassMemory, limit_s: float) -> None:
+        """Choose the texts of a pass and embed their tokens, unless there is no memory now."""
         jobs = [job for job in self.jobs if job.left]
         members = choose_members(jobs, self.num_passes, lambda num, width: self._fits(num, width, limit_s))
         width = members[0].num_tokens
-        while not self.memory.take(len(members), width):
+        while not memory.take(len(members), width):
             if len(members) == 1:
-                self._wait_for_memory(members[0])
-                return None
+                self._wait_for_memory(members[0], memory.fault(width))
+                return
             members = members[: len(members) // 2]
         self.is_blocked = False
         self.num_passes += 1
         for member in members:
             member.job.left.remove(member.index)
-        tokens, types = (
-            np.full((len(members), width), self._model.pad_token, np.int32),
-            np.zeros((len(members), width), np.int32),
-        )
+        tokens, types = np.zeros((2, len(members), width), np.int32)
         for row, member in enumerate(members):
             tokens[row, : member.num_tokens] = member.input.tokens
             if (second := member.input.first_of_second) is not None:
-                assert self._model.info.embedding
-                types[row, second:] = self._model.info.embedding.second_type
+                assert model.info.embedding
+                types[row, second:] = model.info.embedding.second_type
         num_tokens = mx.array([member.num_tokens for member in members])
-        begun = _Pass(members, mx.array(0), mx.array(0), width)
         # Known before anything is computed, so that a failure finds the suspects.
-        self._pass = begun
-        begun.hidden, begun.mask = self._model.encoder.begin(mx.array(tokens), mx.array(types), num_tokens)
-        return begun
+        self._pass = begun = _Pass(members, mx.array(0), "", width)
+        begun.hidden, begun.mask = model.body.begin(mx.array(tokens), mx.array(types), num_tokens)
 
     def _fits(self, num_texts: int, width: int, limit_s: float) -> bool:
         num_tokens = num_texts * width
@@ -143,25 +154,27 @@ class EmbeddingWorker:
         """Return an upper estimate of a layer's seconds: that of a chunk whose tokens attend to a text."""
         return self._costs.seconds(num_tokens, width - num_tokens // 2)
 
-    def _advance(self, running: _Pass, limit_s: float) -> None:
-        layers, num_tokens = self._model.encoder.layers, running.num_tokens
+    def _advance(self, model: EmbeddingModel, running: _Pass, limit_s: float) -> None:
+        layers, num_tokens = model.body.layers, running.num_tokens
         num_fitting = int(limit_s / max(1e-9, self._layer_s(num_tokens, running.width)))
         until = min(len(layers), running.num_layers + max(1, num_fitting))
         num_layers = until - running.num_layers
         start, hidden = time.perf_counter(), running.hidden
         for layer in layers[running.num_layers : until]:
             hidden = layer(hidden, running.mask)
+        if until == len(layers):
+            hidden = model.body.end(hidden)
         mx.eval(hidden)
         taken_s = time.perf_counter() - start
         self._costs.observe(num_tokens, running.width - num_tokens // 2, taken_s / num_layers)
         running.hidden, running.num_layers = hidden, until
         if until == len(layers):
-            self._finish(running)
+            self._finish(model, running)
 
-    def _finish(self, done: _Pass) -> None:
+    def _finish(self, model: EmbeddingModel, done: _Pass) -> None:
         """Make the vectors of a pass, and end the requests that are complete."""
         made = [
-            self._model.finish(
+            model.finish(
                 done.hidden[row, : member.num_tokens],
                 member.input.first_pooled,
                 member.job.request.dimensions,
@@ -179,10 +192,9 @@ class EmbeddingWorker:
                 job.finish()
         self.drop_ended()
 
-    def _wait_for_memory(self, member: Member) -> None:
-        self.is_blocked = True
-        if fault := self.memory.fault(member.num_tokens):
-            self.is_blocked = False
+    def _wait_for_memory(self, member: Member, fault: str | None) -> None:
+        self.is_blocked = fault is None
+        if fault:
             member.job.end(Failed("request", fault))
             self.drop_ended()
 
@@ -207,4 +219,5 @@ class EmbeddingWorker:
     def _leave(self) -> None:
         """Let go of the pass."""
         self._pass = None
-        self.memory.release()
+        if self.memory:
+            self.memory.release()

@@ -4,15 +4,12 @@ The files are those of sentence-transformers. What they leave out is decided by 
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from engine.model.loading import ModelError, find_context_tokens
 from engine.model.purpose import ENCODERS, MODULES
-
-Pooling = Literal["mean", "cls", "last", "max"]
+from engine.request import Dense, Pooling, Recipe
 
 _OLD_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
@@ -23,40 +20,6 @@ _OLD_POOLINGS: dict[str, Pooling] = {
 """Flags of Pooling's configuration before it had pooling_mode."""
 
 _NEW_POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last", "max": "max"}
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A dense layer after pooling. activation: the name of a class of torch."""
-
-    folder: Path
-    has_bias: bool
-    activation: str
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How hidden states become a vector.
-
-    counts_prompt: whether the tokens of a prompt are pooled too. prompts: by name.
-    max_tokens: of a text, special tokens included, as the folder says; None if it does not.
-    is_guessed: whether the folder does not say how to pool.
-    """
-
-    pooling: Pooling
-    counts_prompt: bool = True
-    dense: tuple[Dense, ...] = ()
-    normalizes: bool = True
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None
-    max_tokens: int | None = None
-    is_guessed: bool = False
-
-    def describe(self) -> str:
-        """Describe it in a few words."""
-        why = ", by the architecture" if self.is_guessed else ""
-        prompts = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
-        return f"pooling {self.pooling}{why}{prompts}"
 
 
 def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:

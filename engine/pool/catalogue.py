@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from config.settings import Settings
+from config.settings import Settings, display_name
 from engine.model.hub_cache import HubCache, HubError, HubFault
 from engine.model.hub_download import ReportBytes, pull
 from engine.model.model_folder import ModelFolder, describe_folder
@@ -54,7 +54,7 @@ class Catalogue:
         if name == self._settings.model_name:
             return self._first()
         if name in self._settings.beside:
-            return self._named(name, self._settings.beside[name])
+            return self._beside(name)
         if (folder := self._find_folder(name)) is not None:
             return FoundModel(name, folder)
         base, _, adapter = name.rpartition(":")
@@ -71,7 +71,7 @@ class Catalogue:
         taken = first.folder.path.resolve()
         others = [folder for folder in self._folders() if folder.path.resolve() != taken]
         others.sort(key=lambda folder: folder.name.lower())
-        here |= {name: self._named(name, source) for name, source in self._settings.beside.items()}
+        here |= {name: self._beside(name) for name in self._settings.beside}
         here |= {folder.name: FoundModel(folder.name, folder) for folder in others if folder.name not in here}
         for adapter in self._adapters():
             base = self._base_of(adapter, here)
@@ -95,6 +95,14 @@ class Catalogue:
 
     def _first(self) -> FoundModel:
         return self._named(self._settings.model_name, self._settings.model_source)
+
+    def _beside(self, name: str) -> FoundModel:
+        """Return a model that is named to embed or rank: one that decodes may not say that it embeds."""
+        found, settings = self._named(name, self._settings.beside[name]), self._settings
+        is_silent = found.folder.purpose == "generate" and not found.folder.fault
+        if not is_silent or name != display_name(settings.embedding_model or ""):
+            return found
+        return replace(found, folder=replace(found.folder, purpose="embed"))
 
     def _named(self, name: str, source: str) -> FoundModel:
         """Return the model of a folder, or in the hub's cache. name: by which it is known."""

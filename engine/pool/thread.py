@@ -319,7 +319,7 @@ class PoolThread:
     def _count_running(self, beside: PooledModel) -> int:
         """Return how many other models have requests that decode or prefill."""
         others = [model.engine for model in self._models.list_all() if model is not beside]
-        return sum(engine.is_running for engine in others if isinstance(engine, Engine))
+        return sum(one.is_running for one in others if one and not isinstance(one, EmbeddingEngine))
 
     def _note_loaded(self, model: PooledModel, engine: AnyEngine) -> None:
         budget = model.budget = engine.memory_budget

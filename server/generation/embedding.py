@@ -53,7 +53,7 @@ async def encode_inputs(
     texts = [prompt + one for one in body.input if isinstance(one, str)]
     encoded = iter(await service.prompts.encode_texts(request, texts))
     first_pooled = 0
-    if prompt and not embedding.counts_prompt:
+    if prompt and not embedding.recipe.counts_prompt:
         (alone,) = await service.prompts.encode_texts(request, [prompt])
         first_pooled = len(embedding.before) + len(alone)
     inputs = []
@@ -138,7 +138,7 @@ def _embedding_of(service: Service) -> EmbeddingInfo:
 
 def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, embedding: EmbeddingInfo) -> str:
     """Return the text that goes before every text of a request. Raises BadRequestError."""
-    prompts = embedding.prompts
+    prompts = embedding.recipe.prompts
     of_query = next((prompts[name] for name in _SAME["query"] if name in prompts), "")
     if body.instruction is not None:
         is_instructed = of_query.startswith(INSTRUCTED)
@@ -157,7 +157,7 @@ def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, emb
         if found is None:
             note_ignored(request, ["input_type"])
         return found or ""
-    return prompts.get(embedding.default_prompt or "", "")
+    return prompts.get(embedding.recipe.default_prompt or "", "")
 
 
 def _cut(tokens: Sequence[int], room: int, cut: Cut, param: str, info: ModelInfo) -> TokenIds:

@@ -268,8 +268,15 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
 def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
     if info is None:
         return None
-    shown = {name: getattr(info, name) for name in EmbeddingCard.model_fields}
-    return EmbeddingCard(**shown | {"prompts": dict(info.prompts)})
+    recipe = info.recipe
+    return EmbeddingCard(
+        dimensions=info.dimensions,
+        pooling=recipe.pooling,
+        is_guessed=recipe.is_guessed,
+        normalizes=recipe.normalizes,
+        prompts=dict(recipe.prompts),
+        default_prompt=recipe.default_prompt,
+    )
 
 
 def _sampling(service: Service, info: ModelInfo) -> dict[str, float]:

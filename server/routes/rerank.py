@@ -18,24 +18,17 @@ from server.validation.body import read_body
 router = APIRouter()
 
 
-@router.post("/v1/rerank", openapi_extra=body_schema(RerankRequest))
+_BODY = body_schema(RerankRequest)
+
+
+@router.post("/v1/rerank", openapi_extra=_BODY)
+@router.post("/rerank", openapi_extra=_BODY)
+@router.post("/v2/rerank", openapi_extra=_BODY)
 async def rerank(request: Request) -> Response:
     """Sort documents by how well they answer a query, with a model that ranks. Jina's and Cohere's."""
     body = await read_body(request, RerankRequest)
     answer = partial(_answer, request, body)
     return await serve_model(request, body.model, answer, keep_alive=body.keep_alive, purpose="rerank")
-
-
-@router.post("/rerank", openapi_extra=body_schema(RerankRequest))
-async def rerank_without_version(request: Request) -> Response:
-    """Do as /v1/rerank does."""
-    return await rerank(request)
-
-
-@router.post("/v2/rerank", openapi_extra=body_schema(RerankRequest))
-async def rerank_by_cohere(request: Request) -> Response:
-    """Do as /v1/rerank does; Cohere's clients ask here."""
-    return await rerank(request)
 
 
 async def _answer(request: Request, body: RerankRequest, service: Service) -> Response:

@@ -99,13 +99,13 @@ def test_a_prompt_s_tokens_are_left_out_if_the_folder_says_so(tmp_path):
     assert np.array(model.maker.make(mx.array(states), first_pooled=2)) == pytest.approx(
         states[2:].mean(axis=0), abs=1e-6
     )
-    assert not model.info.embedding.counts_prompt
+    assert not model.info.embedding.recipe.counts_prompt
 
 
 def test_what_a_folder_does_not_say_is_decided_by_the_architecture_and_told(tmp_path):
     info = load_embedding_model(Settings(model=str(write_encoder(tmp_path / "tiny"))), "tiny").info
-    assert info.embedding.is_guessed
-    assert info.embedding.describe() == "32 dimensions, pooling mean, by its architecture"
+    assert info.embedding.recipe.is_guessed
+    assert info.embedding.recipe.describe() == "pooling mean, by its architecture"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_weights_in_bfloat16_are_computed_in_float32(tmp_path):
         str(folder / "model.safetensors"), {k: v.astype(mx.bfloat16) for k, v in arrays.items()}
     )
     model = load_embedding_model(Settings(model=str(folder)), "tiny")
-    assert {array.dtype for _, array in tree_flatten(model.encoder.parameters())} == {mx.float32}
+    assert {array.dtype for _, array in tree_flatten(model.body.parameters())} == {mx.float32}
 
 
 def test_a_quantized_folder_embeds_nearly_the_same(pool_of, tmp_path):

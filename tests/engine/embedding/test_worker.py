@@ -26,7 +26,8 @@ class Driven:
     """A worker whose steps a test takes. ended: events by the request's id."""
 
     def __init__(self, model, max_stall_ms=1.0, max_tokens=2048):
-        self.worker = EmbeddingWorker(model, max_stall_ms, max_tokens)
+        self.worker = EmbeddingWorker(max_stall_ms, max_tokens)
+        self.worker.load(model)
         self.ended = {}
 
     def submit(self, name, inputs):
@@ -80,7 +81,7 @@ def test_texts_of_about_one_length_share_a_pass(model):
 def test_beside_rows_a_step_takes_layers_one_by_one_if_they_are_slow(model):
     driven = Driven(model, max_stall_ms=1e-6)
     driven.submit("one", texts(1))
-    assert driven.run(num_decoding=1) == model.sizes.layers
+    assert driven.run(num_decoding=1) == len(model.body.layers)
     driven.submit("two", texts(1))
     assert driven.run(num_decoding=0) == 1
 
@@ -129,14 +130,14 @@ def test_a_request_that_fails_ends_alone(model):
         """An encoder that fails on one token."""
 
         def __getattr__(self, name):
-            return getattr(model.encoder, name)
+            return getattr(model.body, name)
 
         def begin(self, tokens, types, num_tokens):
             if (np.array(tokens) == 666).any():
                 raise RuntimeError("no such token")
-            return model.encoder.begin(tokens, types, num_tokens)
+            return model.body.begin(tokens, types, num_tokens)
 
-    driven = Driven(replace(model, encoder=Broken()))
+    driven = Driven(replace(model, body=Broken()))
     driven.submit("known", [[5] * 8])
     driven.run()
     driven.submit("good", [[5] * 10])
@@ -195,9 +196,10 @@ def test_what_is_computed_survives_an_unload(model):
     while not driven.worker.num_embedded:
         driven.worker.step(1)
     driven.worker.step(1)
-    later = EmbeddingWorker(model, 1.0, 2048)
-    later.jobs = driven.worker.park()
-    while later.has_work:
-        later.step(0)
+    driven.worker.unload()
+    assert not driven.worker.has_work
+    assert driven.worker.num_waiting == 2
+    driven.worker.load(model)
+    driven.run()
     assert driven.ended["all"] == Embedded(tuple(alone(model, tokens) for tokens in given))
-    assert later.num_embedded == 2
+    assert driven.worker.num_embedded == 3
