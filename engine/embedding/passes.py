@@ -1,6 +1,7 @@
 """Choose which texts share a pass: of about the same length, and no short request waits for long ones."""
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.request import Embedded, EmbeddingInput, EmbeddingRequest, EmbeddingSink, Failed
@@ -16,12 +17,13 @@ MAX_PADDING = 4
 class Job:
     """A request and what is made of it. left: indices of its inputs without a vector, the longest first.
 
-    is_alone: whether it shares no pass with other requests, as a pass with it has failed.
+    num_left: their tokens. is_alone: whether it shares no pass with other requests, as one with it failed.
     """
 
     request: EmbeddingRequest
     sink: EmbeddingSink
     left: list[int] = field(default_factory=list)
+    num_left: int = 0
     vectors: dict[int, bytes] = field(default_factory=dict)
     is_alone: bool = False
     ended: bool = False
@@ -29,13 +31,30 @@ class Job:
     @classmethod
     def of(cls, request: EmbeddingRequest, sink: EmbeddingSink) -> "Job":
         """Make the job of a request."""
-        lengths = [len(one.tokens) for one in request.inputs]
-        return cls(request, sink, sorted(range(len(lengths)), key=lambda i: -lengths[i]))
+        job = cls(request, sink)
+        job.put_back(range(len(request.inputs)))
+        return job
 
-    @property
-    def num_left(self) -> int:
-        """The tokens of the inputs without a vector."""
-        return sum(len(self.request.inputs[index].tokens) for index in self.left)
+    def take(self, indices: Collection[int]) -> None:
+        """Note that inputs are being computed."""
+        self.left = [index for index in self.left if index not in indices]
+        self.num_left -= self._count(indices)
+
+    def put_back(self, indices: Iterable[int]) -> None:
+        """Note that inputs are still to be computed."""
+        self.left += indices
+        self.left.sort(key=self._rank)
+        self.num_left = self._count(self.left)
+
+    def first_up_to(self, num_tokens: int) -> int:
+        """Return where the inputs begin in left that have at most so many tokens."""
+        return bisect_left(self.left, -num_tokens, key=self._rank)
+
+    def _rank(self, index: int) -> int:
+        return -len(self.request.inputs[index].tokens)
+
+    def _count(self, indices: Iterable[int]) -> int:
+        return -sum(map(self._rank, indices))
 
     def end(self, event: Embedded | Failed) -> None:
         """Send the terminal event, unless it had one."""
@@ -66,6 +85,14 @@ class Member:
         return len(self.input.tokens)
 
 
+def by_job(members: Iterable[Member]) -> dict[Job, set[int]]:
+    """Return the indices of inputs by their requests."""
+    found: dict[Job, set[int]] = {}
+    for member in members:
+        found.setdefault(member.job, set()).add(member.index)
+    return found
+
+
 Fits = Callable[[int, int], bool]
 """Says whether a pass may have so many texts, padded to so many tokens."""
 
@@ -91,10 +118,8 @@ def choose_members(jobs: Sequence[Job], num_passes: int, fits: Fits) -> list[Mem
 def _alike(jobs: Iterable[Job], longest: int) -> Iterable[Member]:
     """Yield the texts that may share a pass with one of so many tokens, request by request."""
     for job in jobs:
-        for index in job.left:
+        for index in job.left[job.first_up_to(longest) :]:
             padding = longest - len(job.request.inputs[index].tokens)
-            if padding < 0:
-                continue
-            if padding * MAX_PADDING >= longest and padding:
+            if padding * MAX_PADDING >= longest:
                 break
             yield Member(job, index)

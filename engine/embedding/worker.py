@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.embedding.loading import EmbeddingModel
 from engine.embedding.memory import PassMemory
-from engine.embedding.passes import Job, Member, choose_members
+from engine.embedding.passes import Job, Member, by_job, choose_members
 from engine.request import EmbeddingRequest, EmbeddingSink, Failed
 from engine.scheduler.prefill_budget import PrefillLimits
 from engine.scheduler.prefill_costs import PrefillCosts
@@ -133,8 +133,8 @@ class EmbeddingWorker:
             members = members[: len(members) // 2]
         self.is_blocked = False
         self.num_passes += 1
-        for member in members:
-            member.job.left.remove(member.index)
+        for job, indices in by_job(members).items():
+            job.take(indices)
         tokens, types = np.zeros((2, len(members), width), np.int32)
         for row, member in enumerate(members):
             tokens[row, : member.num_tokens] = member.input.tokens
@@ -212,8 +212,8 @@ class EmbeddingWorker:
 
     def _put_back(self) -> None:
         """Let go of the pass; its texts are computed later."""
-        for member in reversed(self._pass.members if self._pass else ()):
-            member.job.left.insert(0, member.index)
+        for job, indices in by_job(self._pass.members if self._pass else ()).items():
+            job.put_back(indices)
         self._leave()
 
     def _leave(self) -> None:

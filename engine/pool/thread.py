@@ -252,7 +252,13 @@ class PoolThread:
 
     def _load_beside(self) -> None:
         """Load the models that embed or rank beside the first one. Raises ModelLoadError."""
-        for name in self._models.settings.beside:
+        settings = self._models.settings
+        named = [one for one in (settings.embedding_model, settings.rerank_model) if one is not None]
+        if len({*settings.beside, settings.model_name}) <= len({*named}):
+            raise ModelLoadError(
+                "not_loadable", f"two models have the same name; rename a folder: {', '.join(named)}"
+            )
+        for name in settings.beside:
             model = self._models.find(name)
             if model is None or model.is_loaded:
                 continue

@@ -1,7 +1,8 @@
 """From a request's texts to their vectors or scores: encode, prompt, cut, and wait for the engine."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 from fastapi import Request
@@ -23,6 +24,7 @@ from server.generation.service import Service
 from server.http.request_log import note_ignored, record_of
 from server.requests.embeddings import Cut, EmbeddingsRequest
 from server.requests.rerank import RerankRequest
+from server.turns import beside
 
 _SAME = {
     "query": ("query", "search_query"),
@@ -41,7 +43,8 @@ async def encode_inputs(
     request: Request, service: Service, body: EmbeddingsRequest
 ) -> tuple[EmbeddingInput, ...]:
     """Return the texts as the model reads them. Raises BadRequestError, and what encode_texts() raises."""
-    info, embedding = service.engine.info, _embedding_of(service)
+    info, embedding = service.engine.info, service.engine.info.embedding
+    assert embedding
     if body.dimensions is not None and body.dimensions > embedding.dimensions:
         raise BadRequestError(
             f"'dimensions' is {body.dimensions}; the vectors of '{info.name}' have {embedding.dimensions}. "
@@ -56,7 +59,15 @@ async def encode_inputs(
     if prompt and not embedding.recipe.counts_prompt:
         (alone,) = await service.prompts.encode_texts(request, [prompt])
         first_pooled = len(embedding.before) + len(alone)
-    inputs = []
+    return await beside(request, partial(_as_inputs, body, info, encoded, first_pooled))
+
+
+def _as_inputs(
+    body: EmbeddingsRequest, info: ModelInfo, encoded: Iterator[TokenIds], first_pooled: int
+) -> tuple[EmbeddingInput, ...]:
+    """Put the special tokens around texts, and cut them. Raises BadRequestError."""
+    embedding, inputs = info.embedding, []
+    assert embedding
     for index, one in enumerate(body.input):
         param = f"input[{index}]" if len(body.input) > 1 else "input"
         if isinstance(one, str):
@@ -71,9 +82,18 @@ async def encode_inputs(
 
 async def encode_pairs(request: Request, service: Service, body: RerankRequest) -> tuple[EmbeddingInput, ...]:
     """Return the query with each document as the model reads them. Raises as encode_inputs()."""
-    info, embedding = service.engine.info, _embedding_of(service)
+    info = service.engine.info
     (query,) = await service.prompts.encode_texts(request, [body.query])
     documents = await service.prompts.encode_texts(request, body.documents)
+    return await beside(request, partial(_as_pairs, body, info, query, documents))
+
+
+def _as_pairs(
+    body: RerankRequest, info: ModelInfo, query: TokenIds, documents: Sequence[TokenIds]
+) -> tuple[EmbeddingInput, ...]:
+    """Put the query before each document, with the special tokens. Raises BadRequestError."""
+    embedding = info.embedding
+    assert embedding
     head = (*embedding.before, *query, *embedding.between)
     room = info.context_tokens - len(head) - len(embedding.after)
     if room < 1:
@@ -128,12 +148,6 @@ async def embed(
     if isinstance(event := done.result(), Failed):
         raise from_failure(event, "input")
     return event.vectors
-
-
-def _embedding_of(service: Service) -> EmbeddingInfo:
-    embedding = service.engine.info.embedding
-    assert embedding is not None
-    return embedding
 
 
 def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, embedding: EmbeddingInfo) -> str:

@@ -190,6 +190,17 @@ def test_vectors_beside_chats_are_the_same_and_chats_too(http):
     assert http.post("/v1/chat/completions", json=CHAT).json()["choices"] == answer
 
 
+def test_2048_texts_are_answered_in_order_and_hold_nobody(http):
+    given = [f"text {number}" for number in range(2048)]
+    body = {"model": "prompted", "input": given}
+    whole = vectors_of(http.post("/v1/embeddings", json=body))
+    coded = http.post("/v1/embeddings", json=body | {"encoding_format": "base64"}).json()["data"]
+    assert np.array_equal(whole, [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in coded])
+    some = [0, 777, 2047]
+    alone = vectors_of(http.post("/v1/embeddings", json=body | {"input": [given[index] for index in some]}))
+    assert np.array_equal(whole[some], alone)
+
+
 def test_models_say_what_they_are_for(http):
     cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
     assert {name: cards[name]["purpose"] for name in ("reprise-demo", "model", "ranks", "prompted")} == {

@@ -1,5 +1,8 @@
 """A model that embeds is one of several: beside chats, unloaded and loaded again, stopped."""
 
+import pytest
+
+from engine.model.loading import ModelError
 from engine.request import Failed
 from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.embedding.test_encoder import texts
@@ -47,3 +50,9 @@ def test_folders_say_what_models_are_for(pool_of, tmp_path):
     write_encoder(tmp_path / "ranks", "xlm-roberta", ranks=True)
     found = {entry.name: (entry.purpose, entry.fault) for entry in asker.pool.entries()}
     assert found == {"tiny": ("embed", None), "chat": ("generate", None), "ranks": ("rerank", None)}
+
+
+def test_two_models_of_one_name_are_refused_at_the_start(pool_of, tmp_path):
+    first, second = (write_encoder(tmp_path / kind / "model") for kind in ("one", "other"))
+    with pytest.raises(ModelError, match="the same name"):
+        pool_of(first, embedding_model=str(second))
