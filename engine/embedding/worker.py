@@ -108,12 +108,12 @@ class EmbeddingWorker:
     @station("prefill")
     def step(self, num_decoding: int) -> None:
         """Compute a part of a pass. num_decoding: rows of other models that wait meanwhile."""
-        limit_s = PrefillLimits.of_step(num_decoding, self._max_stall_ms, self._max_tokens).seconds
+        limit_s = self._limit_s(num_decoding)
         assert self.model
         assert self.memory
         try:
             if self._pass is None:
-                self._begin(self.model, self.memory, limit_s)
+                self._begin(self.model, self.memory)
             if self._pass is not None:
                 self._advance(self.model, self._pass, limit_s)
                 self.num_steps += 1
@@ -121,10 +121,13 @@ class EmbeddingWorker:
         except Exception as fault:
             self._fail(fault)
 
-    def _begin(self, model: EmbeddingModel, memory: PassMemory, limit_s: float) -> None:
+    def _limit_s(self, num_decoding: int) -> float:
+        return PrefillLimits.of_step(num_decoding, self._max_stall_ms, self._max_tokens).seconds
+
+    def _begin(self, model: EmbeddingModel, memory: PassMemory) -> None:
         """Choose the texts of a pass and embed their tokens, unless there is no memory now."""
         jobs = [job for job in self.jobs if job.left]
-        members = choose_members(jobs, self.num_passes, lambda num, width: self._fits(num, width, limit_s))
+        members = choose_members(jobs, self.num_passes, self._fits)
         width = members[0].num_tokens
         while not memory.take(len(members), width):
             if len(members) == 1:
@@ -146,9 +149,10 @@ class EmbeddingWorker:
         self._pass = begun = _Pass(members, mx.array(0), "", width)
         begun.hidden, begun.mask = model.body.begin(mx.array(tokens), mx.array(types), num_tokens)
 
-    def _fits(self, num_texts: int, width: int, limit_s: float) -> bool:
+    def _fits(self, num_texts: int, width: int) -> bool:
+        """Say whether a layer of a pass takes no longer than rows may wait, which may come before its end."""
         num_tokens = num_texts * width
-        return num_tokens <= self._max_tokens and self._layer_s(num_tokens, width) <= limit_s
+        return num_tokens <= self._max_tokens and self._layer_s(num_tokens, width) <= self._limit_s(1)
 
     def _layer_s(self, num_tokens: int, width: int) -> float:
         """Return an upper estimate of a layer's seconds: that of a chunk whose tokens attend to a text."""

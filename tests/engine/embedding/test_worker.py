@@ -8,6 +8,7 @@ import pytest
 
 from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
+from engine.embedding.memory import bytes_of
 from engine.embedding.passes import Job, choose_members
 from engine.embedding.worker import EmbeddingWorker
 from engine.request import Embedded, EmbeddingInput, EmbeddingRequest, Failed
@@ -25,7 +26,7 @@ def model(tmp_path_factory):
 class Driven:
     """A worker whose steps a test takes. ended: events by the request's id."""
 
-    def __init__(self, model, max_stall_ms=1.0, max_tokens=2048):
+    def __init__(self, model, max_stall_ms=1e9, max_tokens=2048):
         self.worker = EmbeddingWorker(max_stall_ms, max_tokens)
         self.worker.load(model)
         self.ended = {}
@@ -68,32 +69,34 @@ def test_minilm_s_vectors_are_the_same_alone_and_in_a_batch_to_the_last_bit(mini
 
 def test_texts_of_about_one_length_share_a_pass(model):
     driven, given = Driven(model), texts(64)
-    driven.submit("alone", given[:1])
-    driven.run()
     driven.submit("all", given)
-    driven.run()
-    lengths = sorted(map(len, given), reverse=True)
+    driven.run(num_decoding=1)
     assert driven.worker.num_passes < len(given) / 4
-    assert driven.worker.num_embedded == 1 + len(given)
-    assert driven.worker.num_embedded_tokens == len(given[0]) + sum(lengths)
+    assert driven.worker.num_embedded == len(given)
+    assert driven.worker.num_embedded_tokens == sum(map(len, given))
 
 
-def test_beside_rows_a_step_takes_layers_one_by_one_if_they_are_slow(model):
-    driven = Driven(model, max_stall_ms=1e-6)
+@pytest.mark.parametrize(("max_stall_ms", "num_steps"), [(1e-6, 3), (1e9, 1)])
+def test_beside_rows_a_step_takes_as_many_layers_as_they_may_wait_for(model, max_stall_ms, num_steps):
+    driven = Driven(model, max_stall_ms)
     driven.submit("one", texts(1))
-    assert driven.run(num_decoding=1) == len(model.body.layers)
-    driven.submit("two", texts(1))
-    assert driven.run(num_decoding=0) == 1
+    assert driven.run(num_decoding=1) == num_steps
+
+
+def test_a_pass_that_begins_alone_is_no_larger_as_rows_may_come(model):
+    driven = Driven(model, max_stall_ms=1e-6)
+    driven.submit("known", [[5] * 8])
+    driven.run()
+    driven.submit("all", [[5] * 8] * 4)
+    driven.run()
+    assert driven.worker.num_passes == 5
 
 
 def test_no_pass_has_more_tokens_than_it_may_unless_one_text_has(model):
     driven = Driven(model, max_tokens=40)
-    driven.submit("known", [[5] * 8])
-    driven.run()
-    num_before = driven.worker.num_passes
     driven.submit("all", [[5] * 10] * 8 + [[5] * 60])
     driven.run()
-    assert driven.worker.num_passes - num_before >= 3
+    assert driven.worker.num_passes == 3
 
 
 def test_a_short_request_overtakes_a_long_one_and_the_oldest_is_not_forgotten():
@@ -149,18 +152,15 @@ def test_a_request_that_fails_ends_alone(model):
     assert driven.ended["also good"] == Embedded((alone(model, [6] * 10),))
 
 
-def test_a_pass_holds_no_more_memory_than_was_foreseen(model):
+def test_a_pass_takes_no_more_memory_than_was_foreseen(model):
     driven = Driven(model)
-    driven.submit("known", [[5] * 70])
-    driven.run()
     driven.submit("all", [[5] * 70] * 29)
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    driven.worker.step(1)
-    foreseen = driven.worker.memory.held_bytes - driven.worker.memory.weight_bytes
     driven.run(1)
-    assert mx.get_peak_memory() - before <= foreseen
+    assert driven.worker.num_passes == 1
+    assert 0 < mx.get_peak_memory() - before <= bytes_of(model.config, 29, 70)
 
 
 def test_what_never_fits_into_memory_fails_and_says_so(model):
