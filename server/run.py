@@ -148,7 +148,10 @@ def run(
 def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: Mapping[str, Section]) -> int:
     if "MLX_RANK" in os.environ:
         if settings.may_unload:
-            return _fail("--models-dir, --allow-load and --idle-unload-s are for one machine")
+            return _fail(
+                "--models-dir, --allow-load, --embedding-model, --rerank-model and --idle-unload-s are for one "
+                "machine"
+            )
         settings = settings_of(settings, sections, settings.model_name)
         if (status := follow(settings)) is not None:
             return status

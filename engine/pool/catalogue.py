@@ -98,7 +98,11 @@ class Catalogue:
 
     def _beside(self, name: str) -> FoundModel:
         """Return a model that is named to embed or rank: one that decodes may not say that it embeds."""
-        found, settings = self._named(name, self._settings.beside[name]), self._settings
+        settings, source = self._settings, self._settings.beside[name]
+        found = self._named(name, source)
+        if not found.folder.path.is_dir():
+            fault = f"there is no folder {source}, and no model of that name in the hub's cache"
+            return replace(found, folder=replace(found.folder, fault=fault))
         is_silent = found.folder.purpose == "generate" and not found.folder.fault
         if not is_silent or name != display_name(settings.embedding_model or ""):
             return found
@@ -110,7 +114,7 @@ class Catalogue:
         folder = describe_folder(path, name) if path.is_dir() else None
         if folder is None:
             folder = _in_hub(self._hub or HubCache(), source)
-        return FoundModel(name, folder or ModelFolder(name, path, 0, fault=f"there is no model {source}"))
+        return FoundModel(name, folder or ModelFolder(name, path, 0))
 
     def _find_folder(self, name: str) -> ModelFolder | None:
         path = self._path(name)

@@ -170,13 +170,13 @@ class PoolThread:
         start = time.perf_counter()
         engine.turn()
         taken_s = time.perf_counter() - start
-        if engine.is_blocked or (isinstance(engine, EmbeddingEngine) and len(working) > 1):
-            # The others go first: what it waits for is theirs, or their rows have waited for as long as they
-            # may. Without others it looks again soon.
+        if engine.is_blocked:
+            # The others go first: what it waits for is theirs. Without others it looks again soon.
             taken_s = max(SLICE_S, taken_s)
-            if engine.is_blocked and len(working) == 1:
+            if len(working) == 1:
                 self._models.wake.wait(BLOCKED_S)
-        self._turns.charge(model, taken_s)
+        # After a piece of a pass the rows of others have waited for as long as they may.
+        self._turns.charge(model, taken_s, passes_on=isinstance(engine, EmbeddingEngine))
         if engine.is_dead and not self._models.is_stopping:
             self._drop(model, "its engine has died, as the log says")
         return True
