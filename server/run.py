@@ -149,8 +149,8 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
     if "MLX_RANK" in os.environ:
         if settings.may_unload:
             return _fail(
-                "--models-dir, --allow-load, --embedding-model, --rerank-model and --idle-unload-s are for one "
-                "machine"
+                "--models-dir, --allow-load, --embedding-model, --rerank-model and --idle-unload-s are for "
+                "one machine"
             )
         settings = settings_of(settings, sections, settings.model_name)
         if (status := follow(settings)) is not None:

@@ -1,6 +1,8 @@
 """Embeddings and ranking on real servers: alone, and beside a chat model, with real clients."""
 
 import base64
+import json
+import socket
 from pathlib import Path
 
 import httpx
@@ -10,6 +12,7 @@ import pytest
 
 from tests.end_to_end.conftest import serving
 from tests.engine.embedding.encoder_folders import minilm, write_encoder, write_modules
+from tests.engine.support import wait_until
 
 TEXTS = ["The cat sits on the mat.", "A kitten rests on a rug.", "Interest rates rose again."]
 CHAT = {"model": "reprise-demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
@@ -220,16 +223,29 @@ def test_models_say_what_they_are_for(http):
     assert cards["reprise-demo"]["embedding"] is None
 
 
-def test_progress_is_on_metrics(http):
-    def count(name):
-        text = httpx.get(f"{http.base_url}/metrics").text
-        return float(next(line for line in text.splitlines() if line.startswith(name)).split()[-1])
+def count(http, name):
+    text = http.get("/metrics").text
+    return float(next(line for line in text.splitlines() if line.startswith(name)).split()[-1])
 
-    before = count("reprise_embedded_total")
+
+def test_progress_is_on_metrics(http):
+    before = count(http, "reprise_embedded_total")
     tokens = http.post("/v1/embeddings", json={"input": TEXTS}).json()["usage"]["total_tokens"]
-    assert count("reprise_embedded_total") == before + 3
-    assert count("reprise_embedded_tokens_total") >= tokens
-    assert count("reprise_embedding_waiting") == 0
+    assert count(http, "reprise_embedded_total") == before + 3
+    assert count(http, "reprise_embedded_tokens_total") >= tokens
+    assert count(http, "reprise_embedding_waiting") == 0
+
+
+def test_a_request_whose_client_leaves_ends(http, url):
+    before = count(http, "reprise_embedded_total")
+    body = json.dumps({"model": "model", "input": ["many words " * 60] * 2048}).encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        wait_until(lambda: count(http, "reprise_embedding_waiting") > 1000)
+    wait_until(lambda: count(http, "reprise_embedding_waiting") == 0)
+    assert count(http, "reprise_embedded_total") < before + 2048
 
 
 def test_a_folder_that_embeds_serves_embeddings(server_folder, folders):
