@@ -522,7 +522,9 @@ class ModelEntry:
     fault: why it cannot be loaded, as far as its files show it or the last attempt did; None otherwise.
     num_running, num_waiting: its requests.
     num_loads, num_unloads: since the server started.
-    info: as loaded. can_call, can_think: whether it has tools and reasoning. None if it never was loaded.
+    info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens to fill in
+        text with. None if it never was loaded.
+    idle_left_s: seconds after which it is unloaded if it gets no request; None if it is not, or not loaded.
     purpose: what it is for.
     """
 
@@ -539,6 +541,8 @@ class ModelEntry:
     info: ModelInfo | None = None
     can_call: bool | None = None
     can_think: bool | None = None
+    can_infill: bool | None = None
+    idle_left_s: float | None = None
     purpose: Purpose = "generate"
 
 

@@ -16,6 +16,7 @@ ApiError
 |- HeadersTooLargeError       431  too many headers
 |- TooBusyError               429  the request queue is full; Retry-After says when to try again
 |- RequestFailedError         500  this request failed; others are not affected
+|- NotImplementedHereError    501  an endpoint of the API that this server does not implement
 `- UnavailableError           503  the engine is loading, draining, stalled or dead, or a model loads too long
 ClientGoneError                    the client has disconnected; not an ApiError, since nothing is sent
 """
@@ -282,6 +283,16 @@ class RequestFailedError(ApiError):
         return cls(
             f"The server failed while serving this request. Its log has the reason under {request_id}."
         )
+
+
+class NotImplementedHereError(ApiError):
+    """The API has this endpoint, but this server does not implement it."""
+
+    status = 501
+
+    def __init__(self, message: str) -> None:
+        # The SDKs retry every status from 500 on; this header stops them.
+        super().__init__(message, code="not_implemented", headers={"x-should-retry": "false"})
 
 
 class UnavailableError(ApiError):
