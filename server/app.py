@@ -25,6 +25,8 @@ from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics.registry import Metrics
 from server.ollama_api.schemas import (
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaPullRequest,
@@ -83,6 +85,8 @@ BODIES = (
     ResponsesRequest,
     CompactRequest,
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaPullRequest,

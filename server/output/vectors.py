@@ -19,6 +19,11 @@ def numbers_of(vector: bytes) -> list[float]:
     return numbers.tolist()
 
 
+def write_numbers(vector: bytes) -> bytes:
+    """Write the numbers of a vector as a JSON array."""
+    return to_json(numbers_of(vector))
+
+
 def write_embeddings(
     vectors: Sequence[bytes], encoding_format: Literal["float", "base64"], model: str, num_tokens: int
 ) -> bytes:

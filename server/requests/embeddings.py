@@ -58,20 +58,21 @@ Truncate = Annotated[
 ]
 _Ids = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(min_length=1)]
 _String = Annotated[str, Field(min_length=1)]
+Inputs = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(
+        _inputs,
+        json_schema_input_type=_String
+        | _Ids
+        | Annotated[list[_String | _Ids], Field(min_length=1, max_length=MAX_INPUTS)],
+    ),
+]
 
 
 class EmbeddingsRequest(AcceptsPeerFields):
     """The body of POST /v1/embeddings."""
 
-    input: Annotated[
-        tuple[Text, ...],
-        BeforeValidator(
-            _inputs,
-            json_schema_input_type=_String
-            | _Ids
-            | Annotated[list[_String | _Ids], Field(min_length=1, max_length=MAX_INPUTS)],
-        ),
-    ] = Field(
+    input: Inputs = Field(
         description=f"A text, its token ids, or an array of up to {MAX_INPUTS} of either. Token ids are used "
         "as they are, without prompt and special tokens."
     )

@@ -4,7 +4,6 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation.embedding import embed, encode_inputs
 from server.generation.model_use import serve_model
 from server.generation.service import Service
@@ -27,11 +26,8 @@ async def create_embeddings(request: Request) -> Response:
 
 async def _answer(request: Request, body: EmbeddingsRequest, service: Service) -> Response:
     model = service.check_model(body.model)
-    try:
-        inputs = await encode_inputs(request, service, body)
-        vectors = await embed(request, service, inputs, body.dimensions)
-    except ClientGoneError:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    inputs = await encode_inputs(request, service, body)
+    vectors = await embed(request, service, inputs, body.dimensions)
     num_tokens = sum(len(one.tokens) for one in inputs)
     written = await FORMAT.run(write_embeddings, vectors, body.encoding_format, model, num_tokens)
     return Response(written, media_type="application/json")

@@ -4,7 +4,6 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation.embedding import embed, encode_pairs
 from server.generation.model_use import serve_model
 from server.generation.service import Service
@@ -33,11 +32,8 @@ async def rerank(request: Request) -> Response:
 
 async def _answer(request: Request, body: RerankRequest, service: Service) -> Response:
     model = service.check_model(body.model)
-    try:
-        inputs = await encode_pairs(request, service, body)
-        rated = await embed(request, service, inputs)
-    except ClientGoneError:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    inputs = await encode_pairs(request, service, body)
+    rated = await embed(request, service, inputs)
     scores = [number for one in rated for number in numbers_of(one)]
     documents = body.documents if body.return_documents else None
     num_tokens = sum(len(one.tokens) for one in inputs)

@@ -136,6 +136,19 @@ def test_an_input_type_without_a_prompt_is_left_out_and_named(http):
     assert np.array_equal(vectors_of(response), vectors_of(http.post("/v1/embeddings", json={"input": "a"})))
 
 
+def test_ollama_s_clients_get_the_same_vectors(http):
+    whole = vectors_of(http.post("/v1/embeddings", json={"input": TEXTS}))
+    answer = http.post("/api/embed", json={"model": "model:latest", "input": TEXTS}).json()
+    assert np.array_equal(answer["embeddings"], whole)
+    assert (answer["model"], answer["prompt_eval_count"]) == ("model:latest", 25)
+    assert http.post("/api/show", json={"model": "model"}).json()["capabilities"] == ["embedding"]
+    older = http.post("/api/embeddings", json={"model": "model", "prompt": TEXTS[0]}).json()
+    assert np.array_equal([older["embedding"]], whole[:1])
+    refused = http.post("/api/embed", json={"input": ["a", "word " * 300], "truncate": False})
+    assert refused.status_code == 400
+    assert "'input[1]' has 300 tokens" in refused.json()["error"]
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
 def test_documents_are_ranked_in_the_shapes_of_jina_and_cohere(http, path):
     body = {"query": "cats", "documents": [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]], "return_documents": True}
