@@ -4,15 +4,18 @@ from engine.embedding.encoder import Config
 from engine.scheduler.shared_memory import SharedMemory
 
 NUMBER_BYTES = 4
-NUM_HIDDEN, NUM_INNER, NUM_SCORES = 10, 3, 3
+NUM_HIDDEN, NUM_INNER, NUM_SCORES = 16, 4, 4
 """Arrays of a layer that exist at once at most: of the size of its states, of its inner states, and of what
 each token attends to."""
 
 
 def bytes_of(config: Config, num_texts: int, num_tokens: int) -> int:
     """Return an upper estimate of the memory of a pass of so many texts, padded to so many tokens."""
-    each = NUM_HIDDEN * config["hidden_size"] + NUM_INNER * config["intermediate_size"]
-    each += NUM_SCORES * config["num_attention_heads"] * num_tokens
+    heads = config["num_attention_heads"]
+    # All heads together may be wider than the states, as in Qwen3.
+    size = max(config["hidden_size"], heads * (config.get("head_dim") or 0))
+    each = NUM_HIDDEN * size + NUM_INNER * config["intermediate_size"]
+    each += NUM_SCORES * heads * num_tokens
     return int(NUMBER_BYTES * num_texts * num_tokens * each)
 
 

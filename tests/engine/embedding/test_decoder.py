@@ -8,9 +8,11 @@ import pytest
 
 from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
+from engine.embedding.memory import bytes_of
 from engine.model.loading import ModelError, load_model
 from engine.request import ModelLoadError
 from tests.engine.embedding.encoder_folders import write_modules
+from tests.engine.embedding.test_worker import Driven
 from tests.engine.model_folders import write_model
 
 PROMPTS = {"prompts": {"query": "Instruct: find\nQuery:", "document": ""}, "default_prompt_name": None}
@@ -41,6 +43,17 @@ def test_a_text_s_vector_is_its_last_state_alone_and_in_a_batch_to_the_last_bit(
     assert together == tuple(asker.raw([tokens])[0] for tokens in texts())
     for tokens, vector in zip(texts(), together, strict=True):
         assert np.frombuffer(vector, "<f4") == pytest.approx(last_state(model, tokens), abs=1e-5)
+
+
+def test_a_pass_takes_no_more_memory_than_was_foreseen(tmp_path):
+    driven = Driven(load_embedding_model(Settings(model=str(write_decoder(tmp_path / "tiny"))), "tiny"))
+    driven.submit("all", [[5] * 70] * 29)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    driven.run(1)
+    assert driven.worker.num_passes == 1
+    assert 0 < mx.get_peak_memory() - before <= bytes_of(driven.worker.model.config, 29, 70)
 
 
 def test_its_end_token_is_added_if_the_tokenizer_does_not(tmp_path):
