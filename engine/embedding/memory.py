@@ -1,7 +1,7 @@
 """Estimate the memory that a pass takes at most, and hold it while it runs."""
 
 from engine.embedding.encoder import Config
-from engine.scheduler.shared_memory import SharedMemory
+from engine.memory.sharing import SharedMemory
 
 NUMBER_BYTES = 4
 NUM_HIDDEN, NUM_INNER, NUM_SCORES = 16, 4, 4

@@ -66,7 +66,7 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
 
 
 def missing_shards(folder: Path) -> tuple[str, ...]:
-    """Say which safetensors files are missing that the index names, or the numbers in the names of others."""
+    """Name the safetensors files that are missing, by the index or by the numbers in other files' names."""
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         named = {str(name) for name in index["weight_map"].values()}
@@ -111,7 +111,7 @@ def _find_fault(folder: Path, config: dict[str, Any], files: list[Path]) -> str 
 
 
 def unknown_architecture(config: dict[str, Any]) -> str | None:
-    """Say that the architecture of a configuration is not known; None if it is, here or to mlx-lm."""
+    """Return a sentence if the architecture of a configuration is not known here nor to mlx-lm, else None."""
     if config.get("model_type") in ENCODERS:
         return None
     try:
