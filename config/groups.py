@@ -16,7 +16,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "trust_remote_code",
             "adapter_path",
         ),
-        "Several models": ("models_dir", "allow_load", "load_timeout_s", "idle_unload_s"),
+        "Several models": (
+            "models_dir",
+            "embedding_model",
+            "rerank_model",
+            "allow_load",
+            "load_timeout_s",
+            "idle_unload_s",
+        ),
         "Several machines": ("hosts", "split", "split_layers", "join_timeout_s"),
         "Address and access": (
             "host",

@@ -86,6 +86,16 @@ class Settings:
         "for those in the model hub's cache, which are then loaded.",
         is_path=True,
     )
+    embedding_model: str | None = setting(
+        None,
+        "Model that makes embeddings beside the served model: a folder, or a name in the model hub's cache.",
+        is_path=True,
+    )
+    rerank_model: str | None = setting(
+        None,
+        "Model that ranks documents beside the served model: a folder, or a name in the model hub's cache.",
+        is_path=True,
+    )
     allow_load: bool | None = setting(
         None,
         "Whether requests may load, unload and pull models. With true also without --models-dir, for the "
@@ -385,8 +395,8 @@ class Settings:
             )
         if self.wire_weights and self.may_unload:
             raise SettingsError(
-                "wire_weights keeps the weights of one model for good: do not set models_dir, allow_load or "
-                "idle_unload_s"
+                "wire_weights keeps the weights of one model for good: do not set models_dir, allow_load, "
+                "idle_unload_s, embedding_model or rerank_model"
             )
         if self.ngram_size_min > self.ngram_size_max:
             raise SettingsError(
@@ -415,7 +425,13 @@ class Settings:
     @property
     def may_unload(self) -> bool:
         """Whether models come and go. Otherwise there is one, from start to end."""
-        return self.serves_several or self.idle_unload_s is not None
+        return self.serves_several or bool(self.beside) or self.idle_unload_s is not None
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """The models that embed or rank beside the served one: their sources by their names."""
+        sources = (self.embedding_model, self.rerank_model)
+        return {display_name(source): source for source in sources if source is not None}
 
     @property
     def model_name(self) -> str:

@@ -7,7 +7,7 @@ computed. Whether rows really share a forward pass is tried when the model is lo
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
 from engine.model.loading import ModelError, find_context_tokens
 from engine.model.model_folder import missing_shards, missing_tokenizer, unknown_architecture
+from engine.model.purpose import find_purpose
+from engine.model.recipe import find_longest, read_recipe
 from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.speculative.heads.formats import (
     NAMES,
@@ -32,6 +34,9 @@ from engine.speculative.heads.formats import (
     text_config,
 )
 from engine.speculative.heads.making import Shape, check_fit, choose
+
+KINDS = {"embed": "embedding model", "rerank": "ranking model"}
+"""What models are called that do not generate."""
 
 DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types in which models compute, by their names in safetensors files."""
@@ -72,6 +77,7 @@ class CheckpointInfo:
     num_parameters: numbers that the weights stand for, those of heads in the same files among them.
     cache: None if it cannot be known without loading the model. drafters: draft types that it can have.
     refused: what would be refused, each with the reason.
+    vectors: how a model that embeds makes vectors; empty for any other.
     """
 
     name: str
@@ -90,6 +96,7 @@ class CheckpointInfo:
     heads: tuple[HeadInfo, ...] = ()
     drafters: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    vectors: str = ""
 
 
 def check_folder(folder: Path) -> None:
@@ -99,7 +106,8 @@ def check_folder(folder: Path) -> None:
     """
     config = read_config(folder)
     refused = _missing_files(folder, [read_header(path) for path in _shards(folder)])
-    unknown = None if "model_file" in config else unknown_architecture(config)
+    is_known = "model_file" in config or find_purpose(folder, config) != "generate"
+    unknown = None if is_known else unknown_architecture(config)
     if faults := (*refused, *([unknown] if unknown else ()), *missing_tokenizer(folder)):
         raise ModelError(f"the model {folder} cannot be served: {faults[0]}")
 
@@ -131,6 +139,13 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         return _describe(folder, source, config, files, "drafter", refused=(str(fault),))
     if head is not None:
         return _describe(folder, source, config, files, NAMES[head.kind], refused=refused)
+    if (purpose := find_purpose(folder, config)) != "generate":
+        recipe = read_recipe(folder, config)
+        made = replace(
+            _describe(folder, source, config, files, KINDS[purpose], refused=refused),
+            context_tokens=find_longest(config, recipe),
+        )
+        return replace(made, vectors=recipe.describe()) if purpose == "embed" else made
     cache, unknown = find_cache(config, files)
     heads, head_faults = _describe_heads(folder, config)
     refused += ((unknown,) if unknown else ()) + head_faults + missing_tokenizer(folder)

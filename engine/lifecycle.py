@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from engine.request import RETRY_AFTER_S, EngineError, EngineStatus, Failed, Finished
+from engine.request import RETRY_AFTER_S, Embedded, EngineError, EngineStatus, Failed, Finished
 from engine.scheduler.retry_after import AnswerTimes
 
 State = Literal["loading", "ready", "draining", "dead"]
@@ -81,7 +81,7 @@ class Lifecycle:
         with self._lock:
             yield self.state
 
-    def note_end(self, end: Finished | Failed) -> None:
+    def note_end(self, end: Finished | Failed | Embedded) -> None:
         """Count the end of a request that was accepted."""
         answered_s = end.usage.total_s - end.usage.queue_s if isinstance(end, Finished) else None
         with self._lock:

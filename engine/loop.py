@@ -11,7 +11,14 @@ import mlx.core as mx
 
 from engine.lifecycle import Lifecycle
 from engine.parked import ParkedWorker
-from engine.request import Failed, GenerationRequest, SharedTableError, Sink
+from engine.request import (
+    EmbeddingRequest,
+    EmbeddingSink,
+    Failed,
+    GenerationRequest,
+    SharedTableError,
+    Sink,
+)
 from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
 from engine.stations import station
@@ -27,6 +34,14 @@ class Submit:
 
     request: GenerationRequest
     sink: Sink
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Queue a request for embeddings, of an engine that makes them."""
+
+    request: EmbeddingRequest
+    sink: EmbeddingSink
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,7 @@ class Call:
             self.outcome.set_exception(fault)
 
 
-Message = Submit | Cancel | Stop | Call
+Message = Submit | Embed | Cancel | Stop | Call
 
 Inbox = queue.SimpleQueue[Message]
 """Messages from other threads, in the order in which they were sent."""
@@ -207,7 +222,7 @@ def refuse_all(inbox: Inbox, failed: Failed) -> None:
 
 def _refuse(message: Message, failed: Failed) -> None:
     """Tell the sender of a message that was not handled, if it waits for an outcome."""
-    if isinstance(message, Submit):
+    if isinstance(message, Submit | Embed):
         message.sink(failed)
     elif isinstance(message, Call):
         message.outcome.set_exception(SharedTableError(failed.message))

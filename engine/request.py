@@ -10,6 +10,14 @@ from typing import Any, ClassVar, Literal
 from drafters.base import Frame as Frame
 from drafters.base import SignedLines as SignedLines
 from drafters.base import View as View
+from engine.embedding_request import Dense as Dense
+from engine.embedding_request import Embedded as Embedded
+from engine.embedding_request import EmbeddingInfo as EmbeddingInfo
+from engine.embedding_request import EmbeddingInput as EmbeddingInput
+from engine.embedding_request import EmbeddingRequest as EmbeddingRequest
+from engine.embedding_request import Pooling as Pooling
+from engine.embedding_request import Purpose as Purpose
+from engine.embedding_request import Recipe as Recipe
 
 FinishReason = Literal["stop", "length"]
 PromptEnd = Literal["answer", "messages", "final_message"]
@@ -354,6 +362,10 @@ class Failed:
     is_terminal: ClassVar[bool] = True
 
 
+EmbeddingSink = Callable[[Embedded | Failed], None]
+"""Receives the terminal event of a request for embeddings, on the engine's thread: it must not block and must
+not raise."""
+
 Event = Delta | Finished | Failed
 Sink = Callable[[Event], None]
 """Receives a sequence's events, on the engine's thread: it must not block and must not raise."""
@@ -452,6 +464,7 @@ class ModelInfo:
     mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
     can_stream: whether it can decode by streaming.
     ranks: what each machine holds, for people; empty if the model is on one.
+    purpose: what it is for. embedding: how it makes vectors or scores; None for a model that generates.
     """
 
     name: str
@@ -477,6 +490,8 @@ class ModelInfo:
     mask_token_id: int | None = None
     can_stream: bool = False
     ranks: tuple[str, ...] = ()
+    purpose: Purpose = "generate"
+    embedding: EmbeddingInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,6 +539,7 @@ class ModelEntry:
     info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens to fill in
         text with. None if it never was loaded.
     idle_left_s: seconds after which it is unloaded if it gets no request; None if it is not, or not loaded.
+    purpose: what it is for.
     """
 
     name: str
@@ -542,6 +558,7 @@ class ModelEntry:
     can_think: bool | None = None
     can_infill: bool | None = None
     idle_left_s: float | None = None
+    purpose: Purpose = "generate"
 
 
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -561,6 +578,8 @@ class EngineCounts:
         keeps for reuse.
     station_s: seconds of the engine's thread by station; see engine/stations.py.
     by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
+    num_embedded, num_embedded_tokens: texts and pairs of which the vector or score is made, and their tokens.
+    num_to_embed: those that were asked for and are not made yet.
     """
 
     num_failed_steps: int = 0
@@ -574,3 +593,6 @@ class EngineCounts:
     cache_bytes: int = 0
     station_s: Mapping[str, float] = field(default_factory=dict)
     by_rank: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    num_embedded: int = 0
+    num_embedded_tokens: int = 0
+    num_to_embed: int = 0

@@ -20,6 +20,9 @@ def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
         num_plain_probes=sum(one.num_plain_probes for one in several),
         gaps_up_to=tuple(map(sum, zip(*(one.gaps_up_to for one in several), strict=True))),
         gap_sum_s=sum(one.gap_sum_s for one in several),
+        num_embedded=sum(one.num_embedded for one in several),
+        num_embedded_tokens=sum(one.num_embedded_tokens for one in several),
+        num_to_embed=sum(one.num_to_embed for one in several),
     )
 
 

@@ -25,6 +25,8 @@ from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics.registry import Metrics
 from server.ollama_api.schemas import (
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaPullRequest,
@@ -34,6 +36,7 @@ from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
 from server.requests.infill import InfillRequest
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
+from server.requests.rerank import RerankRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.responses_api.compaction import CompactRequest
 from server.responses_api.schemas import ResponsesRequest
@@ -50,6 +53,7 @@ from server.routes import (
     ngram_mod,
     ollama,
     page,
+    rerank,
     responses,
     tokens,
 )
@@ -63,6 +67,7 @@ ROUTES = (
     responses,
     ollama,
     embeddings,
+    rerank,
     tokens,
     models,
     ngram_mod,
@@ -80,10 +85,13 @@ BODIES = (
     ResponsesRequest,
     CompactRequest,
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaPullRequest,
     EmbeddingsRequest,
+    RerankRequest,
     TokenizeRequest,
     DetokenizeRequest,
     ModelRequest,

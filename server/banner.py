@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.text import Text
 
 from config.settings import BUNDLED_NAME, Settings
-from engine.request import ModelEntry, ModelInfo
+from engine.request import ModelEntry, ModelInfo, Purpose
 from engine.text.markers import Markers
 
 SHOW_PROGRESS_AFTER_S = 0.5
@@ -190,12 +190,22 @@ MAX_NAMES = 8
 """Names of other models that the banner shows."""
 
 
+_FOR: dict[Purpose, str] = {"generate": "", "embed": " for embeddings", "rerank": " for ranking"}
+
+
 def describe_models(others: Sequence[ModelEntry], settings: Settings) -> str:
     """Describe the models that requests may ask for besides the one that the server started with."""
-    names = [entry.name for entry in others if not entry.fault]
+    names = [f"{one.name}{_FOR[one.purpose]}" for one in others if not one.fault]
     more = [f"and {len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
     how = "loaded when a request asks for them" if settings.allow_load else "loaded with --allow-load only"
     return f"{', '.join([*names[:MAX_NAMES], *more])} ({how})" if names else "none found"
+
+
+_OTHER_TRIES: dict[Purpose, tuple[str, str]] = {
+    "embed": ("/v1/embeddings", '{"input": "Hello!"}'),
+    "rerank": ("/v1/rerank", '{"query": "Where is Rome?", "documents": ["In Italy.", "Once upon a time"]}'),
+}
+"""Path and body of the command to try, for models that generate nothing."""
 
 
 def banner(
@@ -227,11 +237,11 @@ def banner(
         else kind
     )
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
+    generates = info.embedding is None
+    of_text = {"sampling": sampling, "tools": tools, "exact": info.exact or EXACT_NOT_TRIED}
     verbose = {
         "batch": info.batching,
-        "sampling": sampling,
-        "tools": tools,
-        "exact": info.exact or EXACT_NOT_TRIED,
+        **(of_text if generates else {}),
         "loaded": f"in {info.loaded_s:.1f} s",
     }
     rows = {
@@ -240,10 +250,13 @@ def banner(
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
         **{f"rank {rank}": held for rank, held in enumerate(info.ranks)},
-        "context": f"{info.context_tokens:,} tokens, of a conversation and its answer together",
-        "decoding": decoding,
-        "drafts": drafts,
-        "not used": info.head_fault,
+        "context": f"{info.context_tokens:,} tokens"
+        + ", of a conversation and its answer together" * generates,
+        **(
+            {"vectors": f"{info.embedding.dimensions} dimensions, {info.embedding.recipe.describe()}"}
+            if info.embedding
+            else {"decoding": decoding, "drafts": drafts, "not used": info.head_fault}
+        ),
         **(verbose if is_verbose else {}),
         "address": address,
     }
@@ -253,10 +266,12 @@ def banner(
         if has_chat_template
         else ("/v1/completions", '{"prompt": "Once upon a time", "max_tokens": 50}')
     )
+    path, body = _OTHER_TRIES.get(info.purpose, (path, body))
     key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
+    chats = f", chat here with `reprise run{_url_of(address)}`," if generates else ""
     return (
         f"\nReprise is ready. Press Ctrl-C to stop it.\n\n{table}\n\n"
-        f"Open {address} in a browser, chat here with `reprise run{_url_of(address)}`, or try it with\n\n"
+        f"Open {address} in a browser{chats} or try it with\n\n"
         f"  curl {address}{path} \\\n"
         f"    -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"

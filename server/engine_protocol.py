@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from config.settings import Settings
 from engine.foreign.tool_calls import WrittenCall
 from engine.request import (
+    EmbeddingRequest,
+    EmbeddingSink,
     EngineCounts,
     EngineStatus,
     GenerationRequest,
@@ -166,6 +168,16 @@ class PooledEngineProtocol(EngineProtocol, Protocol):
 
     settings: Settings
     attached: dict[str, Any]
+
+
+class EmbeddingEngineProtocol(Protocol):
+    """The engine of a model that embeds or ranks, which is one of several. All methods on any thread."""
+
+    def embed(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
+        """Queue a request, whose one event goes to the sink. Raises EngineError if it is refused."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a request. Unknown ids are ignored."""
 
 
 class ModelUseProtocol(Protocol):

@@ -173,7 +173,10 @@ def run(
 def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: Mapping[str, Section]) -> int:
     if "MLX_RANK" in os.environ:
         if settings.may_unload:
-            return _fail("--models-dir, --allow-load and --idle-unload-s are for one machine")
+            return _fail(
+                "--models-dir, --allow-load, --embedding-model, --rerank-model and --idle-unload-s are for "
+                "one machine"
+            )
         settings = settings_of(settings, sections, settings.model_name)
         if (status := follow(settings)) is not None:
             return status
@@ -189,11 +192,12 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         from engine.checkpoint import check_folder
         from engine.engine import Engine
         from engine.model.loading import ModelError
+        from engine.pool.catalogue import Catalogue
 
         try:
             if settings.model is not None and Path(settings.model).is_dir():
                 check_folder(Path(settings.model))
-            if settings.may_unload:
+            if settings.may_unload or Catalogue(settings).purpose != "generate":
                 return _serve_several(settings, make_sources, sections, bound)
             settings = settings_of(settings, sections, settings.model_name)
             sources = make_sources(settings) if make_sources else None

@@ -95,6 +95,8 @@ def describe(info: "CheckpointInfo") -> list[tuple[str, str]]:
             lines.append(("state", f"{format_bytes(cache.fixed_bytes)} a row"))
         shared = "one forward pass for all, if the trial at load finds no fault"
         lines.append(("rows", shared if cache.has_known_kinds else "a forward pass each"))
+    if info.vectors:
+        lines.append(("vectors", info.vectors))
     for head in info.heads:
         more = f", {head.num_layers} layers, of which the first is used" if head.num_layers > 1 else ""
         lines.append(("head", f"{head.kind} in {head.source}, {format_bytes(head.num_bytes)}{more}"))

@@ -43,8 +43,9 @@ ReportBytes = Callable[[int, int], None]
 What it raises ends the download, which can be continued later.
 """
 
-PULLED_FILES = (*NEEDED_FILES, "mtp.safetensors", "mtp/weights.safetensors")
-"""Patterns of the files that are downloaded. mlx-lm does not need a head that drafts; Reprise uses it."""
+PULLED_FILES = (*NEEDED_FILES, "mtp.safetensors", "mtp/weights.safetensors", "*_Dense/model.safetensors")
+"""Patterns of the files that are downloaded. mlx-lm needs neither a head that drafts nor dense layers after
+pooling; Reprise uses them."""
 
 NUM_STREAMS = 4
 """Files that are downloaded at a time."""

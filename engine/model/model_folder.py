@@ -13,6 +13,8 @@ from typing import Any
 import mlx_lm.utils
 
 from engine.model.loading import find_context_tokens
+from engine.model.purpose import ENCODERS, find_purpose
+from engine.request import Purpose
 
 INDEX = "model.safetensors.index.json"
 """File that names the shards of a model."""
@@ -27,7 +29,7 @@ class ModelFolder:
 
     num_bytes: of its files on disk. weight_bytes: of its safetensors files.
     context_tokens: None if its configuration does not say.
-    fault: why mlx-lm cannot load it as a text model; None if nothing speaks against it.
+    fault: why it cannot be loaded; None if nothing speaks against it. purpose: what it is for.
     """
 
     name: str
@@ -36,6 +38,7 @@ class ModelFolder:
     weight_bytes: int = 0
     context_tokens: int | None = None
     fault: str | None = None
+    purpose: Purpose = "generate"
 
 
 def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
@@ -43,8 +46,10 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
     files = [file for file in path.rglob("*") if file.is_file()]
     weights = [file for file in files if file.match("model*.safetensors") and file.parent == path]
     config: dict[str, Any] = {}
+    purpose: Purpose = "generate"
     try:
         config = _read_config(path)
+        purpose = find_purpose(path, config)
         context_tokens = find_context_tokens(config)
         fault = _find_fault(path, config, files)
     except (AttributeError, TypeError, ValueError, OSError) as error:
@@ -56,6 +61,7 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
         weight_bytes=sum(file.stat().st_size for file in weights),
         context_tokens=context_tokens,
         fault=fault,
+        purpose=purpose,
     )
 
 
@@ -112,7 +118,9 @@ def _find_fault(folder: Path, config: dict[str, Any], files: list[Path]) -> str 
 
 
 def unknown_architecture(config: dict[str, Any]) -> str | None:
-    """Return a sentence if mlx-lm does not know the architecture of a configuration; None if it does."""
+    """Return a sentence if the architecture of a configuration is not known here nor to mlx-lm, else None."""
+    if config.get("model_type") in ENCODERS:
+        return None
     try:
         mlx_lm.utils._get_classes(config)
     except Exception:

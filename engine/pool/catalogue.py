@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from config.settings import Settings
+from config.settings import Settings, display_name
 from engine.model.hub_cache import HubCache, HubError, HubFault
 from engine.model.hub_download import ReportBytes, pull
 from engine.model.model_folder import ModelFolder, describe_folder
-from engine.request import LoadFault, ModelLoadError
+from engine.request import LoadFault, ModelLoadError, Purpose
 
 ADAPTER_CONFIG = "adapter_config.json"
 _LOAD_FAULTS: dict[HubFault, LoadFault] = {
@@ -35,12 +35,14 @@ class FoundModel:
 def choose_first(settings: Settings) -> Settings:
     """Return settings that name the first model in their folder of models, if they name none.
 
-    The first by its name of those that mlx-lm can load. Without any, the bundled one stays.
+    The first by its name of those that mlx-lm can load, or else that embed or rank. Without any, the bundled
+    one stays.
     """
     if settings.model is not None or settings.models_dir is None:
         return settings
     there = Catalogue(settings).in_folder()
-    first = next((one for one in there if one.weight_bytes and not one.fault), None)
+    whole = [one for one in there if one.weight_bytes and not one.fault]
+    first = min(whole, key=lambda one: one.purpose != "generate", default=None)
     return settings if first is None else replace(settings, model=str(first.path))
 
 
@@ -56,10 +58,17 @@ class Catalogue:
         self._folder = Path(settings.models_dir) if settings.models_dir else None
         self._hub = (hub or HubCache()) if settings.serves_several else None
 
+    @property
+    def purpose(self) -> Purpose:
+        """What the model is for that the server starts with, as far as its files are here."""
+        return self._first().folder.purpose
+
     def find(self, name: str) -> FoundModel | None:
         """Return a model; None if there is none of that name."""
         if name == self._settings.model_name:
             return self._first()
+        if name in self._settings.beside:
+            return self._beside(name)
         if (folder := self._find_folder(name)) is not None:
             return FoundModel(name, folder)
         base, _, adapter = name.rpartition(":")
@@ -76,6 +85,7 @@ class Catalogue:
         taken = first.folder.path.resolve()
         others = [folder for folder in self._folders() if folder.path.resolve() != taken]
         others.sort(key=lambda folder: folder.name.lower())
+        here |= {name: self._beside(name) for name in self._settings.beside}
         here |= {folder.name: FoundModel(folder.name, folder) for folder in others if folder.name not in here}
         for adapter in self._adapters():
             base = self._base_of(adapter, here)
@@ -98,11 +108,26 @@ class Catalogue:
             raise ModelLoadError(_LOAD_FAULTS.get(fault.kind, "unreachable"), str(fault)) from fault
 
     def _first(self) -> FoundModel:
-        settings = self._settings
-        name, path = settings.model_name, Path(settings.model_source)
+        return self._named(self._settings.model_name, self._settings.model_source)
+
+    def _beside(self, name: str) -> FoundModel:
+        """Return a model that is named to embed or rank: one that decodes may not say that it embeds."""
+        settings, source = self._settings, self._settings.beside[name]
+        found = self._named(name, source)
+        if not found.folder.path.is_dir():
+            fault = f"there is no folder {source}, and no model of that name in the hub's cache"
+            return replace(found, folder=replace(found.folder, fault=fault))
+        is_silent = found.folder.purpose == "generate" and not found.folder.fault
+        if not is_silent or name != display_name(settings.embedding_model or ""):
+            return found
+        return replace(found, folder=replace(found.folder, purpose="embed"))
+
+    def _named(self, name: str, source: str) -> FoundModel:
+        """Return the model of a folder, or in the hub's cache. name: by which it is known."""
+        path = Path(source)
         folder = describe_folder(path, name) if path.is_dir() else None
         if folder is None:
-            folder = _in_hub(self._hub or HubCache(), settings.model_source)
+            folder = _in_hub(self._hub or HubCache(), source)
         return FoundModel(name, folder or ModelFolder(name, path, 0))
 
     def _find_folder(self, name: str) -> ModelFolder | None:

@@ -7,16 +7,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import isfinite
 
+from engine.embedding.engine import EmbeddingEngine
+from engine.embedding.memory import PassMemory
 from engine.engine import Engine
 from engine.memory.budget import MemoryBudget
 from engine.pool.catalogue import FoundModel
 from engine.request import ModelEntry, ModelInfo
 
+AnyEngine = Engine | EmbeddingEngine
+
 
 class ModelUse:
     """A request's use of a loaded model, until end(). keep_s: how long to keep the model then; see end()."""
 
-    def __init__(self, engine: Engine, end: Callable[["ModelUse"], None]) -> None:
+    def __init__(self, engine: AnyEngine, end: Callable[["ModelUse"], None]) -> None:
         self.engine = engine
         self.keep_s: float | None = None
         self._end: Callable[[ModelUse], None] | None = end
@@ -47,9 +51,9 @@ class PooledModel:
 
     found: FoundModel
     max_context_tokens: int | None = None
-    engine: Engine | None = None
+    engine: AnyEngine | None = None
     is_loaded: bool = False
-    budget: MemoryBudget | None = None
+    budget: MemoryBudget | PassMemory | None = None
     progress: float | None = None
     phase: str | None = None
     fault: str | None = None
@@ -101,6 +105,7 @@ class PooledModel:
             info=self.info,
             can_call=self.can_call,
             can_think=self.can_think,
+            purpose=self.info.purpose if self.info else self.found.folder.purpose,
             can_infill=self.can_infill,
             idle_left_s=self._idle_left_s(keep_s),
         )

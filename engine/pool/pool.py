@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from config.per_model import Section
 from config.settings import Settings
+from engine.embedding.engine import EmbeddingEngine
 from engine.engine import Engine
 from engine.model.hub_download import ReportBytes
 from engine.model.loading import StartProgress
@@ -73,7 +74,10 @@ class ModelPool:
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model that the server started with, while that is loaded."""
-        return self._first_engine.tokenizer
+        engine = self._models.first.engine
+        if engine is None:
+            raise EngineError("draining", f"{self._models.first.name} is not loaded")
+        return engine.tokenizer
 
     def start(self, on_progress: StartProgress | None = None) -> None:
         """Load the first model; returns when requests are accepted. Raises ModelError. See Engine.start()."""
@@ -247,13 +251,13 @@ class ModelPool:
     @property
     def _first_engine(self) -> Engine:
         engine = self._models.first.engine
-        if engine is None:
-            raise EngineError("draining", f"{self._models.first.name} is not loaded")
+        if engine is None or isinstance(engine, EmbeddingEngine):
+            raise EngineError("draining", f"{self._models.first.name} is not loaded, or generates no text")
         return engine
 
     def _first_engine_for_table(self) -> Engine:
-        if not self._models.first.is_loaded:
-            raise SharedTableError(f"{self._models.first.name} is not loaded")
+        if not self._models.first.is_loaded or self._models.first.found.folder.purpose != "generate":
+            raise SharedTableError(f"{self._models.first.name} is not loaded, or generates no text")
         return self._first_engine
 
     def _tell_death(self, fault: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any, get_args
 import mlx.core as mx
 
 from config.freed_memory import return_freed
+from engine.embedding.engine import EmbeddingEngine
 from engine.engine import Engine
 from engine.faults.watchdog import Watchdog
 from engine.loop import CALM_S, STOPPING, WakingInbox
@@ -28,7 +29,7 @@ from engine.memory.machine import usable_bytes
 from engine.memory.sharing import Holder, SharedMemory
 from engine.model.loading import ModelError, StartProgress, make_draft_loader, make_loader
 from engine.pool.kept_sources import KeptSources, MakeSourcesFor
-from engine.pool.model import PooledModel
+from engine.pool.model import AnyEngine, PooledModel
 from engine.pool.models import PooledModels
 from engine.pool.turns import SLICE_S, Turns
 from engine.request import Failed, ModelLoadError
@@ -118,6 +119,7 @@ class PoolThread:
         self._stations.start()
         try:
             self._load(self._models.first)
+            self._load_beside()
         except ModelLoadError as fault:
             self._start_error = ModelError(str(fault))
         # Whoever waits for the start must be told.
@@ -173,7 +175,8 @@ class PoolThread:
             taken_s = max(SLICE_S, taken_s)
             if len(working) == 1:
                 self._models.wake.wait(BLOCKED_S)
-        self._turns.charge(model, taken_s)
+        # After a piece of a pass the rows of others have waited for as long as they may.
+        self._turns.charge(model, taken_s, passes_on=isinstance(engine, EmbeddingEngine))
         if engine.is_dead and not self._models.is_stopping:
             self._drop(model, "its engine has died, as the log says")
         return True
@@ -247,6 +250,24 @@ class PoolThread:
         self._memory.loading_bytes = needed
         return True
 
+    def _load_beside(self) -> None:
+        """Load the models that embed or rank beside the first one. Raises ModelLoadError."""
+        settings = self._models.settings
+        named = [one for one in (settings.embedding_model, settings.rerank_model) if one is not None]
+        if len({*settings.beside, settings.model_name}) <= len({*named}):
+            raise ModelLoadError(
+                "not_loadable", f"two models have the same name; rename a folder: {', '.join(named)}"
+            )
+        for name in settings.beside:
+            model = self._models.find(name)
+            if model is None or model.is_loaded:
+                continue
+            if model.found.folder.purpose == "generate" and not model.found.folder.fault:
+                raise ModelLoadError("not_loadable", f"model {name!r} generates text: give it as --model")
+            if not self._make_room_for(model):
+                raise ModelLoadError("too_large", f"there is no memory for {name!r} (--memory-bytes)")
+            self._load(model)
+
     def _load(self, model: PooledModel) -> None:
         """Load a model, with turns for others in between. Raises ModelLoadError."""
         fault = model.found.folder.fault
@@ -279,11 +300,15 @@ class PoolThread:
             raise ModelLoadError("draining", "the server is stopping")
         raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {told}")
 
-    def _new_engine(self, model: PooledModel) -> Engine:
+    def _new_engine(self, model: PooledModel) -> AnyEngine:
         found, settings = model.found, self._models.settings_of(model.name)
         # The first may be downloaded at its first load.
         if model is not self._models.first or (model.num_loads and found.folder.path.is_dir()):
             settings = replace(settings, model=str(found.folder.path))
+        inbox = WakingInbox(self._models.wake.set)
+        if found.folder.purpose != "generate":
+            settings = replace(settings, model=str(found.folder.path))
+            return EmbeddingEngine(settings, model.name, inbox, partial(self._count_running, model))
         if found.adapter:
             settings = replace(settings, adapter_path=str(found.adapter))
         make_sources = self._sources.maker(settings) if self._sources else None
@@ -294,10 +319,15 @@ class PoolThread:
             make_loader(settings, model.name),
             make_sources,
             make_draft_loader(settings),
-            inbox=WakingInbox(self._models.wake.set),
+            inbox=inbox,
         )
 
-    def _note_loaded(self, model: PooledModel, engine: Engine) -> None:
+    def _count_running(self, beside: PooledModel) -> int:
+        """Return how many other models have requests that decode or prefill."""
+        others = [model.engine for model in self._models.list_all() if model is not beside]
+        return sum(one.is_running for one in others if one and not isinstance(one, EmbeddingEngine))
+
+    def _note_loaded(self, model: PooledModel, engine: AnyEngine) -> None:
         budget = model.budget = engine.memory_budget
         assert budget is not None
         budget.shared = self._memory

@@ -18,6 +18,7 @@ class Turns(Generic[Runner]):
     def __init__(self) -> None:
         self._spent_s: dict[Runner, float] = {}
         self._current: Runner | None = None
+        self._passes_on = False
 
     def choose(self, runners: Iterable[Runner]) -> Runner | None:
         """Return the one that runs next, among those that have work; None if there are none."""
@@ -27,11 +28,13 @@ class Turns(Generic[Runner]):
         self._spent_s = {one: spent.get(one, least_s) - least_s for one in waiting}
         if not waiting:
             return None
-        if self._current not in self._spent_s or self._spent_s[self._current] >= SLICE_S:
-            self._current = min(self._spent_s, key=self._spent_s.__getitem__)
+        if self._passes_on or self._current not in self._spent_s or self._spent_s[self._current] >= SLICE_S:
+            others = [one for one in waiting if one is not self._current] if self._passes_on else []
+            self._current = min(others or waiting, key=self._spent_s.__getitem__)
         return self._current
 
-    def charge(self, runner: Runner, taken_s: float) -> None:
-        """Count the seconds that one has run."""
+    def charge(self, runner: Runner, taken_s: float, *, passes_on: bool = False) -> None:
+        """Count the seconds that one has run. passes_on: whether another is next, if any has work."""
+        self._passes_on = passes_on
         if runner in self._spent_s:
             self._spent_s[runner] += taken_s

@@ -12,8 +12,16 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from engine.request import Purpose
 from server.engine_protocol import ModelsProtocol, ModelUseProtocol
-from server.errors import ApiError, ClientGoneError, ForbiddenError, RequestFailedError, from_load
+from server.errors import (
+    ApiError,
+    BadRequestError,
+    ClientGoneError,
+    ForbiddenError,
+    RequestFailedError,
+    from_load,
+)
 from server.generation.service import Service, service_of
 from server.generation.sse import LINES_TYPE
 from server.http.error_format import error_frame
@@ -42,11 +50,13 @@ async def serve_model(
     *,
     stream: bool = False,
     keep_alive: KeepAlive = None,
+    purpose: Purpose | None = "generate",
     silence: bytes = b"",
 ) -> Response:
     """Answer a request by the model of that name, by default the one that the server started with.
 
     stream: whether the response is a stream. keep_alive: for how long to keep the model afterwards.
+    purpose: what the model must be for; None for anything.
     silence: the line that says nothing, of a stream of JSON lines.
     Raises ApiError if the model cannot be had, and what answer() raises.
     """
@@ -55,10 +65,11 @@ async def serve_model(
     if service.models is None:
         if keep_alive is not None:
             note_ignored(request, ["keep_alive"])
+        _check_purpose(service.model_names[0], service.engine.info.purpose, purpose)
         service.check_model(model)
         return await answer(service)
     keep_s = keep_alive_s(keep_alive)
-    name = await find_loadable(service, model)
+    name = await find_loadable(service, model, purpose)
     record_of(request).model = name
     future = await MODEL_FILES.run(_acquire, service.models, name)
 
@@ -74,15 +85,22 @@ async def serve_model(
     return LoadingStream(request, waiting, answer_with, silence) if use is None else await answer_with(use)
 
 
-async def find_loadable(service: Service, model: str | None) -> str:
-    """Return the name of a model that requests may use. Raises ModelNotFoundError or ForbiddenError."""
+async def find_loadable(service: Service, model: str | None, purpose: Purpose | None = None) -> str:
+    """Return the name of a model that requests may use.
+
+    purpose: what the model must be for; None for anything.
+    Raises ModelNotFoundError, ForbiddenError or BadRequestError.
+    """
     assert service.models is not None
-    name = service.resolve(model)
+    name = service.resolve(model, purpose)
     entry = await MODEL_FILES.run(service.models.find, name)
     if entry is None:
-        name = service.resolve_unknown(name)
+        name = service.resolve_unknown(name, purpose)
         entry = await MODEL_FILES.run(service.models.find, name)
-    may_load = service.settings.allow_load or name == service.settings.model_name
+    if entry is not None:
+        _check_purpose(name, entry.purpose, purpose)
+    settings = service.settings
+    may_load = settings.allow_load or name == settings.model_name or name in settings.beside
     if entry is not None and entry.state == "unloaded" and not may_load:
         raise ForbiddenError(
             f"The model '{name}' is not loaded, and this server loads none for requests. Start it with "
@@ -91,6 +109,30 @@ async def find_loadable(service: Service, model: str | None) -> str:
             param="model",
         )
     return name
+
+
+_WHAT: dict[Purpose, str] = {
+    "generate": "generates text",
+    "embed": "makes embeddings",
+    "rerank": "ranks documents",
+}
+_WAYS_OUT: dict[Purpose, str] = {
+    "generate": "Ask for a model that generates text; GET /v1/models lists what there is.",
+    "embed": "Ask for a model that makes embeddings (GET /v1/models), or start the server with "
+    "--embedding-model.",
+    "rerank": "Ask for a model that ranks (GET /v1/models), or start the server with --rerank-model.",
+}
+
+
+def _check_purpose(name: str, purpose: Purpose, wanted: Purpose | None) -> None:
+    """Raise BadRequestError for a model that is for something else."""
+    if wanted not in (None, purpose):
+        raise BadRequestError(
+            f"The model '{name}' {_WHAT[purpose]}, and this endpoint is for a model that {_WHAT[wanted]}. "
+            f"{_WAYS_OUT[wanted]}",
+            param="model",
+            code="wrong_kind_of_model",
+        )
 
 
 def _acquire(models: ModelsProtocol, name: str) -> "Future[ModelUseProtocol]":

@@ -59,6 +59,8 @@ TokenIds = tuple[int, ...]
 Json = dict[str, Any]
 LANES = (2**14, 2**18, sys.maxsize)
 """The most characters of the jobs of each thread, which take some 20 ms, 300 ms, or several seconds."""
+TEXTS_AT_ONCE = 64
+"""Texts of a request that are encoded before other clients have their turn."""
 LIMIT_S = 60.0
 """Maximum time from a prompt's arrival until it is encoded."""
 ResultT = TypeVar("ResultT")
@@ -307,6 +309,14 @@ class PromptEncoder:
         tokenizer = self._engine.tokenizer
         encode = tokenizer.encode if is_prompt else tokenizer.encode_answer
         return tuple(await self._encode(request, len(text), encode, text))
+
+    async def encode_texts(self, request: Request, texts: Sequence[str]) -> list[TokenIds]:
+        """Return the token ids of texts without special tokens. Raises what _run() raises."""
+        encode, found = self._engine.tokenizer.encode_answer, list[TokenIds]()
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            some = texts[start : start + TEXTS_AT_ONCE]
+            found += await self._encode(request, sum(map(len, some)), self._encode_all, some, encode)
+        return found
 
     async def decode(self, request: Request, tokens: Sequence[int]) -> str:
         """Return the text of token ids. Raises BadRequestError, and what _run() raises."""

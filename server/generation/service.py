@@ -11,7 +11,8 @@ from typing import get_args
 
 from fastapi import Request
 
-from config.settings import Settings
+from config.settings import Settings, display_name
+from engine.request import Purpose
 from engine.stations import LoopStation, StationClock
 from server.engine_protocol import EngineProtocol, ModelsProtocol, PooledEngineProtocol
 from server.errors import ModelNotFoundError, UnavailableError, retry_after
@@ -159,17 +160,23 @@ class Service:
             raise ModelNotFoundError(requested, self.model_names)
         return requested
 
-    def resolve(self, requested: str | None) -> str:
-        """Return the name of one of several models, or a name that none has."""
+    def resolve(self, requested: str | None, purpose: Purpose | None = None) -> str:
+        """Return the name of one of several models, or a name that none has. purpose: None for any."""
         if requested is None or requested in self.settings.served_model_name:
-            return self.settings.model_name
+            return self._default_name(purpose)
         return requested
 
-    def resolve_unknown(self, name: str) -> str:
+    def resolve_unknown(self, name: str, purpose: Purpose | None = None) -> str:
         """Return the name of the model that answers to a name that none has. Raises ModelNotFoundError."""
         if ANY_MODEL not in self.settings.served_model_name:
             raise ModelNotFoundError(name)
-        return self.settings.model_name
+        return self._default_name(purpose)
+
+    def _default_name(self, purpose: Purpose | None) -> str:
+        """Return the name of the model for a purpose."""
+        sources = {"embed": self.settings.embedding_model, "rerank": self.settings.rerank_model}
+        source = sources.get(purpose or "generate")
+        return display_name(source) if source else self.settings.model_name
 
 
 def service_of(request: Request) -> Service:

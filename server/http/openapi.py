@@ -212,6 +212,12 @@ def _or(given: Json, other: Json) -> Json:
     return {**about, "anyOf": kinds if other in kinds else [*kinds, other]}
 
 
+_OF_OTHER_MODELS = (
+    *("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank"),
+    *("/api/embed", "/api/embeddings"),
+)
+
+
 def _limit(whole: Json, served: Served) -> None:
     """Say what the served model takes: its tokens, choices, and whether it fills in."""
     for part in _parts(whole["components"]["schemas"]):
@@ -221,6 +227,9 @@ def _limit(whole: Json, served: Served) -> None:
             part["maximum"] = served.vocab_size - 1
         if "n" in part.get("properties", ()):
             part["properties"]["n"]["anyOf"][0]["maximum"] = served.max_choices
+    for path in _OF_OTHER_MODELS:
+        # One model alone is one that generates.
+        whole["paths"].pop(path, None)
     if not served.can_infill:
         whole["paths"].pop("/infill", None)
         for body in ("CompletionRequest", "OllamaGenerateRequest"):

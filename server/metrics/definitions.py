@@ -241,6 +241,28 @@ ENGINE = MetricGroup(
     ),
 )
 
+EMBEDDINGS = MetricGroup(
+    "Embeddings",
+    True,
+    (
+        MetricEntry(
+            "reprise_embedded_total",
+            "counter",
+            "Total number of texts embedded, and of documents rated.",
+        ),
+        MetricEntry(
+            "reprise_embedded_tokens_total",
+            "counter",
+            "Total number of their tokens, special tokens included and padding left out.",
+        ),
+        MetricEntry(
+            "reprise_embedding_waiting",
+            "gauge",
+            "Texts and documents of requests that are queued or running, without a vector or score yet.",
+        ),
+    ),
+)
+
 TIME = MetricGroup(
     "Where time goes",
     True,
@@ -468,4 +490,18 @@ MEMORY = MetricGroup(
     ),
 )
 
-GROUPS = (REQUESTS, SEQUENCES, DRAFTS, ENGINE, TIME, LOOP, MODELS, RANKS, PREFIXES, NGRAMS, RESPONSES, MEMORY)
+GROUPS = (
+    REQUESTS,
+    SEQUENCES,
+    DRAFTS,
+    ENGINE,
+    EMBEDDINGS,
+    TIME,
+    LOOP,
+    MODELS,
+    RANKS,
+    PREFIXES,
+    NGRAMS,
+    RESPONSES,
+    MEMORY,
+)

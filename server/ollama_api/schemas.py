@@ -9,6 +9,7 @@ from server.conversation.ollama import read_conversation
 from server.conversation.settled import MAX_PARTS
 from server.requests.chat import ChatRequest, ReasoningEffort
 from server.requests.drafts import DraftFields
+from server.requests.embeddings import Inputs
 from server.requests.messages import TOOLS_SCHEMA, Tools
 from server.requests.models import KeepAlive
 from server.validation.field_errors import field_error
@@ -227,3 +228,27 @@ class OllamaPullRequest(_NamesModel):
     model: str = Field(description="The model's name on the hub, such as mlx-community/Qwen3-8B-4bit.")
     stream: bool = Field(True, description="Whether to tell the progress, or only the end.")
     insecure: no_effect("the hub is reached as the server is configured.") = None  # type: ignore[valid-type]
+
+
+class _EmbeddingFields(_NamesModel):
+    """What both requests for embeddings have."""
+
+    model: str | None = Field(None, description="The model's name. null: --embedding-model.")
+    keep_alive: KeepAlive = None
+    options: no_effect("none of them changes a vector.") = None  # type: ignore[valid-type]
+
+
+class OllamaEmbedRequest(_EmbeddingFields):
+    """The body of POST /api/embed."""
+
+    input: Inputs = Field(description="A text, or an array of texts.")
+    truncate: bool = Field(True, description="Cut texts that are too long. false: a 400.")
+    dimensions: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Keep this many leading numbers, and normalize again."
+    )
+
+
+class OllamaEmbeddingsRequest(_EmbeddingFields):
+    """The body of POST /api/embeddings, which is older."""
+
+    prompt: str = Field(min_length=1, description="A text.")

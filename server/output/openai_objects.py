@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from engine.request import Purpose
 from server.output.parts import FinishReason
 
 
@@ -322,12 +323,27 @@ class Modalities(BaseModel):
     output: list[Literal["text"]] = ["text"]
 
 
+class EmbeddingCard(BaseModel):
+    """How a model makes vectors: their numbers, what is pooled, and its prompts by name.
+
+    is_guessed: whether the pooling was decided by the architecture, as the folder does not name it.
+    """
+
+    dimensions: int
+    pooling: str
+    is_guessed: bool
+    normalizes: bool
+    prompts: dict[str, str]
+    default_prompt: str | None
+
+
 class ModelCard(BaseModel):
     """The served model under one of its names.
 
     context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
     knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
     template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
+    purpose: what the model is for. embedding: how it makes vectors; null if it generates, or is not loaded.
     """
 
     id: str
@@ -342,6 +358,8 @@ class ModelCard(BaseModel):
     tool_format: str | None = None
     reasoning: bool
     sampling_defaults: dict[str, float]
+    purpose: Purpose = "generate"
+    embedding: EmbeddingCard | None = None
 
 
 class ListedModelCard(ModelCard):

@@ -1,26 +1,33 @@
-"""POST /v1/embeddings, which is not implemented."""
+"""POST /v1/embeddings."""
+
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from server.errors import NotImplementedHereError
+from server.generation.embedding import embed, encode_inputs
+from server.generation.model_use import serve_model
+from server.generation.service import Service
 from server.http.openapi import body_schema
+from server.output.vectors import write_embeddings
 from server.requests.embeddings import EmbeddingsRequest
+from server.threads import FORMAT
 from server.validation.body import read_body
 
 router = APIRouter()
 
 
-# The document describes what this server does.
-@router.post(
-    "/v1/embeddings",
-    status_code=501,
-    include_in_schema=False,
-    openapi_extra=body_schema(EmbeddingsRequest),
-)
+@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
 async def create_embeddings(request: Request) -> Response:
-    """Answer 501: the models that mlx-lm loads generate text and have no pooling layer."""
-    await read_body(request, EmbeddingsRequest)
-    raise NotImplementedHereError(
-        "This server generates text and has no embedding model. Send embedding requests to a server that has "
-        "one."
-    )
+    """Make a vector of each text, with a model that embeds."""
+    body = await read_body(request, EmbeddingsRequest)
+    answer = partial(_answer, request, body)
+    return await serve_model(request, body.model, answer, keep_alive=body.keep_alive, purpose="embed")
+
+
+async def _answer(request: Request, body: EmbeddingsRequest, service: Service) -> Response:
+    model = service.check_model(body.model)
+    inputs = await encode_inputs(request, service, body)
+    vectors = await embed(request, service, inputs, body.dimensions)
+    num_tokens = sum(len(one.tokens) for one in inputs)
+    written = await FORMAT.run(write_embeddings, vectors, body.encoding_format, model, num_tokens)
+    return Response(written, media_type="application/json")

@@ -10,7 +10,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from engine.request import ModelEntry, ModelInfo
+from engine.request import EmbeddingInfo, ModelEntry, ModelInfo
 from server.engine_protocol import ModelsProtocol
 from server.errors import (
     ApiError,
@@ -34,7 +34,14 @@ from server.messages_api.models import (
     messages_model,
     messages_models,
 )
-from server.output.openai_objects import ListedModelCard, ListedModels, ModelCard, ModelList, ModelMeta
+from server.output.openai_objects import (
+    EmbeddingCard,
+    ListedModelCard,
+    ListedModels,
+    ModelCard,
+    ModelList,
+    ModelMeta,
+)
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.threads import MODEL_FILES
 from server.validation.body import read_body
@@ -98,7 +105,7 @@ async def load_model(request: Request) -> Response:
     async def answer(_: Service) -> Response:
         return await _card_response(service_of(request), body.model)
 
-    return await serve_model(request, body.model, answer, keep_alive=body.keep_alive)
+    return await serve_model(request, body.model, answer, keep_alive=body.keep_alive, purpose=None)
 
 
 @router.post("/v1/models/unload", openapi_extra=body_schema(ModelRequest))
@@ -280,6 +287,8 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         tools=entry.can_call,
         reasoning=entry.can_think,
         sampling_defaults=known_sampling(service, entry.info) if entry.info else {},
+        purpose=entry.purpose,
+        embedding=_embedding(entry.info.embedding) if entry.info else None,
         state=entry.state,
         size_bytes=entry.size_bytes,
         progress=entry.progress,
@@ -287,6 +296,20 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         fault=entry.fault,
         running=entry.num_running,
         waiting=entry.num_waiting,
+    )
+
+
+def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
+    if info is None:
+        return None
+    recipe = info.recipe
+    return EmbeddingCard(
+        dimensions=info.dimensions,
+        pooling=recipe.pooling,
+        is_guessed=recipe.is_guessed,
+        normalizes=recipe.normalizes,
+        prompts=dict(recipe.prompts),
+        default_prompt=recipe.default_prompt,
     )
 
 

@@ -1,6 +1,7 @@
 """The endpoints under /api, as in Ollama's API."""
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from engine.request import ModelEntry
 from server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
 from server.generation.chat import answer_chat
 from server.generation.completion import answer_completion
+from server.generation.embedding import embed, encode_inputs
 from server.generation.model_use import Answer, serve_model
 from server.generation.service import Service, service_of
 from server.generation.sse import TokenStream
@@ -24,6 +26,8 @@ from server.ollama_api.presenter import LinePresenter
 from server.ollama_api.schemas import (
     GeneratingFields,
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaPullRequest,
@@ -36,10 +40,13 @@ from server.ollama_api.to_chat import (
     to_completion,
     untagged,
 )
+from server.output.vectors import write_numbers
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
+from server.requests.embeddings import EmbeddingsRequest
 from server.requests.models import KeepAlive, keep_alive_s
 from server.routes.models import PullState, begin_pull, find_entry, known_sampling, named_entries, unload
+from server.threads import FORMAT
 from server.turns import beside
 from server.validation.body import read_body
 from server.validation.notes import Notes
@@ -218,15 +225,61 @@ def _told(state: PullState) -> dict[str, Any]:
     return {"status": state.status, "completed": state.completed, "total": state.total}
 
 
-# Where embeddings are generated, these two become their requests and responses in Ollama's format.
-@router.post("/api/embed", status_code=501, include_in_schema=False)
-@router.post("/api/embeddings", status_code=501, include_in_schema=False)
-async def embed() -> Response:
-    """Answer 501: see POST /v1/embeddings."""
-    raise NotImplementedHereError(
-        "This server generates text and has no embedding model. Send embedding requests to a server that has "
-        "one."
-    )
+@router.post("/api/embed", openapi_extra=body_schema(OllamaEmbedRequest))
+async def embed_texts(request: Request) -> Response:
+    """Make a vector of each text, in Ollama's format."""
+    body = await read_body(request, OllamaEmbedRequest)
+    fields = {
+        "input": body.input,
+        "dimensions": body.dimensions,
+        "truncate": "end" if body.truncate else "none",
+    }
+    begun_ns = time.perf_counter_ns()
+
+    def write(vectors: Sequence[bytes], num_tokens: int, loaded_ns: int) -> bytes:
+        told = {
+            "model": body.model,
+            "total_duration": time.perf_counter_ns() - begun_ns,
+            "load_duration": loaded_ns - begun_ns,
+            "prompt_eval_count": num_tokens,
+        }
+        return b'{"embeddings":[' + b",".join(map(write_numbers, vectors)) + b"]," + to_json(told)[1:]
+
+    return await _embed(request, body.model, body.keep_alive, fields, write)
+
+
+@router.post("/api/embeddings", openapi_extra=body_schema(OllamaEmbeddingsRequest))
+async def embed_text(request: Request) -> Response:
+    """Make the vector of a text, as older clients of Ollama ask for it."""
+    body = await read_body(request, OllamaEmbeddingsRequest)
+    fields = {"input": (body.prompt,), "truncate": "end"}
+
+    def write(vectors: Sequence[bytes], _num_tokens: int, _loaded_ns: int) -> bytes:
+        return b'{"embedding":' + write_numbers(vectors[0]) + b"}"
+
+    return await _embed(request, body.model, body.keep_alive, fields, write)
+
+
+async def _embed(
+    request: Request,
+    model: str | None,
+    keep_alive: KeepAlive,
+    fields: dict[str, Any],
+    write: Callable[[Sequence[bytes], int, int], bytes],
+) -> Response:
+    """Answer a request for embeddings. fields: of the same request to /v1/embeddings."""
+    asked = EmbeddingsRequest.model_construct(**fields)
+
+    async def answer(service: Service) -> Response:
+        loaded_ns = time.perf_counter_ns()
+        inputs = await encode_inputs(request, service, asked)
+        vectors = await embed(request, service, inputs, asked.dimensions)
+        num_tokens = sum(len(one.tokens) for one in inputs)
+        written = await FORMAT.run(write, vectors, num_tokens, loaded_ns)
+        return Response(written, media_type="application/json")
+
+    name = _own_name(_ready(request), model)
+    return await serve_model(request, name, answer, keep_alive=keep_alive, purpose="embed")
 
 
 @router.post("/api/create", status_code=501, include_in_schema=False)

@@ -30,7 +30,7 @@ PIECE_BYTES = 16
 async def tokenize(request: Request) -> Response:
     """Tokenize a text or a conversation."""
     body = await read_body(request, TokenizeRequest)
-    return await serve_model(request, body.model, partial(_tokenize, request, body))
+    return await serve_model(request, body.model, partial(_tokenize, request, body), purpose=None)
 
 
 async def _tokenize(request: Request, body: TokenizeRequest, service: Service) -> Response:
@@ -84,7 +84,7 @@ async def detokenize(request: Request) -> Response:
         written = await service.bodies.run(request, 2 * len(text), write)
         return Response(written, media_type="application/json")
 
-    return await serve_model(request, body.model, answer)
+    return await serve_model(request, body.model, answer, purpose=None)
 
 
 @router.get("/tokenizer_info")
@@ -98,7 +98,7 @@ async def tokenizer_info(request: Request) -> Response:
         shown = service.engine.tokenizer.description
         return JSONResponse({**shown, "model_max_length": service.engine.info.context_tokens})
 
-    return await serve_model(request, None, describe)
+    return await serve_model(request, None, describe, purpose=None)
 
 
 async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> TokenIds:

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize on the real server and the bundled model, and no embeddings."""
+"""/tokenize and /detokenize on the real server and the bundled model."""
 
 import httpx
 import pytest
@@ -44,11 +44,6 @@ def test_a_conversation_has_as_many_tokens_as_its_usage_says(http):
     rendered = http.post("/detokenize", json={"tokens": counted["tokens"]}).json()["content"]
     assert "Hello!" in rendered
     assert "<|im_start|>" in rendered
-
-
-def test_there_are_no_embeddings(http):
-    response = http.post("/v1/embeddings", json={"model": "demo", "input": "a"})
-    assert response.status_code == 501
 
 
 def test_a_client_learns_how_the_tokenizer_is_set_up(server_url):

@@ -135,7 +135,7 @@ def test_models_are_listed_and_prompts_continued(said):
         ("wrong", "BadRequestError", "invalid_type", "top_p"),
         ("choice", "BadRequestError", "invalid_value", "tool_choice"),
         ("image", "BadRequestError", "unsupported_content_part", "messages[0]"),
-        ("embeddings", "InternalServerError", "not_implemented", None),
+        ("embeddings", "BadRequestError", "wrong_kind_of_model", "model"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

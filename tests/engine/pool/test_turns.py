@@ -47,3 +47,14 @@ def test_idle_time_is_not_saved_up() -> None:
 
 def test_nobody_has_a_turn_without_work() -> None:
     assert Turns[str]().choose([]) is None
+
+
+def test_who_passes_on_is_next_only_if_no_other_has_work() -> None:
+    turns: Turns[str] = Turns()
+    order = []
+    for runners in (["a", "b"], ["a", "b"], ["a", "b"], ["a"], ["a"]):
+        order.append(turns.choose(runners))
+        turns.charge(
+            str(order[-1]), 10 * SLICE_S if order[-1] == "b" else SLICE_S / 10, passes_on=order[-1] == "a"
+        )
+    assert order == ["a", "b", "a", "a", "a"]

@@ -26,7 +26,7 @@ KEPT = [
     ("GET", "/v1/models", {}, 200),
     ("GET", "/metrics", {}, 200),
     ("DELETE", "/v1/responses/none", {}, 404),
-    ("POST", "/v1/embeddings", {"json": {"input": "x", "model": "m"}}, 501),
+    ("POST", "/v1/embeddings", {"json": {"input": "x", "model": "m"}}, 400),
 ]
 
 

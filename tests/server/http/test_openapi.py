@@ -106,7 +106,7 @@ async def test_the_limit_of_a_list_is_described(client):
 async def test_what_this_server_cannot_do_is_not_in_the_document(client, engine):
     assert engine.tokenizer.fim is None
     document = (await client.get("/openapi.json")).json()
-    assert not {"/v1/embeddings", "/infill"} & document["paths"].keys()
+    assert not {"/v1/embeddings", "/v1/rerank", "/infill"} & document["paths"].keys()
     suffix = document["components"]["schemas"]["CompletionRequest"]["properties"]["suffix"]
     assert suffix["anyOf"][0] == {"type": "string", "maxLength": 0}
 

@@ -398,8 +398,6 @@ async def test_too_long_a_conversation_loses_its_oldest_turns_and_says_so(client
 
 
 NOT_HERE = [
-    ("POST", "/api/embed", 501, "no embedding model"),
-    ("POST", "/api/embeddings", 501, "no embedding model"),
     ("POST", "/api/create", 501, "reprise convert"),
     ("POST", "/api/push", 501, "uploads"),
     ("POST", "/api/copy", 501, "copies"),
@@ -418,6 +416,13 @@ async def test_what_is_not_here_says_so_in_ollama_s_shape(client):
         response = await client.request(method, path, **given)
         assert response.status_code == status, path
         assert told in assert_ollama_error(response.json())
+
+
+async def test_a_model_that_generates_makes_no_embeddings_and_says_the_way_out(client):
+    for path, body in (("/api/embed", {"input": "a"}), ("/api/embeddings", {"prompt": "a"})):
+        response = await client.post(path, json=body)
+        assert response.status_code == 400
+        assert "--embedding-model" in assert_ollama_error(response.json())
 
 
 async def test_a_failure_is_a_status_or_the_last_line(client, engine):

@@ -1,0 +1,144 @@
+"""Load a model that embeds texts or ranks documents, on the thread that owns MLX."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten
+
+from config.settings import Settings
+from engine.embedding.decoder import DECODERS, Decoder
+from engine.embedding.encoder import Config, Encoder, complete, rename
+from engine.embedding.vectors import VectorMaker, load_dense
+from engine.model.loading import ModelError, describe, load_model, load_tokenizer
+from engine.model.purpose import ENCODERS, find_purpose
+from engine.model.recipe import find_longest, read_recipe
+from engine.request import EmbeddingInfo, ModelInfo, Recipe
+from engine.text.encoding import copy_backend
+from engine.text.tokenizer import Tokenizer
+
+Progress = Callable[[float], None]
+
+_Loaded = tuple[Encoder | Decoder, Config, Tokenizer, ModelInfo]
+
+
+@dataclass
+class EmbeddingModel:
+    """A model that embeds or ranks, as loaded."""
+
+    body: Encoder | Decoder
+    config: Config
+    maker: VectorMaker
+    tokenizer: Tokenizer
+    info: ModelInfo
+
+    def finish(self, states: mx.array, first_pooled: int, dimensions: int | None) -> mx.array:
+        """Return the vector of a text, or the score of a pair. states: (tokens, size) of the last layer."""
+        if isinstance(self.body, Encoder) and self.info.purpose == "rerank":
+            return mx.sigmoid(self.body.classifier(states[0]).astype(mx.float32))
+        return self.maker.make(states, first_pooled, dimensions)
+
+
+def load_embedding_model(settings: Settings, name: str, progress: Progress | None = None) -> EmbeddingModel:
+    """Load the model that the settings name. name: by which it is known. Raises ModelError."""
+    folder = Path(settings.model_source)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        recipe = read_recipe(folder, config)
+        make = _load_encoder if config.get("model_type") in ENCODERS else _load_decoder
+        body, config, tokenizer, info = make(folder, config, name, progress)
+        maker = VectorMaker(recipe, load_dense(recipe.dense))
+        embedding = _describe(recipe, config, maker, tokenizer, ranks=info.purpose == "rerank")
+    # Weights may raise anything.
+    except Exception as fault:
+        raise ModelError(f"cannot load the model {settings.model_source}: {fault}") from fault
+    limits = find_longest(config, recipe), settings.max_context_tokens
+    longest = min([limit for limit in limits if limit], default=info.context_tokens)
+    info = replace(info, context_tokens=longest, embedding=embedding)
+    return EmbeddingModel(body, config, maker, tokenizer, info)
+
+
+def _load_encoder(folder: Path, given: Config, name: str, progress: Progress | None) -> _Loaded:
+    start, purpose, config = time.perf_counter(), find_purpose(folder, given), complete(given)
+    if purpose == "rerank" and len(config.get("id2label", "12")) != 1:
+        raise ModelError("it sorts texts into several classes; one that ranks has one")
+    encoder = Encoder(config, ranks=purpose == "rerank")
+    _load_weights(encoder, folder, config, progress)
+    info = describe(encoder, config, name, config["vocab_size"], None, time.perf_counter() - start)
+    return encoder, config, load_tokenizer(folder), replace(info, purpose=purpose)
+
+
+def _load_decoder(folder: Path, config: Config, name: str, progress: Progress | None) -> _Loaded:
+    if config.get("model_type") not in DECODERS:
+        raise ModelError(f"{config.get('model_type')} models cannot embed here yet")
+    loaded = load_model(str(folder), name, None, progress)
+    return Decoder(loaded.model, config), config, loaded.tokenizer, replace(loaded.info, purpose="embed")
+
+
+def _load_weights(encoder: Encoder, folder: Path, config: Config, progress: Progress | None) -> None:
+    given: dict[str, mx.array] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        found = mx.load(str(file))
+        assert isinstance(found, dict)
+        given |= found
+    # Eight bits of fraction are too few for BERT: cosines differ in the fourth digit.
+    exact = {
+        name: array.astype(mx.float32) if array.dtype == mx.bfloat16 else array
+        for name, array in rename(given).items()
+    }
+    if quantization := config.get("quantization"):
+        sizes = {key: quantization[key] for key in ("group_size", "bits", "mode") if key in quantization}
+        quantize(encoder, **sizes, class_predicate=lambda path, _: f"{path}.scales" in exact)
+    encoder.load_weights(list(exact.items()))
+    encoder.eval()
+    flat: Any = tree_flatten(encoder.parameters())
+    total, done = sum(array.nbytes for _, array in flat), 0
+    for _, array in flat:
+        mx.eval(array)
+        done += array.nbytes
+        if progress:
+            progress(done / total)
+
+
+def _describe(
+    recipe: Recipe, config: Config, maker: VectorMaker, tokenizer: Tokenizer, *, ranks: bool
+) -> EmbeddingInfo:
+    """Describe how vectors are made, and find the special tokens around texts and pairs."""
+    dimensions = 1 if ranks else maker.make(mx.zeros((1, config["hidden_size"]))).size
+    sample = tokenizer.encode_answer("a")
+    pair = copy_backend(tokenizer.backend).encode("a", "a")
+    first = _find(pair.ids, sample, 0)
+    second = _find(pair.ids, sample, first + len(sample))
+    alone = tokenizer.encode("a")
+    at = _find(alone, sample, 0)
+    around = (
+        (pair.ids[:first], pair.ids[second + len(sample) :])
+        if ranks
+        else (alone[:at], alone[at + len(sample) :])
+    )
+    before, after = around
+    if recipe.pooling == "last" and not after:
+        # It was trained to say there what the text means.
+        ends = config.get("eos_token_id")
+        after = [ends] if isinstance(ends, int) else list(ends or ())[:1]
+    return EmbeddingInfo(
+        dimensions=dimensions,
+        recipe=Recipe("cls") if ranks else recipe,
+        before=tuple(before),
+        between=tuple(pair.ids[first + len(sample) : second]),
+        after=tuple(after),
+        second_type=min(int(pair.type_ids[second]), config.get("type_vocab_size", 1) - 1),
+    )
+
+
+def _find(ids: list[int], part: list[int], start: int) -> int:
+    """Return where a part begins in token ids, from start on. Raises ModelError if it is not there."""
+    for at in range(start, len(ids) - len(part) + 1):
+        if ids[at : at + len(part)] == part:
+            return at
+    raise ModelError("its tokenizer encodes a text differently beside another")

@@ -1,0 +1,125 @@
+"""Choose which texts share a pass: of about the same length, and no short request waits for long ones."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.request import Embedded, EmbeddingInput, EmbeddingRequest, EmbeddingSink, Failed
+
+SHARE = 4
+"""One of SHARE passes is begun by the oldest request, the others by the one that lacks the least."""
+
+MAX_PADDING = 4
+"""A text shares a pass with a longer one if it is padded by less than 1/MAX_PADDING of that one's length."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request and what is made of it. left: indices of its inputs without a vector, the longest first.
+
+    num_left: their tokens. is_alone: whether it shares no pass with other requests, as one with it failed.
+    """
+
+    request: EmbeddingRequest
+    sink: EmbeddingSink
+    left: list[int] = field(default_factory=list)
+    num_left: int = 0
+    vectors: dict[int, bytes] = field(default_factory=dict)
+    is_alone: bool = False
+    ended: bool = False
+
+    @classmethod
+    def of(cls, request: EmbeddingRequest, sink: EmbeddingSink) -> "Job":
+        """Make the job of a request."""
+        job = cls(request, sink)
+        job.put_back(range(len(request.inputs)))
+        return job
+
+    def take(self, indices: Collection[int]) -> None:
+        """Note that inputs are being computed."""
+        self.left = [index for index in self.left if index not in indices]
+        self.num_left -= self._count(indices)
+
+    def put_back(self, indices: Iterable[int]) -> None:
+        """Note that inputs are still to be computed."""
+        self.left += indices
+        self.left.sort(key=self._rank)
+        self.num_left = self._count(self.left)
+
+    def first_up_to(self, num_tokens: int) -> int:
+        """Return where the inputs begin in left that have at most so many tokens."""
+        return bisect_left(self.left, -num_tokens, key=self._rank)
+
+    def _rank(self, index: int) -> int:
+        return -len(self.request.inputs[index].tokens)
+
+    def _count(self, indices: Iterable[int]) -> int:
+        return -sum(map(self._rank, indices))
+
+    def end(self, event: Embedded | Failed) -> None:
+        """Send the terminal event, unless it had one."""
+        if not self.ended:
+            self.ended = True
+            self.sink(event)
+
+    def finish(self) -> None:
+        """Send all vectors."""
+        self.end(Embedded(tuple(self.vectors[index] for index in range(len(self.request.inputs)))))
+
+
+@dataclass(frozen=True)
+class Member:
+    """An input that is in a pass."""
+
+    job: Job
+    index: int
+
+    @property
+    def input(self) -> EmbeddingInput:
+        """The text or the pair."""
+        return self.job.request.inputs[self.index]
+
+    @property
+    def num_tokens(self) -> int:
+        """Its tokens."""
+        return len(self.input.tokens)
+
+
+def by_job(members: Iterable[Member]) -> dict[Job, set[int]]:
+    """Return the indices of inputs by their requests."""
+    found: dict[Job, set[int]] = {}
+    for member in members:
+        found.setdefault(member.job, set()).add(member.index)
+    return found
+
+
+Fits = Callable[[int, int], bool]
+"""Says whether a pass may have so many texts, padded to so many tokens."""
+
+
+def choose_members(jobs: Sequence[Job], num_passes: int, fits: Fits) -> list[Member]:
+    """Choose the texts of the next pass, the longest first; at least one, whether it fits or not.
+
+    jobs: in the order of their arrival, each with something left. num_passes: that were chosen before.
+    """
+    is_oldests_turn = num_passes % SHARE == SHARE - 1
+    first = jobs[0] if is_oldests_turn else min(jobs, key=lambda job: job.num_left)
+    members = [Member(first, first.left[0])]
+    longest = members[0].num_tokens
+    others = () if first.is_alone else (job for job in jobs if job is not first and not job.is_alone)
+    for member in _alike([first, *others], longest):
+        if member != members[0]:
+            if not fits(len(members) + 1, longest):
+                break
+            members.append(member)
+    return members
+
+
+def _alike(jobs: Iterable[Job], longest: int) -> Iterable[Member]:
+    """Yield the texts that may share a pass with one of so many tokens, request by request."""
+    for job in jobs:
+        for index in job.left[job.first_up_to(longest) :]:
+            padding = longest - len(job.request.inputs[index].tokens)
+            if padding * MAX_PADDING >= longest:
+                break
+            yield Member(job, index)

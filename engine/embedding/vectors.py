@@ -1,0 +1,78 @@
+"""Turn a text's hidden states into its vector: pool, dense layers, cut, normalize. In float32.
+
+Every text is pooled by itself, so that its vector cannot depend on those beside it.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.nn.layers.activations import gelu, relu, silu
+
+from engine.model.loading import ModelError
+from engine.request import Dense, Recipe
+
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "Identity": lambda states: states,
+    "Tanh": mx.tanh,
+    "GELU": gelu,
+    "ReLU": relu,
+    "SiLU": silu,
+    "Sigmoid": mx.sigmoid,
+}
+
+MIN_NORM = 1e-12
+"""Norm by which a shorter vector is divided, as torch does."""
+
+Stage = Callable[[mx.array], mx.array]
+
+
+class VectorMaker:
+    """Makes vectors by a recipe. dense: its dense layers, as load_dense() returns them."""
+
+    def __init__(self, recipe: Recipe, dense: Sequence[Stage] = ()) -> None:
+        self._recipe, self._dense = recipe, dense
+
+    def make(self, states: mx.array, first_pooled: int = 0, dimensions: int | None = None) -> mx.array:
+        """Return (dimensions,) the vector of a text.
+
+        states: (tokens, size) of its last layer. first_pooled: index of the first token that is pooled.
+        """
+        vector = self._pool(states.astype(mx.float32), first_pooled)
+        for stage in self._dense:
+            vector = stage(vector[None])[0]
+        vector = vector[:dimensions]
+        if self._recipe.normalizes:
+            vector = vector / mx.maximum(mx.sqrt(vector.square().sum()), MIN_NORM)
+        return vector
+
+    def _pool(self, states: mx.array, first: int) -> mx.array:
+        match self._recipe.pooling:
+            case "cls":
+                return states[0]
+            case "last":
+                return states[-1]
+            case "max":
+                return states[first:].max(axis=0)
+            case "mean":
+                return states[first:].mean(axis=0)
+
+
+def load_dense(layers: Sequence[Dense]) -> list[Stage]:
+    """Load the dense layers after pooling. Raises ModelError."""
+    return [_load_layer(layer) for layer in layers]
+
+
+def _load_layer(layer: Dense) -> Stage:
+    file: Path = layer.folder / "model.safetensors"
+    if layer.activation not in ACTIVATIONS:
+        raise ModelError(f"{layer.folder} has the activation {layer.activation}, which is not known here")
+    if not file.is_file():
+        raise ModelError(f"{file} is missing, which {layer.folder.parent / 'modules.json'} asks for")
+    loaded = mx.load(str(file))
+    assert isinstance(loaded, dict)
+    weight = loaded["linear.weight"].astype(mx.float32)
+    bias = loaded["linear.bias"].astype(mx.float32) if layer.has_bias else None
+    activation = ACTIVATIONS[layer.activation]
+    mx.eval(weight, *([] if bias is None else [bias]))
+    return lambda states: activation(states @ weight.T if bias is None else mx.addmm(bias, states, weight.T))

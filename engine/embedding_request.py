@@ -1,0 +1,93 @@
+"""What the server and the engine exchange about texts that become vectors, and pairs that become scores."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+TokenIds = tuple[int, ...]
+
+Purpose = Literal["generate", "embed", "rerank"]
+"""What a model is for."""
+
+
+Pooling = Literal["mean", "cls", "last", "max"]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A dense layer after pooling. activation: the name of a class of torch."""
+
+    folder: Path
+    has_bias: bool
+    activation: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How hidden states become a vector.
+
+    counts_prompt: whether the tokens of a prompt are pooled too. prompts: by name.
+    max_tokens: of a text, special tokens included, as the folder says; None if it does not.
+    is_guessed: whether the folder does not say how to pool.
+    """
+
+    pooling: Pooling
+    counts_prompt: bool = True
+    dense: tuple[Dense, ...] = ()
+    normalizes: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    max_tokens: int | None = None
+    is_guessed: bool = False
+
+    def describe(self) -> str:
+        """Describe it in a few words."""
+        why = ", by its architecture" if self.is_guessed else ""
+        prompts = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
+        return f"pooling {self.pooling}{why}{prompts}"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """How a model makes vectors of texts, or rates pairs of them.
+
+    dimensions: numbers of a vector; 1 for a model that ranks.
+    before, after: the special tokens around a text or a pair. between: those between the texts of a pair.
+    second_type: the token type of a pair's second text, and of what follows it.
+    """
+
+    dimensions: int
+    recipe: Recipe
+    before: TokenIds = ()
+    between: TokenIds = ()
+    after: TokenIds = ()
+    second_type: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInput:
+    """A text or a pair as tokens, with the special ones around them.
+
+    first_pooled: leading tokens that are not pooled. first_of_second: index of a pair's second text.
+    """
+
+    tokens: TokenIds
+    first_pooled: int = 0
+    first_of_second: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """Texts to be embedded, or pairs to be rated. dimensions: of each vector; None for all there are."""
+
+    id: str
+    inputs: tuple[EmbeddingInput, ...]
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The terminal event of a request that succeeded: little-endian float32 numbers of each input."""
+
+    vectors: tuple[bytes, ...]

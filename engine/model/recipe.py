@@ -1,0 +1,87 @@
+"""Read from a model's folder how its hidden states become a vector: pooling, dense layers, prompts.
+
+The files are those of sentence-transformers. What they leave out is decided by the architecture.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.model.loading import ModelError, find_context_tokens
+from engine.model.purpose import ENCODERS, MODULES
+from engine.request import Dense, Pooling, Recipe
+
+_OLD_POOLINGS: dict[str, Pooling] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+}
+"""Flags of Pooling's configuration before it had pooling_mode."""
+
+_NEW_POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last", "max": "max"}
+
+
+def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
+    """Read a model's recipe. config: of its config.json. Raises ModelError for what is not known here."""
+    told = _read(folder / "config_sentence_transformers.json", {})
+    prompts = {str(name): str(text) for name, text in (told.get("prompts") or {}).items()}
+    default = told.get("default_prompt_name")
+    max_tokens = _read(folder / "sentence_bert_config.json", {}).get("max_seq_length")
+    modules = _read(folder / MODULES, [])
+    pooling: Pooling | None = None
+    counts_prompt, normalizes, dense = True, False, []
+    for module in modules:
+        kind, path = str(module.get("type")).rpartition(".")[2], folder / str(module.get("path"))
+        given = _read(path / "config.json", {})
+        if kind == "Pooling":
+            pooling, counts_prompt = _pooling_of(given, path), bool(given.get("include_prompt", True))
+        elif kind == "Dense":
+            activation = str(given.get("activation_function", "Identity")).rpartition(".")[2]
+            dense.append(Dense(path, bool(given.get("bias", True)), activation))
+        elif kind == "Normalize":
+            normalizes = True
+        elif kind != "Transformer":
+            raise ModelError(f"{folder / MODULES} names {kind}, which is not known here")
+    if pooling is None:
+        pooling, normalizes = "mean" if config.get("model_type") in ENCODERS else "last", True
+        return Recipe(
+            pooling, prompts=prompts, default_prompt=default, max_tokens=max_tokens, is_guessed=True
+        )
+    return Recipe(pooling, counts_prompt, tuple(dense), normalizes, prompts, default, max_tokens)
+
+
+def find_first_position(config: dict[str, Any]) -> int:
+    """Return the position of an encoder's first token: RoBERTa's follow that of the padding token."""
+    return 0 if config.get("model_type") == "bert" else int(config.get("pad_token_id", 1)) + 1
+
+
+def find_longest(config: dict[str, Any], recipe: Recipe) -> int | None:
+    """Return the tokens of the longest text, special tokens included; None if nothing says so."""
+    found = find_context_tokens(config)
+    if found and config.get("model_type") in ENCODERS:
+        found -= find_first_position(config)
+    return min((limit for limit in (found, recipe.max_tokens) if limit), default=None)
+
+
+def _pooling_of(given: dict[str, Any], path: Path) -> Pooling:
+    modes = [mode for flag, mode in _OLD_POOLINGS.items() if given.get(flag)]
+    if (named := given.get("pooling_mode")) in _NEW_POOLINGS:
+        modes = [_NEW_POOLINGS[named]]
+    unknown = [flag for flag, is_on in given.items() if flag.startswith("pooling_mode_") and is_on is True]
+    if len(modes) != 1 or {*unknown} - {*_OLD_POOLINGS}:
+        raise ModelError(f"{path} pools in a way that is not known here: {given}")
+    return modes[0]
+
+
+def _read(file: Path, otherwise: Any) -> Any:
+    """Return what a JSON file holds; otherwise what is given. Raises ModelError if it cannot be read."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return otherwise
+    except (OSError, ValueError) as fault:
+        raise ModelError(f"{file} cannot be read: {fault}") from fault
+    if not isinstance(found, type(otherwise)):
+        raise ModelError(f"{file} is not what sentence-transformers writes")
+    return found

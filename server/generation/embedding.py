@@ -1,0 +1,186 @@
+"""From a request's texts to their vectors or scores: encode, prompt, cut, and wait for the engine."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+from fastapi import Request
+
+from engine.request import (
+    Embedded,
+    EmbeddingInfo,
+    EmbeddingInput,
+    EmbeddingRequest,
+    EngineError,
+    Failed,
+    ModelInfo,
+)
+from server.engine_protocol import EmbeddingEngineProtocol
+from server.errors import BadRequestError, ClientGoneError, from_engine, from_failure
+from server.generation.engine_requests import check_token_ids
+from server.generation.prompts import TokenIds
+from server.generation.service import Service
+from server.http.request_log import note_ignored, record_of
+from server.requests.embeddings import Cut, EmbeddingsRequest
+from server.requests.rerank import RerankRequest
+from server.turns import beside
+
+_SAME = {
+    "query": ("query", "search_query"),
+    "search_query": ("search_query", "query"),
+    "document": ("document", "passage", "search_document"),
+    "passage": ("passage", "document", "search_document"),
+    "search_document": ("search_document", "document", "passage"),
+}
+"""Names that a model may have given its prompt for an input type, in the order of preference."""
+
+INSTRUCTED = "Instruct: "
+"""Beginning of the prompts of models that are told what a query is for."""
+
+
+async def encode_inputs(
+    request: Request, service: Service, body: EmbeddingsRequest
+) -> tuple[EmbeddingInput, ...]:
+    """Return the texts as the model reads them. Raises BadRequestError, and what encode_texts() raises."""
+    info, embedding = service.engine.info, service.engine.info.embedding
+    assert embedding
+    if body.dimensions is not None and body.dimensions > embedding.dimensions:
+        raise BadRequestError(
+            f"'dimensions' is {body.dimensions}; the vectors of '{info.name}' have {embedding.dimensions}. "
+            "Ask for fewer, or leave it out.",
+            param="dimensions",
+            code="invalid_value",
+        )
+    prompt = _find_prompt(request, body, info, embedding)
+    texts = [prompt + one for one in body.input if isinstance(one, str)]
+    encoded = iter(await service.prompts.encode_texts(request, texts))
+    first_pooled = 0
+    if prompt and not embedding.recipe.counts_prompt:
+        (alone,) = await service.prompts.encode_texts(request, [prompt])
+        first_pooled = len(embedding.before) + len(alone)
+    return await beside(request, partial(_as_inputs, body, info, encoded, first_pooled))
+
+
+def _as_inputs(
+    body: EmbeddingsRequest, info: ModelInfo, encoded: Iterator[TokenIds], first_pooled: int
+) -> tuple[EmbeddingInput, ...]:
+    """Put the special tokens around texts, and cut them. Raises BadRequestError."""
+    embedding, inputs = info.embedding, []
+    assert embedding
+    for index, one in enumerate(body.input):
+        param = f"input[{index}]" if len(body.input) > 1 else "input"
+        if isinstance(one, str):
+            room = info.context_tokens - len(embedding.before) - len(embedding.after)
+            tokens = (*embedding.before, *_cut(next(encoded), room, body.truncate, param, info))
+            inputs.append(EmbeddingInput((*tokens, *embedding.after), min(first_pooled, len(tokens))))
+        else:
+            check_token_ids(one, param, info)
+            inputs.append(EmbeddingInput(_cut(one, info.context_tokens, body.truncate, param, info)))
+    return tuple(inputs)
+
+
+async def encode_pairs(request: Request, service: Service, body: RerankRequest) -> tuple[EmbeddingInput, ...]:
+    """Return the query with each document as the model reads them. Raises as encode_inputs()."""
+    info = service.engine.info
+    (query,) = await service.prompts.encode_texts(request, [body.query])
+    documents = await service.prompts.encode_texts(request, body.documents)
+    return await beside(request, partial(_as_pairs, body, info, query, documents))
+
+
+def _as_pairs(
+    body: RerankRequest, info: ModelInfo, query: TokenIds, documents: Sequence[TokenIds]
+) -> tuple[EmbeddingInput, ...]:
+    """Put the query before each document, with the special tokens. Raises BadRequestError."""
+    embedding = info.embedding
+    assert embedding
+    head = (*embedding.before, *query, *embedding.between)
+    room = info.context_tokens - len(head) - len(embedding.after)
+    if room < 1:
+        most = info.context_tokens - len(head) + len(query) - len(embedding.after) - 1
+        raise BadRequestError(
+            f"'query' has {len(query)} tokens; this model takes {most} with a document. Shorten it.",
+            param="query",
+            code="context_length_exceeded",
+        )
+    limit = min(room, body.max_tokens_per_doc or room)
+    pairs = []
+    for index, document in enumerate(documents):
+        cut = _cut(document[: body.max_tokens_per_doc], limit, body.truncate, f"documents[{index}]", info)
+        pairs.append(EmbeddingInput((*head, *cut, *embedding.after), first_of_second=len(head)))
+    return tuple(pairs)
+
+
+async def embed(
+    request: Request,
+    service: Service,
+    inputs: tuple[EmbeddingInput, ...],
+    dimensions: int | None = None,
+) -> tuple[bytes, ...]:
+    """Return the numbers of each input, little-endian float32.
+
+    Raises ApiError if the engine refuses or fails, and ClientGoneError if the client disconnects.
+    """
+    engine = cast("EmbeddingEngineProtocol", service.engine)
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Embedded | Failed] = loop.create_future()
+
+    def note(event: Embedded | Failed) -> None:
+        if not done.done():
+            done.set_result(event)
+
+    asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions)
+    try:
+        engine.embed(asked, lambda event: service.call_on_loop(lambda: note(event)))
+    except EngineError as fault:
+        raise from_engine(fault) from fault
+    # The body has been read, so the next message is a disconnect.
+    left = asyncio.ensure_future(request.receive())
+    try:
+        either: set[asyncio.Future[Any]] = {done, left}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left.cancel()
+        if not done.done():
+            engine.cancel(asked.id)
+    if not done.done():
+        raise ClientGoneError
+    if isinstance(event := done.result(), Failed):
+        raise from_failure(event, "input")
+    return event.vectors
+
+
+def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, embedding: EmbeddingInfo) -> str:
+    """Return the text that goes before every text of a request. Raises BadRequestError."""
+    prompts = embedding.recipe.prompts
+    of_query = next((prompts[name] for name in _SAME["query"] if name in prompts), "")
+    if body.instruction is not None:
+        is_instructed = of_query.startswith(INSTRUCTED)
+        return f"{INSTRUCTED}{body.instruction}\nQuery:" if is_instructed else body.instruction
+    if body.prompt_name is not None:
+        if body.prompt_name not in prompts:
+            known = ", ".join(f"'{name}'" for name in prompts)
+            raise BadRequestError(
+                f"'prompt_name' is not one of the prompts of '{info.name}'; it has {known or 'none'}.",
+                param="prompt_name",
+                code="invalid_value",
+            )
+        return prompts[body.prompt_name]
+    if body.input_type is not None:
+        found = next((prompts[name] for name in _SAME[body.input_type] if name in prompts), None)
+        if found is None:
+            note_ignored(request, ["input_type"])
+        return found or ""
+    return prompts.get(embedding.recipe.default_prompt or "", "")
+
+
+def _cut(tokens: Sequence[int], room: int, cut: Cut, param: str, info: ModelInfo) -> TokenIds:
+    """Return the tokens that fit. Raises BadRequestError for too many, if none may be cut off."""
+    if len(tokens) > room and cut == "none":
+        raise BadRequestError(
+            f"'{param}' has {len(tokens)} tokens; '{info.name}' takes {room}. Shorten it, or send "
+            '"truncate": true.',
+            param=param,
+            code="context_length_exceeded",
+        )
+    return tuple(tokens[-room:] if cut == "start" else tokens[:room])
