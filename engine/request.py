@@ -507,7 +507,9 @@ class ModelEntry:
     fault: why it cannot be loaded, as far as its files show it or the last attempt did; None otherwise.
     num_running, num_waiting: its requests.
     num_loads, num_unloads: since the server started.
-    info: as loaded. can_call, can_think: whether it has tools and reasoning. None if it never was loaded.
+    info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens to fill in
+        text with. None if it never was loaded.
+    idle_left_s: seconds after which it is unloaded if it gets no request; None if it is not, or not loaded.
     """
 
     name: str
@@ -523,6 +525,8 @@ class ModelEntry:
     info: ModelInfo | None = None
     can_call: bool | None = None
     can_think: bool | None = None
+    can_infill: bool | None = None
+    idle_left_s: float | None = None
 
 
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -23,6 +23,12 @@ from server.http.openapi import Served, complete_document
 from server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics.registry import Metrics
+from server.ollama_api.schemas import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaPullRequest,
+)
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
@@ -42,6 +48,7 @@ from server.routes import (
     metrics,
     models,
     ngram_mod,
+    ollama,
     page,
     responses,
     tokens,
@@ -54,6 +61,7 @@ ROUTES = (
     infill,
     messages,
     responses,
+    ollama,
     embeddings,
     tokens,
     models,
@@ -71,6 +79,10 @@ BODIES = (
     CountTokensRequest,
     ResponsesRequest,
     CompactRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaPullRequest,
     EmbeddingsRequest,
     TokenizeRequest,
     DetokenizeRequest,

@@ -1,9 +1,11 @@
 """A model that requests may ask for, loaded or not, and the use that a request makes of it."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from math import isfinite
 
 from engine.engine import Engine
 from engine.pool.catalogue import FoundModel
@@ -52,6 +54,7 @@ class PooledModel:
     info: ModelInfo | None = None
     can_call: bool | None = None
     can_think: bool | None = None
+    can_infill: bool | None = None
     num_uses: int = 0
     num_loads: int = 0
     num_unloads: int = 0
@@ -75,8 +78,8 @@ class PooledModel:
         """Whether requests wait for its weights."""
         return bool(self.waiting) or (not self.is_loaded and self.is_answering)
 
-    def entry(self) -> ModelEntry:
-        """Describe it."""
+    def entry(self, keep_s: float) -> ModelEntry:
+        """Describe it. keep_s: for how many seconds it stays without requests."""
         status = self.engine.status() if self.engine else None
         tokens = self.info.context_tokens if self.info else self.found.folder.context_tokens
         if tokens and self.max_context_tokens:
@@ -95,4 +98,12 @@ class PooledModel:
             info=self.info,
             can_call=self.can_call,
             can_think=self.can_think,
+            can_infill=self.can_infill,
+            idle_left_s=self._idle_left_s(keep_s),
         )
+
+    def _idle_left_s(self, keep_s: float) -> float | None:
+        if not self.is_loaded or not isfinite(keep_s):
+            return None
+        idle_s = 0.0 if self.num_uses else time.monotonic() - self.used_at
+        return max(0.0, keep_s - idle_s)

@@ -10,7 +10,7 @@ from config.per_model import Section, settings_of
 from config.settings import Settings
 from engine.pool.catalogue import Catalogue, FoundModel
 from engine.pool.model import ModelUse, PooledModel
-from engine.request import EngineCounts
+from engine.request import EngineCounts, ModelEntry
 from engine.stats import sum_counts
 
 
@@ -54,6 +54,15 @@ class PooledModels:
     def settings_of(self, name: str) -> Settings:
         """Return the settings for a model."""
         return settings_of(self.settings, self._sections, name.rpartition(":")[0] or name)
+
+    def keep_s(self, model: PooledModel) -> float:
+        """Return for how many seconds a model stays without requests."""
+        keep_s = self.settings_of(model.name).idle_unload_s if model.keep_s is None else model.keep_s
+        return float("inf") if keep_s is None or keep_s < 0 else keep_s
+
+    def describe(self, model: PooledModel) -> ModelEntry:
+        """Describe a model. Called with the lock."""
+        return model.entry(self.keep_s(model))
 
     def list_all(self) -> list[PooledModel]:
         """Return all models that have been noted."""

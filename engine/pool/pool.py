@@ -88,13 +88,13 @@ class ModelPool:
             names = dict.fromkeys([one.name for one in found])
             # Those whose folder is gone are still there while they are loaded.
             names |= dict.fromkeys(name for name, model in self._models.by_name.items() if model.engine)
-            return [self._models.by_name[name].entry() for name in names]
+            return [self._models.describe(self._models.by_name[name]) for name in names]
 
     def loaded_entries(self) -> list[ModelEntry]:
         """Describe the models that are loaded, loading, or waited for. Never blocks for long."""
         with self._models.lock:
             return [
-                model.entry()
+                self._models.describe(model)
                 for model in self._models.list_all()
                 if model.engine or model.is_wanted or model.num_loads
             ]
@@ -103,7 +103,7 @@ class ModelPool:
         """Describe a model; None if there is none of that name. Reads the disk if it is not loaded."""
         model = self._models.find(name)
         with self._models.lock:
-            return model.entry() if model else None
+            return self._models.describe(model) if model else None
 
     def acquire(self, name: str) -> "Future[ModelUse]":
         """Load a model for a request, unless it is loaded. Its use must be ended, or its future cancelled.

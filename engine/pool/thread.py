@@ -306,6 +306,7 @@ class PoolThread:
         with self._models.lock:
             model.is_loaded, model.progress, model.info = True, None, engine.info
             model.can_call, model.can_think = markers.can_call, markers.can_think
+            model.can_infill = engine.tokenizer.fim is not None
             model.num_loads += 1
             model.used_at, model.keep_s = time.monotonic(), None
         log.info("loaded %s", model.name)
@@ -333,7 +334,7 @@ class PoolThread:
         for model in self._models.list_all():
             if not model.is_loaded or model.num_uses or model.is_answering:
                 continue
-            if model.leaving or (not model.is_wanted and model.used_at + self._keep_s(model) <= now):
+            if model.leaving or (not model.is_wanted and model.used_at + self._models.keep_s(model) <= now):
                 self._unload(model)
         # Nobody uses an engine whose weights were freed for another model.
         for model in self._models.list_all():
@@ -437,11 +438,6 @@ class PoolThread:
         self._refuse_waiting()
         self._on_death(text)
 
-    def _keep_s(self, model: PooledModel) -> float:
-        """Return for how many seconds a model stays without requests."""
-        keep_s = self._models.settings_of(model.name).idle_unload_s if model.keep_s is None else model.keep_s
-        return float("inf") if keep_s is None or keep_s < 0 else keep_s
-
     def _due_in_s(self) -> float:
         """Return in how many seconds to look again for models to unload, at most a day."""
         now, most_s = time.monotonic(), CALM_S if self._models.wanted else 86_400.0
@@ -450,7 +446,7 @@ class PoolThread:
             for model in self._models.list_all()
             if model.is_loaded and not model.num_uses and not model.is_wanted
         ]
-        return max(0.0, min([most_s, *(model.used_at + self._keep_s(model) - now for model in idle)]))
+        return max(0.0, min([most_s, *(model.used_at + self._models.keep_s(model) - now for model in idle)]))
 
     def _progress_made(self) -> tuple[int, ...] | None:
         """Return numbers that grow with progress, None without work. Called on the watchdog's thread."""

@@ -175,7 +175,8 @@ def arguments_of(given: Any, path: str, notes: Notes) -> Json:
         if isinstance(value, dict):
             return value
         return {"input": given}
-    notes.understood(path)
+    if notes.api != "ollama" or not isinstance(given, dict):
+        notes.understood(path)
     return given if isinstance(given, dict) else {} if given is None else {"input": given}
 
 

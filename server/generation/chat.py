@@ -38,8 +38,13 @@ async def answer_chat(
     service: Service,
     body: ChatRequest,
     presenter: Presenter,
+    *,
+    streams_calls: bool = True,
 ) -> Response:
-    """Generate the response to a chat request. Raises ApiError before any of the response is sent."""
+    """Generate the response to a chat request. Raises ApiError before any of the response is sent.
+
+    streams_calls: whether a stream has the arguments of calls as they are written, or each call as a whole.
+    """
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
     if prompt.num_dropped:
@@ -65,7 +70,8 @@ async def answer_chat(
             to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None,
             {tool.name: to_json(modern(tool.parameters)).decode() for tool in relaxed_tools},
         )
-        return checked(_make_parser_factory(request, service, body, prompt), schemas)
+        is_streamed = body.stream and streams_calls
+        return checked(_make_parser_factory(request, service, body, prompt, is_streamed), schemas)
 
     make_parser = await beside(request, make_parsers)
     return await respond(
@@ -137,7 +143,7 @@ def check_tools(service: Service, body: ChatRequest) -> None:
 
 
 def _make_parser_factory(
-    request: Request, service: Service, body: ChatRequest, prompt: ChatPrompt
+    request: Request, service: Service, body: ChatRequest, prompt: ChatPrompt, is_streamed: bool
 ) -> MakeParser:
     rules = None
     if body.shown_tools:
@@ -152,7 +158,7 @@ def _make_parser_factory(
             lambda text: service.tool_calls.parse(client, request_id, text, tools),
             body.parallel_tool_calls,
             None if call_format is None else partial(make_reader, call_format, schemas),
-            is_streamed=body.stream,
+            is_streamed=is_streamed,
             note_read=partial(service.metrics.count_parse, "parsed"),
             bare_calls=bare_calls(service.engine.tokenizer.markers, names),
         )

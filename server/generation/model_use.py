@@ -1,6 +1,7 @@
 """Serve a request by the model that it asks for; if that is not loaded, wait until it is.
 
 A stream tells in comments how far the model is. Its status is 200 by then, so an error is an event.
+A stream of JSON lines, which has no comments, has lines that say nothing instead.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from server.engine_protocol import ModelsProtocol, ModelUseProtocol
 from server.errors import ApiError, ClientGoneError, ForbiddenError, RequestFailedError, from_load
 from server.generation.service import Service, service_of
+from server.generation.sse import LINES_TYPE
 from server.http.error_format import error_frame
 from server.http.model_uses import end_later
 from server.http.request_log import note_ignored, record_of
@@ -30,19 +32,22 @@ QUIET_S = 0.25
 COMMENT_S = 1.0
 """Seconds between comments about the progress of a load."""
 
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 async def serve_model(
-    request: Request, model: str | None, answer: Answer, *, stream: bool = False, keep_alive: KeepAlive = None
+    request: Request,
+    model: str | None,
+    answer: Answer,
+    *,
+    stream: bool = False,
+    keep_alive: KeepAlive = None,
+    silence: bytes = b"",
 ) -> Response:
     """Answer a request by the model of that name, by default the one that the server started with.
 
     stream: whether the response is a stream. keep_alive: for how long to keep the model afterwards.
+    silence: the line that says nothing, of a stream of JSON lines.
     Raises ApiError if the model cannot be had, and what answer() raises.
     """
     service = service_of(request)
@@ -66,7 +71,7 @@ async def serve_model(
     if not stream:
         return await answer_with(await waiting.wait_long(request.receive))
     use = await waiting.wait(request.receive, QUIET_S, is_over=False)
-    return LoadingStream(request, waiting, answer_with) if use is None else await answer_with(use)
+    return LoadingStream(request, waiting, answer_with, silence) if use is None else await answer_with(use)
 
 
 async def find_loadable(service: Service, model: str | None) -> str:
@@ -162,17 +167,27 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class LoadingStream(Response):
-    """A stream that begins with comments while its model is loaded, and goes on as that model's response."""
+    """A stream that begins with comments while its model is loaded, and goes on as that model's response.
+
+    silence: sent instead of comments, if there is one.
+    """
 
     def __init__(
-        self, request: Request, waiting: _Waiting, answer: Callable[[ModelUseProtocol], Awaitable[Response]]
+        self,
+        request: Request,
+        waiting: _Waiting,
+        answer: Callable[[ModelUseProtocol], Awaitable[Response]],
+        silence: bytes,
     ) -> None:
         super().__init__()
         self._request, self._waiting, self._answer = request, waiting, answer
+        self._silence = silence
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See starlette.responses.Response."""
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        kind = LINES_TYPE if self._silence else "text/event-stream; charset=utf-8"
+        headers = [(b"content-type", kind.encode()), *_STREAM_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             response = await self._answer(await self._wait(receive, send))
         except ClientGoneError:
@@ -191,8 +206,8 @@ class LoadingStream(Response):
         loop = asyncio.get_running_loop()
         until = loop.time() + self._waiting.service.settings.load_timeout_s
         while True:
-            comment = self._waiting.comment()
-            await send({"type": "http.response.body", "body": comment, "more_body": True})
+            told = self._silence or self._waiting.comment()
+            await send({"type": "http.response.body", "body": told, "more_body": True})
             left_s = until - loop.time()
             use = await self._waiting.wait(receive, min(COMMENT_S, left_s), is_over=left_s <= COMMENT_S)
             if use is not None:

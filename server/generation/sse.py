@@ -13,6 +13,9 @@ from server.generation.request_output import RequestOutput
 from server.output.parts import TextPart
 from server.output.presenter import Events, Presenter
 
+LINES_TYPE = "application/x-ndjson"
+"""The content type of a stream of JSON lines."""
+
 
 class TokenStream(EventSourceResponse):
     """A stream of server-sent events that cleans up however it ends.
@@ -25,6 +28,10 @@ class TokenStream(EventSourceResponse):
         # No pings: the library sends them at fixed intervals, write_frames() only after a silence.
         super().__init__(frames, headers={"Cache-Control": "no-cache"}, ping=0)
         self._at_end = at_end
+
+    def send_lines(self) -> None:
+        """Declare the frames as JSON lines, which they are, instead of events."""
+        self.headers["content-type"] = LINES_TYPE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See starlette.responses.Response."""

@@ -1,4 +1,4 @@
-"""Write errors in the API's own format: Anthropic's under /v1/messages, OpenAI's everywhere else.
+"""Write errors in the API's own format: Anthropic's under /v1/messages, Ollama's under /api, else OpenAI's.
 
 An ApiError has its status and OpenAI's error object; the request's path decides which format is sent.
 """
@@ -37,7 +37,7 @@ class ErrorObject(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """The body of every error response, except under /v1/messages."""
+    """The body of every error response, except under /v1/messages and /api."""
 
     error: ErrorObject
 
@@ -56,6 +56,22 @@ class MessagesErrorResponse(BaseModel):
     type: Literal["error"]
     error: MessagesErrorObject
     request_id: str
+
+
+class OllamaErrorResponse(BaseModel):
+    """The body of every error response under /api."""
+
+    error: str
+
+
+def speaks_ollama(path: str) -> bool:
+    """Return whether a path belongs to Ollama's API."""
+    return path.startswith("/api/")
+
+
+def ollama_error(fault: ApiError) -> dict[str, str]:
+    """Return Ollama's error object, which has nothing but the message."""
+    return {"error": fault.message}
 
 
 def speaks_anthropic(path: str) -> bool:
@@ -90,6 +106,8 @@ def error_frame(fault: ApiError, scope: Scope) -> bytes:
     fault = _told(fault, scope)
     if speaks_anthropic(scope["path"]):
         return b"event: error\ndata: " + to_json(anthropic_error(fault, record.id)) + b"\n\n"
+    if speaks_ollama(scope["path"]):
+        return to_json(ollama_error(fault)) + b"\n"
     if scope["path"] == "/v1/responses":
         error = {"type": "error", "sequence_number": 0, **fault.body()["error"]}
         return b"event: error\ndata: " + to_json(error | {"type": "error"}) + b"\n\n"
@@ -103,5 +121,9 @@ def error_response(fault: ApiError, scope: Scope) -> JSONResponse:
     """
     record = record_in(scope)
     fault = _told(fault, scope)
-    body = anthropic_error(fault, record.id) if speaks_anthropic(scope["path"]) else fault.body()
+    body: dict[str, Any] = fault.body()
+    if speaks_anthropic(scope["path"]):
+        body = anthropic_error(fault, record.id)
+    elif speaks_ollama(scope["path"]):
+        body = ollama_error(fault)
     return JSONResponse(body, fault.status, fault.headers)

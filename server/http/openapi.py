@@ -9,7 +9,13 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from server.http.error_format import ErrorResponse, MessagesErrorResponse, speaks_anthropic
+from server.http.error_format import (
+    ErrorResponse,
+    MessagesErrorResponse,
+    OllamaErrorResponse,
+    speaks_anthropic,
+    speaks_ollama,
+)
 from server.http.request_log import ID_PATTERN, REQUEST_ID
 from server.validation.field_errors import UNLIMITED
 from server.validation.fields import IS_ID, RequestModel
@@ -35,17 +41,24 @@ _EVENTS = {"text/event-stream": {"schema": _EVENT}}
 """The schema is that of each event."""
 
 
-def body_schema(model: type[BaseModel], *, is_streamed: bool | None = None) -> dict[str, Any]:
+_LINES: Json = {"application/x-ndjson": {"schema": {"type": "object"}}}
+"""The schema is that of each line."""
+
+
+def body_schema(
+    model: type[BaseModel], *, is_streamed: bool | None = None, in_lines: bool = False
+) -> dict[str, Any]:
     """Return the OpenAPI entry of a route whose body is this model.
 
     is_streamed: whether the response is a stream. None: it is one if the body says so.
+    in_lines: whether streams consist of lines of JSON instead of events.
     """
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     entry: dict[str, Any] = {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
     }
     if "stream" in model.model_fields if is_streamed is None else is_streamed:
-        entry["responses"] = {"200": {"content": _EVENTS}}
+        entry["responses"] = {"200": {"content": _LINES if in_lines else _EVENTS}}
     return entry
 
 
@@ -88,7 +101,7 @@ def complete_document(
     served: returns what the document says of the model once it is loaded; None if there are several.
     """
     make_document = app.openapi
-    bodies, errors = _schemas(*models), _schemas(ErrorResponse, MessagesErrorResponse)
+    bodies, errors = _schemas(*models), _schemas(ErrorResponse, MessagesErrorResponse, OllamaErrorResponse)
     _say_what_is_taken(bodies, models, is_liberal)
 
     def document() -> dict[str, Any]:
@@ -210,8 +223,9 @@ def _limit(whole: Json, served: Served) -> None:
             part["properties"]["n"]["anyOf"][0]["maximum"] = served.max_choices
     if not served.can_infill:
         whole["paths"].pop("/infill", None)
-        suffix = whole["components"]["schemas"]["CompletionRequest"]["properties"]["suffix"]
-        suffix["anyOf"][0]["maxLength"] = 0
+        for body in ("CompletionRequest", "OllamaGenerateRequest"):
+            suffix = whole["components"]["schemas"][body]["properties"]["suffix"]
+            suffix["anyOf"][0]["maxLength"] = 0
 
 
 def _parts(schema: Any) -> Iterator[Json]:
@@ -236,6 +250,8 @@ def _up_to(most: int) -> str:
 
 
 def _error(path: str) -> dict[str, Any]:
-    model = MessagesErrorResponse if speaks_anthropic(path) else ErrorResponse
+    model: type[BaseModel] = MessagesErrorResponse if speaks_anthropic(path) else ErrorResponse
+    if speaks_ollama(path):
+        model = OllamaErrorResponse
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"description": "An error.", "content": {"application/json": {"schema": schema}}}

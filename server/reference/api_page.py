@@ -49,9 +49,9 @@ _ERRORS = """\
 ## Errors
 
 An error is `{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}`. `param` is the path of the
-field at fault, such as `messages[0].content`. Under `/v1/messages`, errors have Anthropic's format. If a
-stream has begun, an error is its last event. A 429, and a 503 while the server is stopping, has a
-`Retry-After` header.
+field at fault, such as `messages[0].content`. Under `/v1/messages`, errors have Anthropic's format, and under
+`/api` Ollama's, which is the message alone: `{"error": "..."}`. If a stream has begun, an error is its last
+event or line. A 429, and a 503 while the server is stopping, has a `Retry-After` header.
 
 | Status | `type` | Meaning |
 |---|---|---|

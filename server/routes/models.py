@@ -4,6 +4,8 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
@@ -62,10 +64,15 @@ async def served_models(service: Service) -> ModelList | ListedModels:
     service.check_ready()
     if service.models is None:
         return ModelList(data=[_card(service, name) for name in service.model_names])
-    entries = await MODEL_FILES.run(service.models.entries)
-    names = {entry.name: entry for entry in entries}
-    names |= {alias: entries[0] for alias in service.model_names if alias not in names}
-    return ListedModels(data=[_card_of(service, name, entry) for name, entry in names.items()])
+    named = await named_entries(service, service.models)
+    return ListedModels(data=[_card_of(service, name, entry) for name, entry in named.items()])
+
+
+async def named_entries(service: Service, models: ModelsProtocol) -> dict[str, ModelEntry]:
+    """Return all of several models, by the names that requests may ask for."""
+    entries = await MODEL_FILES.run(models.entries)
+    named = {entry.name: entry for entry in entries}
+    return named | {alias: entries[0] for alias in service.model_names if alias not in named}
 
 
 # Of type path, since model names may contain slashes.
@@ -78,7 +85,7 @@ async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModel
     if service.models is None:
         card = _card(service, service.check_model(name))
     else:
-        card = await _find_card(service, service.models, name)
+        card = _card_of(service, name, await find_entry(service, service.models, name))
     return messages_model(card) if is_anthropic_client(request) else card
 
 
@@ -98,16 +105,21 @@ async def load_model(request: Request) -> Response:
 async def unload_model(request: Request) -> Response:
     """Unload a model once its requests have ended, and return it. Only where there are several models."""
     service, body = service_of(request), await read_body(request, ModelRequest)
+    await unload(service, body.model)
+    return await _card_response(service, body.model)
+
+
+async def unload(service: Service, model: str | None) -> None:
+    """Unload a model once its requests have ended. Raises ApiError."""
     models = _check_several(service)
     _check_allowed(service)
-    name = await find_loadable(service, body.model)
+    name = await find_loadable(service, model)
     future = await MODEL_FILES.run(models.unload, name)
     try:
         async with asyncio.timeout(service.settings.load_timeout_s):
             await asyncio.wrap_future(future)
     except Exception as fault:
         raise from_load(TimeoutError(name) if isinstance(fault, TimeoutError) else fault) from fault
-    return await _card_response(service, body.model)
 
 
 @router.post(
@@ -119,13 +131,37 @@ async def pull_model(request: Request) -> Response:
     The last event has the status success, or is an error. A download that breaks off can be continued.
     """
     service, body = service_of(request), await read_body(request, PullRequest)
+    pull = begin_pull(service, body.model)
+
+    async def events() -> AsyncIterator[bytes]:
+        async for state in pull.states(request):
+            told = {"status": "error", **state.body()} if isinstance(state, ApiError) else _told(state)
+            yield b"data: " + to_json(told) + b"\n\n"
+
+    return TokenStream(events(), at_end=pull.stop)
+
+
+def _told(state: "PullState") -> dict[str, object]:
+    return {"status": state.status, "completed_bytes": state.completed, "total_bytes": state.total}
+
+
+def begin_pull(service: Service, model: str) -> "Pull":
+    """Begin to download a model. Raises ApiError."""
     models = _check_several(service)
     _check_allowed(service)
-    pull = _Pull(models, body.model)
-    return TokenStream(pull.events(request), at_end=pull.stop)
+    return Pull(models, model)
 
 
-class _Pull:
+@dataclass(frozen=True, slots=True)
+class PullState:
+    """How far a download is, in bytes."""
+
+    status: Literal["downloading", "success"]
+    completed: int
+    total: int
+
+
+class Pull:
     """A download on a thread of its own, which does not keep the process alive. Both counts are of bytes.
 
     Raises TooBusyError if there are MAX_PULLS already. One whose client has left counts until it ends.
@@ -147,21 +183,21 @@ class _Pull:
         """End the download, unless it has ended."""
         self._is_stopped.set()
 
-    async def events(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield what its stream consists of."""
+    async def states(self, request: Request) -> AsyncIterator[PullState | ApiError]:
+        """Yield how far it is, every REPORT_S; the last is a success or an error."""
         ended = asyncio.wrap_future(self._ended)
         # Its client may leave before it ends.
         ended.add_done_callback(lambda done: done.cancelled() or done.exception())
         while not ended.done():
-            yield self._event("downloading")
+            yield PullState("downloading", self._completed, self._total)
             await asyncio.wait({ended}, timeout=REPORT_S)
         try:
             ended.result()
-            yield self._event("success")
+            yield PullState("success", self._completed, self._total)
         except Exception as fault:  # noqa: BLE001 - logged, or the client's
             error = _pull_error(fault, record_of(request).id)
             record_of(request).note(error.code or error.type)
-            yield b"data: " + to_json({"status": "error", **error.body()}) + b"\n\n"
+            yield error
 
     def _run(self) -> None:
         try:
@@ -177,10 +213,6 @@ class _Pull:
         self._completed, self._total = completed, total
         if self._is_stopped.is_set():
             raise InterruptedError("the client left")
-
-    def _event(self, status: str) -> bytes:
-        counts = {"completed_bytes": self._completed, "total_bytes": self._total}
-        return b"data: " + to_json({"status": status, **counts}) + b"\n\n"
 
 
 def _pull_error(fault: Exception, request_id: str) -> ApiError:
@@ -211,15 +243,16 @@ def _check_allowed(service: Service) -> None:
 
 async def _card_response(service: Service, name: str) -> Response:
     assert service.models is not None
-    card = await _find_card(service, service.models, name)
+    card = _card_of(service, name, await find_entry(service, service.models, name))
     return Response(card.model_dump_json(), media_type="application/json")
 
 
-async def _find_card(service: Service, models: ModelsProtocol, name: str) -> ListedModelCard:
+async def find_entry(service: Service, models: ModelsProtocol, name: str) -> ModelEntry:
+    """Return one of several models. Raises ModelNotFoundError."""
     entry = await MODEL_FILES.run(models.find, service.resolve(name))
     if entry is None:
         raise ModelNotFoundError(name)
-    return _card_of(service, name, entry)
+    return entry
 
 
 def _card(service: Service, name: str) -> ModelCard:
@@ -233,7 +266,7 @@ def _card(service: Service, name: str) -> ModelCard:
         tools=markers.can_call,
         tool_format=markers.format_name,
         reasoning=markers.can_think,
-        sampling_defaults=_sampling(service, info),
+        sampling_defaults=known_sampling(service, info),
     )
 
 
@@ -246,7 +279,7 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         meta=_meta(entry.info) if entry.info else None,
         tools=entry.can_call,
         reasoning=entry.can_think,
-        sampling_defaults=_sampling(service, entry.info) if entry.info else {},
+        sampling_defaults=known_sampling(service, entry.info) if entry.info else {},
         state=entry.state,
         size_bytes=entry.size_bytes,
         progress=entry.progress,
@@ -256,7 +289,8 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
     )
 
 
-def _sampling(service: Service, info: ModelInfo) -> dict[str, float]:
+def known_sampling(service: Service, info: ModelInfo) -> dict[str, float]:
+    """Return the sampling of requests that leave it out, as far as it is the model's own."""
     return info.sampling_defaults.known if service.settings.sampling_defaults == "model" else {}
 
 

@@ -21,7 +21,7 @@ class Notes:
 
     refuses: bool = False
     silent: frozenset[str] = frozenset()
-    api: Literal["", "chats", "messages", "responses"] = ""
+    api: Literal["", "chats", "messages", "responses", "ollama"] = ""
     paths: dict[str, str] = field(default_factory=dict)
 
     def left_out(self, path: str, *, is_peers: bool = False) -> None:

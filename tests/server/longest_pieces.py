@@ -144,6 +144,33 @@ _ITEMS = {
     "previous": {"input": "a", "previous_response_id": LONG},
     "references": {"input": [{"type": "item_reference", "id": f"a{n}"} for n in range(8000)]},
 }
+_OLLAMA_CALL = {"function": {"name": "f", "arguments": _ARGUMENTS}}
+_OLLAMA = {
+    "arguments": {"messages": [*_HELLO["messages"], {"role": "assistant", "tool_calls": [_OLLAMA_CALL]}]},
+    "calls": {
+        "messages": [
+            *_HELLO["messages"],
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}] * 4000},
+            *[{"role": "tool", "tool_name": "f", "content": "a" * 7000}] * 4000,
+        ]
+    },
+    "images": {"messages": [{"role": "user", "content": "a", "images": ["a" * 4_000_000] * 7}]},
+    "many images": {"messages": [{"role": "user", "content": "a", "images": ["a"] * 900_000}]},
+    "format": _HELLO | {"format": _SCHEMA},
+    "huge format": _HELLO | {"format": _object(*[{"type": "string"}] * 30_000)},
+    "options": _HELLO | {"options": {f"key{n}": 0 for n in range(90_000)}},
+    "stops": _HELLO | {"options": {"stop": ["a"] * 900_000}},
+}
+_PROMPTED = {
+    "text": {"prompt": LONG},
+    "wide text": {"prompt": WIDE},
+    "system": {"prompt": "a", "system": LONG},
+    "raw": {"prompt": LONG, "raw": True},
+    "suffix": {"prompt": "a", "suffix": LONG},
+    "images": {"prompt": "a", "images": ["a"] * 900_000},
+    "template": {"prompt": "a", "template": LONG},
+    "context": {"prompt": "a", "context": [5] * 900_000},
+}
 _TEXT_BODIES = {
     "text": {"prompt": LONG},
     "wide text": {"prompt": WIDE},
@@ -173,6 +200,9 @@ ROUTES: dict[str, dict[str, dict[str, Any]]] = {
         **{name: {"messages": _CHATS[name]["messages"]} for name in ("text", "parts", "messages")},
     },
     "/detokenize": {"tokens": {"tokens": [97] * 250_000}, "too many": {"tokens": [97] * 900_000}},
+    "/api/chat": _CHATS | _OLLAMA,
+    "/api/generate": _PROMPTED,
+    "/api/show": {"model": {"model": LONG}},
     "/v1/embeddings": {"texts": {"input": ["a"] * 900_000}},
     "/v1/models/load": {"model": {"model": LONG}},
 }  # fmt: skip

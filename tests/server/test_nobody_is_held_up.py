@@ -125,6 +125,7 @@ LONG = "a" * (24 * 2**20)
 FUNCTION = {"type": "function", "name": "f", "description": LONG, "parameters": {"type": "object"}}
 CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {f"key{n}": "a" * 300 for n in range(60_000)}}
 ASKED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [CALL]}]
+OLLAMA_CALL = {"function": {"name": "f", "arguments": CALL["input"]}}
 
 
 @pytest.mark.parametrize(
@@ -133,8 +134,9 @@ ASKED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [CAL
         (RESPONSES, {"input": "a", "stream": True, "instructions": LONG}),
         (RESPONSES, {"input": "a", "stream": True, "tools": [FUNCTION]}),
         (MESSAGES, {"max_tokens": 1, "messages": ASKED}),
+        ("/api/chat", {"messages": [ASKED[0], {"role": "assistant", "tool_calls": [OLLAMA_CALL]}]}),
     ],
-    ids=["instructions", "tools", "arguments"],
+    ids=["instructions", "tools", "arguments", "Ollama's arguments"],
 )
 def test_long_parts_of_a_request_are_translated_and_repeated_beside_the_event_loop(url, engine, path, body):
     engine.info = replace(engine.info, context_tokens=10**6)

@@ -5,8 +5,10 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,8 @@ def test_a_load_that_takes_too_long_is_a_503_and_harms_nobody(models: Path, hub:
         stream = ask(client, "three", stream=True)
         assert stream.status_code == 200
         assert '"code":"load_timeout"' in stream.text
+        lines = client.post("/api/chat", json={"model": "three", "messages": SAID}).text.splitlines()
+        assert "was not loaded in time" in json.loads(lines[-1])["error"]
         gate.opened.set()
         # Nobody uses it, so its time is over at once.
         wait_until(lambda: states(client)["three"] == "unloaded")
@@ -389,3 +393,65 @@ def test_an_unloaded_model_gives_back_what_the_process_took_for_it(
 def read_resident_bytes(client: httpx.Client) -> float:
     [line] = re.findall(r"^process_resident_memory_bytes (.+)", client.get("/metrics").text, re.MULTILINE)
     return float(line)
+
+
+def test_ollama_s_streams_have_lines_without_text_while_their_model_loads(
+    models: Path, hub: HubCache
+) -> None:
+    body = {"model": "three:latest", "messages": SAID, "options": {"num_predict": 5, "temperature": 0}}
+    gate = Gate()
+    with serving(models, hub, gate) as client:
+        gate.opened.clear()
+        with client.stream("POST", "/api/chat", json=body) as response:
+            assert response.headers["content-type"] == "application/x-ndjson"
+            lines = map(json.loads, response.iter_lines())
+            first = next(lines)
+            assert (first["model"], first["message"]["content"], first["done"]) == ("three:latest", "", False)
+            gate.opened.set()
+            *rest, last = lines
+        assert (last["done"], last["eval_count"]) == (True, 5)
+        assert last["total_duration"] > last["load_duration"] > 0
+        whole = client.post("/api/chat", json=body | {"stream": False}).json()
+        assert "".join(line["message"]["content"] for line in rest) == whole["message"]["content"]
+
+
+def test_ollama_s_clients_load_keep_and_unload_models(client: httpx.Client) -> None:
+    listed = {model["model"] for model in client.get("/api/tags").json()["models"]}
+    assert listed == {"one:latest", "broken:latest", "org/two:latest", "three:latest"}
+    unknown = client.post("/api/show", json={"model": "three"}).json()
+    assert (unknown["details"]["family"], unknown["capabilities"]) == ("", ["completion"])
+
+    def runs() -> dict[str, str]:
+        return {model["model"]: model["expires_at"] for model in client.get("/api/ps").json()["models"]}
+
+    for name, keep, at_most_s in (("three", "10m", 600), ("org/two", 300, 300)):
+        loaded = client.post("/api/generate", json={"model": name, "keep_alive": keep}).json()
+        assert loaded["done_reason"] == "load"
+        left_s = datetime.fromisoformat(runs()[f"{name}:latest"]).timestamp() - time.time()
+        assert 0 < left_s <= at_most_s
+    assert runs()["one:latest"].startswith("9999")
+    assert client.post("/api/show", json={"model": "three"}).json()["details"]["family"]
+    unloaded = client.post("/api/chat", json={"model": "three:latest", "messages": [], "keep_alive": 0})
+    assert unloaded.json()["done_reason"] == "unload"
+    assert "three:latest" not in runs()
+    asked = {"prompt": "a", "options": {"num_predict": 2}, "stream": False}
+    answered = client.post("/api/generate", json={"model": "org/two", "keep_alive": 0} | asked)
+    assert answered.json()["eval_count"] == 2
+    wait_until(lambda: "org/two:latest" not in runs())
+
+
+def test_ollama_s_clients_pull_models(models: Path, tmp_path: Path) -> None:
+    files = {file.name: file.read_bytes() for file in (models / "three").iterdir()}
+    with fake_hub.serve(files, {"model.safetensors"}) as remote:
+        hub = HubCache(tmp_path / "hub", remote.endpoint)
+        with serving(models, hub) as client:
+            response = client.post("/api/pull", json={"model": f"{fake_hub.MODEL}:latest"})
+            states = [json.loads(line) for line in response.text.splitlines()]
+            assert (states[0]["status"], states[-1]["status"]) == ("downloading", "success")
+            assert states[-1]["completed"] == states[-1]["total"] == sum(map(len, files.values()))
+            again = client.post("/api/pull", json={"name": fake_hub.MODEL, "stream": False})
+            assert again.json() == {"status": "success"}
+            for stream in (True, False):
+                failed = client.post("/api/pull", json={"model": "some-org/none", "stream": stream})
+                assert failed.status_code == (200 if stream else 404)
+                assert "some-org/none" in json.loads(failed.text.splitlines()[-1])["error"]

@@ -24,6 +24,8 @@ def filter_body(_: Any, body: Any) -> bool:
     if not isinstance(body, dict):
         return True
     has_schema = any(_holds_schema(name, body.get(name)) for name in FORMATS)
+    # Ollama's is the schema itself.
+    has_schema |= isinstance(body.get("format"), dict)
     return body.get("continue_final_message") is not True and not has_schema
 
 

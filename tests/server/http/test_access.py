@@ -59,6 +59,8 @@ async def test_everything_but_health_needs_a_key(connect, with_keys, engine, end
         error = response.json()["error"]
         assert error["type"] == "authentication_error"
         assert "Authorization: Bearer" in error["message"]
+    elif path.startswith("/api/"):
+        assert "Authorization: Bearer" in response.json()["error"]
     else:
         assert "Authorization: Bearer" in assert_error(response.json(), None, "missing_api_key")
     assert engine.requests == []
@@ -89,7 +91,7 @@ async def test_each_key_works_in_either_header(connect, with_keys, key, header):
         {"Authorization": b"Bearer \xff\xfe"},
     ],
 )
-@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat"])
 async def test_any_other_key_is_refused_and_not_repeated_in_the_error(connect, with_keys, headers, path):
     response = await _answer(connect(with_keys), "POST", path, json=BODY, headers=headers)
     assert response.status_code == 401

@@ -34,7 +34,8 @@ async def test_the_document_has_every_query_and_the_shape_of_errors(client):
             assert "422" not in operation["responses"]
             content = operation["responses"]["default"]["content"]["application/json"]
             if not path.startswith("/v1/messages"):
-                assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
+                kind = "OllamaErrorResponse" if path.startswith("/api/") else "ErrorResponse"
+                assert content["schema"] == {"$ref": f"#/components/schemas/{kind}"}
 
 
 async def test_every_route_accepts_and_returns_a_request_id(client):
@@ -83,6 +84,8 @@ async def test_the_document_has_the_content_types_that_are_sent(client):
         assert types("post", path) == {"application/json", "text/event-stream"}
     assert types("get", "/v1/responses/{response_id}") == {"application/json", "text/event-stream"}
     assert types("post", "/v1/models/pull") == {"text/event-stream"}
+    for path in ("/api/chat", "/api/generate", "/api/pull"):
+        assert types("post", path) == {"application/json", "application/x-ndjson"}
     assert types("post", "/v1/responses/input_tokens") == {"application/json"}
 
 

@@ -16,6 +16,8 @@ GOOD = {
     "POST /v1/chat/completions": (HELLO, "max_tokens"),
     "POST /v1/completions": ({"prompt": "hello"}, "max_tokens"),
     "POST /v1/messages": (HELLO, "max_tokens"),
+    "POST /api/chat": (HELLO, "max_tokens"),
+    "POST /api/generate": ({"prompt": "hello"}, "max_tokens"),
     "POST /v1/responses": ({"model": "reprise-demo", "input": "hello"}, "max_output_tokens"),
 }
 """For each generating endpoint: a valid body, and the field that limits the answer's length."""

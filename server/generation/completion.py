@@ -1,0 +1,40 @@
+"""Answer a completions request, whichever API it came through; a presenter formats the output."""
+
+from fastapi import Request, Response
+from pydantic_core import to_json
+
+from server.generation.infill import Hole, fim_of
+from server.generation.respond import respond
+from server.generation.service import Service
+from server.output.checked import WholeSchemas, checked
+from server.output.parts import MakeParser
+from server.output.presenter import Presenter
+from server.output.text_parser import PlainParser, echo_parsers
+from server.requests.completions import CompletionRequest
+from server.validation.relaxed_schema import modern
+
+
+async def answer_completion(
+    request: Request, service: Service, body: CompletionRequest, presenter: Presenter, model: str
+) -> Response:
+    """Continue the prompts of a request, or fill in what is before its suffix.
+
+    model: its name, for errors. Raises ApiError before any of the response is sent.
+    """
+    if body.suffix:
+        fim = fim_of(service.engine.tokenizer, model, "suffix")
+        holes = [Hole(str(prompt), body.suffix) for prompt in body.prompt]
+        prompts, body = (
+            await service.prompts.encode_holes(request, fim, holes, body),
+            body.with_stops(fim.ends),
+        )
+    else:
+        prompts = await service.prompts.encode_prompts(request, body)
+    grammar, is_relaxed = await service.prompts.compile_requested_grammar(request, body)
+    make_parser: MakeParser = PlainParser
+    if body.echo or body.is_scoring:
+        texts = await service.prompts.decode_prompts(request, body) if body.echo else [""] * len(prompts)
+        make_parser = echo_parsers(texts, body.n, body.is_scoring)
+    schema = to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None
+    make_parser = checked(make_parser, WholeSchemas(schema))
+    return await respond(request, service, body, presenter, prompts, make_parser, grammar=grammar)

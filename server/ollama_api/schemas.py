@@ -1,0 +1,229 @@
+"""The bodies under /api: every field, its type and its limits."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJsonSchema, model_validator
+
+from server.conversation.model import Message
+from server.conversation.ollama import read_conversation
+from server.conversation.settled import MAX_PARTS
+from server.requests.chat import ChatRequest, ReasoningEffort
+from server.requests.drafts import DraftFields
+from server.requests.messages import TOOLS_SCHEMA, Tools
+from server.requests.models import KeepAlive
+from server.validation.field_errors import field_error
+from server.validation.fields import (
+    INT32_MAX,
+    INT64_MAX,
+    INT64_MIN,
+    MAX_FIELDS,
+    RequestModel,
+    Rules,
+    neutral,
+    no_effect,
+    unsupported,
+)
+from server.validation.notes import notes_in
+from server.validation.peer_fields import IGNORED
+
+
+def _of_chats(name: str) -> Any:
+    """Return the type of a field that chat requests have too."""
+    field = ChatRequest.model_fields[name]
+    text = str(field.description).removesuffix(" Not in OpenAI's API.")
+    parts = (field.annotation, *field.metadata, Field(description=text))
+    return Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
+
+
+class Options(RequestModel):
+    """How to sample. What is about how Ollama runs a model is left out."""
+
+    temperature: _of_chats("temperature") = None  # type: ignore[valid-type]
+    top_p: _of_chats("top_p") = None  # type: ignore[valid-type]
+    top_k: _of_chats("top_k") = None  # type: ignore[valid-type]
+    min_p: _of_chats("min_p") = None  # type: ignore[valid-type]
+    seed: int | None = Field(
+        default=None,
+        ge=INT64_MIN,
+        le=INT64_MAX,
+        description="The same seed and request give the same answer. null or -1: a random seed.",
+    )
+    num_predict: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = Field(
+        default=None, description="Maximum tokens to generate. 0 or less: as many as the context allows."
+    )
+    stop: _of_chats("stop") = None  # type: ignore[valid-type]
+    repeat_penalty: _of_chats("repetition_penalty") = None  # type: ignore[valid-type]
+    presence_penalty: _of_chats("presence_penalty") = None  # type: ignore[valid-type]
+    frequency_penalty: _of_chats("frequency_penalty") = None  # type: ignore[valid-type]
+
+    @model_validator(mode="before")
+    @classmethod
+    def leave_out(cls, given: Any, info: ValidationInfo) -> Any:
+        """Leave out, and name, options that have no meaning here, such as num_ctx."""
+        if not isinstance(given, dict) or len(given) > MAX_FIELDS:
+            return given
+        useless = (given.keys() & IGNORED) - cls.field_names()
+        for name in sorted(useless):
+            notes_in(info.context).left_out(f"options.{name}", is_peers=True)
+        return {name: value for name, value in given.items() if name not in useless}
+
+
+def _format(given: object) -> object:
+    if given not in ("", "json") and not isinstance(given, dict):
+        raise field_error("invalid_value", "must be 'json' or a JSON schema, which is an object")
+    return given
+
+
+def _think(given: object) -> object:
+    if not isinstance(given, bool | str):
+        raise field_error("invalid_type", "must be a boolean or a level such as 'low'")
+    return given
+
+
+Format = Annotated[Any, BeforeValidator(_format, json_schema_input_type=Literal["", "json"] | dict[str, Any])]
+Think = Annotated[Any, BeforeValidator(_think, json_schema_input_type=bool | ReasoningEffort)]
+Images = Annotated[
+    list[Any],
+    Field(max_length=MAX_PARTS),
+    WithJsonSchema({"type": "array", "items": {}, "maxItems": MAX_PARTS}),
+]
+
+
+class GeneratingFields(RequestModel):
+    """The fields that determine how a response is generated, common to both bodies."""
+
+    droppable = frozenset({"draft"})
+
+    model: str | None = Field(
+        None,
+        description="The model's name or one of its aliases, with or without :latest. null: the served one.",
+    )
+    options: Options = Field(
+        Options(), description="How to sample. What is absent is as the model recommends."
+    )
+    format: Format = Field(
+        "", description="Format of the response: 'json', or the JSON schema that it satisfies."
+    )
+    think: Think = Field(
+        None,
+        description="Whether to think before responding, or how much, if the chat template has a choice.",
+    )
+    stream: bool = Field(True, description="Whether to send the response in lines while it is generated.")
+    truncate: bool = Field(
+        True,
+        description="What to do if the conversation is too long for the context. true: leave out its oldest "
+        "turns, and say so in x-reprise-ignored. false: a 400.",
+    )
+    logprobs: bool = Field(False, description="Whether to return the log probability of each token.")
+    top_logprobs: int = Field(
+        0, ge=0, le=20, description="Number of most likely tokens to return at each position; with logprobs."
+    )
+    keep_alive: KeepAlive = None
+    draft: DraftFields = Field(
+        DraftFields(), description="How to draft for this request. Not in Ollama's API."
+    )
+    shift: no_effect("the context is never shifted: an answer ends at its end.") = None  # type: ignore[valid-type]
+
+
+class OllamaChatRequest(GeneratingFields):
+    """The body of POST /api/chat."""
+
+    messages: Annotated[tuple[InstanceOf[Message], ...], WithJsonSchema(TOOLS_SCHEMA)] = Field(
+        (),
+        description="The conversation so far. Its last message, if the assistant's, is the beginning of the "
+        "response. Images are shown as a placeholder. Empty: load the model, or unload it if keep_alive "
+        "is 0.",
+    )
+    tools: Tools = Field((), description="Functions that the model may ask the client to call.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
+        """Bring the conversation into the normal form."""
+        return read_conversation(given, notes_in(info.context)) if isinstance(given, dict) else given
+
+
+class OllamaGenerateRequest(GeneratingFields):
+    """The body of POST /api/generate."""
+
+    rules: ClassVar[Rules] = (
+        {
+            "anyOf": [
+                neutral("system", values=(None, "")),
+                {"properties": {"raw": {"enum": [None, False]}, "suffix": {"enum": [None, ""]}}},
+            ]
+        },
+    )
+
+    prompt: str = Field(
+        "",
+        description="What the user says. Empty without a suffix: load the model, or unload it if keep_alive "
+        "is 0.",
+    )
+    suffix: str = Field(
+        "", description="The text after the response, if the model has tokens to fill in what is between."
+    )
+    system: str = Field("", description="The system prompt.")
+    raw: bool = Field(
+        False, description="Whether the prompt is the whole text to continue, without a chat template."
+    )
+    images: Images = Field([], description="Images, shown as a placeholder.")
+    template: unsupported(  # type: ignore[valid-type]
+        "",
+        phrase="is not supported: the model's chat template is used; send raw: true with the whole prompt",
+        is_needed=True,
+    ) = None
+    context: unsupported(  # type: ignore[valid-type]
+        [],
+        phrase="is not supported: no response here has one; send the conversation to /api/chat",
+        is_needed=True,
+    ) = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the prompt is text to continue or to fill in, and not what a user says."""
+        return self.raw or bool(self.suffix)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to generate."""
+        return not self.prompt and not self.suffix
+
+    @model_validator(mode="after")
+    def check_plain(self) -> "OllamaGenerateRequest":
+        """Refuse a system prompt for what has no chat template."""
+        if self.is_plain and self.system:
+            other = "raw: true" if self.raw else "suffix"
+            raise field_error(
+                "invalid_value", f"cannot be combined with {other}; put it in the prompt", "system"
+            )
+        return self
+
+
+class _NamesModel(RequestModel):
+    """Base of bodies whose model may be under its older name."""
+
+    name: str | None = Field(None, description="Older name of model.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def take_older_name(cls, given: Any) -> Any:
+        """Take the model from the older name if that is the only one."""
+        if isinstance(given, dict) and given.get("model") is None and given.get("name") is not None:
+            return {**given, "model": given["name"]}
+        return given
+
+
+class OllamaModelRequest(_NamesModel):
+    """The body of POST /api/show."""
+
+    model: str | None = Field(None, description="The model's name. null: the served one.")
+    verbose: no_effect("there is one length of description.") = None  # type: ignore[valid-type]
+
+
+class OllamaPullRequest(_NamesModel):
+    """The body of POST /api/pull."""
+
+    model: str = Field(description="The model's name on the hub, such as mlx-community/Qwen3-8B-4bit.")
+    stream: bool = Field(True, description="Whether to tell the progress, or only the end.")
+    insecure: no_effect("the hub is reached as the server is configured.") = None  # type: ignore[valid-type]

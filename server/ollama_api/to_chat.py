@@ -1,0 +1,91 @@
+"""Convert requests of Ollama's API to chat requests and completions."""
+
+from collections.abc import Collection
+from typing import Any
+
+from server.conversation.model import Message
+from server.conversation.ollama import placeholders
+from server.ollama_api.schemas import GeneratingFields, OllamaChatRequest, OllamaGenerateRequest
+from server.requests.chat import ChatRequest
+from server.requests.completions import CompletionRequest
+from server.validation.field_errors import validate
+from server.validation.notes import Notes
+
+FIELD_NAMES = {
+    "guided_json": "format",
+    "response_format": "format",
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "reasoning_effort": "think",
+}
+"""What these requests call fields of chats and completions, for error messages."""
+_RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+TAG = ":latest"
+"""The end of a model's name that Ollama's clients add where there is none."""
+
+
+def untagged(name: str | None, known: Collection[str]) -> str | None:
+    """Return the name of a model without Ollama's default tag, unless it is known with it."""
+    return name if name is None or name in known else name.removesuffix(TAG)
+
+
+def tagged(name: str) -> str:
+    """Return the name of a model with a tag, without which some clients do not find it in their list."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}{TAG}"
+
+
+def to_chat_request(body: OllamaChatRequest) -> ChatRequest:
+    """Return the chat request. Raises BadRequestError."""
+    return _chat(body, body.messages, tools=body.tools)
+
+
+def prompt_to_chat(body: OllamaGenerateRequest, notes: Notes) -> ChatRequest:
+    """Return a prompt as the chat request that it is. Raises BadRequestError."""
+    images = placeholders(body.images, "images", notes) if body.images else []
+    system = [Message("system", (body.system,), at="system")] if body.system else []
+    return _chat(body, (*system, Message("user", (*images, body.prompt), at="prompt")))
+
+
+def to_completion(body: OllamaGenerateRequest, notes: Notes) -> CompletionRequest:
+    """Return a text to continue, or with a hole to fill in, as a completions request.
+
+    Raises BadRequestError.
+    """
+    for name in ("images", "think"):
+        if getattr(body, name) not in ([], None):
+            notes.left_out(name, is_peers=True)
+    logprobs = body.top_logprobs if body.logprobs else None
+    given = {"prompt": body.prompt, "suffix": body.suffix or None, "logprobs": logprobs}
+    return validate(_common(body) | given, CompletionRequest)
+
+
+def _chat(body: GeneratingFields, messages: tuple[Message, ...], **more: Any) -> ChatRequest:
+    if isinstance(body.think, bool):
+        more["chat_template_kwargs"] = {"enable_thinking": body.think}
+    elif body.think:
+        more["reasoning_effort"] = body.think
+    if body.logprobs:
+        more |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    given = {
+        "messages": messages,
+        "truncation": "auto" if body.truncate else "disabled",
+        "continue_final_message": messages[-1].can_continue,
+    }
+    return validate(_common(body) | given | more, ChatRequest)
+
+
+def _common(body: GeneratingFields) -> dict[str, Any]:
+    """Return the fields that chats and completions share."""
+    options = {name: getattr(body.options, name) for name in body.options.model_fields_set}
+    if (limit := options.get("num_predict")) is not None and limit <= 0:
+        del options["num_predict"]
+    if options.get("seed") == -1:
+        del options["seed"]
+    if "stop" in options:
+        options["stop"] = list(options["stop"])
+    common: dict[str, Any] = {"stream": body.stream, "draft": body.draft}
+    if body.format == "json":
+        common["response_format"] = {"type": "json_object"}
+    elif body.format:
+        common["guided_json"] = body.format
+    return common | {_RENAMED.get(name, name): value for name, value in options.items()}

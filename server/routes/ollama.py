@@ -1,0 +1,242 @@
+"""The endpoints under /api, as in Ollama's API."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic_core import to_json
+
+from config.version import VERSION
+from engine.request import ModelEntry
+from server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
+from server.generation.chat import answer_chat
+from server.generation.completion import answer_completion
+from server.generation.model_use import Answer, serve_model
+from server.generation.service import Service, service_of
+from server.generation.sse import TokenStream
+from server.http.error_format import ollama_error
+from server.http.openapi import body_schema
+from server.http.request_log import note_ignored, record_of
+from server.ollama_api.models import OLLAMA_VERSION, described_model, listed_model, running_model
+from server.ollama_api.presenter import LinePresenter
+from server.ollama_api.schemas import (
+    GeneratingFields,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaPullRequest,
+)
+from server.ollama_api.to_chat import (
+    FIELD_NAMES,
+    TAG,
+    prompt_to_chat,
+    to_chat_request,
+    to_completion,
+    untagged,
+)
+from server.requests.chat import ChatRequest
+from server.requests.completions import CompletionRequest
+from server.requests.models import KeepAlive, keep_alive_s
+from server.routes.models import PullState, begin_pull, find_entry, known_sampling, named_entries, unload
+from server.turns import beside
+from server.validation.body import read_body
+from server.validation.notes import Notes
+
+router = APIRouter()
+
+
+@router.post("/api/chat", openapi_extra=body_schema(OllamaChatRequest, in_lines=True))
+async def chat(request: Request) -> Response:
+    """Generate the next message of a conversation, in Ollama's format."""
+    body = await read_body(request, OllamaChatRequest)
+    presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=True)
+
+    async def answer(service: Service) -> Response:
+        presenter.note_loaded()
+        asked = await beside(request, partial(to_chat_request, body))
+        return await answer_chat(request, service, asked, presenter, streams_calls=False)
+
+    return await _serve(request, body, presenter, answer if body.messages else None)
+
+
+@router.post("/api/generate", openapi_extra=body_schema(OllamaGenerateRequest, in_lines=True))
+async def generate(request: Request) -> Response:
+    """Answer a prompt, continue a text (raw) or fill in what is before a suffix, in Ollama's format."""
+    body = await read_body(request, OllamaGenerateRequest)
+    presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=False)
+    notes = Notes(service_of(request).settings.unknown_fields == "refuse")
+    convert = to_completion if body.is_plain else prompt_to_chat
+
+    async def answer(service: Service) -> Response:
+        presenter.note_loaded()
+        asked: ChatRequest | CompletionRequest = await beside(request, partial(convert, body, notes))
+        note_ignored(request, notes.entries())
+        if isinstance(asked, CompletionRequest):
+            return await answer_completion(request, service, asked, presenter, presenter.model)
+        return await answer_chat(request, service, asked, presenter)
+
+    return await _serve(request, body, presenter, None if body.is_empty else answer)
+
+
+async def _serve(
+    request: Request, body: GeneratingFields, presenter: LinePresenter, answer: Answer | None
+) -> Response:
+    """Answer a request by its model. answer: None to load the model, or to unload it."""
+    service = _ready(request)
+    record_of(request).field_names |= FIELD_NAMES
+    name = _own_name(service, body.model)
+    if answer is None and _is_zero(body.keep_alive):
+        await unload(service, name)
+        return _done(presenter, "unload")
+
+    async def load(_: Service) -> Response:
+        return _done(presenter, "load")
+
+    response = await serve_model(
+        request,
+        name,
+        answer or load,
+        stream=body.stream and answer is not None,
+        keep_alive=body.keep_alive,
+        silence=presenter.format_silence(),
+    )
+    if isinstance(response, TokenStream):
+        response.send_lines()
+    return response
+
+
+def _is_zero(keep_alive: KeepAlive) -> bool:
+    try:
+        return keep_alive_s(keep_alive) == 0
+    except BadRequestError:
+        # serve_model() says so, if it has an effect at all.
+        return False
+
+
+def _done(presenter: LinePresenter, reason: Literal["load", "unload"]) -> Response:
+    return Response(presenter.format_done(reason), media_type="application/json")
+
+
+def _own_name(service: Service, name: str | None) -> str | None:
+    """Return the name that a model has here. name: as Ollama's clients send it."""
+    return untagged(name, (*service.model_names, *service.settings.served_model_name))
+
+
+def _ready(request: Request) -> Service:
+    """Return the service. Raises UnavailableError unless the engine accepts requests."""
+    service = service_of(request)
+    service.check_ready()
+    return service
+
+
+@router.get("/api/version")
+async def version() -> JSONResponse:
+    """Return the version of Ollama whose API this is, and Reprise's own."""
+    return JSONResponse({"version": OLLAMA_VERSION, "reprise": VERSION})
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> JSONResponse:
+    """List the models that requests may ask for, with the tag latest, in Ollama's format."""
+    service = _ready(request)
+    if service.models is None:
+        named = dict.fromkeys(service.model_names, _only_entry(service))
+    else:
+        named = await named_entries(service, service.models)
+    listed = [listed_model(name, entry, service.created) for name, entry in named.items()]
+    return JSONResponse({"models": listed})
+
+
+@router.get("/api/ps")
+async def running(request: Request) -> JSONResponse:
+    """List the models that are loaded, in Ollama's format."""
+    service = _ready(request)
+    entries = [_only_entry(service)] if service.models is None else service.models.loaded_entries()
+    loaded = [running_model(entry.name, entry) for entry in entries if entry.state == "loaded"]
+    return JSONResponse({"models": loaded})
+
+
+@router.post("/api/show", openapi_extra=body_schema(OllamaModelRequest))
+async def show(request: Request) -> JSONResponse:
+    """Describe a model in Ollama's format. Of one that was never loaded less is known."""
+    body = await read_body(request, OllamaModelRequest)
+    service = _ready(request)
+    name = _own_name(service, body.model)
+    if service.models is None:
+        service.check_model(name)
+        entry = _only_entry(service)
+    else:
+        entry = await find_entry(service, service.models, name or service.settings.model_name)
+    sampling = known_sampling(service, entry.info) if entry.info else {}
+    return JSONResponse(described_model(entry, sampling, service.created))
+
+
+def _only_entry(service: Service) -> ModelEntry:
+    """Describe the model where there is one."""
+    info, markers = service.engine.info, service.engine.tokenizer.markers
+    return ModelEntry(
+        name=service.model_names[0],
+        state="loaded",
+        size_bytes=info.weight_bytes,
+        context_tokens=info.context_tokens,
+        info=info,
+        can_call=markers.can_call,
+        can_think=markers.can_think,
+        can_infill=service.engine.tokenizer.fim is not None,
+    )
+
+
+@router.post("/api/pull", openapi_extra=body_schema(OllamaPullRequest, in_lines=True))
+async def pull(request: Request) -> Response:
+    """Download a model from the hub, in Ollama's format. Only where there are several models."""
+    body = await read_body(request, OllamaPullRequest)
+    download = begin_pull(service_of(request), body.model.removesuffix(TAG))
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for state in download.states(request):
+            told = ollama_error(state) if isinstance(state, ApiError) else _told(state)
+            yield to_json(told) + b"\n"
+
+    if body.stream:
+        stream = TokenStream(lines(), at_end=download.stop)
+        stream.send_lines()
+        return stream
+    try:
+        async for state in download.states(request):
+            if isinstance(state, ApiError):
+                raise state
+            if await request.is_disconnected():
+                raise ClientGoneError
+        return JSONResponse({"status": "success"})
+    finally:
+        await download.stop()
+
+
+def _told(state: PullState) -> dict[str, Any]:
+    return {"status": state.status, "completed": state.completed, "total": state.total}
+
+
+# Where embeddings are generated, these two become their requests and responses in Ollama's format.
+@router.post("/api/embed", status_code=501, include_in_schema=False)
+@router.post("/api/embeddings", status_code=501, include_in_schema=False)
+async def embed() -> Response:
+    """Answer 501: see POST /v1/embeddings."""
+    raise NotImplementedHereError(
+        "This server generates text and has no embedding model. Send embedding requests to a server that has "
+        "one."
+    )
+
+
+@router.post("/api/create", status_code=501, include_in_schema=False)
+@router.post("/api/copy", status_code=501, include_in_schema=False)
+@router.post("/api/push", status_code=501, include_in_schema=False)
+@router.post("/api/blobs/{digest}", status_code=501, include_in_schema=False)
+@router.delete("/api/delete", status_code=501, include_in_schema=False)
+async def change_files() -> Response:
+    """Answer 501: models are made, copied and deleted by commands, not by requests."""
+    raise NotImplementedHereError(
+        "This server makes, copies, uploads and deletes no models for requests. Use the commands `reprise "
+        "convert`, `reprise pull` and `reprise rm` on its machine."
+    )
