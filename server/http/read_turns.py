@@ -26,19 +26,21 @@ class ReadTurns:
         self._clock = clock
         self._waiting: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
         self._spent_s = 0.0
-        self._has_next = False
+        self._has_next = self._is_doing = False
 
     @property
     def has_time(self) -> bool:
-        """Whether more may be done in this round, and nothing waits for that."""
-        return not self._waiting and self._spent_s < ROUND_S
+        """Whether more may be done in this round, and nothing waits for that; also within what is done."""
+        return self._is_doing or (not self._waiting and self._spent_s < ROUND_S)
 
     def do(self, action: Callable[[], None], more_s: float = 0.0) -> None:
         """Do something in this round. more_s: what it takes besides, at another place of the event loop."""
-        start_s = self._clock()
+        start_s, is_within = self._clock(), self._is_doing
+        self._is_doing = True
         try:
             action()
         finally:
+            self._is_doing = is_within
             self._spent_s += self._clock() - start_s + more_s
             self._plan_next()
 
