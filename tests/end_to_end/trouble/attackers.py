@@ -171,18 +171,6 @@ def patterns_at_once(url: str) -> None:
     assert post(url, COMPLETIONS, json.dumps(body).encode()).status_code in (400, 429, 503)
 
 
-def many_requests(url: str) -> None:
-    """Send as many requests as may wait on each of forty connections, and read the answers."""
-    request = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
-    connections = [connected(url) for _ in range(40)]
-    for connection in connections:
-        connection.sendall(f"{request}\r\n".encode() * 15 + f"{request}Connection: close\r\n\r\n".encode())
-    for connection in connections:
-        with connection, suppress(ConnectionError):
-            while connection.recv(65536):
-                pass
-
-
 def storm(url: str) -> None:
     """Load models, ask them, leave, and unload them, all at once."""
 
@@ -206,7 +194,7 @@ def storm(url: str) -> None:
 ATTACKERS: tuple[Attack, ...] = (
     one_byte_chunks, unknown_members, item_references, unread_pieces, read_pieces, long_texts,
     long_conversations, many_ids, pipelining, slow_heads, truncated_prompts, left_prompts, counted_emoji,
-    tokenized_emoji, grammars, patterns_at_once, many_requests, storm,
+    tokenized_emoji, grammars, patterns_at_once, storm,
 )  # fmt: skip
 """Each does its attack once and returns. Who takes part in the run is here and nowhere else."""
 
