@@ -114,7 +114,7 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         return _describe(folder, source, config, files, "drafter", refused=(str(fault),))
     if head is not None:
         return _describe(folder, source, config, files, NAMES[head.kind], refused=refused)
-    cache, unknown = _find_cache(config, files)
+    cache, unknown = find_cache(config, files)
     heads, head_faults = _describe_heads(folder, config)
     refused += ((unknown,) if unknown else ()) + head_faults
     drafters: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ def _number(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def _uniform(quantization: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is said of all layers; a configuration may name single layers beside it."""
+    """Return the quantization of all layers; a configuration may name single layers beside it."""
     return {key: value for key, value in quantization.items() if isinstance(value, str | int | float)}
 
 
@@ -179,13 +179,13 @@ def _main_dtype(files: list[SafetensorsFile]) -> str:
 
 
 def _missing_files(folder: Path, files: list[SafetensorsFile]) -> tuple[str, ...]:
-    """Say what the folder lacks of what it must have."""
+    """Name the files that the folder must have and lacks."""
     missing: tuple[str, ...] = () if files else (f"{folder} has no safetensors file",)
     return missing + missing_shards(folder)
 
 
-def _find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[CacheInfo | None, str | None]:
-    """Return what a row of such a model takes, or why that cannot be known."""
+def find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[CacheInfo | None, str | None]:
+    """Return the bytes that a row of such a model takes, or why they cannot be known."""
     if "model_file" in config:
         return None, "it brings Python code of its own, which only --trust-remote-code runs"
     if unknown := unknown_architecture(config):

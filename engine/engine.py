@@ -17,6 +17,7 @@ from drafters.base import TableFileError
 from engine.faults.watchdog import Watchdog
 from engine.lifecycle import Lifecycle
 from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit, refuse_all
+from engine.memory.budget import MemoryBudget
 from engine.model.loading import (
     Load,
     LoadedModel,
@@ -40,7 +41,6 @@ from engine.request import (
     Sink,
 )
 from engine.sampling.grammar import Grammars
-from engine.scheduler.memory_budget import MemoryBudget
 from engine.setup import FindHead, MakeSources, make_worker
 from engine.speculative import kept_acceptance, shared_table
 from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_shapes

@@ -51,7 +51,7 @@ class Sampling:
 
     @property
     def has_bias(self) -> bool:
-        """Whether any token's logit is changed whatever the answer is."""
+        """Whether any token's logit is changed by a constant."""
         return bool(self.logit_bias or self.allowed or self.ignores_eos or self.min_tokens)
 
 

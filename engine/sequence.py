@@ -38,7 +38,7 @@ from engine.speculative.draft_model.reader import UnreadableTextError
 from engine.speculative.draft_stats import PLAIN
 from engine.speculative.heads.states import States
 from engine.speculative.proposers import SequenceDrafts
-from engine.speculative.streaming_window import Window
+from engine.speculative.window import Window
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -197,7 +197,7 @@ class Sequence:
         self.prefill, self.row_sampling = Prefill(), None
 
     def park(self) -> None:
-        """Forget what belongs to its worker, which ends with the model's weights; another one takes it on."""
+        """Drop all state of the present worker, which ends with the model's weights; another takes over."""
         self.restart()
         self.prefix = PrefixSearch(self.prefix.num_cached)
         if self.drafts:

@@ -9,16 +9,18 @@ from itertools import takewhile
 from config.groups import GROUPS
 from config.settings import SETTINGS, Settings
 from engine.batch import Batch
+from engine.device import Device
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.probes import kv_bits_fault
 from engine.kv_cache.rows import Sharing
+from engine.memory.budget import MemoryBudget
+from engine.memory.making import make_memory_budget
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.scheduler.draft_reading import DraftReading
-from engine.scheduler.memory_budget import MemoryBudget, make_memory_budget
+from engine.scheduler.planner import Planner
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
-from engine.scheduler.speculation import Planner
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.costs.exact_widths import Exactness, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
@@ -93,10 +95,11 @@ def make_worker(
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     model = translated or head
     memory_budget = make_memory_budget(loaded, settings, sharing, model, make_sources is not None)
-    batch = Batch(loaded.model, loaded.info.vocab_size, sharing, model)
+    device = Device()
+    batch = Batch(loaded.model, loaded.info.vocab_size, sharing, model, device)
     if make_sources is None:
         planner, proposers = Planner(flat_costs()), Proposers(None, settings)
-        return Worker(batch, _make_queue(loaded, settings, memory_budget), planner, proposers)
+        return Worker(batch, _make_queue(loaded, settings, memory_budget, device), planner, proposers)
     sources = make_sources(loaded.tokenizer.fingerprint)
     model_costs, is_measured = FREE, costs is None
     calibrations: list[Calibration] = []
@@ -128,10 +131,10 @@ def make_worker(
         info.mask_token_id,
         head.head.max_drafted if head else None,
     )
-    queue = _make_queue(loaded, settings, memory_budget, head)
+    queue = _make_queue(loaded, settings, memory_budget, device, head)
     queue.prefiller.step_costs = costs
     if is_measured:
-        queue.prefiller.clock.note_plain(costs.seconds(1, 1))
+        device.note_plain(costs.seconds(1, 1))
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, calibrations, reading)
 
@@ -184,7 +187,11 @@ def _make_calibrations(
 
 
 def _make_queue(
-    loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget, head: HeadDrafter | None = None
+    loaded: LoadedModel,
+    settings: Settings,
+    memory_budget: MemoryBudget,
+    device: Device,
+    head: HeadDrafter | None = None,
 ) -> RequestQueue:
     """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
     num_bytes = _prefix_bytes(settings, memory_budget)
@@ -193,7 +200,7 @@ def _make_queue(
     prefix_lookup = PrefixLookup(loaded, settings, num_bytes, openings, memory_budget)
     if prefix_lookup.cache:
         memory_budget.prefixes.append(prefix_lookup.cache)
-    prefiller = Prefiller(loaded.model, settings, prefix_lookup, head.taps if head else None)
+    prefiller = Prefiller(loaded.model, settings, prefix_lookup, device, head.taps if head else None)
     return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
 
 

@@ -1,12 +1,9 @@
 """The worker: one step after another, on the thread that owns MLX.
 
-    retire -> admit -> make room -> plan -> dispatch the next plain step, read the one in flight -> prefill
-                                       \\-> or: read the step in flight, plan again, verify drafts -> prefill
+    retire -> admit -> make room -> plan -> run the step (step.py) -> prefill -> drafters' work -> draft model
 
-Plain steps are pipelined: the device computes step n + 1 while step n is detokenized and sent. A verification
-step needs the newest token first, so the step in flight is read before it. At the end of a step the draft
-model reads a part of a text, if it is behind and budgets allow it. While no prompt is prefilled, no prefix is
-kept and no text is read, reading a step is the only wait.
+At the end of a step the draft model reads a part of a text, if it is behind and budgets allow it. While no
+prompt is prefilled, no prefix is kept and no text is read, reading a step is the only wait.
 """
 
 import logging
@@ -16,29 +13,23 @@ from collections.abc import Sequence as SequenceOf
 
 import mlx.core as mx
 
-from drafters.base import NO_DRAFT, Draft
-from engine.batch import Batch, Step
+from engine.batch import Batch
 from engine.faults.recovery import Recovery
 from engine.kv_cache.rows import Rows
 from engine.prefix_cache.trie import PrefixStatus
 from engine.request import Failed
-from engine.sampling.logprobs import Likelihood
 from engine.scheduler.draft_reading import DraftReading
+from engine.scheduler.planner import Planner
 from engine.scheduler.request_queue import RequestQueue
-from engine.scheduler.speculation import Planner, streaming_input, without_drafts
 from engine.sequence import Sequence
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers
-from engine.speculative.verify import RowInput
 from engine.stations import station
 from engine.stats import EngineStats
+from engine.step import Decoder
 from engine.step_error import StepError
-from engine.verification_step import VerificationStep
 
 log = logging.getLogger("reprise.engine")
-
-MIN_WAIT_S = 0.0001
-"""Seconds from which on the engine's thread counts as having waited for the device."""
 
 MAX_TOGETHER_S, MAX_TOGETHER_STEPS = 2.0, 64
 """Seconds, or plain steps if these take longer, for which a complete prompt may wait for others that arrived
@@ -53,7 +44,7 @@ class Worker:
 
     batch: the sequences that decode. queue: those that wait; queue.prefiller has those that prefill.
     calibrations: the costs that are still to be measured.
-    num_progressed: grows with every committed token and every prompt chunk; any thread may read it.
+    device: computes its steps and prompts.
     """
 
     def __init__(
@@ -71,14 +62,17 @@ class Worker:
         self.proposers = proposers
         self._draft_reading = draft_reading
         self.stats = EngineStats()
-        self.num_progressed = 0
-        self._clock = queue.prefiller.clock
-        self._verification = VerificationStep(batch, planner, self._clock)
+        self.device = batch.device
+        self._decoder = Decoder(batch, planner, self.stats)
         self._calibrations = [one for one in calibrations if not one.is_done]
         self._recovery = Recovery(batch, queue, self.stats)
         self._num_steps = 0
-        self._has_drafted = False
-        self._planning_s = 0.0
+        self._num_fed = 0
+
+    @property
+    def num_progressed(self) -> int:
+        """Grows with every committed token and every prompt chunk; any thread may read it."""
+        return self._decoder.num_commits + self._num_fed
 
     @property
     def members(self) -> list[Sequence]:
@@ -113,7 +107,7 @@ class Worker:
     @property
     def plain_s(self) -> float:
         """What a plain step takes now; 0 before any is known."""
-        return self._clock.plain_s
+        return self.device.plain_s
 
     def prefix_status(self) -> dict[str, PrefixStatus]:
         """Return the counts of the prefix caches of "target" and "draft". May be called on any thread."""
@@ -153,7 +147,7 @@ class Worker:
             if sequence.request.id == request_id:
                 if sequence in self.prefilling:
                     self.queue.prefix_lookup.keep_cancelled(sequence)
-                    self._clock.reset()
+                    self.device.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
 
     @property
@@ -170,7 +164,7 @@ class Worker:
         self._guard(self._settle)
 
     def park(self) -> list[Sequence]:
-        """Return the sequences that wait, for a worker that replaces this one. None may run."""
+        """Hand the waiting sequences over to this worker's successor. No sequence may be running."""
         waiting = self.live
         for sequence in waiting:
             sequence.park()
@@ -178,10 +172,10 @@ class Worker:
         return waiting
 
     def _settle(self) -> None:
-        self._clock.settle()
-        self._wait_for_step()
+        self.device.settle()
+        self.device.wait_for_step()
         # The next step's time would contain what the other model does.
-        self._clock.reset()
+        self.device.reset()
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do a part of the work; if it fails, end the request at fault and restart the others."""
@@ -197,12 +191,12 @@ class Worker:
             self._restart(StepError(suspects, fault))
         if not self.has_work:
             # A chunk in flight would keep the last sequence alive.
-            self._clock.clear()
+            self.device.clear()
 
     def _restart(self, failed: StepError) -> None:
         self.queue.prefix_lookup.drop_copies()
         self._recovery.restart(failed)
-        self._clock.reset()
+        self.device.reset()
 
     def _advance(self) -> None:
         self._retire()
@@ -215,20 +209,17 @@ class Worker:
         if self._awaits_prompts():
             self.batch.start_copies()
             self._prefill(0)
-            self.proposers.work.advance(self._clock.plain_s)
+            self.proposers.work.advance(self.device.plain_s)
             return
-        inputs = self._plan()
-        if inputs and self.batch.in_flight:
+        plan = self._decoder.plan()
+        if self.device.step and not plan.is_plain:
             # The plan was made without the token in flight: read it and plan again.
             self._read_in_flight()
-            inputs = self._plan()
-        if inputs:
-            self._verify(inputs)
-        else:
-            self._decode()
-        self._prefill(len(self.members))
+            plan = self._decoder.plan()
+        self._decoder.run(plan)
+        self._prefill(len(self.batch.members))
         # Now the device is busy with what was dispatched.
-        self.proposers.work.advance(self._clock.plain_s)
+        self.proposers.work.advance(self.device.plain_s)
         if self._draft_reading:
             self._read_texts(self._draft_reading)
         self._num_steps += 1
@@ -251,12 +242,12 @@ class Worker:
     def _retire(self) -> None:
         """Free the rows of sequences that ended, after keeping their prefixes if memory allows."""
         self.queue.drop_ended()
-        ended = [row for row, sequence in enumerate(self.members) if sequence.ended]
+        ended = [row for row, sequence in enumerate(self.batch.members) if sequence.ended]
         for row in ended:
             sequence = self.members[row]
             if self.queue.prefix_lookup.keep_row(sequence, row, self.rows):
                 # It waited for its copy, and so for all that was dispatched before.
-                self._clock.reset()
+                self.device.reset()
             if self._draft_reading:
                 self._draft_reading.keep_row(sequence, row)
         if ended:
@@ -264,14 +255,14 @@ class Worker:
 
     def _free(self, leaving: list[int]) -> None:
         self.batch.free(leaving)
-        self._skip_copies()
+        self.device.skip_moves()
 
     @station("memory")
     def _make_room(self) -> None:
         """Let the draft model stop reading, then preempt the youngest sequences, until the next step fits."""
         budget, reading = self.queue.memory_budget, self._draft_reading
         while not budget.make_room(
-            self.members,
+            self.batch.members,
             self.prefilling,
             self.batch.rows_by_model,
             reading.begun(self.members) if reading else (),
@@ -281,7 +272,7 @@ class Worker:
             # Alone it fits, unless other models hold the memory: then it waits for it.
             if len(self.running) < (1 if budget.shared else 2):
                 return
-            if self.batch.in_flight:
+            if self.device.step:
                 # Its tokens are valid, and may end sequences.
                 self._read_in_flight()
             else:
@@ -297,123 +288,13 @@ class Worker:
             self._free([self.members.index(sequence)])
         self.queue.put_back([sequence])
 
-    @station("planning")
-    def _plan(self) -> list[RowInput]:
-        """Return the rows' inputs for a verification step; empty if a plain step is better.
-
-        A grammar must see a token before it can mask the next one, so with a grammar in the batch every step
-        is read before the next: a verification step, though it may have no drafts to verify. So is every step
-        of rows that stream.
-        """
-        if not self.members:
-            return []
-        start, inputs = time.perf_counter(), []
-        drafting = [s for s in self.members if not s.window]
-        try:
-            inputs = self.planner.plan(drafting) if drafting else []
-        # No answer depends on drafts.
-        except Exception as fault:
-            for sequence in drafting:
-                sequence.give_up_drafts(fault)
-        self._planning_s += time.perf_counter() - start
-        self.stats.num_plain_probes = self.planner.num_plain_probes
-        streams = len(drafting) < len(self.members)
-        if not inputs and (streams or any(s.matcher for s in drafting)):
-            inputs = without_drafts(drafting)
-        if not streams:
-            return inputs
-        rest, held = iter(inputs), self.rows.lengths
-        return [
-            streaming_input(s, num_held) if s.window else next(rest)
-            for s, num_held in zip(self.members, held, strict=True)
-        ]
-
-    def _verify(self, inputs: list[RowInput]) -> None:
-        """Run a verification step and commit its outcomes."""
-        outcomes, self._has_drafted = self._verification.run(inputs), True
-        # It was charged with the step, which waited for it.
-        self._planning_s = 0.0
-        with station("commit"):
-            for sequence, outcome in outcomes:
-                row, sequence.window = outcome.verified, outcome.window
-                if sequence.drafts:
-                    sequence.drafts.counts.num_fed += row.width
-                self._commit(sequence, outcome.tokens, outcome.likelihoods, row.source, len(row.draft))
-
-    def _decode(self) -> None:
-        """Dispatch the next plain step, then read the one that was in flight."""
-        try:
-            previous = self.batch.dispatch(self._clock.settle)
-        except StepError:
-            raise
-        except Exception as fault:
-            # The step in flight is still valid: commit its tokens before the rows restart.
-            if previous := self.batch.take_in_flight():
-                self._read(previous)
-            raise StepError(self.members, fault) from fault
-        if step := self.batch.in_flight:
-            step.follows_drafts, self._has_drafted = self._has_drafted, False
-        if previous:
-            self._read(previous)
-
     def _read_in_flight(self) -> None:
         """Read the step in flight, and free the rows of sequences that it ended."""
-        if step := self.batch.take_in_flight():
+        if step := self.device.take_step():
             # It may be computed already: MLX's CPU build holds up the dispatch of a step until it nearly is.
             step.is_steady = False
-            self._read(step)
+            self._decoder.read(step)
             self._retire()
-
-    def _read(self, step: Step) -> None:
-        """Wait for a step's tokens, account for its time and commit them."""
-        planning_s, self._planning_s = self._planning_s, 0.0
-        try:
-            start = time.perf_counter()
-            with station("waiting"):
-                tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
-            if step.is_computed or time.perf_counter() - start > MIN_WAIT_S:
-                # The device was busy longer than the engine's thread: planning took none of its time.
-                planning_s = 0.0
-            likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
-        except Exception as fault:
-            raise StepError(step.members, fault) from fault
-        taken_s = step.taken_s if step.is_computed else self._clock.lap()
-        if taken_s and step.is_steady:
-            self._clock.note_plain(taken_s)
-        self.planner.accounts.charge_plain(
-            [s.drafts.slowdown_budget if s.drafts else None for s in step.members],
-            self.planner.conditions(step.members),
-            taken_s,
-            step.is_steady,
-            step.follows_drafts,
-            planning_s,
-        )
-        with station("commit"):
-            for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
-                if sequence.drafts:
-                    sequence.drafts.counts.num_fed += 1
-                self._commit(sequence, [token], [likelihood])
-
-    def _commit(
-        self,
-        sequence: Sequence,
-        tokens: list[int],
-        likelihoods: SequenceOf[Likelihood | None],
-        draft: Draft = NO_DRAFT,
-        num_verified: int = 0,
-    ) -> None:
-        """Commit one step's tokens to a sequence. See Sequence.commit()."""
-        if sequence.ended:
-            return
-        num_before = len(sequence.tokens)
-        try:
-            sequence.commit(tokens, likelihoods, draft, num_verified)
-            num_added, timing = len(sequence.tokens) - num_before, sequence.timing
-            if num_added:
-                timing.last_token_at = self.stats.add_tokens(num_added, timing.last_token_at)
-            self.num_progressed += 1
-        except Exception as fault:
-            sequence.fail_with(fault)
 
     def _awaits_prompts(self) -> bool:
         """Whether the rows wait for the prompts that arrived with theirs, and are decoded together with them.
@@ -422,7 +303,7 @@ class Worker:
         only before the first token of every row, for at most MAX_TOGETHER_S or MAX_TOGETHER_STEPS, and for no
         prompt that lacks more tokens than the longest of them has.
         """
-        if not self.members or not self.prefilling or self.batch.in_flight:
+        if not self.batch.members or not self.prefilling or self.device.step:
             return False
         if any(s.timing.first_token_at for s in self.members):
             return False
@@ -430,7 +311,7 @@ class Worker:
         if any(s.num_to_prefill > longest for s in self.prefilling):
             return False
         waited_s = time.perf_counter() - min(s.timing.joined_at for s in self.members)
-        steps_s = MAX_TOGETHER_STEPS * self._clock.plain_s
+        steps_s = MAX_TOGETHER_STEPS * self.device.plain_s
         return waited_s + self.queue.prefiller.left_s() <= max(MAX_TOGETHER_S, steps_s)
 
     @station("prefill")
@@ -439,28 +320,11 @@ class Worker:
 
         num_rows: rows that decode meanwhile.
         """
-        if self.queue.prefiller.run(num_rows, self._wait_for_step, self._join):
-            self.num_progressed += 1
+        if self.queue.prefiller.run(num_rows, self._join):
+            self._num_fed += 1
             # It is computed, and the device is busy with the chunk: nothing is gained by reading it later.
-            if step := self.batch.take_in_flight():
-                self._read(step)
-
-    def _wait_for_step(self) -> None:
-        """Wait for the step in flight before a chunk is dispatched, so that their times can be told apart."""
-        step = self.batch.in_flight
-        if step is None or step.is_computed:
-            return
-        try:
-            with station("waiting"):
-                mx.eval(step.tokens)
-        except Exception as fault:
-            raise StepError(step.members, fault) from fault
-        step.is_computed, step.taken_s = True, self._clock.lap()
-
-    def _skip_copies(self) -> None:
-        """Leave out of the measured times the next step, in which a row that joined or left moves others."""
-        step = self.batch.in_flight
-        self._clock.skip_steps(1 if step is None or step.is_computed else 2)
+            if step := self.device.take_step():
+                self._decoder.read(step)
 
     @station("draft_model")
     def _read_texts(self, reading: DraftReading) -> None:
@@ -468,12 +332,12 @@ class Worker:
         if self.prefilling or not reading.is_due(self.members):
             return
         # Its time is measured, so nothing else may be on the device.
-        self._clock.settle()
+        self.device.settle()
         self._read_in_flight()
         reading.run(self.members)
         # The next step is not dispatched ahead, which is a cost of drafting too.
-        self._clock.restart()
-        self._has_drafted = True
+        self.device.restart()
+        self._decoder.has_drafted = True
 
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
@@ -484,4 +348,4 @@ class Worker:
         except Exception as fault:
             raise StepError([sequence], fault) from fault
         sequence.timing.joined_at = sequence.timing.joined_at or time.perf_counter()
-        self._skip_copies()
+        self.device.skip_moves()

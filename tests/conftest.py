@@ -19,7 +19,7 @@ LONGEST = (
     # Not of end_to_end, so that only one process at a time measures what steps cost.
     "engine/speculative/test_drafting.py",
     "end_to_end/trouble/test_soak.py",
-    "engine/scheduler/test_memory_budget.py",
+    "engine/memory/test_budget.py",
     "engine/prefix_cache/test_trie.py",
     "bench/test_verify.py",
     "end_to_end/trouble/test_leaving.py",

@@ -16,7 +16,7 @@ from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, S
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftType, GenerationRequest, Sampling
-from engine.scheduler.speculation import Planner
+from engine.scheduler.planner import Planner
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.step_costs import StepCosts

@@ -131,8 +131,8 @@ def say(stage: str, share: float) -> None:
 
 def find_device() -> Device:
     """Return what MLX computes on here."""
+    from engine.memory.machine import usable_bytes, working_set_bytes
     from engine.model.loading import device_name
-    from engine.scheduler.machine_memory import usable_bytes, working_set_bytes
 
     return Device(device_name(), usable_bytes(), working_set_bytes())
 

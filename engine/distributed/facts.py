@@ -20,7 +20,10 @@ Facts = Mapping[str, str]
 
 
 def find_facts(settings: Settings) -> dict[str, str]:
-    """Return what is compared, by names for people. Raises ModelError if the model cannot be on several."""
+    """Return the facts to compare between ranks, by names for people.
+
+    Raises ModelError if the model cannot be spread over several machines.
+    """
     return {
         "version of Reprise": VERSION,
         "version of MLX": version("mlx"),

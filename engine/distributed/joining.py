@@ -104,7 +104,7 @@ def begin_group(place: Place) -> mx.distributed.Group:
 
 
 def make_token() -> str:
-    """Return what only members of the group will know."""
+    """Return a random secret that proves membership of the group."""
     return secrets.token_hex(TOKEN_BYTES)
 
 
@@ -134,7 +134,7 @@ def _accept(server: socket.socket, deadline: float, tick: Callable[[], None]) ->
 
 
 def _first_word(channel: Channel) -> dict[str, Any] | None:
-    """Return what a connection says first; None if it is no rank, and the connection is closed."""
+    """Return the first word of a connection; None if no rank sent it, and the connection is closed."""
     try:
         channel.limit_wait(FIRST_WORD_S)
         said = channel.receive()

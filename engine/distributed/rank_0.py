@@ -69,7 +69,7 @@ class Ranks:
         self._reported_at = 0.0
 
     def load(self, progress: Progress | None) -> LoadedModel:
-        """Wait for the other ranks and load this one's part, on the engine's thread. Raises ModelError."""
+        """Wait for the other ranks and load rank 0's part, on the engine's thread. Raises ModelError."""
         place, settings = self._place, self._settings
         refuse_settings(settings)
         show = progress or (lambda _: None)
@@ -120,7 +120,7 @@ class Ranks:
         return self._peers.explain(0.2) if self._peers else None
 
     def release(self, status: int) -> int:
-        """Let the other ranks exit, with 0 if status is 0. Returns the status that is true of this one."""
+        """Let the other ranks exit, with 0 if status is 0. Returns the status that is true of rank 0."""
         if self._peers:
             if self._peers.explain(0.0) is not None:
                 return LOST_STATUS

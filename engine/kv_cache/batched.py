@@ -82,7 +82,7 @@ class RaggedKVCache:
         buffer[slots, :, at] = new.transpose(0, 2, 1, 3)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return what the last update returned, for layers that share this cache."""
+        """Return the keys and values of the last update, for layers that share this cache."""
         num_rows, read = len(self.columns.bases), self.columns.read_slice
         return self._decode([array[:num_rows, :, read] for array in self.arrays])
 
@@ -294,7 +294,7 @@ class GroupedKVCache:
         return _per_group([self.part(group).update_and_fetch(k, v) for group, k, v in split])
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return what the last update returned, for layers that share this cache."""
+        """Return the keys and values of the last update, for layers that share this cache."""
         if self.groups.is_single:
             return self._only.keys_and_values()
         return _per_group([self.part(group).keys_and_values() for group in self.groups])

@@ -44,7 +44,7 @@ class FittedQuantizedKVCache(QuantizedKVCache):
         super().__init__(bits=bits)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-        """Do what mlx-lm's cache does. Raises ValueError if no group size divides the heads' dimensions."""
+        """Append keys and values, as mlx-lm's cache does. Raises ValueError if no group size fits."""
         if self.keys is None:
             self.group_size = fitting_group_size(keys.shape[-1], values.shape[-1])
         return super().update_and_fetch(keys, values)

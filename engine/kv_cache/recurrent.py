@@ -125,7 +125,7 @@ class LayerRecord:
     _sources: list[Replay | None] = field(default_factory=list)
 
     def end(self, after: Sequence[mx.array | None], width: int) -> None:
-        """Find what each array was computed from. after: the arrays now. width: of the forward."""
+        """Find the array that each one was computed from. after: the arrays now. width: of the forward."""
         self.after = list(after)
         convolved = [(x, num_held) for x, num_held in self.convolved if x.shape[1] == num_held + width]
         self._sources = []
@@ -357,7 +357,7 @@ class StateHistory:
         self._is_followed = True
 
     def follow(self, keeps_state: bool) -> None:
-        """Note that all rows were fed one more token. keeps_state: whether they may go back to after it."""
+        """Note that all rows were fed one more token. keeps_state: whether they may go back to that token."""
         if not keeps_state or len(self._later) == MAX_LATER_STATES:
             self._is_followed = False
         # Rows that joined or moved have other places in the arrays than in the records.

@@ -62,7 +62,7 @@ class Sharing(IntEnum):
         return FIRST_LIMIT if self >= Sharing.LAYERS else None
 
     def describe(self) -> str:
-        """Say what rows share, for people."""
+        """Describe in words what the rows of a batch share."""
         if self is Sharing.NOTHING:
             return "a forward pass for each row"
         more = "; short rows take as much memory as the longest" if self is Sharing.BUFFERS else ""

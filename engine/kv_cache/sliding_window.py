@@ -63,13 +63,13 @@ class WindowKVCache:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return what the last update returned, for layers that share this cache."""
+        """Return the keys and values of the last update, for layers that share this cache."""
         assert self.keys is not None and self.values is not None
         start, end = self._read_start - self._base, self.offset - self._base
         return self.keys[:, :, start:end], self.values[:, :, start:end]
 
     def live_columns(self, length: int | None = None) -> tuple[mx.array, mx.array]:
-        """Return what later forwards can read, up to the newest token: (1, heads, columns, head_dim) each.
+        """Return the keys and values that later forwards can read: (1, heads, columns, head_dim) each.
 
         length: of the text, if not up to the newest token; at least that before the last update.
         """

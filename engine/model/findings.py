@@ -47,7 +47,7 @@ class Findings:
 
     @classmethod
     def of(cls, info: ModelInfo, folder: Path | None) -> "Findings":
-        """Return what is known of a model. folder: has the files."""
+        """Read the findings about a model. folder: has their files."""
         if folder is None:
             return cls()
         machine = info.device, os.cpu_count(), version("mlx"), version("mlx-lm"), _own_digest()
@@ -62,7 +62,7 @@ class Findings:
         encode: Callable[[Found], Any] = lambda found: found,
         decode: Callable[[Any], Found] = lambda known: known,
     ) -> Found:
-        """Return what is known by that name, else try it.
+        """Return the finding of that name; without one, try it out.
 
         is_kept: whether what was found is to be kept. encode, decode: to JSON and back.
         """
@@ -94,6 +94,6 @@ class Findings:
 @cache
 def _own_digest() -> str:
     """Return a digest of the code that decides what is found."""
-    others = _ENGINE / "scheduler" / "footprint.py", _ENGINE / "speculative" / "costs" / "exact_widths.py"
+    others = _ENGINE / "memory" / "footprint.py", _ENGINE / "speculative" / "costs" / "exact_widths.py"
     files = [*sorted((_ENGINE / "kv_cache").rglob("*.py")), *others]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -88,7 +88,7 @@ class _Download:
         self._is_stopped = False
 
     def run(self) -> None:
-        """Download what is missing. Raises whatever goes wrong."""
+        """Download the missing files. Raises the first exception of any of them."""
         self._check_space()
         self._blobs.mkdir(parents=True, exist_ok=True)
         missing = [file for file in self._large if not self._blob(file).exists()]
@@ -185,7 +185,7 @@ class _Counted:
         return written
 
     def truncate(self) -> int:
-        """Drop what follows the current position: the server sends the file from its beginning."""
+        """Cut the file at the current position: the server sends it from its beginning."""
         size = self._stream.truncate()
         self._hear(size)
         return size

@@ -77,7 +77,7 @@ class LoadedModel:
     room_bytes: int | None = None
 
     def find_sharing(self, kv_bits: int | None = None) -> Sharing:
-        """Return what rows of different lengths can share in a forward pass; see probes.py."""
+        """Find out how much rows of different lengths can share in a forward pass; see probes.py."""
         return self.findings.find(
             f"sharing, {kv_bits} bits",
             lambda: find_sharing(self.model, kv_bits),

@@ -60,7 +60,7 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
 
 
 def missing_shards(folder: Path) -> tuple[str, ...]:
-    """Say which safetensors files are missing that the index names, or the numbers in the names of others."""
+    """Name the safetensors files that are missing, by the index or by the numbers in other files' names."""
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         named = {str(name) for name in index["weight_map"].values()}
@@ -105,7 +105,7 @@ def _find_fault(folder: Path, config: dict[str, Any], files: list[Path]) -> str 
 
 
 def unknown_architecture(config: dict[str, Any]) -> str | None:
-    """Say that mlx-lm does not know the architecture of a configuration; None if it does."""
+    """Return a sentence if mlx-lm does not know the architecture of a configuration; None if it does."""
     try:
         mlx_lm.utils._get_classes(config)
     except Exception:

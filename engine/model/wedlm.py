@@ -73,7 +73,7 @@ class _NeverMask:
 
 
 def keep_ends(path: str, *_: Any) -> bool:
-    """Say which layers mlx-lm's convert() is to quantize: all but the embeddings and the output head."""
+    """Select the layers for mlx-lm's convert() to quantize: all but the embeddings and the output head."""
     return not any(name in path for name in ("embed_tokens", "lm_head"))
 
 

@@ -30,7 +30,7 @@ class KeptSources:
         self._first: str | None = None
 
     def maker(self, settings: Settings) -> MakeSources:
-        """Return what makes, or finds, the drafters of a model with these settings."""
+        """Return a function that makes the drafters of a model with these settings, or finds those in use."""
         return lambda vocabulary: self._find(settings, vocabulary)
 
     def save(self) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from engine.engine import Engine
+from engine.memory.budget import MemoryBudget
 from engine.pool.catalogue import FoundModel
 from engine.request import ModelEntry, ModelInfo
-from engine.scheduler.memory_budget import MemoryBudget
 
 
 class ModelUse:

@@ -80,7 +80,7 @@ class PooledModels:
             return self.note(found) if found else None
 
     def note(self, found: FoundModel) -> PooledModel:
-        """Note what was found on the disk of a model, and return the model. Called with the lock."""
+        """Record a model's entry on the disk, and return the model. Called with the lock."""
         limit = self.settings_of(found.name).max_context_tokens
         model = self.by_name.setdefault(found.name, PooledModel(found, limit))
         if not model.engine:

@@ -1,7 +1,7 @@
 """Serve several models on one thread: what other threads ask for, which thread.py does.
 
 Engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the thread that
-owns MLX (turns.py), the machine's memory (scheduler/shared_memory.py), and the drafters of a vocabulary
+owns MLX (turns.py), the machine's memory (memory/sharing.py), and the drafters of a vocabulary
 (kept_sources.py).
 """
 

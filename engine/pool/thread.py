@@ -24,14 +24,14 @@ from config.freed_memory import return_freed
 from engine.engine import Engine
 from engine.faults.watchdog import Watchdog
 from engine.loop import CALM_S, STOPPING, WakingInbox
+from engine.memory.machine import usable_bytes
+from engine.memory.sharing import Holder, SharedMemory
 from engine.model.loading import ModelError, StartProgress, make_draft_loader, make_loader
 from engine.pool.kept_sources import KeptSources, MakeSourcesFor
 from engine.pool.model import PooledModel
 from engine.pool.models import PooledModels
 from engine.pool.turns import SLICE_S, Turns
 from engine.request import Failed, ModelLoadError
-from engine.scheduler.machine_memory import usable_bytes
-from engine.scheduler.shared_memory import Holder, SharedMemory
 from engine.stations import EngineStation, StationClock, station
 
 log = logging.getLogger("reprise.engine")

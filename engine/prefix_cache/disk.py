@@ -295,7 +295,7 @@ def make_store(
 def join_contents(
     contents: Sequence[Contents], starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[CutSlice, State]:
-    """Return what cuts runs of tokens from files that follow each other, and the state after the last one.
+    """Return a function that cuts runs of tokens from consecutive files, and the state after the last file.
 
     starts, ends: where each file begins and how far it is used, from the start of the prompt.
     """

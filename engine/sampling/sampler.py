@@ -154,7 +154,7 @@ class RowSampling:
         self.early_end = len(prompt) + settings.min_tokens
 
     def bias_at(self, position: int) -> mx.array | None:
-        """Return what is added to the logits of the token at an absolute position, if anything."""
+        """Return the bias on the logits of the token at an absolute position, if there is any."""
         return self.early_bias if self.early_bias is not None and position < self.early_end else self.bias
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from time import perf_counter
 
-from engine.scheduler.memory_budget import MemoryBudget
+from engine.memory.budget import MemoryBudget
+from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_lookup import num_shared
-from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
 from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.draft_model.reader import Reader
@@ -164,7 +164,7 @@ class DraftReading:
             sequence.drafts.uses_model = False
 
     def keep_row(self, sequence: Sequence, row: int) -> None:
-        """Keep what was read of a row that is about to be removed, if memory allows a copy."""
+        """Keep the part of a row's text that was read, before the row is removed, if memory allows a copy."""
         try:
             if self._may_copy(sequence):
                 self._draft_model.keep_row(row, sequence.tokens, self.prefixes)

@@ -2,20 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from config.settings import Settings
+from engine.device import Device
 from engine.kv_cache.rows import cache_arrays
+from engine.memory import prefill_budget
+from engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
 from engine.sampling.logprobs import Likelihoods
-from engine.scheduler import prefill_budget
-from engine.scheduler.memory_budget import PROMPT_LOGPROBS_CHUNK
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.prefix_lookup import PrefixLookup
-from engine.scheduler.step_clock import Dispatch, Done, Fail, StepClock
 from engine.sequence import Sequence
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.heads.taps import Taps
@@ -36,12 +35,17 @@ class Prefiller:
     """Feeds chunks of prompts to the target model.
 
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
-    clock: measures the chunks; the steps use it too.
+    device: computes the chunks, and the steps too.
     step_costs: learns from the first chunks of prompts what wide steps may cost; None if nothing is drafted.
     """
 
     def __init__(
-        self, model: Any, settings: Settings, prefix_lookup: PrefixLookup, taps: Taps | None = None
+        self,
+        model: Any,
+        settings: Settings,
+        prefix_lookup: PrefixLookup,
+        device: Device,
+        taps: Taps | None = None,
     ) -> None:
         """taps: what a head of the target reads, if there is one."""
         self.prefilling: list[Sequence] = []
@@ -49,7 +53,7 @@ class Prefiller:
         self._model = model
         self._settings = settings
         self._prefix_lookup = prefix_lookup
-        self.clock = StepClock()
+        self.device = device
         self.step_costs: StepCosts | None = None
         # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
         # say little about its chunks of 32.
@@ -71,31 +75,25 @@ class Prefiller:
             # The first token follows none, so no chunk measures it.
             sequence.emit_prompt_logprobs(0, [None])
 
-    def run(self, num_rows: int, wait_for_step: Callable[[], None], join: Callable[[Sequence], None]) -> bool:
+    def run(self, num_rows: int, join: Callable[[Sequence], None]) -> bool:
         """Wait for the chunks in flight, then feed the next ones; returns whether any was fed.
 
         num_rows: rows that decode, and wait while prompts are computed.
-        wait_for_step: called when a chunk is ready to be dispatched.
         join: called with each sequence whose prompt is complete.
-        Raises StepError if these do.
+        Raises StepError if a step or a chunk of a sequence that has joined fails.
         """
         # With one chunk in flight per prompt, a cancelled prompt stops within a chunk.
-        self.clock.settle()
+        self.device.settle()
         self.finish_keeping()
         if not self.prefilling:
             return False
-
-        def dispatch(arrays: SequenceOf[object], done: Done, fail: Fail) -> None:
-            wait_for_step()
-            self.clock.dispatch(arrays, done, fail)
-
         chunks = self._plan(num_rows)
         for sequence, chunk in zip(list(self.prefilling), chunks, strict=True):
             if sequence.ended:
                 continue
             try:
                 if chunk:
-                    self._feed(sequence, chunk, self._costs_of(sequence, num_rows), dispatch)
+                    self._feed(sequence, chunk, self._costs_of(sequence, num_rows))
                 if sequence.num_to_prefill == 0 and not sequence.needs_prompt_logprobs:
                     self._complete(sequence, join)
             except StepError:
@@ -120,7 +118,7 @@ class Prefiller:
         """Return how many tokens of each prompt this step feeds."""
         most = [s.prefill.max_chunk_tokens for s in self.prefilling]
         limits = prefill_budget.PrefillLimits.of_step(
-            num_rows, self._settings.max_stall_ms, sum(most), self.clock.plain_s
+            num_rows, self._settings.max_stall_ms, sum(most), self.device.plain_s
         )
         costs = [partial(self._seconds, s, self._costs_of(s, num_rows)) for s in self.prefilling]
         remaining = [s.num_to_prefill for s in self.prefilling]
@@ -134,7 +132,7 @@ class Prefiller:
 
     def _max_cuts(self, sequence: Sequence) -> int:
         """Return how often a prompt may be cut, each for about a forward pass of one token."""
-        num_left, plain_s = sequence.num_to_prefill, self.clock.plain_s
+        num_left, plain_s = sequence.num_to_prefill, self.device.plain_s
         if not plain_s:
             return num_left // MIN_CUT_TOKENS
         return int(MAX_CUT_SHARE * self._seconds(sequence, self._costs_of(sequence, 0), num_left) / plain_s)
@@ -145,10 +143,10 @@ class Prefiller:
         if not (num_fed := min(num_tokens, num_left)):
             return 0.0
         # Long chunks do not tell how much of their time is the forward pass itself. A plain step does.
-        plain_s = self.clock.plain_s
+        plain_s = self.device.plain_s
         return max(plain_s, costs.seconds(num_fed, sequence.prefill.num_computed, plain_s))
 
-    def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts, dispatch: Dispatch) -> None:
+    def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts) -> None:
         """Feed the next tokens of a prompt, in parts if state is to be kept of a length between them."""
         prefill = sequence.prefill
         if sequence.needs_prompt_logprobs:
@@ -160,9 +158,9 @@ class Prefiller:
             end = cuts.pop()
         for stop in (*cuts, end):
             if stop > prefill.num_computed and not sequence.ended:
-                self._feed_part(sequence, stop, costs, dispatch)
+                self._feed_part(sequence, stop, costs)
 
-    def _feed_part(self, sequence: Sequence, stop: int, costs: PrefillCosts, dispatch: Dispatch) -> None:
+    def _feed_part(self, sequence: Sequence, stop: int, costs: PrefillCosts) -> None:
         """Feed the tokens of a prompt up to a length, then keep the state of the lengths that are wanted."""
         prefill = sequence.prefill
         num_before = prefill.num_computed
@@ -184,7 +182,7 @@ class Prefiller:
                     sequence.emit_prompt_logprobs(num_before + 1, measured.read())
             sequence.report_progress(num_before + num_fed)
 
-        dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
+        self.device.dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
         prefill.num_computed = stop
         prefill.widest_chunk = max(prefill.widest_chunk, num_fed)
         for length in sorted(prefill.kept_lengths):
@@ -192,9 +190,9 @@ class Prefiller:
                 self._prefix_lookup.start_keeping(sequence, length)
 
     def finish_keeping(self) -> None:
-        """Keep what chunks have passed of prompts, once they are computed."""
+        """Put the state that chunks have passed into the prefix cache, once they are computed."""
         if self._prefix_lookup.is_keeping:
-            self.clock.settle()
+            self.device.settle()
             self._prefix_lookup.finish_keeping()
 
     def _forward(self, sequence: Sequence, tokens: mx.array) -> tuple[mx.array, list[mx.array]]:

@@ -29,13 +29,13 @@ from engine.kv_cache.slices import (
     start_copies,
     take_state,
 )
+from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.block_hashes import count_shared
 from engine.prefix_cache.disk import PrefixStore, make_store
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.prefix_cache.weights_digest import weights_fingerprint
 from engine.scheduler.checkpoints import MAX_GAP_TOKENS, NUM_RUNGS, choose_rungs
-from engine.scheduler.memory_budget import MemoryBudget
 from engine.sequence import Sequence
 from engine.text.templates.message_openings import MessageOpenings
 
@@ -317,7 +317,7 @@ class PrefixLookup:
         return copies
 
     def keep_cancelled(self, sequence: Sequence) -> None:
-        """Keep what a prefilling sequence that is cancelled has computed, in files too."""
+        """Keep the computed part of a cancelled prompt, in files too."""
         caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
         tokens = np.asarray(sequence.tokens[:num_computed], np.int32)
         cut = partial(cut_slice, caches)
@@ -326,7 +326,7 @@ class PrefixLookup:
             self._save(tokens, cut, partial(take_state, caches))
 
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> bool:
-        """Keep what a row's caches hold, if memory allows a copy; return whether it waited for one."""
+        """Keep a row's caches as a prefix, if memory allows a copy; return whether it waited for one."""
         held, num_tokens = rows.lengths[row], len(sequence.tokens)
         cut = partial(rows.kv_slice, row)
         self._save_kept(sequence, cut)
@@ -358,7 +358,7 @@ class PrefixLookup:
         return True
 
     def _save_kept(self, sequence: Sequence, cut: CutSlice) -> None:
-        """Save what was kept while a sequence's prompt was computed, and is in memory still."""
+        """Save the prefixes that were kept while a sequence's prompt was computed and are still in memory."""
         unsaved, sequence.prefix.unsaved = sequence.prefix.unsaved, []
         if self.store is None or self.cache is None:
             return

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from config.settings import Settings
 from engine.kv_cache.rows import Rows
-from engine.scheduler.memory_budget import MemoryBudget
+from engine.memory.budget import MemoryBudget
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.sequence import Sequence

@@ -52,7 +52,7 @@ Demands = Sequence[tuple[int, float]]
 
 
 def find_demands(widths: Iterable[int], step_s: Callable[[int], float]) -> Demands:
-    """Return what drafts must promise so that choose_width() chooses these widths.
+    """Return the tokens that drafts must promise for choose_width() to choose these widths.
 
     widths, step_s: as for choose_width(), of rows that are all alike.
     """

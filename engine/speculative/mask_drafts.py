@@ -63,7 +63,7 @@ class MaskDrafts:
         return self._draft
 
     def receive(self, predicted: Sequence[int], entropies: Sequence[float], bonus: int) -> None:
-        """Take what masks predict, before the step's tokens are observed.
+        """Take the masks' predictions, before the step's tokens are observed.
 
         predicted, entropies: (masks,) of a step whose drafts were all accepted. bonus: its last token.
         """
@@ -82,7 +82,7 @@ class MaskDrafts:
         self._draft, self._predicted = self._predicted, NO_DRAFT
 
     def values(self, step_s: Callable[[int], float], limit: int) -> list[float]:
-        """Return what 0, 1, 2 ... masks in a step bring, in tokens of plain decoding.
+        """Return the tokens that 0, 1, 2 ... masks in a step bring, in tokens of plain decoding.
 
         step_s: seconds of a step of a width. limit: maximum masks.
         """
@@ -99,7 +99,7 @@ def _evidence(entropy: float, agrees: bool) -> tuple[int, float]:
 
 
 def mask_values(rates: Sequence[float], step_s: Callable[[int], float]) -> list[float]:
-    """Return what 0, 1, 2 ... masks are worth, in tokens: (predictions + 2,), never less for more masks.
+    """Return the worth of 0, 1, 2 ... masks, in tokens: (predictions + 2,), never less for more masks.
 
     A step without drafts that feeds w masks is followed by one with w - 1 drafts: with w masks again for as
     long as all drafts are accepted, or with none. The speed of the best such cycle, or of plain decoding if

@@ -120,7 +120,7 @@ class Proposers:
         return self.settings.num_draft_tokens
 
     def new_forecast(self) -> DraftForecast:
-        """Return what a new request may expect of the draft model."""
+        """Return a new request's forecast of the draft model."""
         return self._forecast(Acceptance(self.global_counts))
 
     def _forecast(self, acceptance: Acceptance) -> DraftForecast:

@@ -50,7 +50,7 @@ class NotSharedError(Exception):
 
 
 def read_once(load: Callable[[], Loaded]) -> tuple[Loaded, str]:
-    """Return what mlx-lm loads, and a digest of the file that its vocabulary is from; "" if it is not known.
+    """Return the tokenizer that mlx-lm loads, and a digest of its vocabulary's file; "" if that is unknown.
 
     For the only thread that loads models.
     load: loads a tokenizer, perhaps with its model. Called again in the usual way if it raises, as it does if

@@ -208,7 +208,7 @@ class Vocabulary:
         return ("",) if self.to_bytes(self._encode_raw("a")) == b"a" else ()
 
     def _encode_raw(self, text: str, adds_specials: bool = False) -> list[int]:
-        """Return whatever ids the tokenizer gives for text; none if it raises."""
+        """Return the ids that the tokenizer gives for text; none if it raises."""
         try:
             return list(self._backend.encode(text, add_special_tokens=adds_specials).ids)
         # A tokenizer may raise anything, such as for an unknown character without an unknown token.

@@ -15,7 +15,7 @@ from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
 from engine.model.loading import load_tokenizer
 from engine.request import GenerationRequest, Sampling
-from engine.scheduler.speculation import Planner
+from engine.scheduler.planner import Planner
 from engine.speculative import shared_table
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources, Proposers

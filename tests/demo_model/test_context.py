@@ -7,8 +7,8 @@ import pytest
 
 from config.settings import BUNDLED_MODEL, Settings
 from engine.kv_cache.rows import Sharing
+from engine.memory.making import make_memory_budget
 from engine.model.loading import make_loader
-from engine.scheduler.memory_budget import make_memory_budget
 
 AGENT_TOKENS = 36_305
 """Tokens of Claude Code's first prompt, in the bundled model's vocabulary."""

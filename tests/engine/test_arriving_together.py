@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.scheduler.step_clock import NUM_PLAIN
+from engine.device import NUM_PLAIN
 from engine.worker import MAX_TOGETHER_S, MAX_TOGETHER_STEPS
 from tests.engine.driven import Driven
 from tests.engine.support import make_loaded, oracle, prompt_of, request
@@ -28,7 +28,7 @@ def test_where_steps_take_long_prompts_may_take_longer_too() -> None:
     driven = Driven(make_loaded("gemma3_text"), max_rows=8)
     driven.worker.queue.prefiller.left_s = lambda: 2 * MAX_TOGETHER_S  # type: ignore[method-assign]
     for _ in range(NUM_PLAIN):
-        driven.worker.queue.prefiller.clock.note_plain(3 * MAX_TOGETHER_S / MAX_TOGETHER_STEPS)
+        driven.worker.device.note_plain(3 * MAX_TOGETHER_S / MAX_TOGETHER_STEPS)
     first = driven.ask(request(prompt_of(30), 40))
     driven.step_until(lambda: bool(driven.worker.members))
     driven.ask(request(prompt_of(25, 1), 4, name="later"))

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery
+from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, load_model
 from engine.request import Finished, GenerationRequest, Grammar, ThinkingBudget
-from engine.scheduler.memory_budget import MemoryBudget
 from engine.setup import FindHead
 from engine.speculative.proposers import DraftSources
 from tests.combinations import FAMILIES, every_kind_of_cache

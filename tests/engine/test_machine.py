@@ -18,10 +18,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine.device import Device
 from engine.kv_cache.rows import make_caches
 from engine.kv_cache.slices import cut_slice, take_state
 from engine.request import Failed, Finished, GenerationRequest
-from engine.scheduler.step_clock import StepClock
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
@@ -199,7 +199,7 @@ def test_any_order_of_events_leaves_nothing_behind(
     # Captured log records would keep the arrays on the stack of a fault alive.
     monkeypatch.setattr(logging.getLogger("reprise.engine"), "disabled", True)
     # How long a step takes must not decide what the next one does: Hypothesis tries the same order again.
-    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    monkeypatch.setattr(Device, "lap", lambda *_: None)
     machine: Callable[[], RuleBasedStateMachine] = type(
         "Machine", (Machine,), {"architecture": name, "draft": draft}
     )

@@ -107,5 +107,5 @@ def _damaged(path: Path, fault: Exception) -> ConvertError:
 
 
 def first_line(fault: Exception) -> str:
-    """Return what an error says, within a line."""
+    """Return an error's message, cut to one line."""
     return next(iter(str(fault).splitlines()), type(fault).__name__)[:120]

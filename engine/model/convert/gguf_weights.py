@@ -51,7 +51,7 @@ class Weight:
 
 
 def plan_weights(gguf: GgufFile, options: Options) -> list[Weight]:
-    """Say what becomes of every tensor. Raises ConvertError for one that the architecture does not have."""
+    """Plan the conversion of every tensor. Raises ConvertError for one that the architecture lacks."""
     names = find_architecture(gguf).names
     weights = []
     for tensor in gguf.tensors:

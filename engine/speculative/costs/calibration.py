@@ -127,7 +127,7 @@ class Calibration:
         self._end(time.perf_counter() - start_s)
 
     def _stages(self) -> list[tuple[int, list[int]]]:
-        """Return what is measured together, in this order: a number of rows, and widths."""
+        """Return the shapes that are measured together, in this order: a number of rows, and widths."""
         first = [width for width in self._widths if width in DECIDING_WIDTHS]
         rest = [width for width in self._widths if width not in DECIDING_WIDTHS]
         one, *more = self._rows
@@ -231,7 +231,7 @@ class Calibration:
         return table if len(table) > 1 else {}
 
     def _write(self) -> None:
-        """Keep what was measured so far on disk."""
+        """Write the costs measured so far to the disk."""
         if self._path is None:
             return
         found = [[rows, width, *astuple(each)] for (rows, width), each in self._measured.items()]

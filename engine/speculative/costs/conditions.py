@@ -32,7 +32,7 @@ def context_class(num_tokens: int) -> int:
 
 
 def sampling_class(request: GenerationRequest) -> int:
-    """Return what sampling a request's tokens takes, from GREEDY to MASKED."""
+    """Return how much work it is to sample a request's tokens, from GREEDY to MASKED."""
     s = request.sampling
     if request.grammar:
         return MASKED

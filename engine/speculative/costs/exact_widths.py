@@ -57,12 +57,12 @@ class Exactness:
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> "Exactness":
-        """Make it from what encode() returned. Raises TypeError or ValueError."""
+        """Decode the result of encode(). Raises TypeError or ValueError."""
         differing = {(int(rows), int(w)): tuple(map(str, found)) for rows, w, found in facts["differing"]}
         return cls(differing, tuple(map(int, facts["lengths"])))
 
     def encode(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Encode the exact widths as JSON values."""
         differing = [[rows, width, sorted(found)] for (rows, width), found in self.differing.items()]
         return {"differing": differing, "lengths": list(self.lengths)}
 
@@ -86,7 +86,7 @@ class Exactness:
         }
 
     def describe(self) -> str:
-        """Say which widths are exact, by number of rows: "1 row: 2, 3; 2 to 8 rows: none"."""
+        """Describe the exact widths by number of rows: "1 row: 2, 3; 2 to 8 rows: none"."""
         short, long = (self._describe(self.shapes(is_long)) for is_long in (False, True))
         return short if short == long else f"{short}. Beyond {SHORT_TOKENS} tokens: {long}"
 
@@ -255,13 +255,13 @@ def _lengths() -> Sequence[int]:
 
 
 def _trials(all_rows: Iterable[int], is_long: bool) -> list[tuple[int, bool]]:
-    """Return what is tried with contexts of a length: numbers of rows, and whether they are ragged."""
+    """Return the trials with contexts of a length: numbers of rows, and whether they are ragged."""
     tried = [rows for rows in all_rows if rows <= LONG_ROWS or not is_long]
     return [(rows, ragged) for rows, ragged in product(tried, (False, True)) if rows > 1 or not ragged]
 
 
 def _weight(num_fed: int, num_passes: int = 1) -> float:
-    """Return what forward passes take, each of which is fed num_fed tokens; 1 is a pass without any."""
+    """Return the time of forward passes of num_fed tokens each; 1 is a pass without any."""
     return num_passes * (1 + num_fed / TOKENS_PER_PASS)
 
 

@@ -178,7 +178,7 @@ class StepCosts:
         return self.trials.is_due(shape, is_guess=shape not in self.table.measured)
 
     def price(self, num_rows: int, width: int, under: Conditions = USUAL) -> StepPrice:
-        """Return what a step costs beside a plain one, and how that is known."""
+        """Return the cost of a step, beside that of a plain one, and how it is known."""
         step_s, shape = self.even_steps(num_rows, under), self._shape(num_rows, width)
         measured = self.table.measured.get(shape)
         return StepPrice(
@@ -259,7 +259,7 @@ class StepCosts:
         self._min_ratios: dict[tuple[int, Conditions], float] = {}
 
     def _shape(self, num_rows: int, widest: int) -> Shape:
-        """Return what a verification step is learned under: its widest row counts, rounded up to the grid."""
+        """Return the shape under which a step is learned: its widest row, rounded up to the grid."""
         widths = self.table.widths
         at = bisect_left(widths, widest)
         return num_rows, widths[at] if at < len(widths) else widest
@@ -279,7 +279,7 @@ class StepCosts:
         return len(widths) * max(widths) if self.batched else sum(widths)
 
     def _sum_s(self, widths: Sequence[int]) -> float:
-        """Return what steps with these widths cost by the table."""
+        """Return the cost of steps with these widths by the table."""
         if self.batched:
             return self.table.seconds(len(widths), max(widths))
         return sum(self.table.seconds(1, width) for width in widths)

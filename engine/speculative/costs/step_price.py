@@ -21,7 +21,7 @@ class StepPrice:
     measured_at: float | None = None
 
     def describe(self, now: float | None = None) -> str:
-        """Return it in words: "a step of 8 tokens costs 7.6 plain ones here (measured 3 minutes ago)".
+        """Describe it in words: "a step of 8 tokens costs 7.6 plain ones here (measured 3 minutes ago)".
 
         now: seconds since the epoch.
         """

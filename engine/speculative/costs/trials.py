@@ -30,7 +30,7 @@ class Trials:
         self._waiting: dict[Shape, _Waiting] = {}
 
     def is_due(self, shape: Shape, is_guess: bool) -> bool:
-        """Count a chance; return whether this one is to be taken.
+        """Count an opportunity for a trial; return whether to take it.
 
         is_guess: whether the cost of the shape was neither measured nor seen.
         """

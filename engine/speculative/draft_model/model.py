@@ -123,7 +123,7 @@ class DraftModel:
         self._rows[row].reader, self._rows[row].is_ready = None, False
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
-        """Keep what was read of a row that is about to be removed, so far as its ids are settled.
+        """Keep the settled part of a row's text that was read, before the row is removed.
 
         tokens: all committed tokens of the row.
         """

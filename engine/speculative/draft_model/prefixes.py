@@ -80,12 +80,12 @@ class DraftPrefixes:
         reader.keep_at = {at for at in wanted if at >= num_found + MIN_SAVED_IDS}
 
     def keep(self, reader: Reader, tokens: Sequence[int]) -> None:
-        """Keep what a reader's caches hold. tokens: all committed tokens of its sequence."""
+        """Keep a reader's caches as a prefix. tokens: all committed tokens of its sequence."""
         caches = reader.caches
         self._put(reader.computed_ids(tokens), partial(cut_slice, caches), partial(take_state, caches))
 
     def keep_row(self, ids: Sequence[int], row: int, rows: Rows) -> None:
-        """Keep what a row holds: these ids."""
+        """Keep a row's caches as a prefix of these ids."""
         self._put(ids, partial(rows.kv_slice, row), partial(rows.state, row))
 
     def _put(self, ids: Sequence[int], cut: CutSlice, take: Callable[[], State]) -> None:

@@ -229,7 +229,7 @@ class HeadDrafter:
         self._rows[row] = HeadRow(None)
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
-        """Keep what was read of a row that is about to be removed, and the states that are left to read.
+        """Keep the part of a row's text that was read, before the row is removed, and the states behind it.
 
         tokens: all committed tokens of the row.
         """
@@ -319,7 +319,7 @@ class HeadDrafter:
         return DraftWork(1 + max(backlogs), num if any(drafting) else 0, lacking, translated)
 
     def _shorten(self, row: int, reader: HeadReader, bounds: Bounds) -> None:
-        """Drop what a row holds between the bounds; what comes after stands that much earlier."""
+        """Drop a row's positions between the bounds; those after them move up."""
         held, num_kept = self.rows.lengths[row], bounds.sink + bounds.window
         last = bounds.move(self.rows.kv_slice(row, held - bounds.window, held), held - num_kept)
         kept = [self.rows.kv_slice(row, 0, bounds.sink), last]

@@ -45,7 +45,7 @@ class Family:
         return () if self.reads_normed else (int(config["num_hidden_layers"]) - 1,)
 
     def make_args(self, config: Mapping[str, Any]) -> Any:
-        """Return a configuration as mlx-lm has it. Raises whatever it raises, TypeError if fields lack."""
+        """Return a configuration as mlx-lm has it. Raises mlx-lm's exceptions, TypeError without a field."""
         # mlx-lm renames entries of what it is given.
         copied = deepcopy(dict(config))
         return getattr(import_module(f"mlx_lm.models.{self.module}"), self.args).from_dict(copied)

@@ -158,7 +158,7 @@ class _Body:
 
 
 def find_ends(model: Any) -> TargetEnds:
-    """Return the ends of a model of mlx-lm, with whatever it does to its embeddings and logits.
+    """Return the ends of a model of mlx-lm, with all that it does to its embeddings and logits.
 
     Raises ValueError if the model's embedding, layers or body are not named as usual in mlx-lm.
     """
@@ -204,7 +204,7 @@ class _FirstLayer:
 
 
 def _enter(body: Any, ids: mx.array) -> mx.array:
-    """Return what a body's first layer is given for ids (rows, width): (rows, width, hidden)."""
+    """Return the input of a body's first layer for ids (rows, width): (rows, width, hidden)."""
     layers = body["layers"]
     first = layers[0]
     layers[0] = _FirstLayer(first)

@@ -68,7 +68,7 @@ class MTPHead(Module):
         return mx.concatenate(drafted, axis=1)
 
     def _apply(self, states: mx.array, following: mx.array, cache: Any) -> mx.array:
-        """Return what the layer makes of states and the tokens after them: (rows, width, hidden)."""
+        """Return the layer's output for states and the tokens after them: (rows, width, hidden)."""
         embedded = self._ends.embed(following)
         if self._family.hides_first:
             offset = cache.offset

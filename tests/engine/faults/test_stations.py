@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from drafters.base import Draft, DraftQuery
+from engine.device import Device
 from engine.engine import Engine
 from engine.kv_cache.rows import BatchedRows, SeparateRows
+from engine.memory import prefill_budget
+from engine.memory.budget import MemoryBudget
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import DraftChoice, EngineError, Event, Failed, Finished, GenerationRequest
 from engine.sampling.sampler import Sampler
-from engine.scheduler import prefill_budget
-from engine.scheduler.memory_budget import MemoryBudget
+from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
-from engine.scheduler.speculation import Planner
-from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
 from engine.speculative import verify
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
@@ -45,9 +45,9 @@ EVERYWHERE: dict[str, tuple[Any, str]] = {
     "plan": (Planner, "plan"),
     "propose": (SequenceDrafts, "propose"),
     "sample": (Sampler, "sample"),
-    "verification step": (verify, "verify_drafts"),
+    "verification step": (verify, "feed_drafts"),
     "charge": (SlowdownBudget, "charge"),
-    "clock": (StepClock, "lap"),
+    "clock": (Device, "lap"),
     "commit": (Sequence, "commit"),
     "detokenize": (Detokenizer, "add"),
     "last characters": (Detokenizer, "finish"),

@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 
 from config.settings import Settings
+from engine.memory import making
 from engine.model import loading
 from engine.model.findings import Findings
 from engine.model.loading import LoadedModel
-from engine.scheduler import memory_budget
 from engine.setup import TRIALS, flat_costs, make_worker
 from engine.speculative.costs import exact_widths
 from tests.engine.support import make_loaded
@@ -20,7 +20,7 @@ TRIED = (
     (loading, "find_sharing"),
     (loading, "rollback_fault"),
     (loading, "prefix_fault"),
-    (memory_budget, "measure"),
+    (making, "measure"),
 )
 UNUSABLE = b'{"sharing, None bits": "all", "footprint, None bits, batched": 1}'
 
@@ -58,7 +58,7 @@ def test_the_next_start_tries_nothing_and_finds_the_same(tmp_path: Path, tried: 
     second = start(tmp_path)
     assert tried == []
     assert second.info == first.info
-    footprints = [memory_budget._find_footprint(one, None, True) for one in (first, second)]
+    footprints = [making._find_footprint(one, None, True) for one in (first, second)]
     assert footprints[0] == footprints[1]
 
 

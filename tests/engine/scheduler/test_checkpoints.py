@@ -210,7 +210,7 @@ def test_a_restart_finds_the_head_and_the_whole_prompt_in_files(name: str, tmp_p
 def test_state_is_kept_in_the_same_pass_with_few_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count what a prompt computes that nothing is shared with, with a cache and without."""
     # No chunk is smaller because the machine is slow.
-    monkeypatch.setattr("engine.scheduler.prefill_budget.ALONE_S", 1e9)
+    monkeypatch.setattr("engine.memory.prefill_budget.ALONE_S", 1e9)
     loaded = loaded_once(name)
     asked = session(*(message(70, at, at % 2 == 0) for at in range(20)), max_tokens=1)
     counts = []
@@ -239,11 +239,11 @@ def test_a_prompt_is_cut_for_later_ones_only_as_far_as_its_time_allows() -> None
         model = Counting(loaded.model)
         engine = Driven(replace(loaded, model=model), prefix_cache_bytes=2**26)
         prefiller = engine.worker.queue.prefiller
-        prefiller.clock.note_plain(0.001)
+        prefiller.device.note_plain(0.001)
         engine.ask(request(prompt_of(64, 5), 1, name="learn"))
         engine.finish()
         for _ in range(9):
-            prefiller.clock.note_plain(plain_s)
+            prefiller.device.note_plain(plain_s)
         model.widths.clear()
         turns = [message(100, at, at % 2 == 0) for at in range(40)]
         engine.ask(session(*turns, max_tokens=1))

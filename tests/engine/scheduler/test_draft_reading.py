@@ -10,12 +10,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from engine.device import Device
+from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel
 from engine.request import DraftChoice, Finished, GenerationRequest
 from engine.scheduler import draft_reading
 from engine.scheduler.draft_reading import Pace
-from engine.scheduler.memory_budget import MemoryBudget
-from engine.scheduler.step_clock import StepClock
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.draft_model.reader import DraftReader
@@ -127,7 +127,7 @@ def make_draft(name: str, is_foreign: bool) -> LoadedModel:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps take what the flat costs say, and drafts of a random model are tried again and again."""
-    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    monkeypatch.setattr(Device, "lap", lambda *_: None)
     monkeypatch.setattr(DraftForecast, "rate", 0.9)
 
 

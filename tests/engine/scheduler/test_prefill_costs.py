@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from config.settings import SETTINGS
-from engine.scheduler.prefill_budget import STALL_STEPS, PrefillLimits, plan_prefill
+from engine.memory.prefill_budget import STALL_STEPS, PrefillLimits, plan_prefill
 from engine.scheduler.prefill_costs import PrefillCosts
 
 MAX_STALL_MS = 50.0

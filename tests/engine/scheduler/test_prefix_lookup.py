@@ -13,11 +13,11 @@ from config.settings import Settings
 from engine.kv_cache.probes import find_sharing
 from engine.kv_cache.rows import make_caches
 from engine.kv_cache.slices import KVSlice, State, rebuild
+from engine.memory.making import make_memory_budget
 from engine.prefix_cache import block_hashes
 from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.grammar import Grammars
 from engine.scheduler import prefix_lookup
-from engine.scheduler.memory_budget import make_memory_budget
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.sequence import Sequence
 from engine.text.templates.message_openings import MessageOpenings

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.scheduler import memory_budget
-from engine.scheduler.memory_budget import Estimate
+from engine.memory import estimate
+from engine.memory.estimate import Estimate
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of, request
 
@@ -108,7 +108,7 @@ def test_memory_is_estimated_once_for_all_prompts_that_do_not_fit(monkeypatch: p
     driven.worker.queue.memory_budget.room_bytes = 1
     driven.worker.step()
     assert len(driven.worker.running) == 1
-    monkeypatch.setattr(memory_budget, "Estimate", count)
+    monkeypatch.setattr(estimate, "Estimate", count)
     for _ in range(10):
         driven.worker.step()
     # The other estimate of each step is make_room()'s.

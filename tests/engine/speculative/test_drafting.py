@@ -13,10 +13,10 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from drafters.repetition import score_in_slices
+from engine.device import Device
 from engine.engine import Engine
 from engine.kv_cache import sliding_window
 from engine.request import Delta, DraftChoice, DraftType, GenerationRequest
-from engine.scheduler.step_clock import StepClock
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from engine.speculative.costs.step_costs import StepCosts
@@ -217,7 +217,7 @@ def test_a_draft_model_with_windows_goes_back_over_many_forwards(
 ) -> None:
     # The drafts of a random model are never accepted, so it would soon not be used any more.
     monkeypatch.setattr(DraftForecast, "rate", 0.9)
-    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    monkeypatch.setattr(Device, "lap", lambda *_: None)
     # The draft model's buffer fills up in the middle of a draft, just after a place up to which it is cut.
     monkeypatch.setattr(sliding_window, "SLACK_TOKENS", 32)
     asked = [request(prompt_of(52, 52), 60)]
@@ -338,7 +338,7 @@ def test_the_bound_holds_although_a_recurrent_row_feeds_accepted_tokens_again(
     charge = SlowdownBudget.charge
     monkeypatch.setattr(SlowdownBudget, "charge", watch)
     monkeypatch.setattr(Acceptance, "rate", lambda *_: 0.95)
-    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    monkeypatch.setattr(Device, "lap", lambda *_: None)
     engine = start_engine(
         "mamba2",
         make_sources=sources(FirstOnly({asked.prompt: answer}, 1.0)),

@@ -19,7 +19,7 @@ from engine.speculative.costs.conditions import USUAL
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
-from engine.speculative.streaming_window import Filled, Window
+from engine.speculative.window import Filled, Window
 from tests.drafters.fakes import Coin, Liar, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery
+from engine.device import Device
 from engine.request import DraftChoice, DraftingReport, GenerationRequest
-from engine.scheduler.speculation import Planner
-from engine.scheduler.step_clock import StepClock
+from engine.scheduler.planner import Planner
 from engine.setup import MakeSources
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.costs.step_costs import StepCosts
@@ -70,7 +70,7 @@ def test_nothing_matched(start_engine: StartEngine) -> None:
 
 
 def test_drafts_are_seldom_accepted(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    monkeypatch.setattr(Device, "lap", lambda *_: None)
     costs = StepCosts({(1, 1): 1.0, (1, 2): 1.6, (1, 8): 2.0}, is_learned=False)
     report = report_of(start_engine, Liar, costs=costs)
     assert main_reason(report) == UNLIKELY
@@ -98,7 +98,7 @@ def test_a_step_is_dear_where_another_row_has_nothing_to_draft(start_engine: Sta
 def test_the_budget_is_spent(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many drafts are rejected, these seem to be worth verifying."""
     monkeypatch.setattr(Acceptance, "rate", lambda *_: 0.95)
-    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    monkeypatch.setattr(Device, "lap", lambda *_: None)
     costs = StepCosts({(1, 1): 1.0, (1, 8): 2.0}, is_learned=False)
     report = report_of(start_engine, Liar, costs=costs, draft_overhead=0.0)
     assert main_reason(report) == SPENT

@@ -11,7 +11,7 @@ import pytest
 from config.settings import Settings
 from drafters.base import Draft
 from engine.request import DraftChoice, GenerationRequest, Sampling
-from engine.scheduler.speculation import Planner
+from engine.scheduler.planner import Planner
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
 from engine.speculative.costs.exact_widths import LONG, SHORT_TOKENS, Exactness
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
@@ -395,11 +395,12 @@ def test_drafts_are_cut_to_the_widest_exact_width() -> None:
     exact = Exactness({(2, 3): (), (2, 6): (), (1, 4): (LONG,)})
     planner = Planner(StepCosts(TARGET), exact)
     inputs = [RowInput(1, 9, (2, 3, 4, 5)), RowInput(1, 9, (2,))]
-    assert [row_input.width for row_input in planner.without_inexact(inputs)] == [3, 2]
+    assert [row_input.width for row_input in planner.widths.without_inexact(inputs)] == [3, 2]
     assert [
-        row_input.width for row_input in planner.without_inexact([RowInput(1, 9, (2,)), RowInput(1, 9)])
+        row_input.width
+        for row_input in planner.widths.without_inexact([RowInput(1, 9, (2,)), RowInput(1, 9)])
     ] == [1, 1]
     planner.costs.batched = False
-    assert [row_input.width for row_input in planner.without_inexact(inputs)] == [4, 1]
+    assert [row_input.width for row_input in planner.widths.without_inexact(inputs)] == [4, 1]
     far = [replace(row_input, position=2 * SHORT_TOKENS) for row_input in inputs]
-    assert [row_input.width for row_input in planner.without_inexact(far)] == [1, 1]
+    assert [row_input.width for row_input in planner.widths.without_inexact(far)] == [1, 1]

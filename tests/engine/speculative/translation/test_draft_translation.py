@@ -10,12 +10,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.device import Device
 from engine.engine import Engine
+from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError, describe
 from engine.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.sampling.sampler import RowSampling, Sampler
-from engine.scheduler.memory_budget import MemoryBudget
-from engine.scheduler.step_clock import StepClock
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.proposers import DraftSources
@@ -43,7 +43,7 @@ def make_foreign(name: str, kind: str = "sentencepiece-first", context: int | No
 def start(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     """Start engines that keep asking the draft model, although drafts of a random one are never accepted."""
     monkeypatch.setattr(DraftForecast, "rate", 0.9)
-    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    monkeypatch.setattr(Device, "lap", lambda *_: None)
 
     def start(name: str, make_draft: Callable[[], LoadedModel], **settings: Any) -> Engine:
         given = {"draft_type": "draft-model", "num_draft_tokens": 4, "prefill_chunk_tokens": 16} | settings

@@ -8,8 +8,8 @@ import pytest
 
 from config.settings import Settings
 from engine.kv_cache.rows import Sharing
+from engine.memory.making import make_memory_budget
 from engine.model.loading import ModelError
-from engine.scheduler.memory_budget import make_memory_budget
 from tests.engine.driven import loaded_once
 
 MEBI = 2**20

@@ -6,10 +6,11 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 from drafters.base import NO_DRAFT
+from engine.scheduler.candidate_widths import CandidateWidths
 from engine.sequence import Sequence
 from engine.speculative.accounts import StepAccounts
 from engine.speculative.costs.conditions import USUAL, Conditions, context_class
-from engine.speculative.costs.exact_widths import SHORT_TOKENS, Exactness
+from engine.speculative.costs.exact_widths import Exactness
 from engine.speculative.costs.slowdown_budget import LOW_STEPS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.costs.step_price import StepPrice
@@ -33,6 +34,7 @@ from engine.speculative.draft_model.forecast import (
 from engine.speculative.draft_stats import DEAR, INEXACT, SPENT, UNLIKELY, UNMATCHED, UNREAD
 from engine.speculative.mask_drafts import add_masks
 from engine.speculative.verify import RowInput
+from engine.speculative.window import WindowInput
 from engine.stations import spend
 
 MODEL_DOUBT = 2.0
@@ -59,6 +61,7 @@ class Planner:
     model_costs: costs of the draft model's part of a step; None without a draft model.
     replays: whether accepted tokens are fed again after a rejection, because of recurrent state.
 
+    widths: those that a step may have.
     accounts: learns what steps took, and charges them to the rows' slowdown budgets.
     num_plain_probes: plain steps taken only to learn what they cost.
     """
@@ -70,17 +73,12 @@ class Planner:
         model_costs: DraftModelCosts | None = None,
     ) -> None:
         self.costs = costs
-        # By whether contexts are long.
-        self._exact_shapes = None if exact is None else [exact.shapes(is_long) for is_long in (False, True)]
+        self.widths = CandidateWidths(costs, exact)
         self.model_costs = model_costs
         self.accounts = StepAccounts(costs, model_costs)
         self.num_plain_probes = 0
-        # See _measured_widths().
-        self._measured: dict[tuple[int, int, bool], list[int]] = {}
-        # Of the step that is being planned: its conditions, whether contexts are long, and the maximum
-        # seconds that budgets allow it.
+        # Of the step that is being planned: its conditions, and the maximum seconds that budgets allow it.
         self._under = USUAL
-        self._is_long = False
         self._left_s = math.inf
 
     def conditions(self, members: SequenceOf[Sequence]) -> Conditions:
@@ -95,7 +93,7 @@ class Planner:
         return self.model_costs.seconds(num_rows, num_fed, num_drafted, self._under)
 
     def model_token_steps(self, num_rows: int) -> float | None:
-        """Return what a token of the draft model is believed to cost, in plain steps; None of a head."""
+        """Return the believed cost of a draft model's token, in plain steps; None of a head."""
         plain_s = self.costs.least_plain_s(num_rows, self._under)
         if not plain_s or self.model_costs is None or isinstance(self.model_costs.alone, ShareOfTarget):
             return None
@@ -109,8 +107,7 @@ class Planner:
         if not any(s.drafts and s.drafts.can_draft for s in members):
             return []
         self._under = self.conditions(members)
-        if self._exact_shapes is not None:
-            self._is_long = max([len(s.tokens) for s in members]) + self.costs.widths[-1] > SHORT_TOKENS
+        self.widths.note_longest(max([len(s.tokens) for s in members]))
         plain_s = self.costs.least_plain_s(len(members), self._under) or math.inf
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
         self._left_s = min([budget.left_s(plain_s) for budget in budgets], default=math.inf)
@@ -162,11 +159,11 @@ class Planner:
             # Most drafts pay, or do not, whatever is done where they become less certain.
             widest = len(estimate.expected)
             if (measured := demands.get(widest)) is None:
-                measured = demands[widest] = find_demands(self._measured_widths(num_rows, widest), step_s)
+                measured = demands[widest] = find_demands(self.widths.measured(num_rows, widest), step_s)
             if meets_any(estimate, measured):
                 return True
             return bool(estimate.stops) and meets_any(
-                estimate, find_demands(self._widths([estimate], num_rows), step_s)
+                estimate, find_demands(self.widths.candidates([estimate], num_rows), step_s)
             )
 
         return is_worth
@@ -240,7 +237,7 @@ class Planner:
             work = PlannedDraft.of_row(forecast, estimate, width - 1)
             return self._spread_s(num_rows, work) + even_s(width)
 
-        width = choose_width([estimate], self._widths([estimate], num_rows), step_s, lambda _: True)
+        width = choose_width([estimate], self.widths.candidates([estimate], num_rows), step_s, lambda _: True)
         return replace(estimate, expected=estimate.expected[:width])
 
     def _note_undrafted(self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]) -> None:
@@ -259,7 +256,7 @@ class Planner:
                 draft, rate = s.drafts.best
                 num_tokens = len(draft.tokens)
                 reason = DEAR if _is_likely(rate, num_tokens) else UNLIKELY
-                if not self._measured_widths(len(members), 1 + num_tokens):
+                if not self.widths.measured(len(members), 1 + num_tokens):
                     reason = INEXACT
             elif s.drafts.can_ask_model:
                 reason = DEAR if _is_likely(s.drafts.forecast.rate, 1) else UNLIKELY
@@ -270,7 +267,7 @@ class Planner:
             s.drafts.counts.add_undrafted(reason, price)
 
     def _price(self, num_rows: int, num_tokens: int) -> StepPrice | None:
-        """Return what a step costs that verifies a draft of so many tokens.
+        """Return the cost of a step that verifies a draft of so many tokens.
 
         None without any: the draft model makes its tokens later, and most of their cost is its own.
         """
@@ -308,7 +305,7 @@ class Planner:
         best = HOPE * promise(chosen) / step_s(chosen)
         hoped = {
             width: promise(width) / least_s(width)
-            for width in self._measured_widths(num_rows, widest)
+            for width in self.widths.measured(num_rows, widest)
             if width != chosen and promise(width) >= STRONG * sum([1 + _num_text(e, width) for e in tried])
         }
         due = [w for w, speed in hoped.items() if speed > best and self.costs.is_trial_due(num_rows, w)]
@@ -338,7 +335,7 @@ class Planner:
                 _probe_of(s, num_tokens) if s in able else estimate
                 for s, estimate in zip(members, estimates, strict=True)
             ]
-            widths = self._widths(tried, num_rows)
+            widths = self.widths.candidates(tried, num_rows)
             if widths and self._make_check(members, tried)(widths[-1]):
                 return tried, widths[-1]
         else:
@@ -364,7 +361,10 @@ class Planner:
             return step_s
 
         return choose_width(
-            estimates, self._widths(estimates, num_rows), step_s, self._make_check(members, estimates)
+            estimates,
+            self.widths.candidates(estimates, num_rows),
+            step_s,
+            self._make_check(members, estimates),
         )
 
     def _is_model_asked(self, estimates: SequenceOf[DraftEstimate]) -> bool:
@@ -400,58 +400,6 @@ class Planner:
         """Return the seconds of the draft model's part of a step, with this step's share of catching up."""
         steady_s = self.model_s(num_rows, min(work.num_fed, STEADY_FED), work.num_drafted)
         return steady_s + work.share * (self.model_s(num_rows, work.num_fed, work.num_drafted) - steady_s)
-
-    def without_inexact(self, inputs: SequenceOf[RowInput]) -> list[RowInput]:
-        """In exact mode, cut drafts if a forward pass would have a width that is not known to be exact.
-
-        That happens when the draft model drafted less than planned.
-        """
-        if self._exact_shapes is None:
-            return list(inputs)
-        longest = max([row_input.position for row_input in inputs])
-        self._is_long = longest + self.costs.widths[-1] > SHORT_TOKENS
-        if self.costs.batched:
-            return self._cut(inputs)
-        return [self._cut([row_input])[0] for row_input in inputs]
-
-    def _cut(self, inputs: SequenceOf[RowInput]) -> list[RowInput]:
-        """Cut the drafts of one forward pass to its widest exact width; drop them if no width is exact."""
-        widest = max(row_input.width for row_input in inputs)
-        width = max(self._exact(list(range(2, widest + 1)), len(inputs)), default=1)
-        if width == widest:
-            return list(inputs)
-        cut = []
-        for row_input in inputs:
-            draft = row_input.draft[: width - 1]
-            source = row_input.source if draft else NO_DRAFT
-            mask_tokens = row_input.mask_tokens[: width - 1 - len(draft)]
-            cut.append(RowInput(row_input.newest, row_input.position, draft, source, mask_tokens=mask_tokens))
-        return cut
-
-    def _widths(self, estimates: SequenceOf[DraftEstimate], num_rows: int) -> list[int]:
-        """Return the candidate widths: those measured, and those where a draft becomes less certain."""
-        widest = max([len(estimate.expected) for estimate in estimates])
-        stops = {1 + stop for estimate in estimates for stop in estimate.stops}
-        measured = self._measured_widths(num_rows, widest)
-        if not stops:
-            return measured
-        return sorted({*measured, *self._exact([w for w in stops if 1 < w < widest], num_rows)})
-
-    def _measured_widths(self, num_rows: int, widest: int) -> list[int]:
-        """Return the candidate widths where no draft becomes less certain halfway."""
-        asked = num_rows, widest, self._is_long
-        if (found := self._measured.get(asked)) is None:
-            widths = [*(w for w in self.costs.widths if 1 < w < widest), *{widest} - {1}]
-            found = self._measured[asked] = self._exact(widths, num_rows)
-        return found
-
-    def _exact(self, widths: list[int], num_rows: int) -> list[int]:
-        """Return those of the widths that are allowed in exact mode."""
-        if self._exact_shapes is None:
-            return widths
-        # Rows with a forward pass each are as exact as a single row.
-        together = num_rows if self.costs.batched else 1
-        return [width for width in widths if (together, width) in self._exact_shapes[self._is_long]]
 
 
 def _note_spent(members: SequenceOf[Sequence]) -> None:
@@ -511,13 +459,13 @@ def without_drafts(members: SequenceOf[Sequence]) -> list[RowInput]:
     return [RowInput(s.tokens[-1], len(s.tokens)) for s in members]
 
 
-def streaming_input(s: Sequence, num_held: int) -> RowInput:
-    """Return the input of a row that streams. num_held: tokens in its cache, fewer than it has."""
+def window_input(s: Sequence, num_held: int) -> WindowInput:
+    """Return the input of a row with a window. num_held: tokens in its cache, fewer than it has."""
     assert s.window
     # Under a grammar a hole can only be filled once all tokens before it are known.
     size = 1 if s.matcher else s.window.settings.window_size
     window, pending = s.window.widen(size), s.tokens[num_held:]
-    return RowInput(s.tokens[-1], len(s.tokens), window=window, pending=pending)
+    return WindowInput(s.tokens[-1], len(s.tokens), window=window, pending=pending)
 
 
 def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:

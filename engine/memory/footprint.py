@@ -2,7 +2,7 @@
 
 MLX dispatches operations ahead of the device, and keeps what they used until they have run. How far it gets
 is a matter of timing. So forward passes are measured under a memory limit of 0, where MLX waits after nearly
-every operation: that is what they need. memory_budget.py limits how far MLX may run ahead.
+every operation: that is what they need. budget.py limits how far MLX may run ahead.
 """
 
 from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ class Footprint:
         return sum(each * cells(window) for each, window in self.windows)
 
     def growth_bytes(self, num_cells: int, window_cells: Cells) -> int:
-        """Return what the growth of buffers takes besides those that have grown.
+        """Return the bytes that growing buffers take beside the grown ones, while both exist.
 
         Layers grow one after the other, and each has its old and its new buffer for a moment.
         num_cells: slots times columns of the buffers that keep all tokens.

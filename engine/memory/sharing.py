@@ -38,7 +38,7 @@ class SharedMemory:
         self._unload = unload
 
     def beside(self, holder: Holder | None) -> int:
-        """Return what all others than this one hold."""
+        """Return the bytes that all other models hold."""
         return self.loading_bytes + sum(one.held_bytes for one in self.holders if one is not holder)
 
     def make_room(self, num_bytes: int, holder: Holder | None = None) -> bool:

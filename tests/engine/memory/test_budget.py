@@ -14,10 +14,11 @@ from engine.kv_cache.per_row import leaves
 from engine.kv_cache.probes import find_sharing
 from engine.kv_cache.rows import Sharing
 from engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
+from engine.memory import budget as memory_budget
+from engine.memory import demands, estimate, footprint, making, prefill_budget
+from engine.memory.footprint import Footprint
 from engine.model.loading import LoadedModel, ModelError, describe
 from engine.request import GenerationRequest
-from engine.scheduler import footprint, memory_budget, prefill_budget
-from engine.scheduler.footprint import Footprint
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar, scored
 from tests.engine.driven import Driven, expected_tokens
@@ -41,9 +42,10 @@ def limit_of_mlx() -> Iterator[None]:
 @pytest.fixture
 def free_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling takes no memory. Estimates for requests that are not known yet assume the most of it."""
-    monkeypatch.setattr(memory_budget, "sampling_bytes", lambda *_: 0)
-    for name in ("PENALTY_BYTES", "BIAS_BYTES", "PROMPT_LOGPROBS_CHUNK"):
-        monkeypatch.setattr(memory_budget, name, 0)
+    monkeypatch.setattr(estimate, "sampling_bytes", lambda *_: 0)
+    monkeypatch.setattr(estimate, "PROMPT_LOGPROBS_CHUNK", 0)
+    for name in ("PENALTY_BYTES", "BIAS_BYTES"):
+        monkeypatch.setattr(demands, name, 0)
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def free_forwards(monkeypatch: pytest.MonkeyPatch, free_sampling: None) -> None:
         measured = footprint.measure(model, kv_bits, batched)
         return replace(measured, layer_bytes=0, fed_bytes=0, seen_bytes=0.0, logits_bytes=0)
 
-    monkeypatch.setattr(memory_budget, "measure", measure)
+    monkeypatch.setattr(making, "measure", measure)
     monkeypatch.setattr(memory_budget, "ANSWER_TOKENS", 16)
 
 
@@ -71,7 +73,7 @@ def memory_for(loaded: LoadedModel, num_tokens: int) -> int:
     """Return just enough memory for one sequence of that length."""
     settings = Settings(memory_bytes=ROOMY)
     batched = find_sharing(loaded.model)
-    budget = memory_budget.make_memory_budget(loaded, settings, batched, None, may_draft=False)
+    budget = making.make_memory_budget(loaded, settings, batched, None, may_draft=False)
     return loaded.info.weight_bytes + budget.bytes_alone(num_tokens)
 
 
@@ -254,7 +256,7 @@ def test_with_memory_enough_the_context_is_the_model_s_own() -> None:
 def test_memory_that_holds_no_row_is_reported_before_the_first_request() -> None:
     loaded = make_loaded("llama")
     with pytest.raises(ModelError, match=r"no room for a row of llama.*takes [\d.]+ MiB"):
-        memory_budget.make_memory_budget(
+        making.make_memory_budget(
             loaded, Settings(memory_bytes=loaded.info.weight_bytes), Sharing.GROUPS, None
         )
 
@@ -264,7 +266,7 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
     loaded = loaded_wide()
     needed = memory_for(loaded, 512)
     with pytest.raises(ModelError, match=r"--max-context-tokens 1024 takes .* MiB.*hold \d+ tokens"):
-        memory_budget.make_memory_budget(
+        making.make_memory_budget(
             loaded, Settings(memory_bytes=needed, max_context_tokens=1024), Sharing.GROUPS, None
         )
 

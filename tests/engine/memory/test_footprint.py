@@ -5,7 +5,7 @@ import pytest
 
 from engine.kv_cache.per_row import arrays_of, leaves, make_caches
 from engine.kv_cache.rows import evaluate
-from engine.scheduler.footprint import Footprint, measure
+from engine.memory.footprint import Footprint, measure
 from tests.engine.support import CONFIGS, make_model
 
 CHUNK = 64

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduler.prefill_budget import (
+from engine.memory.prefill_budget import (
     ALONE_S,
     MIN_CHUNK_TOKENS,
     PrefillLimits,

@@ -15,12 +15,14 @@ Source: WeDLM (arXiv:2512.22737), algorithm 1. A mask says what tokens see; ther
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from engine.kv_cache.columns import Ranks
 from engine.request import Streaming
 from engine.sampling.grammar import Mask
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.sampler import Draw
+from engine.speculative.verify import Asked, Outcome, RowInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Window:
     places: tuple[Filled | None, ...] = ()
 
     def widen(self, size: int) -> "Window":
-        """Return this window with holes behind it, up to size places."""
+        """Return a copy of the window with holes behind it, up to size places."""
         return replace(self, places=(*self.places, *[None] * (size - len(self.places))))
 
     @property
@@ -117,3 +119,60 @@ class Window:
         if settings.has_anchor:
             return sorted({0, *sure})
         return sure or [costs.index(min(costs))]
+
+
+@dataclass(slots=True)
+class WindowInput(RowInput):
+    """What a step feeds for a row with a window: the text that its cache lacks, and the window behind it.
+
+    pending: the committed tokens that the cache lacks, the newest last.
+    """
+
+    window: Window = field(kw_only=True)
+    pending: Sequence[int] = field(kw_only=True)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens to feed."""
+        return [*self.pending, *self.window.tokens]
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Which of these tokens see which."""
+        return self.window.ranks(len(self.pending))
+
+    @property
+    def width(self) -> int:
+        """Number of tokens fed."""
+        return len(self.pending) + len(self.window.places)
+
+    @property
+    def least_width(self) -> int:
+        """The same: its window is no draft."""
+        return self.width
+
+    def ask(self, row: int, num_top: int | None) -> Asked:
+        """Ask for a token for each hole."""
+        places = self.window.logits_at(len(self.pending))
+        return Asked(
+            self.window.draws(row, self.masks),
+            [self.position + hole for hole in self.window.holes],
+            places,
+            [num_top] * len(places),
+            places,
+        )
+
+    def conclude(
+        self, sampled: list[int], likelihoods: list[Likelihood | None], entropies: list[float]
+    ) -> "WindowOutcome":
+        """Conclude the row's step: it commits the tokens that are settled now. Arguments: of its holes."""
+        settled, window = self.window.fill(sampled, entropies, likelihoods)
+        tokens, found = [one.token for one in settled], [one.likelihood for one in settled]
+        return WindowOutcome(self, tokens, found, len(self.pending) - (not tokens), window=window)
+
+
+@dataclass(slots=True)
+class WindowOutcome(Outcome):
+    """What a row with a window commits. window: what stands right of it."""
+
+    window: Window = field(kw_only=True)

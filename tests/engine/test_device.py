@@ -6,9 +6,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.scheduler.prefill_budget import MIN_CHUNK_TOKENS
+from engine.device import Device
+from engine.memory.prefill_budget import MIN_CHUNK_TOKENS
 from engine.scheduler.prefill_costs import PrefillCosts
-from engine.scheduler.step_clock import StepClock
 from engine.speculative.proposers import DraftSources
 from tests.clock import Clock
 from tests.drafters.fakes import Coin, scored
@@ -19,12 +19,12 @@ from tests.engine.support import make_loaded, prompt_of, request
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr("engine.scheduler.step_clock.perf_counter", clock)
+    monkeypatch.setattr("engine.device.perf_counter", clock)
     return clock
 
 
 def test_other_work_is_not_part_of_a_step(clock: Clock) -> None:
-    timed, taken = StepClock(), []
+    timed, taken = Device(), []
     timed.lap()
     clock.now += 3
     assert timed.lap() == 3
@@ -37,7 +37,7 @@ def test_other_work_is_not_part_of_a_step(clock: Clock) -> None:
 
 
 def test_earlier_work_is_waited_for_before_other_work_is_dispatched(clock: Clock) -> None:
-    timed, taken = StepClock(), []
+    timed, taken = Device(), []
     for seconds in (2, 5):
         timed.dispatch([mx.zeros(3)], taken.append, fail)
         clock.now += seconds
@@ -46,7 +46,7 @@ def test_earlier_work_is_waited_for_before_other_work_is_dispatched(clock: Clock
 
 
 def test_time_in_which_the_device_was_idle_is_not_counted(clock: Clock) -> None:
-    timed, taken = StepClock(), []
+    timed, taken = Device(), []
     timed.lap()
     clock.now += 60
     timed.dispatch([mx.zeros(3)], taken.append, fail)
@@ -56,7 +56,7 @@ def test_time_in_which_the_device_was_idle_is_not_counted(clock: Clock) -> None:
 
 
 def test_after_a_reset_nothing_in_flight_is_measured(clock: Clock) -> None:
-    timed, taken = StepClock(), []
+    timed, taken = Device(), []
     timed.dispatch([mx.zeros(3)], taken.append, fail)
     timed.reset()
     assert timed.lap() is None
@@ -67,7 +67,7 @@ def test_after_a_reset_nothing_in_flight_is_measured(clock: Clock) -> None:
 
 
 def test_steps_that_contain_something_else_are_not_measured_but_chunks_are(clock: Clock) -> None:
-    timed, taken = StepClock(), []
+    timed, taken = Device(), []
     timed.lap()
     timed.dispatch([mx.zeros(3)], taken.append, fail)
     timed.skip_steps(1)
@@ -83,7 +83,7 @@ def test_a_fault_in_other_work_is_told_to_its_owner_once() -> None:
     def fail_to_read(_: float | None) -> None:
         raise ValueError("odd")
 
-    timed, faults = StepClock(), []
+    timed, faults = Device(), []
     timed.dispatch([mx.zeros(3)], fail_to_read, faults.append)
     timed.settle()
     assert [str(fault) for fault in faults] == ["odd"]
@@ -135,9 +135,9 @@ def test_chunks_and_steps_are_waited_for_in_the_order_of_dispatch(
     driven.step_until(lambda: len(driven.worker.members) == 1 and len(driven.answers["decodes"].events) > 1)
     driven.ask(asked[1])
     dispatched.clear()
-    lap, observe = StepClock.lap, PrefillCosts.observe
+    lap, observe = Device.lap, PrefillCosts.observe
 
-    def note_step(clock: StepClock) -> float | None:
+    def note_step(clock: Device) -> float | None:
         waited.append("step")
         return lap(clock)
 
@@ -146,9 +146,9 @@ def test_chunks_and_steps_are_waited_for_in_the_order_of_dispatch(
         assert seconds is not None
         observe(costs, num_tokens, num_before, seconds)
 
-    monkeypatch.setattr(StepClock, "lap", note_step)
+    monkeypatch.setattr(Device, "lap", note_step)
     monkeypatch.setattr(PrefillCosts, "observe", note_chunk)
-    in_flight = ["step"] if driven.worker.batch.in_flight else []
+    in_flight = ["step"] if driven.worker.device.step else []
     driven.step_until(lambda: len(driven.worker.members) == 2)
     assert dispatched.count("chunk") == 10
     # All but the last were waited for, each before anything else was dispatched.
@@ -176,7 +176,7 @@ def test_a_step_that_is_read_before_the_next_is_dispatched_does_not_teach_what_s
 
     def plan_twice(members: Any) -> Any:
         # The forecast drafts; with the step in flight read, nothing is.
-        return plan(members) if worker.batch.in_flight and len(members[0].tokens) % 3 else []
+        return plan(members) if worker.device.step and len(members[0].tokens) % 3 else []
 
     def note_read() -> None:
         before = len(learned)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.request import GenerationRequest, Sampling
-from engine.scheduler import speculation
-from engine.scheduler.speculation import Planner
+from engine.scheduler import planner
+from engine.scheduler.planner import Planner
 from engine.speculative.costs.conditions import USUAL, Conditions
 from engine.speculative.costs.exact_widths import Exactness
 from engine.speculative.costs.step_costs import StepCosts
@@ -108,19 +108,19 @@ class PlainPlanner(Planner):
 
     def _choose(self, members: Any, estimates: Any) -> int:
         def step_s(width: int) -> float:
-            drafting_s = self._spread_s(len(members), speculation._planned(members, estimates, width))
-            widths = [speculation._fed_width(e, width) for e in estimates]
+            drafting_s = self._spread_s(len(members), planner._planned(members, estimates, width))
+            widths = [planner._fed_width(e, width) for e in estimates]
             return drafting_s + self.costs.step_s(widths, self.conditions(members))
 
-        widths = self._widths(estimates, len(members))
+        widths = self.widths.candidates(estimates, len(members))
         return choose_plainly(estimates, widths, step_s, lambda w: self._make_check(members, estimates)(w))
 
     def plan(self, members: Any) -> list[RowInput]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(speculation, "choose_width", choose_plainly)
-            patch.setattr(speculation, "find_demands", lambda *by_width: by_width)
-            patch.setattr(speculation, "meets_any", lambda one, asked: choose_plainly([one], *asked) > 1)
-            patch.setattr(speculation, "PlannedDraft", PlainPlannedDraft)
+            patch.setattr(planner, "choose_width", choose_plainly)
+            patch.setattr(planner, "find_demands", lambda *by_width: by_width)
+            patch.setattr(planner, "meets_any", lambda one, asked: choose_plainly([one], *asked) > 1)
+            patch.setattr(planner, "PlannedDraft", PlainPlannedDraft)
             return super().plan(members)
 
 

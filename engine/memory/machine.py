@@ -27,7 +27,7 @@ def usable_bytes() -> int:
 
 
 def working_set_bytes() -> int | None:
-    """Return what the system recommends to keep resident for Metal at most; None without Metal."""
+    """Return the bytes that the system recommends as Metal's maximum; None without Metal."""
     return int(mx.device_info()["max_recommended_working_set_size"]) if mx.metal.is_available() else None
 
 

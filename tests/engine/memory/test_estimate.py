@@ -17,12 +17,12 @@ from mlx.utils import tree_flatten
 from bench.architectures.tiny_models import tiny_config
 from config.settings import Settings
 from drafters.base import Draft, DraftQuery, SequenceStart
+from engine.device import Device
 from engine.kv_cache.probes import find_sharing
+from engine.memory.footprint import measure
+from engine.memory.making import make_memory_budget
 from engine.model.loading import LoadedModel, describe
 from engine.request import DraftChoice, Finished, GenerationRequest, HeadKind
-from engine.scheduler.footprint import measure
-from engine.scheduler.memory_budget import make_memory_budget
-from engine.scheduler.step_clock import StepClock
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
 from engine.speculative.heads.drafter import NamedHead
@@ -222,7 +222,7 @@ def test_rows_that_await_prompts_hold_nothing_that_has_left(
     driven.worker.step()
     assert [s.request.id for s in driven.worker.members] == ["joins"]
     assert driven.worker.prefilling
-    assert not driven.worker.batch.in_flight
+    assert not driven.worker.device.step
     mx.synchronize()
     held = mx.get_active_memory()
     rows = driven.worker.rows
@@ -233,7 +233,7 @@ def test_rows_that_await_prompts_hold_nothing_that_has_left(
 
 def test_a_draft_model_is_within_the_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows, the texts that it reads, and what is kept of them."""
-    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    monkeypatch.setattr(Device, "lap", lambda *_: None)
     monkeypatch.setattr(DraftForecast, "rate", 0.9)
     loaded = make_large("qwen3", num_key_value_heads=4)
     draft = make_large("llama", num_key_value_heads=4)
@@ -254,7 +254,7 @@ def test_a_draft_model_is_within_the_memory_too(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("kind", [pytest.param("mtp", marks=pytest.mark.slow), "dflash"])
 def test_a_head_is_within_the_memory_too(kind: HeadKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows, and the states that prompts and rows keep until it has read them."""
-    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    monkeypatch.setattr(Device, "lap", lambda *_: None)
     monkeypatch.setattr(DraftForecast, "rate", 0.9)
     loaded = make_large("qwen3", num_key_value_heads=4)
     sizes = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}

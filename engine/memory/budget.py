@@ -1,0 +1,356 @@
+"""Estimate each request's memory before admission, and again before every step.
+
+A request is admitted if its prompt and a part of its answer fit, so running requests may outgrow memory
+together. Then the prefix cache shrinks first, and after it the youngest request is preempted. The oldest
+never is, and any sequence fits alone: MemoryBudget.max_tokens() limits the context to that.
+
+MLX dispatches operations ahead of the device and keeps what they used until they have run. It may use all
+memory that is left for that: before each step its own limit is set one operation below the end of memory.
+Above the limit MLX waits for the device before it dispatches the next operation.
+"""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from weakref import WeakKeyDictionary, ref
+
+import mlx.core as mx
+
+from engine.kv_cache.batched import GROWTH_TOKENS
+from engine.kv_cache.per_row import Caches, leaves
+from engine.kv_cache.rows import BatchedRows, Rows
+from engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
+from engine.memory.demands import Demand, SamplingMemory, StepDemands
+from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
+from engine.memory.prefill_budget import count_fitting, share_tokens
+from engine.memory.sharing import SharedMemory
+from engine.prefix_cache.trie import PrefixCache
+from engine.sampling.pieces import ALL_NEEDS, find_needs
+from engine.sequence import Sequence
+
+ANSWER_TOKENS = GROWTH_TOKENS
+"""Answer tokens for which a sequence must have room to be admitted."""
+
+CHUNK_STEP = 64
+"""Prompt tokens by which chunks are lengthened while there is memory for them."""
+
+SHARED_TOKENS = 1024
+"""Tokens at which the models' caches are compared, to share the prefix cache's memory."""
+
+Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
+"""Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
+
+
+class MemoryBudget:
+    """Compares the memory that rows need with what there is. Lengths are in tokens.
+
+    weight_bytes: memory for weights. room_bytes: memory for everything else, if no other model is loaded.
+    estimator: estimates how much rows need.
+    largest_chunk_tokens: maximum prompt tokens fed at once; chunk_tokens: those for which memory is reserved.
+    shared: the memory that other models share with these; None if there are no others.
+    has_masks: whether the target model predicts at masks, whose entropies every row may want.
+    prefixes: the prefix caches, which give up memory that rows need, the first one first.
+    """
+
+    def __init__(
+        self,
+        weight_bytes: int,
+        room_bytes: int,
+        estimator: Estimator,
+        largest_chunk_tokens: int,
+        has_masks: bool = False,
+    ) -> None:
+        self.weight_bytes = weight_bytes
+        self.shared: SharedMemory | None = None
+        self.room_bytes = room_bytes
+        self._reserved_bytes = 0
+        self._reserved_for: ref[Sequence] | None = None
+        self._estimator = estimator
+        self._models = estimator.models
+        self.chunk_tokens = estimator.chunk_tokens
+        self._largest_chunk_tokens = largest_chunk_tokens
+        self._has_masks = has_masks
+        self.prefixes: list[PrefixCache] = []
+        self._used_bytes = 0
+        # Of the last estimate, if only rows ran: its room, and the lengths of rows up to which it holds.
+        self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
+        # Of a request that is not known yet, and of sequences, none of which is kept after its end.
+        self._most_sampling = SamplingMemory.of(ALL_NEEDS, estimator.vocab_size)
+        self._sampling: WeakKeyDictionary[Sequence, SamplingMemory] = WeakKeyDictionary()
+        # The shortest length that may_begin() refused, and the running sequences that took the memory.
+        self._refused_tokens = 0
+        self._refused_beside: Running = ([], [])
+
+    @property
+    def used_bytes(self) -> int:
+        """The estimate for the step that make_room() was last called for, without weights and prefixes."""
+        return self._used_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        """The memory for everything but weights that other models leave now."""
+        return self.room_bytes if self.shared is None else self.room_bytes - self.shared.beside(self)
+
+    @property
+    def held_bytes(self) -> int:
+        """What other models cannot have: see shared_memory.py."""
+        return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
+
+    def give_up(self, num_bytes: int) -> bool:
+        """Drop cached prefixes of at least so many bytes, or all; return whether any were dropped."""
+        kept = self._prefix_bytes
+        self._shrink_prefixes(max(0, kept - num_bytes))
+        return self._prefix_bytes < kept
+
+    @property
+    def _prefix_bytes(self) -> int:
+        return sum(cache.num_bytes for cache in self.prefixes)
+
+    def max_tokens(self, limit: int) -> int:
+        """Return the longest sequence, up to limit, that fits alone; 0 if none fits."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.bytes_alone(middle) <= self.room_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def bytes_alone(self, num_tokens: int) -> int:
+        """Return the bytes that a sequence of that length needs with no other sequence running."""
+        alone = [Demand(num_tokens, self._most_sampling)]
+        return max(self._estimator.full(alone, []).total, self._estimator.full([], alone).total)
+
+    def may_begin(
+        self, sequence: Sequence, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence]
+    ) -> bool:
+        """Whether a waiting sequence fits beside those that decode (members) and those that prefill."""
+        # Alone it always fits, since the context is limited; without this it might wait forever.
+        if not (members or prefilling):
+            return self._reserve([sequence])
+        length = _length_to_admit(sequence)
+        # The same sequences only grow, so what did not fit beside them does not fit now.
+        running = [ref(s) for s in members], [ref(s) for s in prefilling]
+        if running == self._refused_beside and length >= self._refused_tokens:
+            return False
+        rows = [self._demand(s, _length_to_admit(s)) for s in members]
+        prompts = [self._demand(s, _length_to_admit(s)) for s in (*prefilling, sequence)]
+        if self._estimator.full(rows, prompts).total <= self.left_bytes:
+            return True
+        self._refused_beside, self._refused_tokens = running, length
+        return False
+
+    def make_room(
+        self,
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
+        rows: SequenceOf[Rows],
+        reading: SequenceOf[Sequence] = (),
+    ) -> bool:
+        """Drop cached prefixes until the next step fits; return whether it does.
+
+        rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
+        reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
+        """
+        if self._is_steady(members, prefilling, reading):
+            return True
+        self._steady = 0, []
+        if self.shared and not self._reserve([*members, *prefilling]):
+            return False
+        shared = rows[0] if isinstance(rows[0], BatchedRows) else None
+        has_windows = bool(self._models[0].footprint.windows)
+        own = {s: _windows_of(s.prefill.caches) for s in prefilling if has_windows}
+
+        def estimate_step(num_tokens: int) -> Estimate:
+            return self._estimate_step(members, prefilling, num_tokens, shared, own)
+
+        estimate = estimate_step(self.chunk_tokens)
+        read = sum(self._reading_bytes(len(s.tokens)) for s in reading)
+        self._shrink_prefixes(self.left_bytes - estimate.total - read)
+        spare = self.left_bytes - estimate.total - read - self._prefix_bytes
+        if prefilling and spare > 0:
+            # Of half at most: buffers may grow ahead of need into the rest.
+            larger = self._feed_more(estimate_step, estimate.total + spare // 2)
+            spare -= larger.total - estimate.total
+            estimate = larger
+        self._limit_mlx(estimate.operation)
+        if spare < 0:
+            return False
+        self._used_bytes = estimate.total + read
+        for model, model_rows in zip(self._models, rows, strict=True):
+            footprint = model.footprint
+            if isinstance(model_rows, BatchedRows) and footprint.token_bytes:
+                # Prompts have buffers of their own until they join.
+                decoding = [self._demand(s, len(s.tokens)) for s in members]
+                num_cells = self._estimator.num_cells(model, decoding)
+                # Larger buffers also need more memory when they grow.
+                cell_bytes = footprint.token_bytes + footprint.layer_bytes
+                # A row that joins takes as many columns as the others have by then.
+                num_joining = 1 + sum(s.prefill.max_chunk_tokens == s.num_to_prefill for s in prefilling)
+                ahead = spare // len(self._models) // num_joining // cell_bytes
+                model_rows.limit_growth(num_cells + ahead)
+                held = sum(slots * columns for slots, columns in model_rows.extents)
+                self._used_bytes += max(0, held - num_cells) * cell_bytes
+        # Beside other models both what is left and MLX's limit change at their turns.
+        if not (prefilling or reading or self.shared):
+            self._steady = self.room_bytes, [(s, len(s.tokens) + STEADY_TOKENS) for s in members]
+        return True
+
+    def _is_steady(
+        self,
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
+        reading: SequenceOf[Sequence],
+    ) -> bool:
+        """Whether the last estimate had room for this step as well."""
+        room_bytes, steady = self._steady
+        if prefilling or reading or room_bytes != self.room_bytes or len(members) != len(steady):
+            return False
+        return all(
+            one is s and len(s.tokens) <= limit for s, (one, limit) in zip(members, steady, strict=True)
+        )
+
+    def _reserve(self, running: SequenceOf[Sequence]) -> bool:
+        """Reserve, beside other models, what the oldest sequence takes at its end; return whether it fits."""
+        if self.shared is None:
+            return True
+        if not running:
+            self._reserved_bytes, self._reserved_for = 0, None
+            return True
+        oldest = min(running, key=lambda s: s.timing.submitted_at)
+        if self._reserved_for is not None and self._reserved_for() is oldest:
+            return True
+        # What the one before has reserved is free again.
+        self._reserved_bytes, self._reserved_for = 0, None
+        needed = self.bytes_alone(len(oldest.request.prompt) + oldest.request.max_tokens)
+        if not self.shared.make_room(needed, self):
+            return False
+        self._reserved_bytes, self._reserved_for = needed, ref(oldest)
+        return True
+
+    def _feed_more(self, estimate_step: Callable[[int], Estimate], max_bytes: int) -> Estimate:
+        """Let the step feed as many tokens of prompts as fit into max_bytes; return its estimate."""
+        num_steps = -(-(self._largest_chunk_tokens - self.chunk_tokens) // CHUNK_STEP)
+
+        def estimate(steps: int) -> Estimate:
+            return estimate_step(min(self.chunk_tokens + steps * CHUNK_STEP, self._largest_chunk_tokens))
+
+        if (largest := estimate(num_steps)).total <= max_bytes:
+            return largest
+        return estimate(count_fitting(lambda steps: estimate(steps).total, num_steps, max_bytes))
+
+    def _estimate_step(
+        self,
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
+        num_tokens: int,
+        rows: BatchedRows | None,
+        windows: Mapping[Sequence, SequenceOf[WindowKVCache]],
+    ) -> Estimate:
+        """Let the next step feed num_tokens of prompts, and estimate it.
+
+        rows: of the target model, if they share buffers. windows: each prompt's own caches, one per window.
+        """
+        complete, others = [], []
+        chunks = share_tokens([s.num_to_prefill for s in prefilling], num_tokens)
+        for sequence, chunk in zip(prefilling, chunks, strict=True):
+            sequence.prefill.max_chunk_tokens = chunk
+            columns = {one.window: one.columns_after(chunk) for one in windows.get(sequence, ())}
+            if chunk == sequence.num_to_prefill:
+                complete.append(self._demand(sequence, len(sequence.tokens), columns))
+            else:
+                others.append(self._demand(sequence, sequence.prefill.num_computed + chunk, columns))
+        decoding = [self._demand(s, len(s.tokens)) for s in members]
+        widest = max((s.prefill.widest_chunk for s in prefilling), default=0)
+        most = max(chunks, default=0)
+        return self._estimator.step(StepDemands(decoding, complete, others, most, max(most, widest), rows))
+
+    def _limit_mlx(self, operation: int) -> None:
+        """Make MLX wait for the device while there is no room for one more operation of that many bytes."""
+        mx.set_memory_limit(max(0, self.weight_bytes + self.room_bytes - operation))
+
+    def may_measure(self, lengths: SequenceOf[int]) -> bool:
+        """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
+        held = self._prefix_bytes
+        rows = [Demand(length, self._most_sampling) for length in lengths]
+        return self._estimator.full(rows, []).total + held <= self.left_bytes
+
+    def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1, num_held: int = 0) -> bool:
+        """Drop cached prefixes until copies of a row's caches fit; return whether they do.
+
+        model: 0 for the target model, -1 for the draft model.
+        num_held: leading tokens whose keys and values are not copied.
+        """
+        memory = self._models[model]
+        copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self.chunk_tokens)
+        copied -= memory.footprint.token_bytes * num_held
+        left = self.left_bytes - self._used_bytes - num_copies * copied
+        if left >= 0:
+            self._shrink_prefixes(left)
+        return left >= 0
+
+    def state_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the target's state after num_tokens, as the prefix cache keeps it."""
+        footprint = self._models[0].footprint
+        # Recurrent state is counted before and after a forward pass.
+        windows = footprint.window_bytes(lambda window: min(num_tokens, window + BLOCK_TOKENS))
+        return footprint.fixed_bytes // 2 + windows
+
+    def reserve_reading(self, num_tokens: int) -> bool:
+        """Reserve memory until the next make_room() for reading a text; return whether there is enough.
+
+        num_tokens: target tokens of the text.
+        """
+        needed = self._reading_bytes(num_tokens)
+        left = self.left_bytes - self._used_bytes - needed
+        if left >= 0:
+            self._shrink_prefixes(left)
+            self._used_bytes += needed
+        return left >= 0
+
+    def _shrink_prefixes(self, num_bytes: int) -> None:
+        """Drop cached prefixes, those of the first cache first, until at most num_bytes are kept."""
+        kept = self._prefix_bytes
+        for cache in self.prefixes:
+            others = kept - cache.num_bytes
+            cache.shrink_to(max(0, num_bytes - others))
+            kept = others + cache.num_bytes
+
+    def _reading_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the caches with which the draft model reads a text, until they are a row's."""
+        draft = self._models[-1]
+        if not draft.sharing:
+            # Rows that do not share buffers are counted as if they held the text already.
+            return 0
+        return draft.footprint.row_bytes(self._estimator.prompt_columns(draft, num_tokens), self.chunk_tokens)
+
+    def draft_model_share(self, num_bytes: int) -> int:
+        """Return the part of num_bytes that holds as many of its tokens as the rest holds of the target's."""
+        target, *draft = [m.footprint.row_bytes(SHARED_TOKENS, self.chunk_tokens) for m in self._models]
+        return num_bytes * sum(draft) // (target + sum(draft))
+
+    def _demand(
+        self, sequence: Sequence, num_tokens: int, windows: Mapping[int, int] | None = None
+    ) -> Demand:
+        if (sampling := self._sampling.get(sequence)) is None:
+            request = sequence.request
+            needs = find_needs(request.sampling, self._estimator.vocab_size, request.grammar is not None)
+            sampling = self._sampling[sequence] = SamplingMemory.of(
+                needs,
+                self._estimator.vocab_size,
+                request.top_logprobs is not None or self._has_masks,
+                request.prompt_logprobs,
+            )
+        return Demand(num_tokens, sampling, windows or {})
+
+
+def _windows_of(caches: Caches) -> list[WindowKVCache]:
+    """Return a sequence's cache of each window; those of all layers are alike."""
+    by_window = {one.window: one for one in leaves(caches) if isinstance(one, WindowKVCache)}
+    return list(by_window.values())
+
+
+def _length_to_admit(sequence: Sequence) -> int:
+    """Return a sequence's length with the part of its answer for which admission needs room."""
+    left = sequence.request.max_tokens - sequence.num_answered
+    return len(sequence.tokens) + min(left, ANSWER_TOKENS)

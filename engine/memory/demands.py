@@ -1,0 +1,128 @@
+"""What sequences and steps ask of memory, and what the models need for them."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from engine.kv_cache.rows import BatchedRows, Sharing
+from engine.kv_cache.sliding_window import window_columns
+from engine.memory.footprint import Cells, Footprint
+from engine.sampling.pieces import LIKELIHOOD_ARRAYS, Needs
+
+PENALTY_BYTES = 16
+BIAS_BYTES = 8
+"""What a row's penalties and its biases take per token of the vocabulary. Penalties have two arrays, both
+twice while they change; a row may have another bias for its first tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """The memory that one model, the target or the draft model, needs for its rows.
+
+    sharing: what its rows share.
+    width: maximum tokens that a decoding row feeds in one step.
+    ids_per_token, spare_ids: n target tokens take at most n * ids_per_token + spare_ids ids of this model.
+    max_ids: the longest text that it reads, in its own ids; None for no limit.
+    """
+
+    footprint: Footprint
+    sharing: Sharing
+    width: int
+    ids_per_token: int = 1
+    spare_ids: int = 0
+    max_ids: int | None = None
+
+    def num_ids(self, num_tokens: int) -> int:
+        """Return the maximum length of a text of num_tokens target tokens, in this model's ids."""
+        num_ids = num_tokens * self.ids_per_token + self.spare_ids
+        return num_ids if self.max_ids is None else min(num_ids, self.max_ids)
+
+    def logits_bytes(self, num_rows: int, num_positions: int) -> int:
+        """Return the bytes of a step's logits, if each row computes those of num_positions tokens."""
+        # Rows that have a forward each have their logits padded, and then joined.
+        num_copies = 1 if self.sharing or num_rows == 1 else 3
+        return num_copies * num_rows * num_positions * self.footprint.logits_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingMemory:
+    """What the sampling of one sequence takes of memory.
+
+    row_bytes: kept for its row. num_arrays: arrays of (vocabulary,) float32 that one of its draws takes.
+    prompt_logprobs: whether its prompt's log probabilities are wanted.
+    """
+
+    row_bytes: int
+    num_arrays: float
+    prompt_logprobs: bool
+
+    @classmethod
+    def of(
+        cls, needs: Needs, vocab_size: int, logprobs: bool = True, prompt_logprobs: bool = True
+    ) -> "SamplingMemory":
+        """Count what these needs take, and log probabilities of the answer and of the prompt."""
+        row_bytes = vocab_size * (PENALTY_BYTES * needs.penalties + BIAS_BYTES * needs.bias)
+        num_arrays = max(needs.num_arrays, LIKELIHOOD_ARRAYS if logprobs else 0.0)
+        return cls(row_bytes, num_arrays, prompt_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one sequence asks of memory.
+
+    num_tokens: its length. sampling: of its tokens.
+    windows: columns of its own buffers of sliding windows after the step, if they are known, by window.
+    """
+
+    num_tokens: int
+    sampling: SamplingMemory
+    windows: Mapping[int, int] = field(default_factory=dict)
+
+    def window_columns(self, num_columns: int, widest_chunk: int) -> Cells:
+        """Return the columns of its own buffers; if not known, for num_columns fed in chunks."""
+        return lambda window: self.windows.get(window) or window_columns(num_columns, window, widest_chunk)
+
+
+@dataclass(frozen=True)
+class StepDemands:
+    """What a step has to have room for.
+
+    rows: that decode. complete: prompts that the step completes, so that they join the rows. others: prompts
+        that have caches of their own, with the tokens that these hold after the step.
+    chunk_tokens: maximum tokens of a chunk. widest_chunk: the same of all chunks so far; buffers of sliding
+        windows have room for it.
+    members: the target model's rows as they are, if this is its next step.
+    """
+
+    rows: SequenceOf[Demand]
+    complete: SequenceOf[Demand]
+    others: SequenceOf[Demand]
+    chunk_tokens: int
+    widest_chunk: int
+    members: BatchedRows | None = None
+
+    @cached_property
+    def joined(self) -> list[Demand]:
+        """What shares buffers after the step."""
+        return [*self.rows, *self.complete]
+
+    @cached_property
+    def prompts(self) -> list[Demand]:
+        """All prompts."""
+        return [*self.complete, *self.others]
+
+    @cached_property
+    def everyone(self) -> list[Demand]:
+        """All rows and prompts."""
+        return [*self.joined, *self.others]
+
+    @cached_property
+    def longest(self) -> int:
+        """The length of the longest row."""
+        return max((one.num_tokens for one in self.joined), default=0)
+
+    @cached_property
+    def has_prompt_logprobs(self) -> bool:
+        """Whether log probabilities of any prompt are wanted."""
+        return any(one.sampling.prompt_logprobs for one in self.prompts)

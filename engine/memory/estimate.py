@@ -1,0 +1,179 @@
+"""Estimate the bytes that a step needs.
+
+estimate = what is kept + the growth of one layer + working memory
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from engine.kv_cache.batched import GROWTH_TOKENS, max_slots, round_columns
+from engine.kv_cache.groups import count_cells
+from engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
+from engine.memory.demands import Demand, ModelMemory, StepDemands
+from engine.memory.footprint import Cells
+from engine.sampling.pieces import LIKELIHOOD_ARRAYS, sampling_bytes
+
+PROMPT_LOGPROBS_CHUNK = 128
+"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own."""
+
+STEADY_TOKENS = 32
+"""Tokens by which rows may lengthen, while none joins or leaves, before a step is estimated again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes that a step needs.
+
+    kept: kept from step to step. growth: for the growth of one layer. working: while the step runs.
+    operation: at most taken by one operation of the step.
+    """
+
+    kept: int = 0
+    growth: int = 0
+    working: int = 0
+    operation: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.kept + self.growth + self.working
+
+
+class Estimator:
+    """Estimates steps of models, as upper bounds. Lengths are in tokens of the target model.
+
+    models: the target model and, if any, the draft model. vocab_size: of the target model.
+    chunk_tokens: prompt tokens fed at once for which memory is reserved.
+    ahead_tokens: maximum tokens by which rows lengthen until the next estimate, before they are rolled back.
+    """
+
+    def __init__(
+        self, models: SequenceOf[ModelMemory], vocab_size: int, chunk_tokens: int, ahead_tokens: int
+    ) -> None:
+        self.models = models
+        self.vocab_size = vocab_size
+        self.chunk_tokens = chunk_tokens
+        self._ahead_tokens = ahead_tokens
+
+    def step(self, step: StepDemands) -> Estimate:
+        """Estimate what a step needs while it runs, and while prompts join the rows."""
+        if not step.everyone:
+            return Estimate()
+        kept = sum(one.sampling.row_bytes for one in step.everyone)
+        growth = forward = logits = 0
+        for model in self.models:
+            kept += self._kept_bytes(model, step)
+            growth = max(growth, self._growth_bytes(model, step))
+            forward = max(forward, self._forward_bytes(model, step))
+            logits = max(logits, model.logits_bytes(len(step.rows), model.width))
+            if step.has_prompt_logprobs:
+                logits = max(logits, model.logits_bytes(1, PROMPT_LOGPROBS_CHUNK))
+        for_sampling = self._sampling_bytes(step)
+        working = max(forward, logits + for_sampling)
+        # No operation of sampling takes more than half of what a piece does; half of a growth is its keys.
+        return Estimate(kept, growth, working, max(forward, for_sampling // 2, growth // 2))
+
+    def full(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:
+        """Estimate rows, and prompts that were computed to their end, whichever steps that takes."""
+        return self.step(StepDemands(rows, prompts, (), self.chunk_tokens, self.chunk_tokens))
+
+    def _kept_bytes(self, model: ModelMemory, step: StepDemands) -> int:
+        """Return the bytes of a model's caches."""
+        footprint, rows, joined = model.footprint, step.rows, step.joined
+        kept = len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
+        for num_columns, window_cells in self._apart(model, step):
+            kept += footprint.token_bytes * num_columns + footprint.fixed_bytes
+            kept += footprint.window_bytes(window_cells)
+        if not model.sharing or not joined:
+            return kept
+        kept += footprint.token_bytes * self._most_cells(model, step) + len(joined) * footprint.fixed_bytes
+        most = self._most_columns(model, step)
+        # Until a prompt joins, it has windows for its chunks.
+        own = [footprint.window_bytes(one.window_columns(most, step.widest_chunk)) for one in step.complete]
+        return kept + max(
+            footprint.window_bytes(self._window_cells(model, step, step.complete)),
+            footprint.window_bytes(self._window_cells(model, step, ())) + sum(own),
+        )
+
+    def _growth_bytes(self, model: ModelMemory, step: StepDemands) -> int:
+        """Return the bytes that one growing layer takes. Prompts grow one after another, and so do models."""
+        apart = [model.footprint.growth_bytes(*each) for each in self._apart(model, step)]
+        if not model.sharing:
+            return sum(apart)
+        window_cells = self._window_cells(model, step, step.complete)
+        return max([model.footprint.growth_bytes(self._most_cells(model, step), window_cells), *apart])
+
+    def _window_cells(self, model: ModelMemory, step: StepDemands, joining: SequenceOf[Demand]) -> Cells:
+        """Return the slots times columns of the windows that rows share, once these prompts joined them."""
+        if model is self.models[0] and (rows := step.members):
+            lengths = [one.num_tokens for one in joining]
+            return lambda window: rows.window_cells(window, lengths, model.width + STEADY_TOKENS)
+        num_slots, most = max_slots(len(step.rows) + len(joining)), self._most_columns(model, step)
+        return lambda window: num_slots * window_columns(most, window, model.width)
+
+    def _forward_bytes(self, model: ModelMemory, step: StepDemands) -> int:
+        """Return the bytes of a step's largest forward pass, of its rows or of a chunk."""
+        num_rows, width = len(step.rows), model.width
+        seen = width * self.num_cells(model, step.rows)
+        if model is self.models[0]:
+            read, chunk = max((one.num_tokens for one in step.prompts), default=0), step.chunk_tokens
+        else:
+            # The draft model reads the text of rows.
+            read, chunk = model.num_ids(step.longest), self.chunk_tokens
+        num_fed = min(chunk, read)
+        return max(
+            model.footprint.forward_bytes(num_rows * width, seen),
+            model.footprint.forward_bytes(num_fed, num_fed * (read + self._ahead_tokens)),
+        )
+
+    def _most_columns(self, model: ModelMemory, step: StepDemands) -> int:
+        return model.num_ids(step.longest) + self._ahead_tokens + SLACK_TOKENS
+
+    def _apart(self, model: ModelMemory, step: StepDemands) -> list[tuple[int, Cells]]:
+        """Return the columns of the caches that share no buffers, of full attention and of windows."""
+        prompts = [] if model.sharing else list(step.complete)
+        if model is self.models[0]:
+            # The draft model has not begun to read them; what it reads is counted by _reading_bytes().
+            prompts += step.others
+        apart = [(one, self.prompt_columns(model, one.num_tokens)) for one in prompts]
+        if not model.sharing:
+            apart += [(one, self._row_columns(model, one.num_tokens)) for one in step.rows]
+        return [(columns, one.window_columns(columns, step.widest_chunk)) for one, columns in apart]
+
+    def _sampling_bytes(self, step: StepDemands) -> int:
+        """Return the maximum bytes of sampling and of prompts' log probabilities."""
+        num_draws, num_arrays = len(step.rows) * self.models[0].width, 0.0
+        if step.has_prompt_logprobs:
+            num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
+        num_arrays = max([num_arrays, *(one.sampling.num_arrays for one in step.rows)])
+        return sampling_bytes(num_draws, num_arrays, self.vocab_size) if num_draws else 0
+
+    def _most_cells(self, model: ModelMemory, step: StepDemands) -> int:
+        """Return the most cells that rows take that share buffers, and prompts while they join them."""
+        if not step.complete:
+            return self.num_cells(model, step.rows)
+        own = [self.prompt_columns(model, one.num_tokens) for one in step.complete]
+        # They join one by one. Of those that have not yet, the rows' buffers later take at least what each
+        # has now, but for what is to spare in its own.
+        later = GROWTH_TOKENS * (len(own) - 1)
+        return max(self.num_cells(model, step.rows) + sum(own), self.num_cells(model, step.joined) + later)
+
+    def num_cells(self, model: ModelMemory, rows: SequenceOf[Demand]) -> int:
+        """Return the most cells that rows take that share buffers."""
+        lengths = [one.num_tokens for one in rows]
+        columns = [self._row_columns(model, length) for length in lengths]
+        # How many ids a text has less than it may have is not known if it is translated.
+        is_known = model.ids_per_token == 1
+        spans = [
+            (length - 1 if is_known else 0, model.num_ids(length) + self._ahead_tokens) for length in lengths
+        ]
+        return count_cells(spans, columns, model.sharing.first_limit)
+
+    def _row_columns(self, model: ModelMemory, length: int) -> int:
+        columns = model.num_ids(length) + self._ahead_tokens
+        return round_columns(columns) if model.sharing else columns + GROWTH_TOKENS
+
+    def prompt_columns(self, model: ModelMemory, length: int) -> int:
+        """Return the columns of the buffers of a prompt that has not joined the rows."""
+        # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
+        return model.num_ids(length) + self._ahead_tokens + GROWTH_TOKENS

@@ -1,0 +1,82 @@
+"""The widths that a verification step may have: the measured ones, and in exact mode only exact ones."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from drafters.base import NO_DRAFT
+from engine.speculative.costs.exact_widths import SHORT_TOKENS, Exactness
+from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.draft_length import DraftEstimate
+from engine.speculative.verify import RowInput
+
+
+class CandidateWidths:
+    """The candidate widths of steps, and the drafts cut to them.
+
+    costs: has the widths that are measured.
+    exact: if not None, it has the only (rows, width) besides width 1 that a forward pass may have.
+    """
+
+    def __init__(self, costs: StepCosts, exact: Exactness | None) -> None:
+        self._costs = costs
+        # By whether contexts are long.
+        self._exact_shapes = None if exact is None else [exact.shapes(is_long) for is_long in (False, True)]
+        self._is_long = False
+        # See measured().
+        self._measured: dict[tuple[int, int, bool], list[int]] = {}
+
+    def note_longest(self, num_tokens: int) -> None:
+        """Take note of the length of the longest row, before a step is planned or cut."""
+        if self._exact_shapes is not None:
+            self._is_long = num_tokens + self._costs.widths[-1] > SHORT_TOKENS
+
+    def candidates(self, estimates: Sequence[DraftEstimate], num_rows: int) -> list[int]:
+        """Return the candidate widths: those measured, and those where a draft becomes less certain."""
+        widest = max([len(estimate.expected) for estimate in estimates])
+        stops = {1 + stop for estimate in estimates for stop in estimate.stops}
+        measured = self.measured(num_rows, widest)
+        if not stops:
+            return measured
+        return sorted({*measured, *self._exact([w for w in stops if 1 < w < widest], num_rows)})
+
+    def measured(self, num_rows: int, widest: int) -> list[int]:
+        """Return the candidate widths where no draft becomes less certain halfway."""
+        asked = num_rows, widest, self._is_long
+        if (found := self._measured.get(asked)) is None:
+            widths = [*(w for w in self._costs.widths if 1 < w < widest), *{widest} - {1}]
+            found = self._measured[asked] = self._exact(widths, num_rows)
+        return found
+
+    def _exact(self, widths: list[int], num_rows: int) -> list[int]:
+        """Return the widths that are allowed in exact mode."""
+        if self._exact_shapes is None:
+            return widths
+        # Rows with a forward pass each are as exact as a single row.
+        together = num_rows if self._costs.batched else 1
+        return [width for width in widths if (together, width) in self._exact_shapes[self._is_long]]
+
+    def without_inexact(self, inputs: Sequence[RowInput]) -> list[RowInput]:
+        """In exact mode, cut drafts if a forward pass would have a width that is not known to be exact.
+
+        That happens when the draft model drafted less than planned.
+        """
+        if self._exact_shapes is None:
+            return list(inputs)
+        self.note_longest(max([row_input.position for row_input in inputs]))
+        if self._costs.batched:
+            return self._cut(inputs)
+        return [self._cut([row_input])[0] for row_input in inputs]
+
+    def _cut(self, inputs: Sequence[RowInput]) -> list[RowInput]:
+        """Cut the drafts of one forward pass to its widest exact width; drop them if no width is exact."""
+        widest = max(row_input.width for row_input in inputs)
+        width = max(self._exact(list(range(2, widest + 1)), len(inputs)), default=1)
+        if width == widest:
+            return list(inputs)
+        cut = []
+        for row_input in inputs:
+            draft = row_input.draft[: width - 1]
+            source = row_input.source if draft else NO_DRAFT
+            mask_tokens = row_input.mask_tokens[: width - 1 - len(draft)]
+            cut.append(replace(row_input, draft=draft, source=source, mask_tokens=mask_tokens))
+        return cut
