@@ -504,6 +504,7 @@ class ModelEntry:
 
     size_bytes: of its weights. context_tokens: the longest text, as far as it is known before it was loaded.
     progress: the loaded share of its weights, 0 to 1; None unless it is loading.
+    phase: what it is at while it is loading, in words.
     fault: why it cannot be loaded, as far as its files show it or the last attempt did; None otherwise.
     num_running, num_waiting: its requests.
     num_loads, num_unloads: since the server started.
@@ -517,6 +518,7 @@ class ModelEntry:
     size_bytes: int
     context_tokens: int | None
     progress: float | None = None
+    phase: str | None = None
     fault: str | None = None
     num_running: int = 0
     num_waiting: int = 0

@@ -37,7 +37,8 @@ class PooledModel:
 
     found: where it is on disk. max_context_tokens: as its settings say.
     engine: exists while its weights are loaded, or requests wait for them.
-    is_loaded: whether its weights are in memory. progress: None unless it is loading.
+    is_loaded: whether its weights are in memory. progress, phase: how far a load
+        is, and at what; None unless it is loading.
     budget: what it holds of the machine's memory; None while it is not loaded.
     num_uses: requests that it was given to. waiting: who waits for it.
     leaving: who waits for it to be unloaded; until then it is given to no further request.
@@ -50,6 +51,7 @@ class PooledModel:
     is_loaded: bool = False
     budget: MemoryBudget | None = None
     progress: float | None = None
+    phase: str | None = None
     fault: str | None = None
     info: ModelInfo | None = None
     can_call: bool | None = None
@@ -90,6 +92,7 @@ class PooledModel:
             size_bytes=self.info.weight_bytes if self.info else self.found.folder.weight_bytes,
             context_tokens=tokens,
             progress=self.progress,
+            phase=self.phase if self.progress is not None else None,
             fault=self.fault or self.found.folder.fault,
             num_running=status.num_running if status else 0,
             num_waiting=(status.num_waiting if status else 0) + len(self.waiting),

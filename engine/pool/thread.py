@@ -255,7 +255,7 @@ class PoolThread:
         log.info("loading %s", model.name)
         engine = model.engine
         with self._models.lock:
-            model.progress, model.fault = 0.0, None
+            model.progress, model.phase, model.fault = 0.0, None, None
         try:
             if engine is None:
                 engine = self._new_engine(model)
@@ -316,7 +316,7 @@ class PoolThread:
         if self._models.is_stopping:
             raise ModelError("the server is stopping")
         with self._models.lock:
-            model.progress = share
+            model.progress, model.phase = share, _phase(stage)
         self._num_loading_steps += 1
         if self._on_progress and not self._started.is_set():
             self._on_progress(stage, share)
@@ -474,3 +474,8 @@ def _collect() -> None:
     mx.clear_cache()
     # What a model had besides arrays, such as its tokenizer, was many small pieces.
     return_freed()
+
+
+def _phase(stage: str) -> str:
+    """Return what a load is at, in words that follow "loading NAME: "."""
+    return "reading weights" if stage.startswith("Loading ") else stage[:1].lower() + stage[1:]

@@ -348,8 +348,8 @@ class ListedModelCard(ModelCard):
     """One of several models under one of its names. What is not known before it is loaded is null.
 
     state: whether its weights are in memory. size_bytes: of its weights. progress: the loaded share of them,
-    0 to 1, while it is loading. fault: why it cannot be loaded, if that is known. running, waiting: its
-    requests.
+    0 to 1, while it is loading; phase: what it is at then, in words.
+    fault: why it cannot be loaded, if that is known. running, waiting: its requests.
     """
 
     context_length: int | None  # type: ignore[assignment]
@@ -360,6 +360,7 @@ class ListedModelCard(ModelCard):
     state: Literal["unloaded", "loading", "loaded"]
     size_bytes: int
     progress: float | None
+    phase: str | None
     fault: str | None
     running: int
     waiting: int

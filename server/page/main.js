@@ -1,12 +1,16 @@
 /** The page's tabs, the key, and what went wrong. */
 
 import { html, render, useCallback, useEffect, useState } from "./vendor/preact.js";
-import { getJson, key } from "./api.js";
-import { Chat } from "./chat.js";
-import { Connect } from "./connect.js";
-import { Models } from "./models.js";
-import { Now } from "./now.js";
-import { Race } from "./race.js";
+import { getJson, key } from "./shared/api.js";
+import { Notice } from "./shared/notice.js";
+import { adoptOldChat, adoptUnsaved } from "./chats/unsaved.js";
+import { readChats } from "./chats/store.js";
+import { withLock } from "./runs/locks.js";
+import { Chat } from "./chat/chat.js";
+import { Now } from "./now/now.js";
+import { Connect } from "./tabs/connect.js";
+import { Models } from "./tabs/models.js";
+import { Race } from "./tabs/race.js";
 
 const TABS = {
   chat: ["Chat", Chat],
@@ -15,6 +19,7 @@ const TABS = {
   models: ["Models", Models],
   connect: ["Connect", Connect],
 };
+const RETRY_MS = 1000;
 
 function KeyForm({ onKey }) {
   const [value, setValue] = useState("");
@@ -27,37 +32,59 @@ function KeyForm({ onKey }) {
   </form>`;
 }
 
+/** The models, asked for until the server has them: it may still be starting. */
+function useModels(onFault, setNeedsKey) {
+  const [models, setModels] = useState([]);
+  const [wait, setWait] = useState(null);
+  const refresh = useCallback(async () => {
+    try {
+      setModels((await getJson("v1/models")).data);
+      setNeedsKey(false);
+      setWait(null);
+    } catch (raised) {
+      if (raised.status === 0 || raised.status === 503) setWait(raised.message);
+      else onFault(raised);
+    }
+  }, []);
+  useEffect(() => {
+    refresh();
+  }, []);
+  useEffect(() => {
+    if (!wait) return;
+    const timer = setInterval(refresh, RETRY_MS);
+    return () => clearInterval(timer);
+  }, [wait]);
+  return { models, wait, refresh };
+}
+
 function Page() {
   const [tab, setTab] = useState(location.hash.slice(1) in TABS ? location.hash.slice(1) : "chat");
-  const [models, setModels] = useState([]);
   const [fault, setFault] = useState(null);
   const [needsKey, setNeedsKey] = useState(false);
   const onFault = useCallback((raised) => {
     if (raised.needsKey) setNeedsKey(true);
     setFault(raised.code === "missing_api_key" ? null : raised.message);
   }, []);
-  const refresh = useCallback(async () => {
-    try {
-      setModels((await getJson("v1/models")).data);
-      setNeedsKey(false);
-    } catch (raised) {
-      onFault(raised);
-    }
-  }, []);
+  const { models, wait, refresh } = useModels(onFault, setNeedsKey);
   useEffect(() => {
-    refresh();
     const follow = () => location.hash.slice(1) in TABS && setTab(location.hash.slice(1));
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
-  const [, View] = TABS[tab];
+  const [label, View] = TABS[tab];
+  document.title = `${label} · Reprise`;
   return html`
-    <header><h1>Reprise</h1><nav>${Object.entries(TABS).map(([name, [label]]) => html`
-      <a href=${`#${name}`} aria-current=${name === tab ? "page" : undefined}>${label}</a>`)}</nav></header>
-    <main>
-      ${fault && html`<p class="fault" role="alert">${fault} <button class="quiet" onClick=${() => setFault(null)}>Dismiss</button></p>`}
+    <header><h1>Reprise</h1><nav aria-label="Tabs">${Object.entries(TABS).map(([name, [title]]) => html`
+      <a href=${`#${name}`} aria-current=${name === tab ? "page" : undefined}>${title}</a>`)}</nav></header>
+    <main class=${`tab-${tab}`}>
+      ${fault && html`<p class="fault banner" role="alert">${fault} <button class="quiet" onClick=${() => setFault(null)}>Dismiss</button></p>`}
+      ${wait && html`<p class="soft banner" role="status">${wait} Trying again …</p>`}
       ${needsKey ? html`<${KeyForm} onKey=${() => { setFault(null); refresh(); }} />` : html`<${View} models=${models} refresh=${refresh} onFault=${onFault} />`}
-    </main>`;
+    </main>
+    <${Notice} />`;
 }
 
 render(html`<${Page} />`, document.body);
+await readChats();
+await adoptOldChat();
+await adoptUnsaved(withLock);

@@ -28,7 +28,13 @@ async def health(request: Request) -> JSONResponse:
         body["reason"] = status.fault
     if service.models is not None:
         body["models"] = [
-            {"id": entry.name, "state": entry.state, "progress": entry.progress, "running": entry.num_running}
+            {
+                "id": entry.name,
+                "state": entry.state,
+                "progress": entry.progress,
+                "phase": entry.phase,
+                "running": entry.num_running,
+            }
             for entry in service.models.loaded_entries()
         ]
     return JSONResponse(body, 200 if status.state == "ready" else 503)

@@ -283,6 +283,7 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         state=entry.state,
         size_bytes=entry.size_bytes,
         progress=entry.progress,
+        phase=entry.phase,
         fault=entry.fault,
         running=entry.num_running,
         waiting=entry.num_waiting,

@@ -276,6 +276,7 @@ class FakeEngine:
         self.retry_after_s = RETRY_AFTER_S
         self.state: Literal["loading", "ready", "draining", "stalled", "dead"] = "ready"
         self.fault: str | None = None
+        self.num_waiting = 0
         self.drafting = DraftingReport()
         self.memory: dict[str, Any] | None = {"entries": 1024, "occupied": 256, "occupancy": 0.25, "hits": 7}
         self.counted = EngineCounts(station_s={"idle": 0.0})
@@ -334,7 +335,7 @@ class FakeEngine:
 
     def status(self) -> EngineStatus:
         state = "dead" if self.fault is not None and self.state != "stalled" else self.state
-        return EngineStatus(state, len(self._live), 0, self.fault, self.retry_after_s)
+        return EngineStatus(state, len(self._live), self.num_waiting, self.fault, self.retry_after_s)
 
     def counts(self) -> EngineCounts:
         return self.counted

@@ -45,9 +45,9 @@ def test_a_race_has_equal_texts_and_fewer_forward_passes(tab):
     expect(page.locator(".verdict")).to_contain_text("The texts are equal.", timeout=60_000)
     plain, drafted = page.locator(".lane").all()
     expect(plain.locator(".figures")).to_contain_text("1.00 tokens a forward pass")
-    expect(plain.locator(".from.suffix")).to_have_count(0)
-    assert drafted.locator(".traced .suffix").count() > 0
-    assert drafted.locator(".traced").inner_text() == plain.locator(".traced").inner_text()
+    expect(plain.locator(".markdown .from.suffix")).to_have_count(0)
+    assert drafted.locator(".markdown code .from.suffix").count() > 0
+    assert drafted.locator(".markdown").inner_text() == plain.locator(".markdown").inner_text()
 
 
 def test_a_model_is_loaded_and_unloaded(tab):
@@ -80,9 +80,26 @@ def test_connect_shows_what_the_command_prints(tab, url):
     assert page.locator("pre").inner_text().strip() in printed
 
 
+def test_the_demo_answers_its_samples(tab):
+    page = tab.page
+    page.get_by_role("link", name="Chat").click()
+    page.get_by_label("Model", exact=True).select_option("reprise-demo")
+    answers = (
+        "return humble * 18",
+        '{"name": "Ben", "title": "tailor"',
+        '"Higix lost the shell',
+        "I am the Reprise demo",
+    )
+    for at, answer in enumerate(answers):
+        page.get_by_role("button", name="New chat").click()
+        page.locator(".sample").nth(at).click()
+        expect(page.locator("article.assistant .markdown")).to_contain_text(answer, timeout=60_000)
+        expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0, timeout=60_000)
+
+
 def test_now_has_counted_it(tab):
     page = tab.page
     page.get_by_role("link", name="Now").click()
     requests = page.get_by_role("table", name="The last requests")
-    expect(requests.get_by_role("row", name="chat/completions")).to_have_count(2)
+    expect(requests.get_by_role("row", name="chat/completions")).to_have_count(6)
     expect(page.get_by_role("table", name="Drafts since")).to_contain_text("suffix")

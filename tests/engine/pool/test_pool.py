@@ -536,7 +536,7 @@ def test_models_together_never_take_more_memory_than_they_are_given(
     start_pool: StartPool, models: Path, memory_bytes: int
 ) -> None:
     names = ("one", "org/two", "three")
-    asked = [request(prompt_of(40 + 60 * at, at), max_tokens=80, name=f"r{at}") for at in range(9)]
+    asked = [request(prompt_of(40 + 90 * at, at), max_tokens=50, name=f"r{at}") for at in range(6)]
     expected = [answer_of(models / names[at % 3], one) for at, one in enumerate(asked)]
     gc.collect()
     mx.clear_cache()

@@ -1,8 +1,10 @@
 """The page's files: who gets them, with which headers, and that the libraries among them are as published."""
 
 import hashlib
+import posixpath
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,7 +13,7 @@ from config.settings import Settings
 from server.app import create_app
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-VENDOR = files("server.page") / "vendor"
+VENDOR = Path(str(files("server.page"))) / "vendor"
 
 
 async def test_a_browser_gets_the_page_and_a_program_the_endpoints(client):
@@ -34,13 +36,17 @@ async def test_all_files_that_the_page_names_are_there_and_no_others(client):
         if response.headers["content-type"].startswith("text/html"):
             asked += [f"/{name}" for name in re.findall(r'(?:src|href)="([^"]+)"', response.text)]
         elif "/vendor/" not in path:
-            asked += [f"{folder}/{name}" for name in re.findall(r'from "\./([^"]+)"', response.text)]
-    assert len(seen) > 10
+            named = re.findall(r'(?:from |import\()"(\.[^"]+)"', response.text)
+            asked += [posixpath.normpath(f"{folder}/{name}") for name in named]
+        elif path.endswith(".css"):
+            asked += [f"{folder}/{name}" for name in re.findall(r"url\(([^)]+\.woff2)\)", response.text)]
+    assert len(seen) > 40
     for name in (
         "nothing.js",
         "files.py",
         "vendor/README.md",
         "vendor/LICENSES.txt",
+        "vendor/katex/README.md",
         "../app.py",
         "%2e%2e/app.py",
     ):
@@ -49,7 +55,7 @@ async def test_all_files_that_the_page_names_are_there_and_no_others(client):
         assert response.json()["error"]["code"] in ("not_found", "unknown_url")
 
 
-@pytest.mark.parametrize("path", ["/ui", "/ui/main.js", "/ui/style.css", "/ui/icon.svg"])
+@pytest.mark.parametrize("path", ["/ui", "/ui/main.js", "/ui/style/base.css", "/ui/icon.svg"])
 async def test_nothing_else_may_run_or_be_asked_for(client, path):
     headers = (await client.get(path)).headers
     policy = headers["content-security-policy"]
@@ -77,11 +83,11 @@ async def test_the_page_needs_no_key_and_what_it_shows_does(engine):
 
 def test_libraries_are_as_their_packages_have_them():
     rows = re.findall(
-        r"^\| (\S+\.js) \|.*\| ([0-9a-f]{64}) \|$", (VENDOR / "README.md").read_text(), re.MULTILINE
+        r"^\| (\S+) \|.*\| ([0-9a-f]{64}) \|$", (VENDOR / "README.md").read_text(), re.MULTILINE
     )
     held = {
-        one.name: hashlib.sha256(one.read_bytes()).hexdigest()
-        for one in VENDOR.iterdir()
-        if one.suffix == ".js"
+        one.relative_to(VENDOR).as_posix(): hashlib.sha256(one.read_bytes()).hexdigest()
+        for one in VENDOR.rglob("*.*")
+        if one.suffix in (".js", ".css", ".woff2")
     }
     assert dict(rows) == held

@@ -1,12 +1,12 @@
 /** How to point a coding agent, or a program, at this server: what `reprise connect` prints. */
 
-import { html, useEffect, useState } from "./vendor/preact.js";
-import { getJson, key } from "./api.js";
-import { CopyButton } from "./markdown.js";
-import { chosen } from "./parameters.js";
+import { html, useEffect, useState } from "../vendor/preact.js";
+import { getJson, key } from "../shared/api.js";
+import { CopyButton } from "../reading/copy.js";
+import { chosen } from "../runs/request.js";
 
 const File = ({ path, text }) => html`<figure class="file">
-  <figcaption><code>${path}</code><${CopyButton} text=${text} /></figcaption><pre tabindex="0">${text}</pre>
+  <figcaption><code>${path}</code><${CopyButton} text=${text} /></figcaption><pre tabindex="0" aria-label=${path}>${text}</pre>
 </figure>`;
 
 const curl = ({ url, model }) => `curl ${url}/chat/completions \\
@@ -34,6 +34,7 @@ export function Connect({ models, onFault }) {
       ${names.map((one) => html`<option value=${one} selected=${one === value}>${one}</option>`)}
     </select></label>`;
   return html`<section class="connect">
+    <h2>Connect</h2>
     <div class="row">
       ${choice("Client", agent, ["curl and Python", ...found.agents.map((one) => one.name)], setAgent)}
       ${choice("Model", name, models.map(({ id }) => id), setModel)}

@@ -12,7 +12,8 @@ export const key = {
   },
 };
 
-/** What the server refused. code: as in its error body; status: of HTTP, 0 if it cannot be reached. */
+/** What the server refused, or that it could not be asked. code: as in its error body, or UNREACHABLE, LOST; status: of
+ * HTTP, 0 without an answer. The words are the server's or ours, never the browser's. */
 export class ApiError extends Error {
   constructor(message, code, status) {
     super(message);
@@ -25,6 +26,12 @@ export class ApiError extends Error {
   }
 }
 
+export const UNREACHABLE = "unreachable";
+export const LOST = "lost";
+const lost = () => new ApiError("The connection to the server was lost before the answer was complete.", LOST, 0);
+
+export const isAbort = (fault) => fault.name === "AbortError";
+
 /** Send a request; return the Response. Throws ApiError, or AbortError if the signal says so. */
 export async function send(path, { body, method = body ? "POST" : "GET", signal } = {}) {
   const headers = { ...(body && { "Content-Type": "application/json" }) };
@@ -33,33 +40,51 @@ export async function send(path, { body, method = body ? "POST" : "GET", signal 
   try {
     response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
   } catch (fault) {
-    if (fault.name === "AbortError") throw fault;
-    throw new ApiError("The server cannot be reached. Is it running?", "unreachable", 0);
+    if (isAbort(fault)) throw fault;
+    throw new ApiError("The server cannot be reached. Is it running?", UNREACHABLE, 0);
   }
   if (response.ok) return response;
   const error = (await response.json().catch(() => ({}))).error ?? {};
-  throw new ApiError(error.message ?? `${response.status} ${response.statusText}`, error.code, response.status);
+  throw new ApiError(error.message ?? `The server answered with HTTP status ${response.status}.`, error.code, response.status);
 }
 
-export const getJson = async (path, options) => (await send(path, options)).json();
+/** Return what a response has, as JSON or text. Throws as send(). */
+async function whole(path, options, read) {
+  const response = await send(path, options);
+  try {
+    return await read(response);
+  } catch (fault) {
+    throw isAbort(fault) ? fault : lost();
+  }
+}
 
-/** Yield the events of a stream, parsed, and comments as {comment}. Throws ApiError for an error event. */
+export const getJson = (path, options) => whole(path, options, (response) => response.json());
+export const getText = (path, options) => whole(path, options, (response) => response.text());
+
+/** Yield the events of a stream, parsed; comments are left out. Throws ApiError, also for an error event. */
 export async function* events(path, options) {
   const response = await send(path, options);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   while (true) {
-    const { value, done } = await reader.read();
+    const { value, done } = await next(reader);
     if (done) return;
     text += value;
     const blocks = text.split(/\r?\n\r?\n/);
     text = blocks.pop();
     for (const line of blocks.flatMap((block) => block.split(/\r?\n/))) {
-      if (line.startsWith(":")) yield { comment: line.slice(1).trim() };
       if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
       const event = JSON.parse(line.slice(6));
       if (event.error) throw new ApiError(event.error.message, event.error.code, response.status);
       yield event;
     }
+  }
+}
+
+async function next(reader) {
+  try {
+    return await reader.read();
+  } catch (fault) {
+    throw isAbort(fault) ? fault : lost();
   }
 }

@@ -1,25 +1,26 @@
 /** The models that there are: load, unload and pull them. */
 
-import { html, useEffect, useState } from "./vendor/preact.js";
-import { events, getJson } from "./api.js";
+import { html, useEffect, useState } from "../vendor/preact.js";
+import { events, getJson } from "../shared/api.js";
+import { Observed, useObserved } from "../shared/observed.js";
+import { bytes, percent } from "../shared/words.js";
 
 const EVERY_MS = 700;
-const MIB = 2 ** 20;
-const GIB = 2 ** 30;
 const DEMO = "reprise-demo";
 
-function size(bytes) {
-  if (!bytes) return "";
-  return bytes >= GIB ? `${(bytes / GIB).toFixed(1)} GiB` : `${(bytes / MIB).toFixed(0)} MiB`;
-}
+/** The download under way: it goes on while another tab of the page is open. */
+const pulling = new Observed(null);
 
 /** refresh: asks for the list again. A server of one model has no states; its model is loaded. */
 export function Models({ models, refresh, onFault }) {
   const [busy, setBusy] = useState({});
   const [name, setName] = useState("");
-  const [progress, setProgress] = useState(null);
+  const progress = useObserved(pulling);
   const many = models.some(({ state }) => state !== undefined);
   const isMoving = models.some(({ state }) => state === "loading") || Object.keys(busy).length > 0;
+  useEffect(() => {
+    refresh();
+  }, []);
   useEffect(() => {
     if (!isMoving) return;
     const timer = setInterval(refresh, EVERY_MS);
@@ -39,26 +40,29 @@ export function Models({ models, refresh, onFault }) {
 
   async function pull(event) {
     event.preventDefault();
-    setProgress({ status: "asking" });
+    pulling.set({ status: "asking" });
     try {
-      for await (const step of events("v1/models/pull", { body: { model: name } })) if (step.status) setProgress(step);
+      for await (const step of events("v1/models/pull", { body: { model: name } })) if (step.status) pulling.set(step);
       setName("");
     } catch (fault) {
       onFault(fault);
     }
-    setProgress(null);
+    pulling.set(null);
     await refresh();
   }
 
-  const share = (label, done, all) => html`<span role="status">${label} <progress aria-label=${label} max=${all || 1} value=${done ?? 0}></progress></span>`;
-  const state = (model) => (model.state === "loading" ? share("loading", model.progress, 1) : busy[model.id] ? `${busy[model.id]}ing …` : (model.state ?? "loaded"));
+  const share = (label, done, all) => html`<span role="status">${label}${all && done ? `, ${percent(done, all)}` : ""} <progress aria-label=${label} max=${all || 1} value=${done ?? 0}></progress></span>`;
+  const state = (model) => (model.state === "loading" ? share(model.phase ?? "loading", model.progress, 1) : busy[model.id] ? `${busy[model.id]}ing …` : (model.state ?? "loaded"));
+  const head = (name, isNumber) => html`<th scope="col" class=${isNumber ? "number" : ""}>${name}</th>`;
   return html`<section class="models">
-    <div class="scrolled"><table><thead><tr>${["model", "context", "size", "state", "requests", ""].map((one) => html`<th scope="col">${one}</th>`)}</tr></thead><tbody>
+    <h2>Models</h2>
+    <div class="scrolled" tabindex="0" role="group" aria-label="Models"><table class="cards"><thead><tr>
+      ${head("model")}${head("context", true)}${head("size", true)}${head("state")}${head("requests", true)}<td></td></tr></thead><tbody>
       ${models.map((model) => html`<tr>
-        <td>${model.id}${model.fault && html`<p class="fault">${model.fault}</p>`}</td>
-        <td>${model.context_length ?? ""}</td><td>${size(model.size_bytes ?? model.meta?.size)}</td>
-        <td>${state(model)}</td><td>${model.running ?? ""}</td>
-        <td>${many && html`<button disabled=${model.id in busy} aria-label=${`${model.state === "unloaded" ? "Load" : "Unload"} ${model.id}`}
+        <td data-name="model">${model.id}${model.fault && html`<p class="fault">${model.fault}</p>`}</td>
+        <td data-name="context" class="number">${model.context_length?.toLocaleString("en") ?? ""}</td><td data-name="size" class="number">${bytes(model.size_bytes ?? model.meta?.size)}</td>
+        <td data-name="state">${state(model)}</td><td data-name="requests" class="number">${model.running ?? ""}</td>
+        <td class="act">${many && html`<button disabled=${model.id in busy} aria-label=${`${model.state === "unloaded" ? "Load" : "Unload"} ${model.id}`}
           onClick=${() => act(model.id, model.state === "unloaded" ? "load" : "unload")}>${model.state === "unloaded" ? "Load" : "Unload"}</button>`}</td>
       </tr>`)}
     </tbody></table></div>

@@ -1,0 +1,92 @@
+/** The field to write in, at the bottom of a chat. What is written in it stays until it is sent. */
+
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
+import { keep, kept } from "../shared/stored.js";
+import { tell } from "../shared/notice.js";
+
+const PREFIX = "reprise.draft.";
+const LARGEST_FILE_BYTES = 2 ** 20;
+const NUL = "\0";
+/** Where the keyboard covers half of the screen, it comes when the reader asks for it. */
+const isTouched = () => matchMedia("(pointer: coarse)").matches;
+
+/** Return text files as {name, text}; say which are none. */
+async function readFiles(files) {
+  const found = [];
+  for (const file of files) {
+    if (file.size > LARGEST_FILE_BYTES) {
+      tell(`${file.name} is larger than 1 MiB. Attach the part of it that matters.`);
+      continue;
+    }
+    const text = await file.text();
+    if (text.includes(NUL) || text.includes("\ufffd")) tell(`${file.name} is not a text file in UTF-8. This model reads text only.`);
+    else found.push({ name: file.name, text });
+  }
+  return found;
+}
+
+/** Grow with the text, where the browser cannot do it by itself (field-sizing in style/chat.css). */
+function fit(area) {
+  if (CSS.supports("field-sizing", "content")) return;
+  area.style.height = "auto";
+  area.style.height = `${area.scrollHeight}px`;
+}
+
+/** name: under which what is written is kept. children: what stands beside the buttons. canAttach: whether files can be sent. */
+export function Composer({ name, label, action = "Send", onSend, isBusy, onStop, isBlocked = false, isKept = false, canAttach = false, children }) {
+  const [text, setText] = useState(() => kept(PREFIX + name, "", sessionStorage));
+  const [files, setFiles] = useState([]);
+  const area = useRef(null);
+  const picker = useRef(null);
+  // Before anything is drawn: later it could take the focus from a field that the reader is in by then.
+  useLayoutEffect(() => {
+    if (!isTouched()) area.current.focus();
+    fit(area.current);
+  }, [name]);
+  const isEmpty = !text.trim() && !files.length;
+  function write(next) {
+    setText(next);
+    keep(PREFIX + name, next || null, sessionStorage);
+  }
+  function submit(event) {
+    event.preventDefault();
+    if (isEmpty || isBusy || isBlocked) return;
+    onSend(text, files);
+    if (isKept) return;
+    write("");
+    setFiles([]);
+    requestAnimationFrame(() => area.current && fit(area.current));
+  }
+  const isSent = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
+  async function attach(event) {
+    const added = await readFiles([...event.target.files]);
+    event.target.value = "";
+    setFiles((now) => [...now, ...added]);
+    area.current?.focus();
+  }
+  return html`<form class="composer" onSubmit=${submit}>
+    ${files.length > 0 && html`<ul class="files" aria-label="Attached">${files.map((file, at) => html`<li>${file.name}
+      <button type="button" class="quiet" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, i) => i !== at))}>✕</button></li>`)}</ul>`}
+    <textarea ref=${area} aria-label=${label} placeholder=${label} rows="1" dir="auto" value=${text}
+      onInput=${(event) => { write(event.target.value); fit(event.target); }} onKeyDown=${(event) => isSent(event) && submit(event)}></textarea>
+    <div class="composer-bar">
+      ${canAttach && html`<button type="button" class="quiet" onClick=${() => picker.current.click()}>Attach</button>
+        <input ref=${picker} type="file" multiple hidden aria-label="Attach text files" onChange=${attach} />`}
+      ${children}
+      <span class="hint">Enter sends, Shift+Enter begins a line</span>
+      ${isBusy
+        ? html`<button type="button" class="stop" title="Esc" onClick=${onStop}>Stop</button>`
+        : html`<button type="submit" disabled=${isEmpty || isBlocked}>${action}</button>`}
+    </div>
+  </form>`;
+}
+
+/** Call a function when Esc is pressed anywhere. */
+export function useEscape(called) {
+  useEffect(() => {
+    if (!called) return;
+    const onKey = (event) => event.key === "Escape" && called();
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, [called]);
+}

@@ -1,0 +1,99 @@
+/** All conversations of this browser, in memory as they are in its database, and which one is shown. */
+
+import { newId } from "../shared/words.js";
+import { kept, keep } from "../shared/stored.js";
+import { Observed } from "../shared/observed.js";
+import { tell } from "../shared/notice.js";
+import { changeRecord, read, readAll } from "./database.js";
+import { newChat, titleOf } from "./tree.js";
+
+const SHOWN = "reprise.shown";
+/** Another tab may still offer to undo a deletion that is younger. */
+const GONE_AFTER_MS = 10 * 60_000;
+
+/** id -> chat, without the deleted ones. */
+export const chats = new Observed(new Map());
+/** The id of the chat that this tab shows. It is in `chats` once it has a message. */
+export const shown = new Observed(kept(SHOWN, null, sessionStorage) ?? newId());
+/** Whether the conversations are there: until then nothing is known of them. */
+export const isRead = new Observed(false);
+
+const channel = new BroadcastChannel("reprise.chats");
+let isKept = true;
+
+function hold(id, chat) {
+  chats.change((before) => {
+    const next = new Map(before);
+    if (chat && !chat.deletedAt) next.set(id, chat);
+    else next.delete(id);
+    return next;
+  });
+}
+
+channel.onmessage = async ({ data }) => hold(data, await read(data));
+
+export function show(id) {
+  shown.set(id);
+  keep(SHOWN, id, sessionStorage);
+}
+
+/** Show an empty chat, which is kept once it has a message. The one before stays in the list. */
+export const showNew = () => show(newId());
+
+/** Change a chat, or begin it. made: gets it as it is now. Return it. */
+export async function change(id, made) {
+  const next = (chat) => made(chat ?? newChat({ id }));
+  if (isKept) {
+    try {
+      const chat = await changeRecord(id, next);
+      hold(id, chat);
+      channel.postMessage(id);
+      return chat;
+    } catch {
+      tell("This browser has no room for the conversation: it lasts until the tab is closed. Export it to keep it.");
+    }
+  }
+  const chat = next(chats.value.get(id));
+  hold(id, chat);
+  return chat;
+}
+
+export const rename = (id, title) => change(id, (chat) => ({ ...chat, title: title.trim() }));
+
+export async function remove(id) {
+  const removed = await change(id, (chat) => ({ ...chat, deletedAt: Date.now() }));
+  if (shown.value === id) showNew();
+  tell(`“${titleOf(removed)}” was deleted.`, async () => {
+    await change(id, (chat) => ({ ...(chat.messages.length ? chat : removed), deletedAt: null }));
+    show(id);
+  });
+}
+
+/** Add chats under new ids and show the first. */
+export async function add(added) {
+  const ids = [];
+  for (const chat of added) {
+    const id = newId();
+    await change(id, () => ({ ...chat, id, deletedAt: null }));
+    ids.push(id);
+  }
+  if (ids.length) show(ids[0]);
+}
+
+/** Read the database; forget what was deleted long ago. */
+export async function readChats() {
+  try {
+    const found = await readAll();
+    const isGone = ({ deletedAt }) => deletedAt && deletedAt < Date.now() - GONE_AFTER_MS;
+    for (const { id } of found.filter(isGone)) await changeRecord(id, (now) => (now && isGone(now) ? null : now));
+    chats.set(new Map(found.filter(({ deletedAt }) => !deletedAt).map((chat) => [chat.id, chat])));
+    // A tab of its own begins where the last one was.
+    if (!kept(SHOWN, null, sessionStorage)) show(newest()?.id ?? shown.value);
+  } catch {
+    isKept = false;
+    tell("This browser keeps no conversations here: they last until the tab is closed.");
+  }
+  isRead.set(true);
+}
+
+const newest = () => [...chats.value.values()].sort((a, b) => b.changedAt - a.changedAt)[0];

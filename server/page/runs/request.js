@@ -1,0 +1,46 @@
+/** Make the body of a request from a conversation and its parameters. */
+
+import { ApiError } from "../shared/api.js";
+import { fenced } from "../chats/files.js";
+
+export const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
+
+/** Return the model that was chosen, or the first one if it is not there any more. */
+export const chosen = (models, name) => (models.some(({ id }) => id === name) ? name : models[0]?.id);
+
+/** Return the messages as a request has them. Answers that ended before they said anything are left out. */
+export function said(messages) {
+  return messages
+    .filter(({ role, content, calls }) => role !== "assistant" || content || calls?.length)
+    .map(({ role, content, calls, files = [], tool_call_id }) => ({
+      role,
+      content: [...files.map(({ name, text }) => fenced(name, text)), content].filter(Boolean).join("\n\n"),
+      ...(tool_call_id && { tool_call_id }),
+      ...(calls?.length && {
+        tool_calls: calls.map(({ id, name, input }) => ({ id, type: "function", function: { name, arguments: input } })),
+      }),
+    }));
+}
+
+/** Return the calls of the last answer that have no result yet. messages: the shown branch. */
+export function unanswered(messages) {
+  const at = messages.findLastIndex(({ role }) => role === "assistant");
+  const results = messages.slice(at + 1).map(({ tool_call_id }) => tool_call_id);
+  return at < 0 || messages.slice(at + 1).some(({ role }) => role === "user") ? [] : (messages[at].calls ?? []).filter(({ id }) => !results.includes(id));
+}
+
+/** Return the body of a request for the next answer. messages: see said(). Throws ApiError if the tools are no JSON. */
+export function requestOf(models, { model, system, tools, ...numbers }, messages) {
+  const body = { model: chosen(models, model), messages: system ? [{ role: "system", content: system }, ...messages] : messages };
+  for (const name of NUMBERS) if ((numbers[name] ?? "") !== "") body[name] = Number(numbers[name]);
+  if (tools.trim()) body.tools = parsedTools(tools);
+  return body;
+}
+
+export function parsedTools(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new ApiError("The tools are not JSON. Correct them under “Parameters”.", "tools", 0);
+  }
+}

@@ -1,0 +1,95 @@
+/** The same prompt twice, with drafts and without. One after the other: at once, each would slow the other. */
+
+import { html } from "../vendor/preact.js";
+import { isAbort } from "../shared/api.js";
+import { Observed, useObserved } from "../shared/observed.js";
+import { percent } from "../shared/words.js";
+import { ask, describe, newAnswer, whyUndrafted } from "../runs/answer.js";
+import { requestOf } from "../runs/request.js";
+import { SENDING, fromProgress, watchWait } from "../runs/waiting.js";
+import { Answer } from "../chat/message.js";
+import { Composer, useEscape } from "../chat/composer.js";
+import { Parameters, useParameters } from "../chat/parameters.js";
+
+const LANES = {
+  plain: ["Without drafts", { type: "none", trace: true }],
+  drafts: ["With drafts", { trace: true }],
+};
+/** Less is noise of the machine. */
+const NOTABLE = 0.02;
+
+/** The race under way or the last one; it goes on while another tab of the page is open. */
+const race = new Observed({ lanes: {}, seed: null, stop: null });
+const put = (fields) => race.change((now) => ({ ...now, ...fields }));
+const putLane = (name, lane) => race.change((now) => ({ ...now, lanes: { ...now.lanes, [name]: lane } }));
+
+/** Return the sentences about two finished answers, and of which kind they are. */
+export function verdict({ drafts, plain }) {
+  const isEqual = ["content", "reasoning"].every((name) => drafts[name] === plain[name]) &&
+    JSON.stringify(drafts.calls.map(({ name, input }) => [name, input])) ===
+      JSON.stringify(plain.calls.map(({ name, input }) => [name, input]));
+  if (!isEqual) return { kind: "different", text: "The texts differ. This should never happen: please report it, with the prompt and the seed." };
+  const taken = drafts.timings.predicted_ms / plain.timings.predicted_ms;
+  const why = whyUndrafted(drafts.timings);
+  const { draft_n: drafted, draft_n_accepted: accepted } = drafts.timings;
+  const reason = why ? ` There were ${why}.` : ` ${accepted} of ${drafted} drafted tokens were right.`;
+  if (taken > 1 + NOTABLE) return { kind: "loss", text: `A loss: with drafts the answer took ${percent(taken - 1)} longer. The texts are equal.${reason}` };
+  if (taken > 1 - NOTABLE) return { kind: "equal", text: `No difference: with drafts the answer took as long. The texts are equal.${reason}` };
+  return { kind: "gain", text: `With drafts ${(1 / taken).toFixed(2)} times as fast: the answer took ${percent(taken)} of the time. The texts are equal.${reason}` };
+}
+
+async function run(models, parameters, prompt, onFault) {
+  const controller = new AbortController();
+  const seed = parameters.seed === "" ? Math.floor(Math.random() * 2 ** 31) : parameters.seed;
+  put({ seed, lanes: {}, stop: () => controller.abort() });
+  try {
+    const body = requestOf(models, { ...parameters, seed }, [{ role: "user", content: prompt }]);
+    for (const [name, [, draft]] of Object.entries(LANES)) await runLane(name, { ...body, draft }, controller.signal);
+  } catch (fault) {
+    if (!isAbort(fault)) onFault(fault);
+  }
+  put({ stop: null });
+}
+
+async function runLane(name, body, signal) {
+  const watch = new AbortController();
+  const sentAt = performance.now();
+  let answer = newAnswer();
+  const tell = (wait) => putLane(name, { answer, wait: wait && { ...wait, sentAt } });
+  tell(SENDING);
+  watchWait(body.model, tell, watch.signal);
+  try {
+    for await (const step of ask(body, signal)) {
+      answer = step.answer;
+      watch.abort();
+      tell(step.progress && answer.firstMs === null ? fromProgress(step.progress) : null);
+    }
+  } catch (fault) {
+    answer = { ...answer, end: isAbort(fault) ? "stopped" : "failed" };
+    throw fault;
+  } finally {
+    watch.abort();
+    tell(null);
+  }
+}
+
+export function Race({ models, onFault }) {
+  const [parameters, setParameters] = useParameters();
+  const { lanes, seed, stop } = useObserved(race, true);
+  useEscape(stop);
+  const isOver = Object.keys(LANES).every((name) => ["done", "length"].includes(lanes[name]?.answer.end));
+  const found = isOver && !stop && verdict({ plain: lanes.plain.answer, drafts: lanes.drafts.answer });
+  return html`<section class="race">
+    <h2>Race</h2>
+    <p class="soft">The same prompt and seed, first without drafts, then with them. The texts must be equal; only the time may differ.</p>
+    <${Parameters} models=${models} value=${parameters} onChange=${setParameters} />
+    <${Composer} name="race" label="Prompt" action="Race" isKept isBusy=${!!stop} isBlocked=${!models.length} onStop=${stop}
+      onSend=${(prompt) => run(models, parameters, prompt, onFault)} />
+    <p class=${`verdict ${found ? found.kind : ""}`} role="status">${found ? `${found.text} Seed ${seed}.` : ""}</p>
+    <div class="lanes">
+      ${Object.entries(LANES).map(([name, [label]]) => lanes[name] && html`<div class="lane"><h3>${label}</h3>
+        <article class="message assistant" aria-label="Answer"><${Answer} message=${lanes[name].answer} wait=${lanes[name].wait} showsOrigins isDone=${lanes[name].answer.end !== null} />
+          <footer><span class="figures">${describe(lanes[name].answer)}</span></footer></article></div>`)}
+    </div>
+  </section>`;
+}

@@ -1,0 +1,167 @@
+"""The field at the bottom of a chat, what stands around it, and the race."""
+
+import json
+
+import pytest
+from chromium import settle
+from playwright.sync_api import expect
+
+from config.settings import Settings
+from server.app import create_app
+from tests.server.fake_engine import says, tells, traces
+from tests.server.page.steps import ask, last_answer, send
+from tests.server.served import served
+
+PAST = "a conversation of so many messages"
+
+
+def import_chat(page, num_messages, content, tmp_path):
+    messages = [
+        {
+            "id": str(at),
+            "parent": str(at - 1) if at else None,
+            "role": ("user", "assistant")[at % 2],
+            "content": content,
+            "end": "done",
+        }
+        for at in range(num_messages)
+    ]
+    path = tmp_path / "chat.json"
+    chat = {"title": PAST, "messages": messages, "leaf": str(num_messages - 1)}
+    path.write_text(json.dumps({"format": "reprise-chats", "version": 1, "chats": [chat]}))
+    page.get_by_label("Import conversations").set_input_files(path)
+    expect(page.locator("article")).to_have_count(num_messages)
+
+
+def test_it_has_the_focus_grows_and_stays_at_the_bottom(open_page):
+    page = open_page()
+    field = page.get_by_label("Message", exact=True)
+    expect(field).to_be_focused()
+    small = field.bounding_box()["height"]
+    page.keyboard.type("one")
+    page.keyboard.press("Shift+Enter")
+    for _ in range(4):
+        page.keyboard.press("Shift+Enter")
+    settle(page)
+    assert field.bounding_box()["height"] > 2 * small
+    ask(page, "\n".join("line" for _ in range(100)), "line")
+    settle(page)
+    window, form = page.viewport_size["height"], page.locator(".composer").bounding_box()
+    assert window - form["y"] - form["height"] < 40
+    assert abs(field.bounding_box()["height"] - small) < 2
+    expect(field).to_be_focused()
+
+
+def test_a_reopened_chat_is_at_its_end_and_keys_are_cheap(open_page, tmp_path):
+    page = open_page()
+    import_chat(page, 400, "**bold** and `code`. " * 5, tmp_path)
+    page.reload()
+    expect(page.locator("article")).to_have_count(400)
+    settle(page)
+    left = "(one) => one.scrollHeight - one.scrollTop - one.clientHeight"
+    assert page.locator(".scroller").evaluate(left) < 5
+    # What a key does, handlers, drawing and layout, in processor time of the page.
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def busy_s():
+        return {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}[
+            "TaskDuration"
+        ]
+
+    page.get_by_label("Message", exact=True).focus()
+    page.keyboard.type("warm")
+    before, num_keys = busy_s(), 60
+    page.keyboard.type("x" * num_keys)
+    settle(page)
+    assert (busy_s() - before) / num_keys < 0.005
+    page.locator(".scroller").evaluate("(one) => (one.scrollTop = 0)")
+    expect(page.locator("article").first).to_be_in_viewport()
+
+
+@pytest.mark.slow
+def test_whoever_reads_above_is_left_there(open_page, engine, tmp_path):
+    page = open_page()
+    import_chat(page, 30, "long\n\n" * 2, tmp_path)
+
+    def slowly(engine, job):
+        says("begins")(engine, job)
+        engine.wait_for_release(job)
+        return says("\n\nends")(engine, job)
+
+    engine.script = slowly
+    send(page, "More")
+    expect(last_answer(page)).to_contain_text("begins")
+    page.locator(".scroller").evaluate("(one) => (one.scrollTop = 0)")
+    settle(page)
+    engine.release()
+    expect(last_answer(page)).to_contain_text("ends")
+    settle(page)
+    assert page.locator(".scroller").evaluate("(one) => one.scrollTop") == 0
+
+
+def test_text_files_are_attached(open_page, engine, tmp_path):
+    page = open_page()
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "b.bin").write_bytes(b"\x00\xff")
+    page.get_by_label("Attach text files").set_input_files([tmp_path / "a.py", tmp_path / "b.bin"])
+    expect(page.get_by_text("b.bin is not a text file")).to_be_visible()
+    expect(page.get_by_role("list", name="Attached").get_by_role("listitem")).to_contain_text(["a.py"])
+    ask(page, "What is x?", "What is x?")
+    ((message,), _) = engine.tokenizer.rendered[-1]
+    assert message["content"] == "a.py:\n\n```\nx = 1\n```\n\nWhat is x?"
+    expect(page.locator("article.user summary")).to_have_text("a.py")
+    expect(page.get_by_role("list", name="Attached")).to_have_count(0)
+
+
+@pytest.mark.slow
+def test_a_sample_is_sent_with_a_click(open_page, engine):
+    page = open_page()
+    page.locator(".sample").first.click()
+    expect(last_answer(page)).to_contain_text("Explain in three short paragraphs")
+    with served(create_app(engine, Settings(served_model_name=("reprise-demo",)))) as address:
+        demo = open_page(address)
+        demo.locator(".model select").select_option("reprise-demo")
+        expect(demo.get_by_text("This is the demo model")).to_be_visible()
+        demo.locator(".sample").first.click()
+        expect(last_answer(demo)).to_contain_text("user: ")
+
+
+@pytest.mark.parametrize(
+    ("num_more", "kind", "words"),
+    [
+        pytest.param(0, "equal", "No difference", marks=pytest.mark.slow),
+        (5, "loss", "A loss: with drafts"),
+        (-5, "gain", "times as fast"),
+    ],
+)
+def test_a_race_says_gain_and_loss_plainly_and_in_other_colours(open_page, engine, num_more, kind, words):
+    """The engine's clock counts a tenth of a second for each token that it reports."""
+    lengths = iter((10, 10 + num_more))
+
+    def race(engine, job):
+        runs = (("same answer", "model"), *[("", "model")] * (next(lengths) - 1))
+        return traces(*runs)(engine, job)
+
+    engine.script = race
+    page = open_page(path="/ui#race")
+    send(page, "Hello", "Prompt")
+    verdict = page.locator(f".verdict.{kind}")
+    expect(verdict).to_contain_text(words)
+    expect(verdict).to_contain_text("The texts are equal.")
+    expect(verdict).to_contain_text("drafted tokens were right")
+    ink = page.evaluate("getComputedStyle(document.body).color")
+    assert (verdict.evaluate("(one) => getComputedStyle(one).color") == ink) is (kind == "equal")
+    page.get_by_role("link", name="Connect").click()
+    expect(page.get_by_label("Client")).to_be_visible()
+    page.get_by_role("link", name="Race").click()
+    expect(verdict).to_contain_text(words)
+
+
+@pytest.mark.slow
+def test_a_race_with_different_texts_is_a_fault(open_page, engine):
+    numbers = iter("12")
+    engine.script = lambda engine, job: tells(f"answer {next(numbers)}")(engine, job)
+    page = open_page(path="/ui#race")
+    send(page, "Hello", "Prompt")
+    expect(page.locator(".verdict.different")).to_contain_text("The texts differ.")

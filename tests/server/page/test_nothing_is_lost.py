@@ -1,0 +1,295 @@
+"""Conversations on the page outlive tabs, reloads, edits, stops, faults and other tabs of the browser."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from config.settings import Settings
+from server.app import create_app
+from tests.server.fake_engine import fail_midway, says, wait_midway
+from tests.server.page.steps import answers, ask, last_answer, send, wait_for
+from tests.server.served import served
+
+
+def listed(page):
+    return page.get_by_role("navigation", name="Conversations").get_by_role("listitem").locator(".pick")
+
+
+def shown(page):
+    """Return all messages that a reader sees, answers with what is said about their end."""
+    return page.locator(
+        "article .plain, article .markdown, article .ending, article .fault"
+    ).all_inner_texts()
+
+
+def menu(page, name, item):
+    page.get_by_label(f"More for {name}").click()
+    page.get_by_role("button", name=item).locator("visible=true").click()
+
+
+def test_an_answer_goes_on_while_another_tab_of_the_page_is_open(open_page, engine):
+    engine.script = wait_midway
+    page = open_page()
+    send(page, "Hello")
+    expect(last_answer(page)).to_contain_text("well")
+    page.get_by_role("link", name="Now").click()
+    expect(page.get_by_text("The last requests")).to_be_visible()
+    page.get_by_role("link", name="Chat").click()
+    expect(last_answer(page)).to_contain_text("well")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.get_by_role("link", name="Models").click()
+    engine.release()
+    page.get_by_role("link", name="Chat").click()
+    expect(last_answer(page)).to_contain_text("well user: Hello")
+    assert engine.cancelled_ids == []
+
+
+@pytest.mark.slow
+def test_an_answer_goes_on_while_another_chat_is_shown(open_page, engine):
+    engine.script = wait_midway
+    page = open_page()
+    send(page, "First")
+    expect(last_answer(page)).to_contain_text("well")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("article")).to_have_count(0)
+    engine.script = says("Second answer")
+    ask(page, "Second", "Second answer")
+    engine.release()
+    listed(page).filter(has_text="First").click()
+    expect(last_answer(page)).to_contain_text("well user: First")
+    listed(page).filter(has_text="Second").click()
+    expect(last_answer(page)).to_contain_text("Second answer")
+
+
+def test_a_reload_in_the_middle_keeps_what_came_and_offers_to_go_on(open_page, engine):
+    engine.script = wait_midway
+    page = open_page()
+    send(page, "Hello")
+    expect(last_answer(page)).to_contain_text("well")
+    page.reload()
+    expect(last_answer(page)).to_contain_text("Cut off: the page was closed")
+    expect(last_answer(page).locator(".markdown")).to_have_text("well")
+    wait_for(lambda: engine.cancelled_ids)
+    engine.script = says("and good.")
+    page.get_by_role("button", name="Continue").click()
+    expect(last_answer(page).locator(".markdown")).to_have_text("well and good.")
+    messages = engine.tokenizer.rendered[-1][0]
+    assert [(one["role"], one["content"]) for one in messages] == [("user", "Hello"), ("assistant", "well ")]
+    page.reload()
+    expect(page.locator("article")).to_have_count(2)
+    assert shown(page) == ["Hello", "well and good."]
+
+
+def test_a_stopped_answer_says_so_and_can_be_continued_or_tried_again(open_page, engine):
+    engine.script = wait_midway
+    page = open_page()
+    send(page, "Hello")
+    expect(last_answer(page)).to_contain_text("well")
+    page.get_by_role("button", name="Stop").click()
+    expect(last_answer(page)).to_contain_text("You stopped this answer.")
+    wait_for(lambda: engine.cancelled_ids)
+    engine.script = says("done.")
+    page.get_by_role("button", name="Continue").click()
+    expect(last_answer(page).locator(".markdown")).to_have_text("well done.")
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    engine.script = says("Another one.")
+    page.get_by_role("button", name="Retry").click()
+    expect(last_answer(page).locator(".markdown")).to_have_text("Another one.")
+    expect(last_answer(page)).to_contain_text("2/2")
+    page.get_by_role("button", name="Earlier version").click()
+    expect(last_answer(page).locator(".markdown")).to_have_text("well done.")
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_cut_off_by_its_length_says_so(open_page, engine):
+    engine.script = says("one two", reason="length")
+    page = open_page()
+    ask(page, "Count", "Cut off: it has as many tokens as it may have.")
+    engine.script = says(" three")
+    page.get_by_role("button", name="Continue").click()
+    expect(last_answer(page).locator(".markdown")).to_have_text("one two three")
+    expect(last_answer(page).locator(".ending")).to_have_count(0)
+
+
+def test_a_fault_is_shown_and_the_chat_goes_on(open_page, engine):
+    engine.script = fail_midway
+    page = open_page()
+    ask(page, "Hello", "the roof is on fire")
+    expect(last_answer(page)).to_contain_text("well")
+    expect(page.get_by_role("button", name="Continue")).to_be_visible()
+    engine.script = says("Here again.")
+    page.get_by_role("button", name="Retry").click()
+    expect(last_answer(page)).to_contain_text("Here again.")
+
+
+@pytest.mark.slow
+def test_a_lost_connection_is_told_in_our_words(open_page, engine):
+    engine.script = wait_midway
+    with served(create_app(engine, Settings())) as address:
+        page = open_page(address)
+        send(page, "Hello")
+        expect(last_answer(page)).to_contain_text("well")
+    expect(last_answer(page)).to_contain_text("Cut off: the connection to the server was lost.")
+    expect(page.get_by_role("button", name="Retry")).to_be_visible()
+
+
+def test_an_edit_can_be_undone_and_earlier_versions_stay(open_page):
+    page = open_page()
+    ask(page, "One", "user: One")
+    ask(page, "Two", "user: Two")
+    page.get_by_role("button", name="Edit").first.click()
+    expect(page.get_by_label("Changed message")).to_have_value("One")
+    expect(page.get_by_label("Changed message")).to_be_focused()
+    expect(page.locator("article")).to_have_count(4)
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("Changed message")).to_have_count(0)
+    page.get_by_role("button", name="Edit").first.click()
+    page.get_by_label("Changed message").fill("Three")
+    page.get_by_label("Changed message").press("Enter")
+    expect(last_answer(page)).to_contain_text("user: Three")
+    expect(page.locator("article")).to_have_count(2)
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("article")).to_have_count(4)
+    expect(last_answer(page)).to_contain_text("user: Two")
+    page.get_by_role("button", name="Later version").click()
+    expect(page.locator("article")).to_have_count(2)
+    page.reload()
+    expect(page.locator("article")).to_have_count(2)
+    page.get_by_role("button", name="Earlier version").click()
+    expect(last_answer(page)).to_contain_text("user: Two")
+
+
+def test_chats_are_listed_searched_renamed_and_deleted_with_a_way_back(open_page, engine):
+    page = open_page()
+    engine.script = says("The capital is Paris.")
+    ask(page, "About France", "Paris")
+    page.get_by_role("button", name="New chat").click()
+    engine.script = says("It is Rome.")
+    ask(page, "About Italy", "Rome")
+    expect(listed(page)).to_have_text(["About Italy", "About France"])
+    page.get_by_label("Search conversations").fill("paris")
+    expect(listed(page)).to_have_text(["About France"])
+    page.get_by_label("Search conversations").fill("")
+    menu(page, "About France", "Rename")
+    page.get_by_label("Name of the chat").fill("Capitals")
+    page.get_by_label("Name of the chat").press("Enter")
+    expect(listed(page)).to_have_text(["About Italy", "Capitals"])
+    menu(page, "About Italy", "Delete")
+    expect(listed(page)).to_have_text(["Capitals"])
+    expect(page.locator("article")).to_have_count(0)
+    page.get_by_role("button", name="Undo").click()
+    expect(listed(page)).to_have_text(["About Italy", "Capitals"])
+    expect(last_answer(page)).to_contain_text("Rome")
+    page.reload()
+    expect(listed(page)).to_have_text(["About Italy", "Capitals"])
+
+
+@pytest.mark.slow
+def test_chats_are_exported_and_imported(open_page, engine, tmp_path):
+    page = open_page()
+    engine.script = says("```python\nx = 1\n```")
+    ask(page, "Code, please", "x = 1")
+    engine.script = says("Other code")
+    page.get_by_role("button", name="Retry").click()
+    expect(last_answer(page)).to_contain_text("Other code")
+    with page.expect_download() as markdown:
+        menu(page, "Code, please", "Export as Markdown")
+    text = Path(markdown.value.path()).read_text()
+    assert text == "# Code, please\n\n## You\n\nCode, please\n\n## Model\n\nOther code\n"
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    assert re.fullmatch(r"reprise-chats-\d{4}-\d\d-\d\d\.json", download.value.suggested_filename)
+    exported = Path(download.value.path())
+    held = json.loads(exported.read_text())
+    assert (held["format"], held["version"], len(held["chats"])) == ("reprise-chats", 1, 1)
+
+    # In another browser, with both versions.
+    other = open_page()
+    other.get_by_label("Import conversations").set_input_files(exported)
+    expect(listed(other)).to_have_text(["Code, please"])
+    expect(last_answer(other)).to_contain_text("Other code")
+    other.get_by_role("button", name="Earlier version").click()
+    expect(last_answer(other)).to_contain_text("x = 1")
+    for name, content, told in (
+        ("bad.json", "{", "not JSON"),
+        ("other.json", "[]", "not an export"),
+        ("new.json", '{"format": "reprise-chats", "version": 2, "chats": []}', "newer Reprise"),
+        (
+            "hurt.json",
+            '{"format": "reprise-chats", "version": 1, "chats": [{"messages": [{}]}]}',
+            "cannot be read",
+        ),
+    ):
+        (tmp_path / name).write_text(content)
+        other.get_by_label("Import conversations").set_input_files(tmp_path / name)
+        expect(other.get_by_text(told)).to_be_visible()
+    expect(listed(other)).to_have_count(1)
+
+
+def test_two_tabs_of_a_browser_do_not_overwrite_each_other(open_page, engine, url):
+    page = open_page()
+    ask(page, "Hello", "user: Hello")
+    other = page.context.new_page()
+    other.goto(url)
+    expect(last_answer(other)).to_contain_text("user: Hello")
+
+    # One writes: the other is told, cannot write, and then has it too.
+    engine.script = wait_midway
+    send(page, "From the first tab")
+    expect(other.get_by_text("Another tab of this browser writes")).to_be_visible()
+    other.get_by_label("Message", exact=True).fill("Too early")
+    expect(other.get_by_role("button", name="Send", exact=True)).to_be_disabled()
+    engine.release()
+    expect(last_answer(other)).to_contain_text("well user: Hello")
+    expect(last_answer(page)).to_contain_text("well user: Hello")
+
+    # Both change it: each change is made to what is there, not to what a tab remembers.
+    engine.script = says("Yes.")
+    send(other, "From the second tab")
+    expect(answers(page)).to_have_count(3)
+    menu(page, "Hello", "Rename")
+    page.get_by_label("Name of the chat").fill("Two tabs")
+    page.get_by_label("Name of the chat").press("Enter")
+    expect(listed(other)).to_have_text(["Two tabs"])
+    for one in (page, other):
+        one.reload()
+        expect(answers(one)).to_have_count(3)
+        expect(listed(one)).to_have_text(["Two tabs"])
+
+
+@pytest.mark.slow
+def test_what_is_written_stays_until_it_is_sent(open_page):
+    page = open_page()
+    field = page.get_by_label("Message", exact=True)
+    field.fill("half a thought")
+    page.get_by_role("link", name="Connect").click()
+    expect(page.get_by_label("Client")).to_be_visible()
+    page.get_by_role("link", name="Chat").click()
+    expect(field).to_have_value("half a thought")
+    page.reload()
+    expect(field).to_have_value("half a thought")
+
+
+@pytest.mark.slow
+def test_the_one_chat_of_older_pages_is_taken_over(open_page):
+    page = open_page()
+    old = [
+        {"role": "user", "content": "Old question"},
+        {
+            "role": "assistant",
+            "content": "Old answer",
+            "reasoning": "",
+            "calls": [],
+            "trace": [],
+            "finish": "stop",
+        },
+    ]
+    page.evaluate("(old) => localStorage.setItem('reprise.chat', JSON.stringify(old))", old)
+    page.reload()
+    expect(listed(page)).to_have_text(["Old question"])
+    listed(page).click()
+    assert shown(page) == ["Old question", "Old answer"]
+    assert page.evaluate("localStorage.getItem('reprise.chat')") is None
