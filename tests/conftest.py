@@ -6,14 +6,13 @@ from pathlib import Path
 
 from hypothesis import settings
 
+from tests.holds import HOLDS, summary
+
 # A test that is slow on a busy machine has not failed.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
-
-# For all processes of a run: how long the event loops of its servers worked in one piece at most.
-HOLDS = Path(os.environ.setdefault("TESTS_LOOP_HOLDS", tempfile.mkstemp(prefix="reprise-tests-holds-")[1]))
 
 LONGEST = (
     "end_to_end/trouble/test_adversity.py",
@@ -30,10 +29,8 @@ LONGEST = (
 
 
 def pytest_terminal_summary(terminalreporter):
-    if found := HOLDS.read_text().splitlines() if HOLDS.exists() else []:
-        longest, _, stations = max(found, key=lambda one: float(one.partition(" ")[0])).partition(" ")
-        held = f"{1000 * float(longest):.0f} ms at most, {stations}" if stations else "never for over 100 ms"
-        terminalreporter.write_line(f"event loops of {len(found)} servers, held by their own work: {held}")
+    if said := summary():
+        terminalreporter.write_line(said)
 
 
 def pytest_sessionfinish(session):

@@ -44,7 +44,7 @@ class ChildProcess:
     """
 
     def __init__(
-        self, job: Literal["templates", "tool_calls", "schemas"], library: Path, limits: Limits
+        self, job: Literal["templates", "tool_calls", "schemas", "grammars"], library: Path, limits: Limits
     ) -> None:
         self._job = job
         self._library = library

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import resource
 import signal
 import sys
@@ -30,6 +31,8 @@ Handle = Callable[[dict[str, Any]], Reply]
 MAX_COMPLAINT_CHARACTERS = 2000
 PARSER_NICENESS = 10
 """How far parsers give way to the engine's threads. A valid call takes milliseconds even so."""
+_NAMED_TOKEN = re.compile(r"<\[\^?[0-9][0-9, -]*\]>")
+"""A token of the model's vocabulary by its id, in a grammar."""
 _LATER_IMPORTS = "{{ strftime_now('%d %B %Y') }}{{ messages | tojson(indent=2) }}{{ raise_exception('a') }}"
 
 
@@ -87,6 +90,21 @@ def handle_schemas(_: Path) -> Handle:
     return handle
 
 
+def handle_grammars(_: Path) -> Handle:
+    """Return a function that compiles grammars. A call has a text in llguidance's format, and limits."""
+    os.nice(PARSER_NICENESS)
+    library: Any = importlib.import_module("llguidance")
+    # A vocabulary matters little to what compiling takes, and this one is made in no time.
+    vocabulary = library.LLTokenizer("byte")
+
+    def handle(call: dict[str, Any]) -> Reply:
+        limits = library.LLParserLimits(**call["limits"])
+        library.LLMatcher(vocabulary, _NAMED_TOKEN.sub("<[97]>", call["text"]), log_level=0, limits=limits)
+        return {}
+
+    return handle
+
+
 class _NotJsonError(Exception):
     """A text is not JSON."""
 
@@ -102,6 +120,7 @@ JOBS: dict[str, Callable[[Path], Handle]] = {
     "templates": handle_templates,
     "tool_calls": handle_tool_calls,
     "schemas": handle_schemas,
+    "grammars": handle_grammars,
 }
 
 

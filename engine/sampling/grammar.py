@@ -12,12 +12,13 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from engine.foreign.grammar_trials import TRIALS, TrialError
 from engine.request import Grammar, GrammarCostError, GrammarError
 from engine.sampling.grammar_budget import GrammarBudget, Stopwatch
 from engine.text.tokenizer import Tokenizer
@@ -89,6 +90,8 @@ class Grammars:
     def prepare(self) -> bool:
         """Do one of two parts of the work on the vocabulary in advance; return whether any was left.
 
+        The first also starts the process that tries grammars.
+
         The second part sorts tokens into slices, with which large masks are computed faster.
         """
         if self._is_prepared:
@@ -96,6 +99,7 @@ class Grammars:
         with self._making:
             if self._made is None:
                 self._made = _make_vocabulary(self._tokenizer)
+                TRIALS.start()
             else:
                 if isinstance(self._made, LLTokenizer):
                     self._made = self._made.with_slices(LLTokenizer.general_slices())
@@ -134,7 +138,11 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         text, limits = _to_llguidance(grammar), _limits(grammar)
-        matcher = LLMatcher(self.vocabulary, text, log_level=0, limits=limits)
+        try:
+            TRIALS.check(text, limits)
+        except TrialError as refused:
+            raise GrammarError(f"{refused} to compile; simplify it") from None
+        matcher = LLMatcher(self.vocabulary, text, log_level=0, limits=LLParserLimits(**limits))
         if matcher.is_error():
             raise GrammarError(matcher.get_error().strip())
         if warnings := matcher.get_grammar_warnings():
@@ -185,16 +193,16 @@ def _make_vocabulary(tokenizer: Tokenizer) -> LLTokenizer | VocabularyError:
     return made
 
 
-def _limits(grammar: Grammar) -> LLParserLimits:
+def _limits(grammar: Grammar) -> dict[str, Any]:
     """Return the limits on the cost of compiling a grammar and of computing one mask."""
-    return LLParserLimits(
-        initial_lexer_fuel=200_000,
-        max_grammar_size=100_000,
-        max_items_in_row=MAX_LARK_ITEMS if grammar.kind == "lark" else MAX_ITEMS,
-        step_max_items=MAX_STEP_ITEMS,
-        step_lexer_fuel=MAX_STEP_FUEL,
-        max_lexer_states=MAX_LEXER_STATES,
-    )
+    return {
+        "initial_lexer_fuel": 200_000,
+        "max_grammar_size": 100_000,
+        "max_items_in_row": MAX_LARK_ITEMS if grammar.kind == "lark" else MAX_ITEMS,
+        "step_max_items": MAX_STEP_ITEMS,
+        "step_lexer_fuel": MAX_STEP_FUEL,
+        "max_lexer_states": MAX_LEXER_STATES,
+    }
 
 
 def _try_start(matcher: LLMatcher) -> str:

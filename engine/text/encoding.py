@@ -13,7 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.text.slicing import SLICE_CHARACTERS, Slicing, find_slicing
+from engine.request import UnbrokenTextError
+from engine.text.slicing import MAX_UNBROKEN, SLICE_CHARACTERS, Slicing, find_slicing
 from engine.wanted import check_wanted
 
 
@@ -67,7 +68,10 @@ class TextEncoder:
     def encode_all(
         self, texts: Sequence[str], *, adds_specials: bool = False, splits_specials: bool = False
     ) -> list[list[int]]:
-        """Return the ids of each text. See encode()."""
+        """Return the ids of each text. See encode(). Raises UnbrokenTextError if one is too long at once."""
+        longest = max(map(len, texts), default=0)
+        if longest > MAX_UNBROKEN and (self._has_own_way or self._slicing is None):
+            raise UnbrokenTextError(MAX_UNBROKEN)
         if self._has_own_way:
             options = {"split_special_tokens": True} if splits_specials else {}
             with self._lock:
@@ -76,7 +80,7 @@ class TextEncoder:
                     for text in texts
                 ]
         backend = self._splitting if splits_specials else self._plain
-        if max(map(len, texts), default=0) <= self._slice_characters or self._slicing is None:
+        if longest <= self._slice_characters or self._slicing is None:
             found = backend.encode_batch_fast(list(texts), add_special_tokens=adds_specials)
             return [list(one.ids) for one in found]
         return [self._in_slices(backend, self._slicing, text, adds_specials) for text in texts]

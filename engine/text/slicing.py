@@ -19,14 +19,20 @@ from engine.request import UnbrokenTextError
 SLICE_CHARACTERS = 2**16
 """Maximum characters of a slice with borders in it: 60 ms if each is four tokens, mostly 10."""
 MAX_UNBROKEN = 2**20
-"""Maximum characters without a border: a second, in which the work cannot be ended."""
+"""Maximum characters without a border, or of a text that is not cut: a second, which nothing ends."""
 _LETTER = r"[^\W\d_]"
 _KINDS = {
     "space": (rf"(?<={_LETTER})(?= {_LETTER})", rf"(?:{_LETTER}|\ufffd) "),
     "line": (rf"(?<=\S\n)(?={_LETTER})", rf"\n(?:{_LETTER}|\ufffd)"),
 }
 """For each kind of border, what matches it in a text, and what matches tokens that cross it."""
-_NORMALIZERS = {"Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace"}
+_NORMALIZERS = {
+    *("Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace"),
+    *("BertNormalizer", "StripAccents", "Precompiled"),
+}
+_SEVERAL_SPACES = {"Regex": " {2,}"}
+_OF_WORDS = {"Unigram", "WordPiece"}
+"""Models that put a word together as a whole, so that words must have been separated before."""
 _LEFT = ("a", "The", "żółw", "中文", "x1 y", "\n  if", "e\u0301a", "  a", "don't")
 _RIGHT = ("b", "The end", "żółw", "中文", "a1", "it's", "b  c\n", "if\n    x")
 
@@ -89,7 +95,9 @@ def find_slicing(backend: Backend, encode: Encode) -> Slicing | None:
     texts = [backend.decoder.decode([token]) if backend.decoder else token for token in backend.get_vocab()]
     texts += [one["content"] for one in config["added_tokens"]]
     kinds = [
-        name for name, (_, crossing) in _KINDS.items() if not any(map(re.compile(crossing).search, texts))
+        name
+        for name, (_, crossing) in _KINDS.items()
+        if not any(map(re.compile(crossing).search, texts)) and _separates(backend, config, name)
     ]
     for drops, names in ((False, kinds), (True, [one for one in kinds if one == "space"])):
         if drops:
@@ -103,6 +111,8 @@ def find_slicing(backend: Backend, encode: Encode) -> Slicing | None:
 def _is_local(config: dict[str, Any]) -> bool:
     """Return whether all that a tokenizer does to a place of a text depends on the places around it alone."""
     model, normalizer = config["model"], config["normalizer"]
+    if model["type"] in _OF_WORDS:
+        model = {"type": "BPE"}
     # Unknown characters that are neighbours become one token.
     fuses = model.get("fuse_unk") and not model.get("byte_fallback")
     is_plain = model.get("type") == "BPE" and not fuses and not model.get("end_of_word_suffix")
@@ -112,12 +122,25 @@ def _is_local(config: dict[str, Any]) -> bool:
         (one["rstrip"] and one["content"][-1:].isalpha()) or (one["lstrip"] and one["content"][:1].isalpha())
         for one in added
     )
-    return is_plain and not eats and all(one["type"] in _NORMALIZERS and _is_of_one(one) for one in steps)
+    return is_plain and not eats and all(_is_local_step(one) for one in steps)
 
 
-def _is_of_one(step: dict[str, Any]) -> bool:
-    """Return whether a normalizer that replaces something replaces a single character."""
-    return step["type"] != "Replace" or len(step["pattern"].get("String", "  ")) == 1
+def _separates(backend: Backend, config: dict[str, Any], name: str) -> bool:
+    """Return whether words on both sides of a border are separate, if the model needs that."""
+    if config["model"]["type"] not in _OF_WORDS:
+        return True
+    split = backend.pre_tokenizer
+    return split is not None and len(split.pre_tokenize_str("a b" if name == "space" else "a\nb")) > 1
+
+
+def _is_local_step(step: dict[str, Any]) -> bool:
+    """Return whether what a normalizer does to a place depends on the characters around it alone."""
+    if step["type"] == "Strip":
+        # A slice may begin with a space.
+        return not step["strip_left"]
+    if step["type"] == "Replace" and step["pattern"] != _SEVERAL_SPACES:
+        return len(step["pattern"].get("String", "  ")) == 1
+    return step["type"] in _NORMALIZERS
 
 
 def _holds(slicing: Slicing, encode: Encode, name: str) -> bool:

@@ -137,8 +137,8 @@ def _result(ended: asyncio.Future[ResultT]) -> ResultT:
         return ended.result()
     except UnbrokenTextError as fault:
         raise BadRequestError(
-            f"A text has more than {fault} characters without a space between letters and without a line "
-            "break. Break it up.",
+            f"A text has more than {fault} characters without a place where this model's texts can be cut, "
+            "such as a space between letters or a line break. Break it up, or shorten it.",
             code="unbroken_text",
         ) from None
 

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from engine.stations import station
 from server.errors import BadRequestError
 from server.http.connection_limit import ConnectionLimit
+from server.http.read_turns import REQUEST_S, ReadTurns
 from server.logs import LOGGER
 
 MAX_HEAD_BYTES = 32 * 2**10
@@ -35,12 +36,14 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
 
     timeout_s: seconds from connecting, or from the first byte of a later request, to the end of the headers,
         and in which a client must read something of what waits for it. Then the connection is closed.
-    buffer: what is read goes through it. All connections of an event loop may share one.
+    buffer: what is read goes through it. turns: decide when it is parsed. Connections of one event loop share
+        both.
     """
 
-    def __init__(self, *, timeout_s: float, buffer: bytearray, **options: Any) -> None:
+    def __init__(self, *, timeout_s: float, buffer: bytearray, turns: ReadTurns, **options: Any) -> None:
         super().__init__(**options)
         self._timeout_s = timeout_s
+        self._turns = turns
         self._buffer = memoryview(buffer)
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -60,8 +63,21 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
 
     @station("connections")
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse what was read."""
-        self.data_received(self._buffer[:nbytes])  # type: ignore[arg-type]
+        """Parse what was read, or read nothing more until it is this connection's turn."""
+        if self._turns.has_time:
+            self._turns.do(partial(self.data_received, self._buffer[:nbytes]))  # type: ignore[arg-type]
+        else:
+            self.transport.pause_reading()
+            self._turns.wait(self.client_host, partial(self._parse_kept, bytes(self._buffer[:nbytes])))
+
+    @station("connections")
+    def _parse_kept(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self.data_received(data)
+        # Else much of a body waits for the request's handler, which has it read on.
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         """Stop the timeout once the headers are complete; start it at a later request's first byte."""
@@ -154,6 +170,13 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
             self._write_timer = None
         super().resume_writing()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        start = partial(super()._start_asgi_task, cycle, app)
+        if self._turns.has_time:
+            self._turns.do(start, REQUEST_S)
+        else:
+            self._turns.wait(self.client_host, start, REQUEST_S)
+
     @property
     def _is_answering(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
@@ -208,7 +231,9 @@ def _without_upgrade(data: bytes) -> bytes:
 
 def uvicorn_config(app: ASGIApp, timeout_s: float, **options: Any) -> uvicorn.Config:
     """Return the configuration with which uvicorn serves the app. options: see uvicorn.Config."""
-    make_connection: Any = partial(Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES))
+    make_connection: Any = partial(
+        Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), turns=ReadTurns()
+    )
     return uvicorn.Config(
         app,
         http=make_connection,

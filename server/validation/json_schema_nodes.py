@@ -11,10 +11,19 @@ _SINGLE = ("items", "additionalProperties", "not", "contains", "if", "then", "el
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _DATA = frozenset({"const", "enum", "default", "examples", "example"})
+_ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "$comment", "$id", "$schema", "$defs", "definitions"}
+    | {"deprecated", "readOnly", "writeOnly", "discriminator"}
+)
 _MAX_DEPTH = 200
 
 Node = dict[str, Any]
 """A schema that is an object. The schemas true and false need no checks."""
+
+
+def constrains_besides(node: Node, *keys: str) -> bool:
+    """Return whether a schema constrains values by keywords other than these."""
+    return bool(node.keys() - _ANNOTATIONS - set(keys))
 
 
 def children(node: Node) -> Iterator[tuple[str, Node]]:

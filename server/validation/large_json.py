@@ -105,9 +105,9 @@ class PieceParser:
         opening, closing = int(self._outline.at[first]), int(self._outline.at[last - 1])
         kind = _OPENING.find(self._body[opening])
         is_pair = kind >= 0 and _CLOSING[kind] == self._body[closing]
-        if not is_pair or self._body[start:opening].strip() or self._body[closing + 1 : end].strip():
+        if not is_pair or not self._is_blank(start, opening) or not self._is_blank(closing + 1, end):
             raise ValueError(f"invalid structure near byte {start}")
-        if last - first == 2 and not self._body[opening + 1 : closing].strip():
+        if last - first == 2 and self._is_blank(opening + 1, closing):
             return {} if _OPENING[kind] == ord("{") else []
         return self._object(first, last) if _OPENING[kind] == ord("{") else self._array(first, last)
 
@@ -163,12 +163,13 @@ class PieceParser:
 
     def _long_text(self, start: int, end: int) -> Any:
         """Return a value that is neither an array nor an object; a string in slices of whole characters."""
-        text = self._body[start:end].strip()
-        if len(text) <= self._piece_bytes:
-            return self._parse_piece(text.decode())
-        if len(text) < 2 or text[0] != _QUOTE or text[-1] != _QUOTE:
+        text = self._body
+        start, end = self._without_blanks(start, end)
+        if end - start <= self._piece_bytes:
+            return self._parse_piece(text[start:end].decode())
+        if text[start] != _QUOTE or text[end - 1] != _QUOTE:
             raise ValueError(f"neither a string nor a number near byte {start}")
-        parts, at, last = [], 1, len(text) - 1
+        parts, at, last = [], start + 1, end - 1
         while at < last:
             cut = min(last, at + self._piece_bytes)
             while cut < last and text[cut] & 0xC0 == 0x80:
@@ -179,6 +180,25 @@ class PieceParser:
             parts.append(self._parse_piece(f'"{text[at:cut].decode()}"'))
             at = cut
         return "".join(parts)
+
+    def _is_blank(self, start: int, end: int) -> bool:
+        return self._without_blanks(start, end)[0] >= end
+
+    def _without_blanks(self, start: int, end: int) -> tuple[int, int]:
+        """Return start and end of what is left without white space around it. Copies little at a time."""
+        while start < end:
+            window = self._body[start : min(end, start + self._piece_bytes)]
+            left = window.lstrip()
+            start += len(window) - len(left)
+            if left:
+                break
+        while start < end:
+            window = self._body[max(start, end - self._piece_bytes) : end]
+            left = window.rstrip()
+            end -= len(window) - len(left)
+            if left:
+                break
+        return start, end
 
     def _piece(self, start: int, end: int, opening: bytes = b"", closing: bytes = b"") -> Any:
         text = self._body[start:end]

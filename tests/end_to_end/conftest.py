@@ -11,17 +11,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.conftest import HOLDS
+from tests.holds import note_holds
 
-STARTED_WITHIN_S = 240
+STARTED_WITHIN_S, LAST_LINES_WITHIN_S = 240, 10
 RECORDED = "recorded.jsonl"
 FROM_CHECKOUT = (sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())")
-HELD = "the event loop was held"
-_LONGEST_HOLD = re.compile(r"^reprise_event_loop_longest_hold_seconds (\S+)$", re.MULTILINE)
-_HOLDS = re.compile(r'^reprise_event_loop_holds_total\{station="((?!none)\w+)"\} (\S+)$', re.MULTILINE)
 CONTEXT_TOKENS = 8192
 """Less than the bundled model takes, so that an answer without an end does not run for minutes."""
 
@@ -34,20 +30,8 @@ def serving(folder: Path, *flags: str) -> Iterator[tuple[str, list[str]]]:
     """
     with started(folder, *flags) as (address, printed, process):
         yield address, printed
-        note_holds(address)
         process.terminate()
         assert process.wait(20) == 0, "".join(printed)
-
-
-def note_holds(address: str) -> None:
-    """Note for the summary how long a server's event loop worked in one piece, and at which stations."""
-    # Some want a key, or a certificate.
-    with contextlib.suppress(httpx.HTTPError):
-        scraped = httpx.get(address + "/metrics", timeout=10, verify=False).text
-        if longest := _LONGEST_HOLD.search(scraped):
-            held = [f"{name} {count}" for name, count in _HOLDS.findall(scraped) if float(count)]
-            with HOLDS.open("a") as file:
-                file.write(f"{longest[1]} {', '.join(held)}\n")
 
 
 @contextlib.contextmanager
@@ -80,7 +64,8 @@ def started(
                 is_known.set()
         is_known.set()
 
-    threading.Thread(target=read, daemon=True).start()
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
     try:
         assert is_known.wait(STARTED_WITHIN_S), "".join(printed)
         match = re.search(r"address\W+(http://[^\s\"]+)", "".join(printed))
@@ -89,8 +74,8 @@ def started(
     finally:
         process.kill()
         process.wait()
-    # A test mode of every server here: nothing that a test does may hold up the clients of another.
-    assert not (held := [line for line in printed if HELD in line]), "".join(held)
+    reading.join(LAST_LINES_WITHIN_S)
+    note_holds(printed)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ import pytest
 from config.settings import Settings
 from server.http.listener import ListenError, bind_address
 from server.run import explain, run
+from tests.holds import note_holds
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
 
@@ -70,6 +71,7 @@ def start():
     for process in started:
         process.popen.kill()
         process.popen.wait()
+        note_holds(process.lines)
 
 
 def test_the_banner_says_what_is_served_and_where_and_its_curl_works(start):

@@ -280,8 +280,12 @@ BAD = {
     "no value": ({"type": "integer", "minimum": 5, "maximum": 1}, SCHEMA, "minimum (5) is greater"),
     "no type": ({"type": "objekt"}, SCHEMA, "objekt"),
     "no end": ({"$ref": "#"}, SCHEMA, "no end"),
-    "long steps": ({"multipleOf": 123_456_789}, f"{SCHEMA}.multipleOf", "at most"),
-    "many patterns": ({"allOf": [{"pattern": f"a{{{i}}}.*b"} for i in range(100)]}, SCHEMA, "100 patterns"),
+    "long steps": ({"multipleOf": 99_999_989}, SCHEMA, "cannot be enforced"),
+    "many patterns": (
+        {"allOf": [{"pattern": f"a{{{i}}}.*b"} for i in range(100)]},
+        SCHEMA,
+        "cannot be enforced",
+    ),
     "products": (
         {
             "allOf": [
@@ -290,7 +294,7 @@ BAD = {
             ]
         },
         SCHEMA,
-        "too many alternatives",
+        "cannot be enforced",
     ),
     "10 MB": ({"enum": ["x" * 100] * 60_000}, SCHEMA, "65536"),
 }
@@ -341,7 +345,7 @@ def test_what_cannot_be_enforced_is_a_400_while_others_stream(client, server_url
     thread = threading.Thread(target=stream)
     thread.start()
     try:
-        with openai.DefaultHttpxClient(base_url=server_url, timeout=5) as http:
+        with openai.DefaultHttpxClient(base_url=server_url, timeout=60) as http:
             for fields, param, told in cases:
                 response = http.post("/v1/chat/completions", json={"messages": ASK, **fields})
                 assert response.status_code == 400, (fields, response.text)

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.holds import note_holds
+
 STARTED_WITHIN_S = 240
 COMMAND = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())"]
 REPRISE = [str(Path(sys.executable).parent / "reprise")]
@@ -122,3 +124,5 @@ def ranks(
         for process in processes:
             process.kill()
             process.wait()
+    for lines in started.printed:
+        note_holds(lines)

@@ -164,6 +164,13 @@ def grammars(url: str) -> None:
     assert post(url, COMPLETIONS, json.dumps(body).encode()).status_code in (200, 400, 429, 503)
 
 
+def patterns_at_once(url: str) -> None:
+    """Ask for an answer of a grammar that takes minutes to compile."""
+    patterns = " & ".join(f"/(.*{at}.{{0,4}})*/" for at in range(14))
+    body = {"model": "demo", "prompt": "a", "max_tokens": 1, "guided_grammar": f"start: A\nA: {patterns}"}
+    assert post(url, COMPLETIONS, json.dumps(body).encode()).status_code in (400, 429, 503)
+
+
 def storm(url: str) -> None:
     """Load models, ask them, leave, and unload them, all at once."""
 
@@ -187,7 +194,7 @@ def storm(url: str) -> None:
 ATTACKERS: tuple[Attack, ...] = (
     one_byte_chunks, unknown_members, item_references, unread_pieces, read_pieces, long_texts,
     long_conversations, many_ids, pipelining, slow_heads, truncated_prompts, left_prompts, counted_emoji,
-    tokenized_emoji, grammars, storm,
+    tokenized_emoji, grammars, patterns_at_once, storm,
 )  # fmt: skip
 """Each does its attack once and returns. Who takes part in the run is here and nowhere else."""
 

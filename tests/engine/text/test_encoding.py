@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load
+from tokenizers import normalizers
 from transformers import CodeLlamaTokenizer
 
 from config.settings import BUNDLED_MODEL
 from engine.request import UnbrokenTextError
-from engine.text import slicing
+from engine.text import encoding, slicing
 from engine.text.encoding import TextEncoder
 from engine.wanted import UnwantedError, run_while
 from tests.engine.text import tokenizers_zoo as zoo
@@ -24,18 +25,24 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=10).map("".join)
 FOLDERS = ("", "draft_polish", "wedlm")
+WORDPIECE = {
+    "wordpiece": zoo.wordpiece,
+    "wordpiece-bert": lambda: zoo.with_normalizer(
+        zoo.wordpiece(), normalizers.BertNormalizer(strip_accents=True)
+    ),
+}
 
 
 def make(kind: str):
     """One of transformers' tokenizers."""
     if kind in FOLDERS:
         return load(BUNDLED_MODEL / kind)._tokenizer
-    return (
-        zoo.wrap(zoo.wordpiece(), eos_token="[SEP]") if kind == "wordpiece" else zoo.make(kind)
-    ).wrapped._tokenizer
+    if kind in WORDPIECE:
+        return zoo.wrap(WORDPIECE[kind](), eos_token="[SEP]").wrapped._tokenizer
+    return zoo.make(kind).wrapped._tokenizer
 
 
-@pytest.fixture(scope="module", params=[*FOLDERS, "wordpiece", *zoo.KINDS])
+@pytest.fixture(scope="module", params=[*FOLDERS, *WORDPIECE, *zoo.KINDS])
 def both(request):
     """A tokenizer and its encoder, which cuts texts wherever it may."""
     inner = make(request.param)
@@ -54,7 +61,16 @@ def test_the_ids_are_those_of_transformers(both, text: str, adds: bool, splits: 
 
 @pytest.mark.parametrize(
     ("kind", "is_cut"),
-    [("", True), ("byte-level", True), ("sentencepiece-legacy", True), ("sentencepiece-over-spaces", False)],
+    [
+        ("", True),
+        ("byte-level", True),
+        ("sentencepiece-legacy", True),
+        ("sentencepiece-over-spaces", False),
+        ("unigram", True),
+        ("unigram-bytes", True),
+        ("wordpiece", True),
+        ("wordpiece-bert", True),
+    ],
 )
 def test_a_text_that_nobody_waits_for_is_not_encoded_to_its_end(kind: str, is_cut: bool) -> None:
     encoder, rest = TextEncoder(make(kind), slice_characters=8), iter((True, True))
@@ -70,6 +86,14 @@ def test_a_text_that_cannot_be_cut_is_refused(monkeypatch) -> None:
     assert encoder.encode(text) == whole.encode(text)
     with pytest.raises(UnbrokenTextError, match="100"):
         encoder.encode(text + "1" * 20)
+
+
+def test_nor_is_a_longer_one_encoded_by_a_tokenizer_whose_texts_are_not_cut(monkeypatch) -> None:
+    monkeypatch.setattr(encoding, "MAX_UNBROKEN", 100)
+    encoder = TextEncoder(make("sentencepiece-over-spaces"))
+    assert encoder.encode("the end " * 12)
+    with pytest.raises(UnbrokenTextError, match="100"):
+        encoder.encode("the end " * 13)
 
 
 def test_many_threads_encode_at_once(both) -> None:

@@ -106,38 +106,6 @@ def nested(levels):
     return schema
 
 
-def alternatives(num):
-    """Return num schemas with two alternatives each."""
-    return [{"anyOf": [{"required": [f"{name}{i}"]} for name in "ab"]} for i in range(num)]
-
-
-def doubling(levels, keyword):
-    """Return a schema in which each level refers twice to the level below."""
-    names = {f"a{i}": {keyword: [{"$ref": f"#/$defs/a{i - 1}"}] * 2} for i in range(1, levels)}
-    return {"$ref": f"#/$defs/a{levels - 1}", "$defs": {"a0": {"type": "string"}, **names}}
-
-
-FINE = {
-    "few combinations": {"allOf": alternatives(6)},
-    "many alternatives": {"anyOf": [{"const": i} for i in range(1000)]},
-    "doubling alternatives": doubling(30, "anyOf"),
-    "doubling what must hold": doubling(30, "allOf"),
-    "optional members beside a base": {
-        "allOf": [
-            {"type": "object", "properties": {"id": {"type": "string", "format": "uuid"}}},
-            {"properties": {str(i): {"anyOf": [{"type": "string"}, {"type": "null"}]} for i in range(50)}},
-        ]
-    },
-    "many formats": {"properties": {str(i): {"type": "string", "format": "date"} for i in range(100)}},
-    "cents": {"type": "number", "multipleOf": 0.01},
-}
-
-
-@pytest.mark.parametrize("schema", FINE.values(), ids=FINE)
-def test_schemas_that_only_look_dangerous_pass(schema):
-    check_schema(schema)
-
-
 ENDLESS = {
     "itself": {"$ref": "#"},
     "a cycle of references": {
@@ -197,18 +165,6 @@ BAD_SCHEMAS = [
     ({"enum": ["x" * 100] * 90_000}, "", "schema_too_large", "a schema may have at most 65536"),
     (nested(51), "", "schema_too_deep", "at most 50 levels"),
     ({"properties": {str(i): {} for i in range(501)}}, "", "schema_too_large", "has 501 properties"),
-    ({"prefixItems": [{"$ref": "#/$defs/a"}] * 501}, "", "schema_too_large", "has 501 references"),
-    ({"prefixItems": [{"format": "date"}] * 101}, "", "schema_too_large", "101 patterns and formats"),
-    ({"allOf": [{"pattern": "a"}] * 9}, "", "schema_too_large", "at most 8, since several schemas apply"),
-    ({"allOf": alternatives(7)}, "", "schema_too_large", "too many alternatives"),
-    ({"allOf": [{"properties": {"a": one}} for one in alternatives(7)]}, "", "schema_too_large", "too many"),
-    ({"properties": {"a": {"allOf": alternatives(7)}}}, ".properties.a", "schema_too_large", "too many"),
-    ({"oneOf": [{"const": i} for i in range(201)]}, ".oneOf", "schema_too_large", "201 alternatives"),
-    ({"const": "x" * 4097}, ".const", "invalid_value", "4097 characters"),
-    ({"enum": ["a", "x" * 4097]}, ".enum", "invalid_value", "4097 characters"),
-    ({"multipleOf": 123_456_789}, ".multipleOf", "unsupported_schema", "at most 10000"),
-    ({"multipleOf": 1.0000001}, ".multipleOf", "unsupported_schema", "at most 10000"),
-    ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, ".allOf[0].multipleOf", "unsupported_schema", ""),
     ({"nullable": True, "type": "string"}, ".nullable", "unsupported_schema", "add 'null' to type"),
     ({"items": [{}]}, ".items", "unsupported_schema", "use prefixItems"),
     ({"x-guidance": {"lenient": True}}, ".x-guidance", "unsupported_schema", "leave it out"),
@@ -365,8 +321,8 @@ BAD_FIELDS = [
     ),
     ({"guided_grammar": "start: %json {"}, "guided_grammar", "invalid_value", "%json"),
     (
-        {"guided_grammar": 'start: %json {"multipleOf": 99999}'},
-        "guided_grammar.multipleOf",
+        {"guided_grammar": 'start: %json {"nullable": true}'},
+        "guided_grammar.nullable",
         "unsupported_schema",
         "",
     ),

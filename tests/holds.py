@@ -1,0 +1,32 @@
+"""How long the event loops of servers that tests start worked in one piece, as their logs say."""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+HOLDS = Path(os.environ.setdefault("TESTS_LOOP_HOLDS", tempfile.mkstemp(prefix="reprise-tests-holds-")[1]))
+"""For all processes of a run: a line for each server."""
+_HELD = re.compile(r"the event loop was held for \d+ ms by the station \w+ \((\d+) ms of the processor\)")
+_ADDRESS = re.compile(r"address\W+http")
+
+
+def note_holds(printed: Iterable[str]) -> None:
+    """Note a server for the summary; a test fails if its own work held it: others have to wait for that.
+
+    printed: what it has logged. If it has no address it was no server, or had none yet.
+    """
+    text = "".join(printed)
+    held = [int(own_ms) for own_ms in _HELD.findall(text)]
+    if _ADDRESS.search(text):
+        with HOLDS.open("a") as file:
+            file.write(f"{max(held, default=0)}\n")
+    assert not held, "\n".join(match[0] for match in _HELD.finditer(text))
+
+
+def summary() -> str:
+    """Say how many servers there were, and how long they were held; empty if there were none."""
+    found = list(map(int, HOLDS.read_text().split())) if HOLDS.exists() else []
+    held = f"{max(found)} ms at most" if any(found) else "never for over 100 ms"
+    return f"event loops of {len(found)} servers, held by their own work: {held}" if found else ""
