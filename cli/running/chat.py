@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cli.arguments import UsageError
 from cli.running.server import DEFAULT_URL, NoServerError, RefusedError, Server, add_server_arguments
 from cli.running.started import started
+from config.settings import BUNDLED_NAME
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         if question:
             return 0 if chat.ask(question) else 1
         told.print(f"[bold]{card['id']}[/bold] at {server.url}. {_HINT}")
-        if card["id"] == "reprise-demo":
+        if card["id"] == BUNDLED_NAME:
             told.print(
                 "It is a demo: it copies, edits and looks things up in texts that you give it.", style="dim"
             )
