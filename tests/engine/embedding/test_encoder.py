@@ -66,7 +66,7 @@ def test_a_ranking_encoder_equals_float64(pool_of, tmp_path, kind):
         ({"pooling_mode_lasttoken": True}, lambda states: states[-1]),
         ({"pooling_mode_max_tokens": True}, lambda states: states.max(axis=0)),
     ],
-    ids=str,
+    ids=["mean", "mean by name", "cls", "cls by name", "last", "max"],
 )
 def test_a_folder_says_how_to_pool(tmp_path, pooling, expected):
     folder = write_encoder(tmp_path / "tiny")
