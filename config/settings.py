@@ -35,8 +35,9 @@ class Settings:
 
     model: str | None = setting(
         None,
-        "Model to serve: a folder in mlx-lm's format, a name on the model hub, a GGUF file, or smollm2, a "
-        "small model in a Python package. The last two are converted once, into ~/.cache/reprise/converted.",
+        "Model to serve: a folder in mlx-lm's format, a name on the model hub, a GGUF file, smollm2, a small "
+        "model in a Python package, or reprise-demo, the bundled one. A GGUF file and smollm2 are converted "
+        "once, into ~/.cache/reprise/converted.",
         unset="the bundled demo model",
         is_path=True,
     )
@@ -436,7 +437,7 @@ class Settings:
     @property
     def model_name(self) -> str:
         """The name of the model that the server starts with: within models_dir, as requests ask for it."""
-        if self.model is None:
+        if self.model in (None, BUNDLED_NAME):
             return BUNDLED_NAME
         folder = Path(self.model).resolve()
         if self.models_dir is not None and folder.is_dir():
@@ -448,7 +449,7 @@ class Settings:
     @property
     def model_source(self) -> str:
         """The folder or name of the model to load: the chosen one, or the bundled one."""
-        return str(BUNDLED_MODEL) if self.model is None else self.model
+        return str(BUNDLED_MODEL) if self.model in (None, BUNDLED_NAME) else self.model
 
 
 def _declared() -> dict[str, Setting]:

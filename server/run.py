@@ -342,6 +342,9 @@ def serve(
     # What was loaded stays, so no collection need look at it.
     gc.freeze()
     gc.enable()
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        # The terminal was closed; nohup has it ignored.
+        signal.signal(signal.SIGHUP, server.handle_exit)
     server.run(sockets=[bound])
     if server.fault is not None:
         return _fail(f"the engine has died: {server.fault}")

@@ -91,3 +91,4 @@ def test_settings_cannot_be_changed():
 def test_the_bundled_model_is_the_default():
     assert Settings().model_source.endswith("demo_model")
     assert Settings(model="/models/mine").model_source == "/models/mine"
+    assert Settings(model="reprise-demo").model_source == Settings().model_source

@@ -147,7 +147,7 @@ def test_an_invalid_address_is_one_line_and_status_1(start, host):
     assert line.startswith(f"reprise: cannot listen on {host}: ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_an_idle_server_with_0_within_seconds(start, number):
     process = start("echo")
     with httpx.Client() as http:

@@ -33,7 +33,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(server_folder, folders):
     flags = ("--embedding-model", str(minilm()), "--rerank-model", str(folders / "ranks"))
-    with serving(server_folder, *flags, "--models-dir", str(folders)) as (address, _):
+    with serving(server_folder, "--model", "reprise-demo", *flags, "--models-dir", str(folders)) as (
+        address,
+        _,
+    ):
         yield address
 
 

@@ -114,7 +114,7 @@ def test_errors_are_the_package_s(client):
     for refused in (client.embed, client.embeddings):
         with pytest.raises(ollama.ResponseError, match="embedding") as caught:
             refused("demo", "a")
-        assert caught.value.status_code == 501
+        assert caught.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="reprise rm"):
         client.delete("demo")
 
@@ -151,7 +151,7 @@ def test_the_client_for_node_finds_the_models(said):
 def test_the_client_for_node_raises_its_errors(said):
     refused = said["refused"]
     assert {name: fault["status"] for name, fault in refused.items()} == {
-        "model": 404, "stream": 400, "embed": 501, "pull": 403, "delete": 501
+        "model": 404, "stream": 400, "embed": 400, "pull": 403, "delete": 501
     }  # fmt: skip
     assert {fault["name"] for fault in refused.values()} == {"ResponseError"}
     assert "'format' must be" in refused["stream"]["error"]

@@ -8,7 +8,7 @@ import pytest
 from chromium import browser, find_browser, open_tab
 from playwright.sync_api import expect
 
-from config.settings import BUNDLED_MODEL
+from config.settings import BUNDLED_NAME
 from tests.end_to_end.conftest import serving
 from tests.engine.model_folders import write_models
 
@@ -19,7 +19,7 @@ PROMPT = "Change a from 41 to 8. Answer with the whole file.\n\n```python\na = 4
 def url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     models = write_models(folder / "models")
-    flags = ("--model", str(BUNDLED_MODEL), "--models-dir", str(models), "--draft-type", "suffix")
+    flags = ("--model", BUNDLED_NAME, "--models-dir", str(models), "--draft-type", "suffix")
     with serving(folder, *flags) as (address, _):
         yield address
 
