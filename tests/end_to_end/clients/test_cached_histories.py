@@ -84,7 +84,10 @@ def usage_of(answer: Json) -> tuple[int, int]:
     return total, details["cached_tokens"]
 
 
-@pytest.mark.parametrize("template", [None, "gemma3", "qwen35", "mistral"])
+@pytest.mark.parametrize(
+    "template",
+    [None, "qwen35", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "mistral"))],
+)
 @pytest.mark.parametrize("api", [CHATS, MESSAGES, RESPONSES], ids=lambda api: api.path)
 def test_a_session_that_meets_every_kind_stays_cached_from_turn_to_turn(
     api: Api, template: str | None, tmp_path: Path

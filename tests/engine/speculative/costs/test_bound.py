@@ -134,7 +134,11 @@ def test_no_answer_of_the_engine_is_slower_than_stated(
 
 @pytest.mark.parametrize(
     ("plain_s", "wrong"),
-    [(0.002, "ten times too dear"), (0.05, "ten times too cheap"), (1.0, "a straight line")],
+    [
+        pytest.param(0.002, "ten times too dear", marks=pytest.mark.slow),
+        (0.05, "ten times too cheap"),
+        pytest.param(1.0, "a straight line", marks=pytest.mark.slow),
+    ],
 )
 def test_the_engine_finds_out_that_costs_are_wrong(
     plain_s: float, wrong: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
