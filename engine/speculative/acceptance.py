@@ -182,7 +182,7 @@ def count_accepted(draft: Sequence[int], sampled: Sequence[int]) -> int:
     draft: (k,) drafted ids.
     sampled: the target model's ids, sampled[i] drawn after draft[:i]; may be shorter.
 
-    Source: Leviathan et al. 2022, greedy and sampled cases alike (see engine/README.md).
+    Source: Leviathan et al. 2022, greedy and sampled cases alike (see engine/speculative/README.md).
     """
     num_accepted = 0
     for proposed, chosen in zip(draft, sampled, strict=False):

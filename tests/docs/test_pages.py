@@ -11,8 +11,8 @@ import pytest
 from cli.main import main
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (".", "docs", "demo_model", "drafters", "engine")
-PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
+FOLDERS = (".", "docs", "demo_model", "drafters", "engine", "engine/*")
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))
 README = ROOT / "README.md"
 MAX_README_LINES = 160
 OTHER_FLAGS = {
@@ -70,8 +70,12 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page):
 
 def test_the_readme_is_short_and_links_to_every_page():
     assert len(README.read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
-    linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(README)}
+    engine = ROOT / "engine" / "README.md"
+    linked = {
+        (page.parent / link.partition("#")[0]).resolve() for page in (README, engine) for link in links(page)
+    }
     assert set(PAGES) - {README} <= linked
+    assert engine in {(ROOT / link).resolve() for link in links(README)}
 
 
 def test_pages_call_the_command_reprise_and_the_readme_names_the_script_once():
