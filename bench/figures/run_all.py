@@ -1,4 +1,4 @@
-"""`reprise bench all`: make every figure of README.md and docs/results.md again, in one run.
+"""`reprise bench all`: make every figure of README.md and the pages of results again, in one run.
 
 Runs every command that a figure comes from. Tables are written between `<!-- figures: NAME -->` and
 `<!-- end -->` as soon as they are made, so that none is copied by hand. docs/figures.json keeps their cells,
@@ -23,7 +23,7 @@ from bench.figures.catalog import FIGURES, QUICK, RUNS, Figure, Run
 from bench.tables import Column, format_value, markdown
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/results.md")
+PAGES = ("README.md", "docs/results.md", "docs/more-results.md")
 RECORD = "docs/figures.json"
 PUBLISHED = Path(__file__).with_name("published.md")
 """The cells of our tables in it are written as {figure[row][column]}, counted from 0."""
