@@ -1,4 +1,4 @@
-"""The tables of README.md and of the two pages of results: the run that each comes from, its rows and its columns."""
+"""The tables of README.md and of the pages of results: the run that each comes from, its rows and columns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
