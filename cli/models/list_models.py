@@ -10,6 +10,7 @@ from cli.units import format_bytes
 if TYPE_CHECKING:
     from engine.model.model_folder import ModelFolder
 
+_PURPOSES = {"embed": "embeddings", "rerank": "ranking"}
 HELP = "Show the models that have been downloaded, with size and context."
 
 
@@ -43,8 +44,10 @@ def _print_table(models: list["ModelFolder"]) -> None:
     table.add_column("model", style="bold")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("context", justify="right", no_wrap=True)
+    table.add_column("for", no_wrap=True)
     table.add_column("cannot be served", overflow="fold")
     for model in models:
         context = "" if model.context_tokens is None else f"{model.context_tokens:,}"
-        table.add_row(model.name, format_bytes(model.num_bytes), context, model.fault or "")
+        purpose = _PURPOSES.get(model.purpose, "")
+        table.add_row(model.name, format_bytes(model.num_bytes), context, purpose, model.fault or "")
     Console(highlight=False, markup=False).print(table)

@@ -32,13 +32,14 @@ function KeyForm({ onKey }) {
   </form>`;
 }
 
-/** The models, asked for until the server has them: it may still be starting. */
+/** The models, and of them those that answer in words, asked for until the server has them: it may be starting. */
 function useModels(onFault, setNeedsKey) {
-  const [models, setModels] = useState([]);
+  const [models, setModels] = useState({ all: [], talking: [] });
   const [wait, setWait] = useState(null);
   const refresh = useCallback(async () => {
     try {
-      setModels((await getJson("v1/models")).data);
+      const all = (await getJson("v1/models")).data;
+      setModels({ all, talking: all.filter(({ purpose }) => (purpose ?? "generate") === "generate") });
       setNeedsKey(false);
       setWait(null);
     } catch (raised) {
@@ -79,7 +80,8 @@ function Page() {
     <main class=${`tab-${tab}`}>
       ${fault && html`<p class="fault banner" role="alert">${fault} <button class="quiet" onClick=${() => setFault(null)}>Dismiss</button></p>`}
       ${wait && html`<p class="soft banner" role="status">${wait} Trying again …</p>`}
-      ${needsKey ? html`<${KeyForm} onKey=${() => { setFault(null); refresh(); }} />` : html`<${View} models=${models} refresh=${refresh} onFault=${onFault} />`}
+      ${models.all.length > 0 && !models.talking.length && html`<p class="soft banner">This server has no model that chats: it makes embeddings or ranks documents.</p>`}
+      ${needsKey ? html`<${KeyForm} onKey=${() => { setFault(null); refresh(); }} />` : html`<${View} models=${tab === "models" ? models.all : models.talking} refresh=${refresh} onFault=${onFault} />`}
     </main>
     <${Notice} />`;
 }

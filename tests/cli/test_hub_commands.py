@@ -33,7 +33,7 @@ def test_a_model_is_pulled_listed_described_and_removed(capsys: pytest.CaptureFi
     assert (listed["name"], listed["path"], listed["fault"]) == (MODEL, said.out.strip(), None)
     assert main(["list"]) == 0
     header, line = capsys.readouterr().out.splitlines()
-    assert header.split() == ["model", "size", "context", "cannot", "be", "served"]
+    assert header.split() == ["model", "size", "context", "for", "cannot", "be", "served"]
     assert line.split()[0] == MODEL
     assert main(["info", MODEL, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["context_tokens"] == listed["context_tokens"]

@@ -10,15 +10,18 @@ from playwright.sync_api import expect
 
 from config.settings import BUNDLED_NAME
 from tests.end_to_end.conftest import serving
+from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.model_folders import write_models
 
 PROMPT = "Change a from 41 to 8. Answer with the whole file.\n\n```python\na = 41\nflute = 83\ndark = 29\n```"
+MAX_RACES = 8
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     models = write_models(folder / "models")
+    write_encoder(models / "vectors")
     flags = ("--model", BUNDLED_NAME, "--models-dir", str(models), "--draft-type", "suffix")
     with serving(folder, *flags) as (address, _):
         yield address
@@ -42,14 +45,28 @@ def tab(url):
 def test_a_race_has_equal_texts_and_fewer_forward_passes(tab):
     page = tab.page
     page.get_by_role("link", name="Race").click()
-    page.get_by_label("Prompt", exact=True).fill(PROMPT)
-    page.get_by_role("button", name="Race").click()
-    expect(page.locator(".verdict")).to_contain_text("The texts are equal.", timeout=60_000)
-    plain, drafted = page.locator(".lane").all()
-    expect(plain.locator(".figures")).to_contain_text("1.00 tokens a forward pass")
-    expect(plain.locator(".markdown .from.suffix")).to_have_count(0)
-    assert drafted.locator(".markdown code .from.suffix").count() > 0
-    assert drafted.locator(".markdown").inner_text() == plain.locator(".markdown").inner_text()
+    # What steps cost is not known yet, and on a busy machine the first ones may forbid drafts.
+    for _ in range(MAX_RACES):
+        page.get_by_label("Prompt", exact=True).fill(PROMPT)
+        page.get_by_role("button", name="Race").click()
+        expect(page.locator(".verdict")).to_contain_text("The texts are equal.", timeout=60_000)
+        plain, drafted = page.locator(".lane").all()
+        expect(plain.locator(".figures")).to_contain_text("1.00 tokens a forward pass")
+        expect(plain.locator(".markdown .from.suffix")).to_have_count(0)
+        assert drafted.locator(".markdown").inner_text() == plain.locator(".markdown").inner_text()
+        if num_drafted := drafted.locator(".markdown code .from.suffix").count():
+            break
+    assert num_drafted > 0
+
+
+def test_a_model_that_embeds_is_no_model_to_chat_with(tab):
+    page = tab.page
+    page.get_by_role("link", name="Models").click()
+    expect(page.get_by_role("row").filter(has_text="vectors")).to_contain_text("for embeddings")
+    page.get_by_role("link", name="Chat").click()
+    names = page.get_by_label("Model", exact=True).get_by_role("option").all_inner_texts()
+    assert {"reprise-demo", "three"} <= {*names}
+    assert "vectors" not in names
 
 
 def test_a_model_is_loaded_and_unloaded(tab):
@@ -103,5 +120,6 @@ def test_now_has_counted_it(tab):
     page = tab.page
     page.get_by_role("link", name="Now").click()
     requests = page.get_by_role("table", name="The last requests")
-    expect(requests.get_by_role("row", name="chat/completions")).to_have_count(6)
+    asked = [one for one in tab.requests if one.endswith("/v1/chat/completions")]
+    expect(requests.get_by_role("row", name="chat/completions")).to_have_count(len(asked))
     expect(page.get_by_role("table", name="Drafts since")).to_contain_text("suffix")
