@@ -164,7 +164,7 @@ def not_a_model(path: Path) -> ModelError:
     told += ": it has no config.json"
     if held := sorted(path.glob("*.gguf")):
         told += f"; the GGUF file in it can be served: --model {held[0]}"
-    elif held := sorted([*path.glob("*/config.json"), *path.glob("*/*/config.json")]):
+    elif held := [*sorted(path.glob("*/config.json")), *sorted(path.glob("*/*/config.json"))]:
         told += f"; it holds models: serve one, as with --model {held[0].parent}, or all of them with "
         told += f"--models-dir {path}"
     return ModelError(told)
