@@ -1,5 +1,6 @@
 """Install agents and other clients from their packages, each in a place of its own."""
 
+import fcntl
 import hashlib
 import subprocess
 import sys
@@ -23,15 +24,18 @@ def install(name: str) -> Path:
     pins = folder / ("requirements.txt" if is_python else "package.json")
     installed = folder / (".venv" if is_python else "node_modules")
     stamp = installed / "reprise-stamp"
-    wanted = hashlib.sha256(pins.read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        try:
-            done = _pip_install(pins, installed) if is_python else _npm_install(folder)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"it took longer than {INSTALLED_WITHIN_S} s to install what {pins} pins")
-        if done.returncode:
-            pytest.skip(f"cannot install what {pins} pins: {done.stderr.strip()[-200:]}")
-        stamp.write_text(wanted)
+    with pins.open("rb") as held:
+        # Another process of this run may want it too.
+        fcntl.flock(held, fcntl.LOCK_EX)
+        wanted = hashlib.sha256(held.read()).hexdigest()
+        if not stamp.exists() or stamp.read_text() != wanted:
+            try:
+                done = _pip_install(pins, installed) if is_python else _npm_install(folder)
+            except subprocess.TimeoutExpired:
+                pytest.skip(f"it took longer than {INSTALLED_WITHIN_S} s to install what {pins} pins")
+            if done.returncode:
+                pytest.skip(f"cannot install what {pins} pins: {done.stderr.strip()[-200:]}")
+            stamp.write_text(wanted)
     return installed / ("bin" if is_python else ".bin")
 
 
