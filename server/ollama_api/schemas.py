@@ -86,7 +86,17 @@ Think = Annotated[Any, BeforeValidator(_think, json_schema_input_type=bool | Rea
 Images = Annotated[
     list[Any],
     Field(max_length=MAX_PARTS),
-    WithJsonSchema({"type": "array", "items": {}, "maxItems": MAX_PARTS}),
+    # One alone stands for an array of it.
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": {}, "maxItems": MAX_PARTS},
+                {"type": "string"},
+                {"type": "number"},
+                {"type": "boolean"},
+            ]
+        }
+    ),
 ]
 
 
