@@ -1,6 +1,6 @@
 """The bodies under /api: every field, its type and its limits."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJsonSchema, model_validator
 
@@ -76,7 +76,7 @@ def _format(given: object) -> object:
 
 
 def _think(given: object) -> object:
-    if not isinstance(given, bool | str):
+    if not isinstance(given, bool) and given not in get_args(ReasoningEffort):
         raise field_error("invalid_type", "must be a boolean or a level such as 'low'")
     return given
 
