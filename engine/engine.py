@@ -33,7 +33,6 @@ from engine.request import (
     EngineStatus,
     Event,
     Failed,
-    Finished,
     GenerationRequest,
     Grammar,
     ModelInfo,
@@ -287,19 +286,16 @@ class Engine:
             raise SharedTableError(str(fault)) from fault
 
     def _counted(self, request_id: str, sink: Sink) -> Sink:
-        def counted(event: Event) -> None:
-            explain = self._ranks and self._ranks.explain
-            if explain and isinstance(event, Failed) and event.kind == "request" and (reason := explain()):
-                event = replace(event, kind="engine", message=f"the engine has stopped: {reason}")
-            if isinstance(event, Finished | Failed):
-                self._lifecycle.note_end(event)
-            try:
-                sink(event)
-            # A sink must not raise; if it does, only its own request is affected.
-            except Exception:
-                log.error("the sink of request %s raised", request_id, exc_info=True)
+        counted, explain = self._lifecycle.counting(request_id, sink), self._ranks and self._ranks.explain
+        if not explain:
+            return counted
 
-        return counted
+        def explained(event: Event) -> None:
+            if isinstance(event, Failed) and event.kind == "request" and (reason := explain()):
+                event = replace(event, kind="engine", message=f"the engine has stopped: {reason}")
+            counted(event)
+
+        return explained
 
     def begin_stop(self, drain_s: float) -> None:
         """Begin what stop() does, and do not wait for its end."""
@@ -372,7 +368,7 @@ class Engine:
     @property
     def is_dead(self) -> bool:
         """Whether it has died of a fault."""
-        return self._lifecycle.state == "dead"
+        return self._lifecycle.is_dead
 
     @property
     def is_running(self) -> bool:

@@ -1,13 +1,16 @@
 """The engine's state from loading to dead, and the number of live requests. Safe on any thread."""
 
+import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from engine.request import RETRY_AFTER_S, Embedded, EngineError, EngineStatus, Failed, Finished
 from engine.scheduler.retry_after import AnswerTimes
+
+log = logging.getLogger("reprise.engine")
 
 State = Literal["loading", "ready", "draining", "dead"]
 
@@ -46,6 +49,11 @@ class Lifecycle:
         """Accept no more requests, because of a fault."""
         with self._lock:
             self.state, self.fault = "dead", fault
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether a fault has ended it."""
+        return self.state == "dead"
 
     @property
     def is_out_of_time(self) -> bool:
@@ -88,6 +96,20 @@ class Lifecycle:
             self.num_live -= 1
             self.num_ended += 1
             self._answer_times.end(answered_s, is_last=not self.num_live)
+
+    def counting(self, request_id: str, sink: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Return a sink that counts the end of a request which was accepted, and never raises."""
+
+        def counted(event: Any) -> None:
+            if isinstance(event, Finished | Failed | Embedded):
+                self.note_end(event)
+            try:
+                sink(event)
+            # A sink must not raise; if it does, only its own request is affected.
+            except Exception:
+                log.error("the sink of request %s raised", request_id, exc_info=True)
+
+        return counted
 
     def status(self, num_running: int) -> EngineStatus:
         """Return a snapshot for /health. num_running: requests that have been admitted."""

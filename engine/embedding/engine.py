@@ -4,7 +4,6 @@ The pool's thread calls load(), turn(), pause(), prepare(), unload(), end() and 
 others.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,6 @@ from engine.lifecycle import Lifecycle
 from engine.loop import Cancel, Embed, Inbox, Stop
 from engine.model.loading import StartProgress
 from engine.request import (
-    Embedded,
     EmbeddingRequest,
     EmbeddingSink,
     EngineCounts,
@@ -27,8 +25,6 @@ from engine.request import (
     ModelInfo,
 )
 from engine.text.tokenizer import Tokenizer
-
-log = logging.getLogger("reprise.engine")
 
 
 class EmbeddingEngine:
@@ -68,7 +64,7 @@ class EmbeddingEngine:
     def embed(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
         """Queue a request. Its sink gets one event. Raises EngineError if it is refused."""
         with self._lifecycle.accepting():
-            self._inbox.put(Embed(request, self._counting(request.id, sink)))
+            self._inbox.put(Embed(request, self._lifecycle.counting(request.id, sink)))
 
     def cancel(self, request_id: str) -> None:
         """End a request early; its sink gets Failed("cancelled"), unless it has ended or is unknown."""
@@ -138,7 +134,7 @@ class EmbeddingEngine:
     @property
     def is_dead(self) -> bool:
         """Whether it has died of a fault."""
-        return self._lifecycle.state == "dead"
+        return self._lifecycle.is_dead
 
     @property
     def is_running(self) -> bool:
@@ -194,14 +190,3 @@ class EmbeddingEngine:
         if self._about is None:
             raise RuntimeError("the engine has not been started")
         return self._about
-
-    def _counting(self, request_id: str, sink: EmbeddingSink) -> EmbeddingSink:
-        def counted(event: Embedded | Failed) -> None:
-            self._lifecycle.note_end(event)
-            try:
-                sink(event)
-            # A sink must not raise; if it does, only its own request is affected.
-            except Exception:
-                log.error("the sink of request %s raised", request_id, exc_info=True)
-
-        return counted
