@@ -10,6 +10,8 @@ TokenIds = tuple[int, ...]
 Purpose = Literal["generate", "embed", "rerank"]
 """What a model is for."""
 
+SPECIAL: Mapping[Purpose, str] = {"embed": "embeddings", "rerank": "ranking"}
+"""What models are for that generate no text, in words."""
 
 Pooling = Literal["mean", "cls", "last", "max"]
 

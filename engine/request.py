@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from drafters.base import Frame as Frame
 from drafters.base import SignedLines as SignedLines
 from drafters.base import View as View
+from engine.embedding_request import SPECIAL as SPECIAL
 from engine.embedding_request import Dense as Dense
 from engine.embedding_request import Embedded as Embedded
 from engine.embedding_request import EmbeddingInfo as EmbeddingInfo

@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.text import Text
 
 from config.settings import BUNDLED_NAME, Settings
-from engine.request import ModelEntry, ModelInfo, Purpose
+from engine.request import SPECIAL, ModelEntry, ModelInfo, Purpose
 from engine.text.markers import Markers
 
 SHOW_PROGRESS_AFTER_S = 0.5
@@ -190,12 +190,13 @@ MAX_NAMES = 8
 """Names of other models that the banner shows."""
 
 
-_FOR: dict[Purpose, str] = {"generate": "", "embed": " for embeddings", "rerank": " for ranking"}
-
-
 def describe_models(others: Sequence[ModelEntry], settings: Settings) -> str:
     """Describe the models that requests may ask for besides the one that the server started with."""
-    names = [f"{one.name}{_FOR[one.purpose]}" for one in others if not one.fault]
+    names = [
+        f"{one.name} for {SPECIAL[one.purpose]}" if one.purpose in SPECIAL else one.name
+        for one in others
+        if not one.fault
+    ]
     more = [f"and {len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
     how = "loaded when a request asks for them" if settings.allow_load else "loaded with --allow-load only"
     return f"{', '.join([*names[:MAX_NAMES], *more])} ({how})" if names else "none found"

@@ -10,7 +10,6 @@ from cli.units import format_bytes
 if TYPE_CHECKING:
     from engine.model.model_folder import ModelFolder
 
-_PURPOSES = {"embed": "embeddings", "rerank": "ranking"}
 HELP = "Show the models that have been downloaded, with size and context."
 
 
@@ -40,6 +39,8 @@ def _print_table(models: list["ModelFolder"]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from engine.request import SPECIAL
+
     table = Table(box=None, pad_edge=False)
     table.add_column("model", style="bold")
     table.add_column("size", justify="right", no_wrap=True)
@@ -48,6 +49,6 @@ def _print_table(models: list["ModelFolder"]) -> None:
     table.add_column("cannot be served", overflow="fold")
     for model in models:
         context = "" if model.context_tokens is None else f"{model.context_tokens:,}"
-        purpose = _PURPOSES.get(model.purpose, "")
+        purpose = SPECIAL.get(model.purpose, "")
         table.add_row(model.name, format_bytes(model.num_bytes), context, purpose, model.fault or "")
     Console(highlight=False, markup=False).print(table)
