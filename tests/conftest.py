@@ -4,6 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from tests.holds import HOLDS, summary
@@ -42,3 +43,18 @@ def pytest_collection_modifyitems(items):
     # The longest ones begin first, so that no process waits for another one's at the end.
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
+@pytest.fixture(scope="module")
+def chrome():
+    """Start one browser for all tests of a module."""
+    # Imported here, as most processes need none.
+    from chromium import browser, find_browser
+
+    if find_browser() is None:
+        reason = "no Chromium or Chrome is installed here"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with browser() as started:
+        yield started

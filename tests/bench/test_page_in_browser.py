@@ -1,10 +1,9 @@
 """The report in a real browser: its figures, pointer and keyboard use, and no network access."""
 
-import os
 from math import isnan
 
 import pytest
-from chromium import browser, find_browser, open_tab, settle
+from chromium import open_tab, settle
 
 from bench.page import write_page
 from tests.bench.documents.made_up import made_up
@@ -53,15 +52,9 @@ class Report:
 
 
 @pytest.fixture(scope="module")
-def opened():
+def opened(chrome):
     """Start one browser for all tests of this module."""
-    if find_browser() is None:
-        reason = "no Chromium or Chrome is installed here"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with browser() as started:
-        yield Report(started)
+    return Report(chrome)
 
 
 @pytest.fixture(scope="module")

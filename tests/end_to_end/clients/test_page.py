@@ -1,11 +1,10 @@
 """The page in a real browser, with the real server on the bundled model beside two others."""
 
-import os
 import subprocess
 import sys
 
 import pytest
-from chromium import browser, find_browser, open_tab
+from chromium import open_tab
 from playwright.sync_api import expect
 
 from config.settings import BUNDLED_NAME
@@ -28,18 +27,12 @@ def url(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tab(url):
-    if find_browser() is None:
-        reason = "no Chromium or Chrome is installed here"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with browser() as started:
-        tab = open_tab(started)
-        tab.page.goto(url)
-        yield tab
-        assert tab.complaints == []
-        assert all(one.startswith(url) for one in tab.requests)
+def tab(chrome, url):
+    tab = open_tab(chrome)
+    tab.page.goto(url)
+    yield tab
+    assert tab.complaints == []
+    assert all(one.startswith(url) for one in tab.requests)
 
 
 def test_a_race_has_equal_texts_and_fewer_forward_passes(tab):

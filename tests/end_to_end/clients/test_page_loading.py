@@ -1,7 +1,6 @@
 """The page says what a model's load is at, and where the time goes, before the answer begins."""
 
-import pytest
-from chromium import browser, find_browser, open_tab
+from chromium import open_tab
 from playwright.sync_api import expect
 
 from engine.model.hub_cache import HubCache
@@ -9,13 +8,12 @@ from tests.end_to_end.answers.test_several_models import Gate, serving
 from tests.engine.model_folders import write_models
 
 
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium or Chrome is installed here")
-def test_a_load_is_told_and_then_the_answer_comes(tmp_path):
+def test_a_load_is_told_and_then_the_answer_comes(chrome, tmp_path):
     gate = Gate()
     models = write_models(tmp_path / "models")
-    with serving(models, HubCache(tmp_path / "hub"), gate) as client, browser() as started:
+    with serving(models, HubCache(tmp_path / "hub"), gate) as client:
         gate.opened.clear()
-        page = open_tab(started).page
+        page = open_tab(chrome).page
         page.goto(str(client.base_url))
         page.get_by_label("Model", exact=True).select_option("three")
         page.get_by_text("Parameters").click()

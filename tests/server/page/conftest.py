@@ -1,33 +1,20 @@
 """The page in a real browser, with an engine that says what a test wants."""
 
-import os
-
 import pytest
-from chromium import browser, find_browser, open_tab
+from chromium import open_tab
 from playwright.sync_api import expect
 
 # A busy machine is slow; a claim that is false stays so.
 expect.set_options(timeout=60_000)
 
 
-@pytest.fixture(scope="module")
-def started():
-    if find_browser() is None:
-        reason = "no Chromium or Chrome is installed here"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with browser() as one:
-        yield one
-
-
 @pytest.fixture
-def open_page(started, url):
+def open_page(chrome, url):
     """Opens the page with storage of its own. Nothing may fail in it, or be asked for elsewhere."""
     opened = []
 
     def open_at(address=url, path="/", **context):
-        tab = open_tab(started, permissions=["clipboard-read", "clipboard-write"], **context)
+        tab = open_tab(chrome, permissions=["clipboard-read", "clipboard-write"], **context)
         opened.append((tab, address))
         tab.page.goto(f"{address}{path}")
         return tab.page

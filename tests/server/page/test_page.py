@@ -69,8 +69,8 @@ def test_what_a_model_writes_can_do_nothing(open_page, engine):
     assert page.evaluate("typeof window.broken") == "undefined"
 
 
-def test_the_browser_refuses_other_scripts_and_addresses(started, url):
-    page = open_tab(started).page
+def test_the_browser_refuses_other_scripts_and_addresses(chrome, url):
+    page = open_tab(chrome).page
     page.goto(f"{url}/ui")
     page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {text: 'window.a = 1'}))"
