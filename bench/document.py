@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from config.version import VERSION
-from engine.request import ModelInfo
+from engine.interface.models import ModelInfo
 from engine.speculative.costs.step_costs import StepCosts
 
 Document = dict[str, Any]

@@ -17,8 +17,9 @@ from engine.distributed import follow
 from engine.distributed.place import Place, read_place
 from engine.distributed.rank_0 import Ranks
 from engine.engine import Engine
+from engine.interface.events import Event, Failed, Finished
+from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.model.loading import ModelError, StartProgress
-from engine.request import DraftChoice, Event, Failed, Finished, GenerationRequest, Grammar, Sampling
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
 from server.views.making import ViewMaker

@@ -15,6 +15,11 @@ import mlx.core as mx
 from config.settings import Settings, display_name
 from drafters.base import TableFileError
 from engine.faults.watchdog import Watchdog
+from engine.interface.errors import SharedTableError
+from engine.interface.events import Event, Failed, Sink
+from engine.interface.models import ModelInfo
+from engine.interface.request import GenerationRequest, Grammar
+from engine.interface.status import EngineCounts, EngineStatus
 from engine.lifecycle import Lifecycle
 from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit, refuse_all
 from engine.memory.budget import MemoryBudget
@@ -28,17 +33,6 @@ from engine.model.loading import (
     make_loader,
 )
 from engine.parked import ParkedWorker
-from engine.request import (
-    EngineCounts,
-    EngineStatus,
-    Event,
-    Failed,
-    GenerationRequest,
-    Grammar,
-    ModelInfo,
-    SharedTableError,
-    Sink,
-)
 from engine.sampling.grammar import Grammars
 from engine.setup import FindHead, MakeSources, make_worker
 from engine.speculative import kept_acceptance, shared_table

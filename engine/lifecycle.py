@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from engine.request import RETRY_AFTER_S, Embedded, EngineError, EngineStatus, Failed, Finished
+from engine.interface.embeddings import Embedded
+from engine.interface.errors import RETRY_AFTER_S, EngineError
+from engine.interface.events import Failed, Finished
+from engine.interface.status import EngineStatus
 from engine.scheduler.retry_after import AnswerTimes
 
 log = logging.getLogger("reprise.engine")

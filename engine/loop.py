@@ -9,16 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.interface.embeddings import EmbeddingRequest
+from engine.interface.errors import SharedTableError
+from engine.interface.events import EmbeddingSink, Failed, Sink
+from engine.interface.request import GenerationRequest
 from engine.lifecycle import Lifecycle
 from engine.parked import ParkedWorker
-from engine.request import (
-    EmbeddingRequest,
-    EmbeddingSink,
-    Failed,
-    GenerationRequest,
-    SharedTableError,
-    Sink,
-)
 from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
 from engine.stations import station

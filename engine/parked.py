@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from engine.request import Failed
+from engine.interface.events import Failed
 from engine.sequence import Sequence
 
 

@@ -10,24 +10,24 @@ import mlx.core as mx
 import numpy as np
 
 from drafters.base import NO_DRAFT, Draft
-from engine.kv_cache.rows import Caches
-from engine.loop_guard import ends_in_loop
-from engine.prefix_cache.block_hashes import BlockHashes
-from engine.prefix_cache.disk import Loading
-from engine.request import (
+from engine.interface.errors import GrammarCostError
+from engine.interface.events import (
     Delta,
     DraftingReport,
     Event,
     Failed,
     Finished,
     FinishReason,
-    GenerationRequest,
-    GrammarCostError,
     PromptProgress,
     Sink,
     TokenLogprob,
     Usage,
 )
+from engine.interface.request import GenerationRequest
+from engine.kv_cache.rows import Caches
+from engine.loop_guard import ends_in_loop
+from engine.prefix_cache.block_hashes import BlockHashes
+from engine.prefix_cache.disk import Loading
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.sampler import Ends, Penalties, RowSampling

@@ -8,7 +8,7 @@ from typing import get_args
 
 import mlx.core as mx
 
-from engine.request import GAP_BOUNDS_S, EngineCounts
+from engine.interface.status import GAP_BOUNDS_S, EngineCounts
 from engine.stations import EngineStation, StationClock
 
 

@@ -15,9 +15,9 @@ import mlx.core as mx
 
 from engine.batch import Batch
 from engine.faults.recovery import Recovery
+from engine.interface.events import Failed
 from engine.kv_cache.rows import Rows
 from engine.prefix_cache.trie import PrefixStatus
-from engine.request import Failed
 from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.planner import Planner
 from engine.scheduler.request_queue import RequestQueue

@@ -19,7 +19,8 @@ from rich.progress import (
 from rich.text import Text
 
 from config.settings import BUNDLED_NAME, Settings
-from engine.request import SPECIAL, ModelEntry, ModelInfo, Purpose
+from engine.interface.embeddings import SPECIAL, Purpose
+from engine.interface.models import ModelEntry, ModelInfo
 from engine.text.markers import Markers
 
 SHOW_PROGRESS_AFTER_S = 0.5

@@ -9,18 +9,11 @@ from typing import Any, Protocol
 
 from config.settings import Settings
 from engine.foreign.tool_calls import WrittenCall
-from engine.request import (
-    EmbeddingRequest,
-    EmbeddingSink,
-    EngineCounts,
-    EngineStatus,
-    GenerationRequest,
-    Grammar,
-    ModelEntry,
-    ModelInfo,
-    PromptEnd,
-    Sink,
-)
+from engine.interface.embeddings import EmbeddingRequest
+from engine.interface.events import EmbeddingSink, Sink
+from engine.interface.models import ModelEntry, ModelInfo
+from engine.interface.request import GenerationRequest, Grammar, PromptEnd
+from engine.interface.status import EngineCounts, EngineStatus
 from engine.text.fim import FimTokens
 from engine.text.markers import Markers
 

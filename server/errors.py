@@ -26,7 +26,8 @@ from collections.abc import Mapping
 from copy import copy
 from math import ceil
 
-from engine.request import RETRY_AFTER_S, EngineError, Failed, ModelLoadError
+from engine.interface.errors import RETRY_AFTER_S, EngineError, ModelLoadError
+from engine.interface.events import Failed
 
 _VENDORS = ("claude-", "gpt-")
 """Beginnings of the names that agents ask for unless they are told another."""

@@ -25,7 +25,7 @@ from sse_starlette.sse import AppStatus
 
 from config.per_model import Section, settings_of
 from config.settings import Settings
-from engine.request import SharedTableError
+from engine.interface.errors import SharedTableError
 from server.app import create_app
 from server.banner import (
     LoadingBar,

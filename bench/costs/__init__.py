@@ -7,7 +7,7 @@ from typing import Any
 
 from bench import document, outputs
 from bench.tables import Column, Row
-from engine.request import ModelInfo
+from engine.interface.models import ModelInfo
 
 
 def measure_all(

@@ -20,7 +20,7 @@ from bench import options
 from bench.costs import measure_all
 from bench.options import Flag
 from bench.tables import Column
-from engine.request import Sampling
+from engine.interface.request import Sampling
 from engine.sampling.logprobs import measure as measure_likelihoods
 from engine.sampling.sampler import Draw, RowSampling, Sampler
 

@@ -16,7 +16,8 @@ from bench.outputs import Work
 from bench.replay.policies import best_single_width
 from bench.workloads import Chat, lengths_of, make_chats
 from config.settings import Settings
-from engine.request import DraftChoice, DraftType, Finished, Streaming
+from engine.interface.events import Finished
+from engine.interface.request import DraftChoice, DraftType, Streaming
 from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer
 

@@ -27,7 +27,7 @@ from bench.options import Flag
 from bench.tables import Column, print_rows
 from bench.workloads import Chat, read_prompts
 from config.settings import Settings
-from engine.request import DraftType
+from engine.interface.request import DraftType
 from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 

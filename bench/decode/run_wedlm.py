@@ -23,7 +23,7 @@ from bench.options import Flag
 from bench.tables import Column
 from bench.workloads import WORKLOADS
 from config.settings import BUNDLED_MODEL
-from engine.request import Streaming
+from engine.interface.request import Streaming
 from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer
 

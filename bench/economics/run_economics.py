@@ -18,7 +18,7 @@ from bench.errors import BenchError
 from bench.experiment import Row
 from bench.tables import Column, print_rows
 from bench.workloads import own_chats
-from engine.request import DraftType
+from engine.interface.request import DraftType
 
 TYPES: tuple[DraftType, ...] = ("suffix", "ngram-mod", "ngram-simple")
 MODEL: DraftType = "draft-model"

@@ -20,7 +20,7 @@ from bench.errors import ArgumentsError
 from bench.options import Flag
 from bench.workloads.agents import Change
 from bench.workloads.chats import Chat, Message, render_pair, views_of
-from engine.request import View
+from engine.interface.request import View
 from engine.text.tokenizer import Tokenizer
 from server.views.making import ViewMaker
 

@@ -15,7 +15,7 @@ from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, finish
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
-from engine.request import DraftType, GenerationRequest, Sampling
+from engine.interface.request import DraftType, GenerationRequest, Sampling
 from engine.scheduler.planner import Planner
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.calibration import WIDTHS

@@ -20,7 +20,9 @@ from bench.serving.run_serve import random_turns
 from bench.tables import Column
 from bench.workloads.chats import user
 from config.settings import BUNDLED_MODEL, Settings
-from engine.request import DraftChoice, Finished, ModelInfo
+from engine.interface.events import Finished
+from engine.interface.models import ModelInfo
+from engine.interface.request import DraftChoice
 
 COLUMNS = [
     Column("number", "turn"), Column("num_prompt_tokens", "prompt"), Column("num_cached_tokens", "cached"),

@@ -24,7 +24,7 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
-from engine.request import DraftType
+from engine.interface.request import DraftType
 
 DRAFT_TYPES: tuple[DraftType, ...] = ("auto", "suffix", "ngram-mod", "ngram-simple")
 SETTINGS = {

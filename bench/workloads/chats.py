@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiment import first_difference
-from engine.request import View
+from engine.interface.request import View
 from engine.text.tokenizer import Tokenizer
 from server.conversation.from_chats import from_chats
 from server.conversation.tools import read_tool

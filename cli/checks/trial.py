@@ -172,7 +172,7 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
     from bench.document import new_document
     from bench.local_engine import LocalEngine
     from bench.workloads.chats import render
-    from engine.request import DraftChoice, GenerationRequest, Sampling
+    from engine.interface.request import DraftChoice, GenerationRequest, Sampling
     from engine.speculative.costs.step_costs import StepCosts
 
     settings = replace(

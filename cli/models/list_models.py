@@ -39,7 +39,7 @@ def _print_table(models: list["ModelFolder"]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from engine.request import SPECIAL
+    from engine.interface.embeddings import SPECIAL
 
     table = Table(box=None, pad_edge=False)
     table.add_column("model", style="bold")

@@ -13,17 +13,13 @@ from config.settings import Settings, display_name
 from engine.embedding.loading import load_embedding_model
 from engine.embedding.memory import PassMemory
 from engine.embedding.worker import EmbeddingWorker
+from engine.interface.embeddings import EmbeddingRequest
+from engine.interface.events import EmbeddingSink, Failed
+from engine.interface.models import ModelInfo
+from engine.interface.status import EngineCounts, EngineStatus
 from engine.lifecycle import Lifecycle
 from engine.loop import Cancel, Embed, Inbox, Stop
 from engine.model.loading import StartProgress
-from engine.request import (
-    EmbeddingRequest,
-    EmbeddingSink,
-    EngineCounts,
-    EngineStatus,
-    Failed,
-    ModelInfo,
-)
 from engine.text.tokenizer import Tokenizer
 
 

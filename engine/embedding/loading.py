@@ -15,10 +15,11 @@ from config.settings import Settings
 from engine.embedding.decoder import DECODERS, Decoder
 from engine.embedding.encoder import Config, Encoder, complete, rename
 from engine.embedding.vectors import VectorMaker, load_dense
+from engine.interface.embeddings import EmbeddingInfo, Recipe
+from engine.interface.models import ModelInfo
 from engine.model.loading import ModelError, describe, load_model, load_tokenizer
 from engine.model.purpose import ENCODERS, find_purpose
 from engine.model.recipe import find_longest, read_recipe
-from engine.request import EmbeddingInfo, ModelInfo, Recipe
 from engine.text.encoding import copy_backend
 from engine.text.tokenizer import Tokenizer
 

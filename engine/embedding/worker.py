@@ -15,8 +15,9 @@ import numpy as np
 from engine.embedding.loading import EmbeddingModel
 from engine.embedding.memory import PassMemory
 from engine.embedding.passes import Job, Member, by_job, choose_members
+from engine.interface.embeddings import EmbeddingRequest
+from engine.interface.events import EmbeddingSink, Failed
 from engine.memory.prefill_budget import PrefillLimits
-from engine.request import EmbeddingRequest, EmbeddingSink, Failed
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.stations import station
 

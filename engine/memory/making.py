@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import mlx.core as mx
 
 from config.settings import Settings
+from engine.interface.models import MemoryLimit
 from engine.kv_cache.batched import GROWTH_TOKENS
 from engine.kv_cache.recurrent import MAX_LATER_STATES
 from engine.kv_cache.rows import Sharing
@@ -15,7 +16,6 @@ from engine.memory.estimate import STEADY_TOKENS, Estimator
 from engine.memory.footprint import Footprint, measure
 from engine.memory.machine import usable_bytes, wire_weights
 from engine.model.loading import LoadedModel, ModelError
-from engine.request import MemoryLimit
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from config.whole_file import read_object, remove_oldest, write_in_folder
-from engine.request import ModelInfo
+from engine.interface.models import ModelInfo
 
 log = logging.getLogger("reprise.engine")
 

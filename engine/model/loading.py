@@ -19,6 +19,7 @@ from mlx_lm.utils import get_total_parameters, load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
 from config.settings import Settings
+from engine.interface.models import ModelInfo
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from engine.kv_cache.rows import Sharing
@@ -26,7 +27,6 @@ from engine.model import wedlm
 from engine.model.findings import Findings
 from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.head_names import leave_heads_out
-from engine.request import ModelInfo
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_reading import read_once

@@ -12,9 +12,9 @@ from typing import Any
 
 import mlx_lm.utils
 
+from engine.interface.embeddings import Purpose
 from engine.model.loading import find_context_tokens
 from engine.model.purpose import ENCODERS, find_purpose
-from engine.request import Purpose
 
 INDEX = "model.safetensors.index.json"
 """File that names the shards of a model."""

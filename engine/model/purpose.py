@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from engine.request import Purpose
+from engine.interface.embeddings import Purpose
 
 ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
 """Model types with weights that engine/embedding/encoder.py reads."""

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.interface.embeddings import Dense, Pooling, Recipe
 from engine.model.loading import ModelError, find_context_tokens
 from engine.model.purpose import ENCODERS, MODULES
-from engine.request import Dense, Pooling, Recipe
 
 _OLD_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",

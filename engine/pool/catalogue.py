@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from config.settings import Settings, display_name
+from engine.interface.embeddings import Purpose
+from engine.interface.errors import LoadFault, ModelLoadError
 from engine.model.hub_cache import HubCache, HubError, HubFault
 from engine.model.hub_download import ReportBytes, pull
 from engine.model.model_folder import ModelFolder, describe_folder
-from engine.request import LoadFault, ModelLoadError, Purpose
 
 ADAPTER_CONFIG = "adapter_config.json"
 _LOAD_FAULTS: dict[HubFault, LoadFault] = {

@@ -10,9 +10,9 @@ from math import isfinite
 from engine.embedding.engine import EmbeddingEngine
 from engine.embedding.memory import PassMemory
 from engine.engine import Engine
+from engine.interface.models import ModelEntry, ModelInfo
 from engine.memory.budget import MemoryBudget
 from engine.pool.catalogue import FoundModel
-from engine.request import ModelEntry, ModelInfo
 
 AnyEngine = Engine | EmbeddingEngine
 

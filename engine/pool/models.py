@@ -8,9 +8,10 @@ from functools import partial
 
 from config.per_model import Section, settings_of
 from config.settings import Settings
+from engine.interface.models import ModelEntry
+from engine.interface.status import EngineCounts
 from engine.pool.catalogue import Catalogue, FoundModel
 from engine.pool.model import ModelUse, PooledModel
-from engine.request import EngineCounts, ModelEntry
 from engine.stats import sum_counts
 
 

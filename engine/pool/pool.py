@@ -17,6 +17,11 @@ from config.per_model import Section
 from config.settings import Settings
 from engine.embedding.engine import EmbeddingEngine
 from engine.engine import Engine
+from engine.interface.errors import EngineError, ModelLoadError, SharedTableError
+from engine.interface.events import Sink
+from engine.interface.models import ModelEntry, ModelInfo
+from engine.interface.request import GenerationRequest, Grammar
+from engine.interface.status import EngineCounts, EngineStatus
 from engine.model.hub_download import ReportBytes
 from engine.model.loading import StartProgress
 from engine.pool.catalogue import Catalogue
@@ -24,18 +29,6 @@ from engine.pool.kept_sources import MakeSourcesFor
 from engine.pool.model import ModelUse
 from engine.pool.models import PooledModels
 from engine.pool.thread import PoolThread
-from engine.request import (
-    EngineCounts,
-    EngineError,
-    EngineStatus,
-    GenerationRequest,
-    Grammar,
-    ModelEntry,
-    ModelInfo,
-    ModelLoadError,
-    SharedTableError,
-    Sink,
-)
 from engine.stats import sum_counts
 from engine.text.tokenizer import Tokenizer
 

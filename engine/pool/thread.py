@@ -24,6 +24,8 @@ from config.freed_memory import return_freed
 from engine.embedding.engine import EmbeddingEngine
 from engine.engine import Engine
 from engine.faults.watchdog import Watchdog
+from engine.interface.errors import ModelLoadError
+from engine.interface.events import Failed
 from engine.loop import CALM_S, STOPPING, WakingInbox
 from engine.memory.machine import usable_bytes
 from engine.memory.sharing import Holder, SharedMemory
@@ -32,7 +34,6 @@ from engine.pool.kept_sources import KeptSources, MakeSourcesFor
 from engine.pool.model import AnyEngine, PooledModel
 from engine.pool.models import PooledModels
 from engine.pool.turns import SLICE_S, Turns
-from engine.request import Failed, ModelLoadError
 from engine.stations import EngineStation, StationClock, station
 
 log = logging.getLogger("reprise.engine")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from engine.request import Sampling
+from engine.interface.request import Sampling
 from engine.sampling.largest import find_largest
 
 MAX_SORTED = 512

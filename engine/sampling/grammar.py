@@ -19,7 +19,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from engine.foreign.grammar_trials import TRIALS, TrialError
-from engine.request import Grammar, GrammarCostError, GrammarError
+from engine.interface.errors import GrammarCostError, GrammarError
+from engine.interface.request import Grammar
 from engine.sampling.grammar_budget import GrammarBudget, Stopwatch
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Vocabulary, VocabularyError

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from engine.request import GrammarCostError
+from engine.interface.errors import GrammarCostError
 from engine.stations import spend
 
 MAX_TOKEN_S, MAX_TOKEN_STEPS = 0.25, 1.0

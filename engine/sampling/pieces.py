@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from engine.request import Sampling
+from engine.interface.request import Sampling
 from engine.sampling.filters import is_filtered
 
 PIECE_BYTES = 64 * 2**20

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.request import Sampling
+from engine.interface.request import Sampling
 from engine.sampling.filters import is_filtered, keep_likely
 from engine.sampling.pieces import Needs, draws_per_piece, needs_penalties, pick_logits
 

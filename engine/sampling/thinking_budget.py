@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.request import Grammar, ThinkingBudget
+from engine.interface.request import Grammar, ThinkingBudget
 from engine.sampling.grammar import Grammars, Mask, Matcher
 from engine.text.markers import ends_with
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.request import DraftingReport
+from engine.interface.events import DraftingReport
 from engine.speculative.costs.step_price import StepPrice
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ The decision is only a start. While the answer is decoded, measured acceptance a
 from dataclasses import dataclass
 
 from config.settings import Settings
-from engine.request import GenerationRequest
+from engine.interface.request import GenerationRequest
 from engine.speculative.draft_model.forecast import MODELS
 from engine.speculative.mask_drafts import MASKS
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, ReadsViews, SequenceStart, Slices, View
-from engine.request import DraftingReport, GenerationRequest
+from engine.interface.events import DraftingReport
+from engine.interface.request import GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.draft_length import DraftEstimate, expected_tokens

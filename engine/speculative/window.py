@@ -17,8 +17,8 @@ Source: WeDLM (arXiv:2512.22737), algorithm 1. A mask says what tokens see; ther
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.interface.request import Streaming
 from engine.kv_cache.columns import Ranks
-from engine.request import Streaming
 from engine.sampling.grammar import Mask
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.sampler import Draw

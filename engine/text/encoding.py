@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.request import UnbrokenTextError
+from engine.interface.errors import UnbrokenTextError
 from engine.text.slicing import MAX_UNBROKEN, SLICE_CHARACTERS, Slicing, find_slicing
 from engine.wanted import check_wanted
 

@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.foreign.chat_templates import isolate_templates
 from engine.foreign.tool_calls import PARSERS, WrittenCall
-from engine.request import PromptEnd
+from engine.interface.request import PromptEnd
 from engine.text.call_formats import HARMONY_ENDS, has_parser, inner_tokens, recognize
 from engine.text.encoding import TextEncoder
 from engine.text.fim import FimTokens, find_fim

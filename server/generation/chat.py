@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request, Response
 from pydantic_core import PydanticCustomError, to_json
 
-from engine.request import Grammar
+from engine.interface.request import Grammar
 from server.conversation.model import Tool
 from server.conversation.tools import check_enforced_in_full
 from server.errors import BadRequestError

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.request import Grammar, ThinkingBudget
+from engine.interface.request import Grammar, ThinkingBudget
 from engine.text.markers import Marker, Markers
 from server.conversation.model import Tool
 from server.errors import BadRequestError

@@ -7,15 +7,10 @@ from typing import Any, cast
 
 from fastapi import Request
 
-from engine.request import (
-    Embedded,
-    EmbeddingInfo,
-    EmbeddingInput,
-    EmbeddingRequest,
-    EngineError,
-    Failed,
-    ModelInfo,
-)
+from engine.interface.embeddings import Embedded, EmbeddingInfo, EmbeddingInput, EmbeddingRequest
+from engine.interface.errors import EngineError
+from engine.interface.events import Failed
+from engine.interface.models import ModelInfo
 from server.engine_protocol import EmbeddingEngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine, from_failure
 from server.generation.engine_requests import check_token_ids

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import get_args
 
 from config.settings import LOOP_GUARD_TOKENS, Settings
-from engine.request import AnswerLimits, DraftType, GenerationRequest, Grammar, ModelInfo, Sampling, View
+from engine.interface.models import AnswerLimits, ModelInfo
+from engine.interface.request import DraftType, GenerationRequest, Grammar, Sampling, View
 from engine.stations import station
 from server.errors import BadRequestError, ContextLengthError
 from server.generation.streaming_decoding import choose_streaming

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections import deque
 
-from engine.request import Event
+from engine.interface.events import Event
 
 ChoiceEvent = tuple[int, Event]
 """(index of the choice, event)."""

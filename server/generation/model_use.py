@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.request import Purpose
+from engine.interface.embeddings import Purpose
 from server.engine_protocol import ModelsProtocol, ModelUseProtocol
 from server.errors import (
     ApiError,

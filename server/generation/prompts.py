@@ -13,15 +13,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
-from engine.request import (
-    DraftType,
-    EngineError,
-    Grammar,
-    GrammarError,
-    PromptEnd,
-    UnbrokenTextError,
-    View,
-)
+from engine.interface.errors import EngineError, GrammarError, UnbrokenTextError
+from engine.interface.request import DraftType, Grammar, PromptEnd, View
 from engine.text.fim import FimTokens
 from server.engine_protocol import EngineProtocol
 from server.errors import (

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from engine.request import Finished, GenerationRequest
+from engine.interface.events import Finished
+from engine.interface.request import GenerationRequest
 from server.conversation.model import Message
 from server.generation.service import Service
 from server.generation.submission import Submission

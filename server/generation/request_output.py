@@ -9,7 +9,7 @@ from contextvars import copy_context
 from pydantic import BaseModel
 
 from engine.foreign.tool_calls import WrittenCall
-from engine.request import Delta, Finished
+from engine.interface.events import Delta, Finished
 from engine.stations import station
 from server.errors import ApiError, RequestFailedError
 from server.generation.service import Service

@@ -6,7 +6,7 @@ from functools import partial
 
 from fastapi import Request, Response
 
-from engine.request import Grammar, View
+from engine.interface.request import Grammar, View
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation.engine_requests import draft_fault, make_engine_requests
 from server.generation.prompts import TokenIds

@@ -12,7 +12,7 @@ from typing import get_args
 from fastapi import Request
 
 from config.settings import Settings, display_name
-from engine.request import Purpose
+from engine.interface.embeddings import Purpose
 from engine.stations import LoopStation, StationClock
 from server.engine_protocol import EngineProtocol, ModelsProtocol, PooledEngineProtocol
 from server.errors import ModelNotFoundError, UnavailableError, retry_after

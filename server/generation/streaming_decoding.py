@@ -1,7 +1,8 @@
 """Decide whether a request is decoded by streaming, and how."""
 
 from config.settings import Settings
-from engine.request import ModelInfo, Streaming
+from engine.interface.models import ModelInfo
+from engine.interface.request import Streaming
 from server.errors import BadRequestError
 from server.requests.streaming_decoding import StreamingDecodingFields
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from starlette.types import Receive
 
-from engine.request import Delta, EngineError, Event, Failed, Finished, GenerationRequest, Usage
+from engine.interface.errors import EngineError
+from engine.interface.events import Delta, Event, Failed, Finished, Usage
+from engine.interface.request import GenerationRequest
 from engine.stations import station
 from server.errors import ClientGoneError, from_engine, from_failure
 from server.generation.event_queue import EventQueue

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.request import EngineError
+from engine.interface.errors import EngineError
 from server.errors import (
     CLIENT_CLOSED_REQUEST,
     BadRequestError,

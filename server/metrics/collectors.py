@@ -7,7 +7,9 @@ import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.request import GAP_BOUNDS_S, EngineCounts, ModelEntry, SharedTableError
+from engine.interface.errors import SharedTableError
+from engine.interface.models import ModelEntry
+from engine.interface.status import GAP_BOUNDS_S, EngineCounts
 from engine.stations import OTHER, StationClock
 from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.metrics.definitions import GROUPS, NGRAMS, PREFIXES, RESPONSES, MetricEntry, MetricGroup

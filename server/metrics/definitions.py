@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.request import GAP_BOUNDS_S
+from engine.interface.status import GAP_BOUNDS_S
 
 MODEL = "model"
 """The label of groups that count by model, where there are several."""

@@ -13,7 +13,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.request import Failed, Finished, Usage
+from engine.interface.events import Failed, Finished, Usage
 from engine.stations import StationClock
 from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.metrics.collectors import ScrapeCollector

@@ -4,7 +4,7 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from engine.request import ModelEntry
+from engine.interface.models import ModelEntry
 from server.ollama_api.presenter import written
 from server.ollama_api.to_chat import tagged
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from engine.request import TokenLogprob
+from engine.interface.events import TokenLogprob
 from server.errors import ApiError
 from server.http.error_format import ollama_error
 from server.ollama_api.to_chat import FIELD_NAMES

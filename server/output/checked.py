@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.foreign.schema_checks import CHECKER
 from engine.foreign.tool_calls import WrittenCall
-from engine.request import Delta, Finished
+from engine.interface.events import Delta, Finished
 from server.output.parts import (
     ChoiceOutput,
     EndPart,

@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Literal
 
 from engine.foreign.tool_calls import WrittenCall
-from engine.request import Finished
+from engine.interface.events import Finished
 from engine.text.markers import Markers
 from server.output.parts import (
     CallArgumentsPart,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from engine.request import TokenLogprob
+from engine.interface.events import TokenLogprob
 from server.output.logprob_alignment import PromptPositions, TokenPositions
 from server.output.openai_objects import ChatLogprobs, CompletionLogprobs, LikelyToken, TokenEntry
 

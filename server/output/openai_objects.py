@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from engine.request import Purpose
+from engine.interface.embeddings import Purpose
 from server.output.parts import FinishReason
 
 
@@ -62,7 +62,7 @@ class TranslationBlock(BaseModel):
 
 
 class GateBlock(BaseModel):
-    """The gate's decision about the prompt before the first token; see engine.request.DraftingReport.
+    """The gate's decision about the prompt before the first token; see events.DraftingReport.
 
     undrafted: why nothing, or next to nothing, was drafted all the same; see explain_undrafted().
     """
@@ -74,7 +74,7 @@ class GateBlock(BaseModel):
 
 
 class StreamingBlock(BaseModel):
-    """How a WeDLM model decoded by streaming; see engine.request.Streaming. note: what that means."""
+    """How a WeDLM model decoded by streaming; see request.Streaming. note: what that means."""
 
     window_size: int
     entropy_threshold: float | None

@@ -7,7 +7,7 @@ from secrets import token_hex
 from typing import Literal
 
 from engine.foreign.tool_calls import WrittenCall
-from engine.request import Finished
+from engine.interface.events import Finished
 from engine.text.markers import Marker, Markers
 from server.output.harmony import HarmonyParser
 from server.output.parts import (

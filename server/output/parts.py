@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeVar
 from pydantic import BaseModel
 
 from engine.foreign.tool_calls import WrittenCall
-from engine.request import Delta, Finished, TokenLogprob
+from engine.interface.events import Delta, Finished, TokenLogprob
 from server.tool_formats.bare_calls import BareCalls
 from server.tool_formats.reader import CallReader
 
@@ -93,7 +93,7 @@ class ReportPart:
     """What is reported beside the text.
 
     fields: of a stream's next chunk: how far the prompt is, or the timings so far.
-    trace: (text, source) of the next runs of the model's text; see engine.request.Delta.
+    trace: (text, source) of the next runs of the model's text; see engine.interface.events.Delta.
     """
 
     fields: Mapping[str, BaseModel] = field(default_factory=dict)

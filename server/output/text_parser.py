@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.foreign.tool_calls import WrittenCall
-from engine.request import Delta, Finished
+from engine.interface.events import Delta, Finished
 from engine.text.markers import Markers
 from server.output.logprob_alignment import LogprobAlignment
 from server.output.parts import (

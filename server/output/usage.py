@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from engine.request import GenerationRequest, Streaming, Usage
+from engine.interface.events import Usage
+from engine.interface.request import GenerationRequest, Streaming
 from server.logs import RequestRecord
 from server.output.openai_objects import (
     CompletionTokensDetails,

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from engine.request import PromptEnd
+from engine.interface.request import PromptEnd
 from server.conversation.chats import read_chat
 from server.conversation.model import Tool, ToolChoice
 from server.conversation.tools import check_enforced

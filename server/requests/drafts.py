@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
-from engine.request import DraftChoice, DraftType
+from engine.interface.request import DraftChoice, DraftType
 from server.conversation.parts import parts_of
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, InstanceOf, WithJsonSchema
 
-from engine.request import PromptEnd
+from engine.interface.request import PromptEnd
 from server.conversation.model import Message, Tool, ToolChoice
 from server.conversation.tools import MAX_TOOLS
 from server.validation.field_errors import field_error

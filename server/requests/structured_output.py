@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
-from engine.request import Grammar
+from engine.interface.request import Grammar
 from server.validation.field_errors import field_error
 from server.validation.fields import AcceptsPeerFields, RequestModel, Rules, single
 from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size

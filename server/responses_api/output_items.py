@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from engine.request import TokenLogprob
+from engine.interface.events import TokenLogprob
 from server.conversation.from_items import encode_reasoning
 from server.conversation.model import Tool
 from server.output.logprobs import chat_logprobs

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from engine.request import TokenLogprob
+from engine.interface.events import TokenLogprob
 from server.conversation.model import Tool
 from server.output.openai_format import ResponseHead
 from server.output.parts import EndPart, Part, ReasoningPart, TextPart, ToolCallPart

@@ -10,7 +10,8 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from engine.request import EmbeddingInfo, ModelEntry, ModelInfo
+from engine.interface.embeddings import EmbeddingInfo
+from engine.interface.models import ModelEntry, ModelInfo
 from server.engine_protocol import ModelsProtocol
 from server.errors import (
     ApiError,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from engine.request import SharedTableError
+from engine.interface.errors import SharedTableError
 from server.errors import ConflictError, ForbiddenError, shortened
 from server.generation.service import Service, service_of
 from server.logs import LOGGER

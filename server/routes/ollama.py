@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 
 from config.version import VERSION
-from engine.request import ModelEntry
+from engine.interface.models import ModelEntry
 from server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
 from server.generation.chat import answer_chat
 from server.generation.completion import answer_completion

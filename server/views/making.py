@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pydantic_core import to_json
 
-from engine.request import Frame, SignedLines, View
+from engine.interface.request import Frame, SignedLines, View
 from server.engine_protocol import TokenizerProtocol
 from server.tool_formats.harmony_prompt import to_harmony_messages
 from server.views.arguments import AS_IT_IS, AS_JSON, ArgumentForm, probe_arguments

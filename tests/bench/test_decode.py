@@ -19,7 +19,8 @@ from bench.local_engine import LocalEngine
 from bench.tables import print_rows, write_csv
 from cli.main import main
 from config.settings import BUNDLED_MODEL
-from engine.request import DraftingReport, Finished, GenerationRequest, Usage
+from engine.interface.events import DraftingReport, Finished, Usage
+from engine.interface.request import GenerationRequest
 
 PROMISED = """
 workload draft_type num_draft_tokens prompt_tokens turn streams tokens decode_tps plain_tps prefill_tps

@@ -13,8 +13,8 @@ from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL, Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
+from engine.interface.request import GenerationRequest, Sampling
 from engine.model.loading import load_tokenizer
-from engine.request import GenerationRequest, Sampling
 from engine.scheduler.planner import Planner
 from engine.speculative import shared_table
 from engine.speculative.costs.step_costs import StepCosts

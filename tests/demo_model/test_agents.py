@@ -11,7 +11,7 @@ from bench.workloads.chats import Turn, user
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, DraftQuery
 from drafters.suffix import NUM_CLASSES, RESTORED, VIEW, SuffixDrafter
-from engine.request import DraftChoice, DraftType, GenerationRequest, SignedLines
+from engine.interface.request import DraftChoice, DraftType, GenerationRequest, SignedLines
 
 MAX_TOKENS = 40
 CODE = "".join(f"def area_{name}(width, height):\n    return width * height\n\n\n" for name in "abcd")

@@ -14,7 +14,7 @@ from mlx_lm.models.llama import ModelArgs, TransformerBlock
 from bench.local_engine import LocalEngine
 from bench.workloads import make_chats
 from config.settings import BUNDLED_MODEL, Settings
-from engine.request import DraftChoice, DraftType
+from engine.interface.request import DraftChoice, DraftType
 from engine.speculative.costs.step_costs import StepCosts
 
 FOLDERS = {"mtp": BUNDLED_MODEL / "mtp", "dflash": BUNDLED_MODEL / "dflash"}

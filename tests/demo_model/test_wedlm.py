@@ -9,7 +9,7 @@ from mlx_lm.utils import load_tokenizer
 from bench.local_engine import LocalEngine
 from bench.workloads import make_chats
 from config.settings import BUNDLED_MODEL, Settings
-from engine.request import DraftChoice, DraftType
+from engine.interface.request import DraftChoice, DraftType
 from engine.speculative.costs.step_costs import StepCosts
 
 WEDLM = BUNDLED_MODEL / "wedlm"

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from config.settings import Settings
+from engine.interface.request import GenerationRequest
 from engine.model.loading import LoadedModel
-from engine.request import GenerationRequest
 from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
 from engine.setup import FindHead, MakeSources, flat_costs, make_worker

@@ -14,9 +14,9 @@ from mlx.utils import tree_flatten
 from bench.architectures import tiny_models
 from bench.architectures.tiny_models import tiny_config
 from config.settings import BUNDLED_MODEL
+from engine.interface.request import GenerationRequest, Streaming
 from engine.model import wedlm
 from engine.model.loading import LoadedModel, describe
-from engine.request import GenerationRequest, Streaming
 from engine.sampling.sampler import noise_key
 from tests.engine.support import SIZES, VOCAB_SIZE, make_tokenizer, request
 

@@ -19,9 +19,10 @@ from bench.architectures import tiny_models
 from bench.architectures.tiny_models import tiny_config
 from config.settings import BUNDLED_MODEL
 from engine.engine import Engine
+from engine.interface.events import Delta, Event, Failed, Finished
+from engine.interface.request import GenerationRequest, Sampling
 from engine.model.findings import Findings
 from engine.model.loading import LoadedModel, describe
-from engine.request import Delta, Event, Failed, Finished, GenerationRequest, Sampling
 from engine.sampling.sampler import noise_key
 from engine.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 
 from drafters.base import Draft, DraftQuery, SequenceStart
 from engine.engine import Engine
-from engine.request import Event, Failed
+from engine.interface.events import Event, Failed
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.request import Delta, GenerationRequest, Grammar
+from engine.interface.events import Delta
+from engine.interface.request import GenerationRequest, Grammar
 from engine.sampling.grammar import Grammars
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery
+from engine.interface.events import Finished
+from engine.interface.request import GenerationRequest, Grammar, ThinkingBudget
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, load_model
-from engine.request import Finished, GenerationRequest, Grammar, ThinkingBudget
 from engine.setup import FindHead
 from engine.speculative.proposers import DraftSources
 from tests.combinations import FAMILIES, every_kind_of_cache

@@ -9,7 +9,8 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
-from engine.request import Grammar, GrammarError
+from engine.interface.errors import GrammarError
+from engine.interface.request import Grammar
 from engine.sampling.grammar import Grammars
 from server.requests.messages import RESERVED_TEMPLATE_KEYS
 from tests.engine.support import make_tokenizer

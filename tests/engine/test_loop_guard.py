@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from engine.interface.request import GenerationRequest
 from engine.loop_guard import ends_in_loop
-from engine.request import GenerationRequest
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored
 from tests.engine.conftest import StartEngine

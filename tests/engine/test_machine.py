@@ -19,9 +19,10 @@ from hypothesis.stateful import (
 )
 
 from engine.device import Device
+from engine.interface.events import Failed, Finished
+from engine.interface.request import GenerationRequest
 from engine.kv_cache.rows import make_caches
 from engine.kv_cache.slices import cut_slice, take_state
-from engine.request import Failed, Finished, GenerationRequest
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once

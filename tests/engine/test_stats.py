@@ -2,7 +2,7 @@
 
 import time
 
-from engine.request import GAP_BOUNDS_S
+from engine.interface.status import GAP_BOUNDS_S
 from engine.speculative.proposers import DraftSources
 from server.metrics.definitions import PREFIXES
 from tests.drafters.fakes import scored

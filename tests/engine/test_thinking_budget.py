@@ -3,7 +3,7 @@
 import pytest
 
 from drafters.ngram_simple import NgramSimpleDrafter
-from engine.request import GenerationRequest, Grammar, Sampling, ThinkingBudget
+from engine.interface.request import GenerationRequest, Grammar, Sampling, ThinkingBudget
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once

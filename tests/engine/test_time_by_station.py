@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.ngram_simple import NgramSimpleDrafter
-from engine.request import DraftChoice, Grammar
+from engine.interface.request import DraftChoice, Grammar
 from engine.speculative.proposers import DraftSources
 from engine.stations import OTHER, EngineStation, StationClock, spend, station
 from engine.worker import Worker

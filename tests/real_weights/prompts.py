@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 from bench.workloads.chats import render, user
-from engine.request import Grammar
+from engine.interface.request import Grammar
 from engine.text.tokenizer import Tokenizer
 
 

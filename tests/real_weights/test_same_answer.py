@@ -18,8 +18,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from bench.local_engine import LocalEngine
 from config.settings import Settings
+from engine.interface.events import Finished
+from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.prefix_cache.disk import MIN_SAVED_TOKENS
-from engine.request import DraftChoice, Finished, GenerationRequest, Grammar, Sampling
 from engine.sampling.grammar import JSON_STYLE
 from engine.sampling.sampler import noise_key
 from engine.setup import flat_costs

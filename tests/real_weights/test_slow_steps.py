@@ -16,7 +16,8 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
 from engine.engine import Engine
-from engine.request import DraftChoice, Finished
+from engine.interface.events import Finished
+from engine.interface.request import DraftChoice
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.proposers import DraftSources
 from tests.engine.support import ask, request, wait_until

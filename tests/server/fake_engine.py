@@ -12,28 +12,22 @@ from typing import Any, Literal
 
 from engine.foreign.child_script import read_calls
 from engine.foreign.tool_calls import WrittenCall
-from engine.request import (
-    RETRY_AFTER_S,
+from engine.interface.errors import RETRY_AFTER_S, EngineError, GrammarError, SharedTableError
+from engine.interface.events import (
     Delta,
     DraftingReport,
-    EngineCounts,
-    EngineError,
-    EngineStatus,
     Event,
     Failed,
     Finished,
     FinishReason,
-    GenerationRequest,
-    Grammar,
-    GrammarError,
-    ModelInfo,
-    PromptEnd,
     PromptProgress,
-    SharedTableError,
     Sink,
     TokenLogprob,
     Usage,
 )
+from engine.interface.models import ModelInfo
+from engine.interface.request import GenerationRequest, Grammar, PromptEnd
+from engine.interface.status import EngineCounts, EngineStatus
 from engine.text.fim import FimTokens
 from engine.text.markers import Marker, Markers
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from config.settings import Settings
-from engine.request import ModelEntry
+from engine.interface.models import ModelEntry
 from engine.text.markers import Markers
 from server.banner import (
     LoadingBar,

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from config.settings import Settings
-from engine.request import DraftingReport, GenerationRequest, Sampling, Usage
+from engine.interface.events import DraftingReport, Usage
+from engine.interface.request import GenerationRequest, Sampling
 from server.app import create_app
 from server.logs import RequestRecord, configure_logs
 from server.metrics import loop_lag

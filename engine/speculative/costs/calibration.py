@@ -16,9 +16,9 @@ import mlx.core as mx
 
 from config.settings import Settings
 from config.whole_file import read_object, write_in_folder
+from engine.interface.models import ModelInfo
 from engine.kv_cache.rows import Rows, Sharing, cache_arrays, make_caches, make_rows
 from engine.model.loading import LoadedModel, Progress
-from engine.request import ModelInfo
 from engine.speculative.costs.cost_table import CostTable, Measurement, Shape, without_guesses
 from engine.speculative.costs.step_costs import StepCosts
 

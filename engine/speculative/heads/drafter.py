@@ -18,13 +18,13 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from engine.interface.models import HeadKind
 from engine.kv_cache.batched import GroupedKVCache, RaggedKVCache
 from engine.kv_cache.per_row import Caches, leaves, make_caches
 from engine.kv_cache.rows import BatchedRows, evaluate
 from engine.kv_cache.slices import rebuild
 from engine.model.loading import LoadedModel
 from engine.prefix_cache.disk import Loading
-from engine.request import HeadKind
 from engine.sampling.sampler import Sampler
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID, DraftModel

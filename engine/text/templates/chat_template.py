@@ -10,7 +10,8 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.foreign.chat_templates import RenderLimitError, for_python_template
-from engine.request import PromptEnd, UnbrokenTextError
+from engine.interface.errors import UnbrokenTextError
+from engine.interface.request import PromptEnd
 from engine.text.encoding import TextEncoder
 from engine.text.templates.control_tokens import ControlTokens
 from engine.text.templates.fit import Fitted, fit

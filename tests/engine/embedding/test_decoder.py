@@ -9,8 +9,8 @@ import pytest
 from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
 from engine.embedding.memory import bytes_of
+from engine.interface.errors import ModelLoadError
 from engine.model.loading import ModelError, load_model
-from engine.request import ModelLoadError
 from tests.engine.embedding.encoder_folders import write_modules
 from tests.engine.embedding.test_worker import Driven
 from tests.engine.model_folders import write_model

@@ -11,8 +11,9 @@ from engine.embedding.loading import load_embedding_model
 from engine.embedding.memory import bytes_of
 from engine.embedding.passes import Job, choose_members
 from engine.embedding.worker import EmbeddingWorker
+from engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest
+from engine.interface.events import Failed
 from engine.memory.sharing import SharedMemory
-from engine.request import Embedded, EmbeddingInput, EmbeddingRequest, Failed
 from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.embedding.test_encoder import texts
 

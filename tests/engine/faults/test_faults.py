@@ -14,8 +14,10 @@ from config.settings import BUNDLED_MODEL, Settings
 from drafters.base import Draft, DraftQuery
 from engine import batch
 from engine.engine import Engine
+from engine.interface.errors import EngineError, SharedTableError
+from engine.interface.events import Usage
+from engine.interface.request import GenerationRequest
 from engine.model.loading import ModelError
-from engine.request import EngineError, GenerationRequest, SharedTableError, Usage
 from engine.sequence import Sequence
 from engine.speculative import shared_table
 from engine.speculative.proposers import DraftSources

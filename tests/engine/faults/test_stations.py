@@ -11,11 +11,13 @@ import pytest
 from drafters.base import Draft, DraftQuery
 from engine.device import Device
 from engine.engine import Engine
+from engine.interface.errors import EngineError
+from engine.interface.events import Event, Failed, Finished
+from engine.interface.request import DraftChoice, GenerationRequest
 from engine.kv_cache.rows import BatchedRows, SeparateRows
 from engine.memory import prefill_budget
 from engine.memory.budget import MemoryBudget
 from engine.prefix_cache.trie import PrefixCache
-from engine.request import DraftChoice, EngineError, Event, Failed, Finished, GenerationRequest
 from engine.sampling.sampler import Sampler
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_lookup import PrefixLookup

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from engine.faults.watchdog import Watchdog
-from engine.request import EngineStatus
+from engine.interface.status import EngineStatus
 from tests.engine.conftest import StartEngine
 from tests.engine.faults.test_faults import Poisoned
 from tests.engine.support import ask, prompt_of, request, wait_until

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from engine.foreign.grammar_trials import TRIAL_LIMITS
-from engine.request import Grammar, GrammarError
+from engine.interface.errors import GrammarError
+from engine.interface.request import Grammar
 from engine.sampling.grammar import Grammars
 from tests.engine.support import make_tokenizer
 

@@ -18,11 +18,13 @@ from bench.architectures.tiny_models import tiny_config
 from config.settings import Settings
 from drafters.base import Draft, DraftQuery, SequenceStart
 from engine.device import Device
+from engine.interface.events import Finished
+from engine.interface.models import HeadKind
+from engine.interface.request import DraftChoice, GenerationRequest
 from engine.kv_cache.probes import find_sharing
 from engine.memory.footprint import measure
 from engine.memory.making import make_memory_budget
 from engine.model.loading import LoadedModel, describe
-from engine.request import DraftChoice, Finished, GenerationRequest, HeadKind
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
 from engine.speculative.heads.drafter import NamedHead

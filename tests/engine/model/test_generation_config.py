@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from config.settings import BUNDLED_MODEL, Settings
+from engine.interface.models import AnswerLimits, SamplingDefaults
 from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.loading import ModelError, load_model, make_loader
-from engine.request import AnswerLimits, SamplingDefaults
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,13 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
 from engine.engine import Engine
+from engine.interface.errors import EngineError, ModelLoadError
+from engine.interface.events import Failed, Finished
+from engine.interface.request import GenerationRequest
 from engine.model.hub_cache import HubCache
 from engine.model.loading import ModelError
 from engine.pool.catalogue import Catalogue
 from engine.pool.pool import ModelPool
-from engine.request import EngineError, Failed, Finished, GenerationRequest, ModelLoadError
 from engine.speculative.proposers import DraftSources
 from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_model, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until

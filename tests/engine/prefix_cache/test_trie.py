@@ -8,11 +8,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
+from engine.interface.events import Usage
 from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches
 from engine.kv_cache.slices import KVSlice, State, sub_slice
 from engine.prefix_cache.trie import PrefixCache
-from engine.request import Usage
 from engine.speculative.proposers import DraftSources
 from tests.combinations import every_kind_of_cache
 from tests.drafters.fakes import scored

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.request import Sampling
+from engine.interface.request import Sampling
 from engine.sampling import filters
 from engine.sampling.filters import keep_likely
 

@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery
-from engine.request import DraftChoice, GenerationRequest, Grammar, GrammarError
+from engine.interface.errors import GrammarError
+from engine.interface.request import DraftChoice, GenerationRequest, Grammar
 from engine.sampling import grammar as grammar_module
 from engine.sampling.grammar import MAX_COMPILED, Grammars
 from engine.speculative.proposers import DraftSources

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.request import DraftChoice, Grammar, GrammarCostError
+from engine.interface.errors import GrammarCostError
+from engine.interface.request import DraftChoice, Grammar
 from engine.sampling import grammar as grammar_module
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.grammar_budget import (

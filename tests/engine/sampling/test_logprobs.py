@@ -8,7 +8,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.request import Delta, GenerationRequest, TokenLogprob
+from engine.interface.events import Delta, TokenLogprob
+from engine.interface.request import GenerationRequest
 from engine.scheduler.prefiller import PROMPT_LOGPROBS_CHUNK
 from tests.combinations import spread
 from tests.engine.conftest import StartEngine

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.request import Sampling
+from engine.interface.request import Sampling
 from engine.sampling import logprobs, pieces
 from engine.sampling import sampler as sampler_module
 from engine.sampling.logprobs import Likelihood, measure

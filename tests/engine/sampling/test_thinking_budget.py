@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.request import Grammar, ThinkingBudget
+from engine.interface.request import Grammar, ThinkingBudget
 from engine.sampling.grammar import Grammars
 from engine.sampling.thinking_budget import make_matcher
 from tests.engine.text.test_tokenizer import make_thinker

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import GenerationRequest
+from engine.interface.request import GenerationRequest
 from engine.scheduler.checkpoints import MAX_GAP_TOKENS, NUM_RUNGS, choose_rungs
 from engine.speculative.proposers import DraftSources
 from tests.combinations import FAMILIES, every_kind_of_cache

@@ -11,9 +11,10 @@ import mlx.core as mx
 import pytest
 
 from engine.device import Device
+from engine.interface.events import Finished
+from engine.interface.request import DraftChoice, GenerationRequest
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel
-from engine.request import DraftChoice, Finished, GenerationRequest
 from engine.scheduler import draft_reading
 from engine.scheduler.draft_reading import Pace
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
-from engine.request import GenerationRequest, Sampling
+from engine.interface.request import GenerationRequest, Sampling
 from engine.scheduler import planner
 from engine.scheduler.planner import Planner
 from engine.speculative.costs.conditions import USUAL, Conditions

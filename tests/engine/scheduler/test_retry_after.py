@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.request import EngineError
+from engine.interface.errors import EngineError
 from engine.scheduler import retry_after
 from engine.scheduler.retry_after import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
 from tests.engine.conftest import StartEngine

@@ -13,7 +13,8 @@ from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
 from drafters.copies import growing_text, history
 from drafters.ngram_mod import drafter as ngram_mod
 from drafters.repetition import score_in_slices
-from engine.request import DraftChoice, Finished, GenerationRequest
+from engine.interface.events import Finished
+from engine.interface.request import DraftChoice, GenerationRequest
 from engine.speculative import shared_table
 from engine.speculative.drafter_work import MAX_CLOSING, STEP_SLICES, DrafterWork
 from engine.speculative.proposers import DraftSources, Proposers

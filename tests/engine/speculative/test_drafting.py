@@ -15,8 +15,9 @@ from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from drafters.repetition import score_in_slices
 from engine.device import Device
 from engine.engine import Engine
+from engine.interface.events import Delta
+from engine.interface.request import DraftChoice, DraftType, GenerationRequest
 from engine.kv_cache import sliding_window
-from engine.request import Delta, DraftChoice, DraftType, GenerationRequest
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from engine.speculative.costs.step_costs import StepCosts

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from engine.engine import Engine
-from engine.request import DraftChoice, DraftType, GenerationRequest
+from engine.interface.request import DraftChoice, DraftType, GenerationRequest
 from engine.sampling.grammar import Grammar, Grammars
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_length import DraftEstimate

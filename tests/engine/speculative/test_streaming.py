@@ -10,9 +10,10 @@ import pytest
 from config.setting import SettingsError
 from config.settings import Settings
 from engine.engine import Engine
+from engine.interface.events import Delta
+from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Streaming, ThinkingBudget
 from engine.kv_cache import rows
 from engine.model.loading import LoadedModel, ModelError
-from engine.request import Delta, DraftChoice, GenerationRequest, Grammar, Streaming, ThinkingBudget
 from engine.sampling.entropy import find_entropies
 from engine.speculative.accounts import StepAccounts
 from engine.speculative.costs.conditions import USUAL

@@ -11,7 +11,7 @@ from drafters.base import SLICE_TOKENS, Draft, DraftQuery, Frame, SequenceStart,
 from drafters.copies.occurrences import Occurrences
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
-from engine.request import DraftChoice, GenerationRequest, Sampling
+from engine.interface.request import DraftChoice, GenerationRequest, Sampling
 from engine.speculative.drafter_work import STEP_SLICES, DrafterWork
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
 

@@ -8,7 +8,8 @@ import pytest
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery
 from engine.device import Device
-from engine.request import DraftChoice, DraftingReport, GenerationRequest
+from engine.interface.events import DraftingReport
+from engine.interface.request import DraftChoice, GenerationRequest
 from engine.scheduler.planner import Planner
 from engine.setup import MakeSources
 from engine.speculative.acceptance import Acceptance

@@ -12,7 +12,7 @@ from tokenizers import normalizers
 from transformers import CodeLlamaTokenizer
 
 from config.settings import BUNDLED_MODEL
-from engine.request import UnbrokenTextError
+from engine.interface.errors import UnbrokenTextError
 from engine.text import encoding, slicing
 from engine.text.encoding import TextEncoder
 from engine.wanted import UnwantedError, run_while

@@ -17,8 +17,8 @@ from mlx_lm import tokenizer_utils
 from tokenizers import Tokenizer as Backend
 
 from drafters.ngram_simple import NgramSimpleDrafter
+from engine.interface.request import GenerationRequest, Grammar, Sampling
 from engine.model.loading import LoadedModel, load_model
-from engine.request import GenerationRequest, Grammar, Sampling
 from engine.sampling import grammar
 from engine.sampling.grammar import Grammars
 from engine.speculative.proposers import DraftSources

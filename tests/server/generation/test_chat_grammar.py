@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.request import Grammar
+from engine.interface.request import Grammar
 from engine.sampling.grammar import Grammars
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from config.settings import Settings
-from engine.request import AnswerLimits
+from engine.interface.models import AnswerLimits
 from server.generation.engine_requests import choice_seed, make_engine_requests
 from server.requests.completions import CompletionRequest
 

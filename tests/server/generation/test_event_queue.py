@@ -1,7 +1,7 @@
 import asyncio
 import threading
 
-from engine.request import Delta
+from engine.interface.events import Delta
 from server.generation.event_queue import EventBridge, EventQueue
 
 NEVER_S = 1000

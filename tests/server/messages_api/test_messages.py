@@ -12,7 +12,7 @@ from anthropic.types import (
 from anthropic.types.beta.message_create_params import MessageCreateParamsBase as BetaParams
 
 from config.settings import Settings
-from engine.request import Delta, Finished, Usage
+from engine.interface.events import Delta, Finished, Usage
 from server.app import create_app
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.messages_api.to_chat import to_chat_request

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.request import GAP_BOUNDS_S, DraftingReport, EngineCounts, Failed, Usage
+from engine.interface.events import DraftingReport, Failed, Usage
+from engine.interface.status import GAP_BOUNDS_S, EngineCounts
 from server.app import create_app
 from server.generation import submission
 from server.metrics.definitions import GROUPS, RANKS

@@ -8,7 +8,7 @@ import pytest
 from ollama import ChatResponse, GenerateResponse, ListResponse, ProcessResponse, ShowResponse
 
 from config.settings import Settings
-from engine.request import SamplingDefaults
+from engine.interface.models import SamplingDefaults
 from engine.text.fim import FimTokens
 from server.app import create_app
 from server.validation.fields import MAX_FIELDS

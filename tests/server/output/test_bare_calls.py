@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from engine.request import Delta
+from engine.interface.events import Delta
 from server.output.parser import MarkerParser
 from server.output.parts import CallArgumentsPart, CallStartPart, ToolCallRules
 from server.tool_formats.bare_calls import bare_calls

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.request import Delta, Finished, Usage
+from engine.interface.events import Delta, Finished, Usage
 from engine.text.markers import HARMONY, Markers
 from server.output.parser import parser_factory
 from server.output.parts import CallArgumentsPart, CallStartPart, ChoiceOutput, ToolCallRules

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.request import Delta, Finished, TokenLogprob, Usage
+from engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from server.output.logprob_alignment import LogprobAlignment
 from server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
 from server.output.openai_format import CompletionFormat

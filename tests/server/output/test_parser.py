@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.foreign.child_script import read_calls
 from engine.foreign.tool_calls import WrittenCall
-from engine.request import Delta, Finished, TokenLogprob, Usage
+from engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from engine.text.markers import Markers
 from server.output.parser import MarkerParser, parser_factory
 from server.output.parts import (

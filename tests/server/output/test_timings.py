@@ -5,7 +5,8 @@ import json
 import openai
 import pytest
 
-from engine.request import DraftingReport, GenerationRequest, Sampling, Usage
+from engine.interface.events import DraftingReport, Usage
+from engine.interface.request import GenerationRequest, Sampling
 from server.logs import RequestRecord
 from server.output.usage import explain_undrafted, fill_record, measure_timings
 from tests.server import fake_engine

@@ -7,7 +7,7 @@ from chromium import open_tab, settle
 from playwright.sync_api import expect
 
 from config.settings import Settings
-from engine.request import DraftingReport
+from engine.interface.events import DraftingReport
 from server.app import create_app
 from tests.server.fake_engine import (
     CALLING,

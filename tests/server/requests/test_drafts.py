@@ -7,7 +7,8 @@ import openai
 import pytest
 
 from config.settings import Settings
-from engine.request import DraftChoice, DraftingReport
+from engine.interface.events import DraftingReport
+from engine.interface.request import DraftChoice
 from server.app import create_app
 from server.generation.engine_requests import make_engine_requests
 from server.requests.completions import CompletionRequest

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from config.settings import Settings
-from engine.request import Streaming, Usage
+from engine.interface.events import Usage
+from engine.interface.request import Streaming
 from server.errors import BadRequestError
 from server.generation.engine_requests import make_engine_requests
 from server.output.usage import measure_timings

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from engine.request import Grammar
+from engine.interface.request import Grammar
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.validation.body import parse_body

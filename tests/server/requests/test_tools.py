@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from config.settings import Settings
-from engine.request import Delta, Finished, Usage
+from engine.interface.events import Delta, Finished, Usage
 from engine.text.markers import Markers
 from server.app import create_app
 from server.errors import BadRequestError

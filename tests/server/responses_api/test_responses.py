@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import response_create_params
 
 from config.settings import Settings
-from engine.request import Delta, Finished, TokenLogprob, Usage
+from engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from server.app import create_app
 from server.metrics.endpoints import endpoint_of
 from server.responses_api.schemas import ResponsesRequest

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from engine.request import Grammar
+from engine.interface.request import Grammar
 from server.conversation.tools import function_name
 from server.tool_formats.free_text import InputDecoder
 from tests.server.fake_engine import says

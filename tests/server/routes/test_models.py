@@ -9,7 +9,7 @@ import pytest
 from anthropic.types import ModelInfo
 
 from config.settings import Settings
-from engine.request import SamplingDefaults
+from engine.interface.models import SamplingDefaults
 from engine.text.markers import Markers
 from server.app import create_app
 from tests.server.fake_engine import CALLING, CONTEXT_TOKENS

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine.request import Grammar
+from engine.interface.request import Grammar
 from engine.sampling.grammar import Grammars
 from server.tool_formats.json_lark import escape_lark
 from tests.engine.support import make_tokenizer

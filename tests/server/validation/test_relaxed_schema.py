@@ -7,7 +7,7 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from engine.foreign.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
-from engine.request import GrammarError
+from engine.interface.errors import GrammarError
 from engine.sampling.grammar import Grammars
 from server.generation.prompts import json_grammar
 from server.validation.json_schema import check_schema

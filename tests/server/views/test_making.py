@@ -12,7 +12,7 @@ import pytest
 
 from drafters.base import DraftQuery, SequenceStart, finish
 from drafters.suffix import SuffixDrafter
-from engine.request import Frame, SignedLines, View
+from engine.interface.request import Frame, SignedLines, View
 from engine.speculative.acceptance import count_accepted
 from engine.text.markers import HARMONY
 from server.views import making

@@ -13,7 +13,8 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.engine import Engine
-from engine.request import DraftChoice, Finished, GenerationRequest
+from engine.interface.events import Finished
+from engine.interface.request import DraftChoice, GenerationRequest
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources

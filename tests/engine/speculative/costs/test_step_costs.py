@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from engine.request import GenerationRequest, Grammar, Sampling
+from engine.interface.request import GenerationRequest, Grammar, Sampling
 from engine.speculative.costs.conditions import (
     ADJUSTED,
     GREEDY,

@@ -10,7 +10,7 @@ import pytest
 
 from config.settings import Settings
 from drafters.base import Draft
-from engine.request import DraftChoice, GenerationRequest, Sampling
+from engine.interface.request import DraftChoice, GenerationRequest, Sampling
 from engine.scheduler.planner import Planner
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
 from engine.speculative.costs.exact_widths import LONG, SHORT_TOKENS, Exactness

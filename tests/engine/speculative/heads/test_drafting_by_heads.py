@@ -11,10 +11,12 @@ import pytest
 from bench.architectures.tiny_models import tiny_config
 from drafters.base import NO_DRAFT, Draft, DraftQuery
 from engine.engine import Engine
+from engine.interface.events import Finished
+from engine.interface.models import HeadKind
+from engine.interface.request import GenerationRequest, Grammar
 from engine.kv_cache.per_row import make_caches
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError
-from engine.request import Finished, GenerationRequest, Grammar, HeadKind
 from engine.scheduler.planner import Planner
 from engine.speculative.draft_model.forecast import READ_ONE_PROMPT_IN
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS

@@ -9,9 +9,9 @@ import mlx.core as mx
 import pytest
 
 from engine.engine import Engine
+from engine.interface.request import GenerationRequest
 from engine.kv_cache.per_row import Caches
 from engine.model.loading import LoadedModel
-from engine.request import GenerationRequest
 from engine.speculative.heads.drafter import MAX_FILLED, NamedHead
 from engine.speculative.heads.head import Head
 from engine.speculative.heads.prefixes import HeadPrefixes

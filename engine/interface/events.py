@@ -1,0 +1,188 @@
+"""Define what the engine answers: text as it is committed, and how a sequence ended and what it took."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from engine.interface.embeddings import Embedded
+from engine.interface.request import Streaming
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingReport:
+    """What drafting did for one sequence.
+
+    num_drafted, num_accepted: drafted tokens that the target model checked, and those it accepted.
+    num_forwards: forward passes that decoding the answer took, without prefill.
+    num_fed: tokens fed in them.
+    by_source: (drafter, drafted tokens, accepted tokens) for each drafter that drafted.
+    by_position: (drafted, accepted) for the first token of all drafts, for the second, and so on.
+    accepted_prediction, rejected_prediction: checked tokens from the client's prediction.
+    origins: (source, number of tokens) for each run of the answer, in order. source is the drafter for
+        accepted tokens and "model" for all others.
+    drafter_s: seconds that drafters, the draft model included, took while the answer was decoded.
+    drafter_open_s: seconds that they took to read the prompt, before the first token.
+    strategy: how the draft model's drafts were translated; None if the draft model did not read the prompt.
+    translation: number of drafts by the result of their translation; keys as in TranslationCounts, empty if
+        none were translated.
+    charged_s, charged_plain_s: seconds of decoding that its slowdown budget was charged, and what its tokens
+        would have taken in plain steps.
+    gate_score: how repetitive the prompt is; None if it was not scored.
+    gate_decision: which drafters were chosen: "lookup", "draft-model", "wedlm", or "plain" for none.
+    gate_reason: why, in words.
+    undrafted: (reason, number of plans) for each reason to decode without a draft; see draft_stats.py.
+    why_undrafted: in words, why most steps had no draft; empty if most had one, or if nothing may draft.
+    """
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_forwards: int = 0
+    num_fed: int = 0
+    by_source: tuple[tuple[str, int, int], ...] = ()
+    by_position: tuple[tuple[int, int], ...] = ()
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
+    origins: tuple[tuple[str, int], ...] = ()
+    drafter_s: float = 0.0
+    drafter_open_s: float = 0.0
+    strategy: str | None = None
+    translation: Mapping[str, int] = field(default_factory=dict)
+    charged_s: float = 0.0
+    charged_plain_s: float = 0.0
+    gate_score: float | None = None
+    gate_decision: str = "plain"
+    gate_reason: str = ""
+    undrafted: tuple[tuple[str, int], ...] = ()
+    why_undrafted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts and times of one sequence. Times are in seconds since its submission.
+
+    num_prompt_tokens: tokens of the prompt.
+    num_cached_tokens: prompt tokens that were not computed because their keys and values were cached.
+    num_completion_tokens: tokens of the answer, an end-of-answer token included.
+    queue_s: until admission. prefill_s: until prefill was complete. first_token_s: until the first token was
+        committed. total_s: until the end. If the sequence ended before one of these, its end counts.
+    drafting: what drafting did. streaming: how the answer was streamed; None for plain decoding.
+    is_loop: whether the answer was ended because it only repeated itself.
+    """
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    drafting: DraftingReport = DraftingReport()
+    streaming: Streaming | None = None
+    is_loop: bool = False
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """The tokens after the first, per second since the first; 0 if there were none."""
+        spent_s = self.total_s - self.first_token_s
+        return (
+            (self.num_completion_tokens - 1) / spent_s
+            if self.num_completion_tokens > 1 and spent_s > 0
+            else 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its log probability, at temperature 1, before penalties, bias, grammar and filters.
+
+    token_bytes: the bytes of the token; one character may take several tokens.
+    logprob: natural logarithm; None for the first token of a prompt.
+    top: (token id, token bytes, logprob) of the likeliest tokens at this position, the likeliest first.
+    """
+
+    token: int
+    token_bytes: bytes
+    logprob: float | None
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far a prompt is. Its last token is computed with the first token of the answer.
+
+    num_tokens, num_cached, num_processed: tokens of the prompt, those that were cached, and those that are
+        done, the cached ones included. taken_s: seconds since it was admitted.
+    """
+
+    num_tokens: int
+    num_cached: int
+    num_processed: int
+    taken_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Newly committed text: whole characters, and never any part of a stop string.
+
+    text: empty only if there are logprobs or progress.
+    logprobs: of the tokens committed with this text; empty unless the request asks for them.
+    is_prompt: whether the logprobs are of the prompt's next tokens instead; the text is empty then.
+    progress, usage: reported if the request asks for them.
+    origins: (text, source) of each run of tokens from one source, if the request asks for them. The texts are
+        the delta's text; the source is a drafter, or "model" if no drafter drafted the tokens.
+    """
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    is_prompt: bool = False
+    progress: PromptProgress | None = None
+    usage: Usage | None = None
+    origins: tuple[tuple[str, str], ...] = ()
+    is_terminal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The terminal event of a sequence that succeeded.
+
+    reason: "stop" after an end-of-answer token, a stop string or a loop, "length" after max_tokens tokens.
+    tokens: ids of the whole answer, with the end-of-answer token if there was one.
+    stop: the stop string that ended the answer; None if none did.
+    """
+
+    reason: FinishReason
+    usage: Usage
+    tokens: tuple[int, ...] = ()
+    stop: str | None = None
+    is_terminal: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The terminal event of a sequence that did not succeed.
+
+    kind: "request" if only this request failed; "grammar" if its grammar took too much computation; "engine"
+        if the engine is dead; "draining" if the engine stopped before the request was admitted or finished;
+        "cancelled" after Engine.cancel().
+    message: why, in words for the client; for "grammar" a phrase that follows the field's name.
+    usage: up to the failure.
+    """
+
+    kind: Literal["request", "grammar", "engine", "draining", "cancelled"]
+    message: str
+    usage: Usage = field(default_factory=Usage)
+    is_terminal: ClassVar[bool] = True
+
+
+EmbeddingSink = Callable[[Embedded | Failed], None]
+"""Receives the terminal event of a request for embeddings, on the engine's thread: it must not block and must
+not raise."""
+
+
+Event = Delta | Finished | Failed
+
+
+Sink = Callable[[Event], None]
+"""Receives a sequence's events, on the engine's thread: it must not block and must not raise."""

@@ -1,0 +1,141 @@
+"""Define how the engine describes its models, loaded or not."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.interface.embeddings import EmbeddingInfo, Purpose
+
+HeadKind = Literal["mtp", "dflash"]
+"""What drafts from a model's hidden states: an MTP head, or a DFlash drafter."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """How memory limits the context to less than the model's own.
+
+    room_bytes: memory for everything but weights.
+    max_tokens: tokens of the longest sequence that fits.
+    sequence_bytes: memory that such a sequence takes, with what its computation needs.
+    token_bytes: memory that each further token would take.
+    """
+
+    room_bytes: int
+    max_tokens: int
+    sequence_bytes: int
+    token_bytes: float
+
+    def bytes_of(self, num_tokens: int) -> int:
+        """Estimate the memory that a longer sequence would take."""
+        return self.sequence_bytes + round((num_tokens - self.max_tokens) * self.token_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The sampling of requests that do not say otherwise. None: the API's own default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The fields that are set, by name."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """Where answers end whose requests set no limit. None: as the settings say.
+
+    loop_guard_tokens: see GenerationRequest.
+    """
+
+    max_tokens: int | None = None
+    loop_guard_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The loaded model, as the server shows it.
+
+    name: as the API shows it. architecture: mlx-lm's name of the model type; "unknown" if not configured.
+    context_tokens: maximum tokens of prompt and answer together.
+    vocab_size: number of token ids. num_parameters: numbers that all weights stand for.
+    weight_bytes: memory that the weights take.
+    dtype: of the first weight array, or the bits if quantized, for example "bfloat16" or "4-bit".
+    device: what computes, for example "Apple M4 Pro (Metal)". memory_bytes: its memory; 0 if unknown.
+    loaded_s: seconds that loading took.
+    fingerprint: equal for equal weights and configuration under the same version of MLX.
+    memory_limit: how memory limits context_tokens; None if it does not.
+    draft_strategy: how the draft model's drafts are translated; None without a draft model.
+    head: what drafts from its hidden states; None if nothing does. head_fault: why a head of its does not.
+    batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
+    sampling_defaults, answer_limits: what its makers recommend.
+    mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
+    can_stream: whether it can decode by streaming.
+    ranks: what each machine holds, for people; empty if the model is on one.
+    purpose: what it is for. embedding: how it makes vectors or scores; None for a model that generates.
+    """
+
+    name: str
+    architecture: str
+    context_tokens: int
+    vocab_size: int
+    num_layers: int
+    num_parameters: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    memory_bytes: int
+    loaded_s: float
+    fingerprint: str = ""
+    memory_limit: MemoryLimit | None = None
+    draft_strategy: str | None = None
+    head: HeadKind | None = None
+    head_fault: str = ""
+    batching: str = ""
+    exact: str = ""
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
+    answer_limits: AnswerLimits = AnswerLimits()
+    mask_token_id: int | None = None
+    can_stream: bool = False
+    ranks: tuple[str, ...] = ()
+    purpose: Purpose = "generate"
+    embedding: EmbeddingInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One of the models that requests may ask for.
+
+    size_bytes: of its weights. context_tokens: the longest text, as far as it is known before it was loaded.
+    progress: the loaded share of its weights, 0 to 1; None unless it is loading.
+    phase: what it is at while it is loading, in words.
+    fault: why it cannot be loaded, as far as its files show it or the last attempt did; None otherwise.
+    num_running, num_waiting: its requests.
+    num_loads, num_unloads: since the server started.
+    info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens to fill in
+        text with. None if it never was loaded.
+    idle_left_s: seconds after which it is unloaded if it gets no request; None if it is not, or not loaded.
+    purpose: what it is for.
+    """
+
+    name: str
+    state: Literal["unloaded", "loading", "loaded"]
+    size_bytes: int
+    context_tokens: int | None
+    progress: float | None = None
+    phase: str | None = None
+    fault: str | None = None
+    num_running: int = 0
+    num_waiting: int = 0
+    num_loads: int = 0
+    num_unloads: int = 0
+    info: ModelInfo | None = None
+    can_call: bool | None = None
+    can_think: bool | None = None
+    can_infill: bool | None = None
+    idle_left_s: float | None = None
+    purpose: Purpose = "generate"

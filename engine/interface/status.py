@@ -1,0 +1,61 @@
+"""Define how the engine describes itself: its state, and what it has counted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.interface.errors import RETRY_AFTER_S
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot for /health.
+
+    state: "stalled" while there are requests but there has been no progress for stall_seconds.
+    num_running: requests that have been admitted. num_waiting: requests in the queue.
+    fault: why the engine is dead or stalled; None if it is neither.
+    retry_after_s: seconds after which a request that is refused now may be accepted.
+    """
+
+    state: Literal["loading", "ready", "draining", "stalled", "dead"]
+    num_running: int
+    num_waiting: int
+    fault: str | None = None
+    retry_after_s: float = RETRY_AFTER_S
+
+
+GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds, in seconds, of the buckets for inter-token gaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """What the engine has counted since it started, and the memory that MLX holds.
+
+    num_failed_steps, num_preemptions, num_plain_probes, num_stalls: see EngineStats.
+    gaps_up_to: cumulative counts of the times between consecutive tokens of a sequence: gaps_up_to[i] counts
+        those of at most GAP_BOUNDS_S[i], and the last entry counts all. Tokens of one step are committed
+        together, so all but the first have a gap of 0.
+    gap_sum_s: sum of all gaps, in seconds.
+    active_bytes: memory in use now. peak_bytes: the maximum ever in use. cache_bytes: freed memory that MLX
+        keeps for reuse.
+    station_s: seconds of the engine's thread by station; see engine/stations.py.
+    by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
+    num_embedded, num_embedded_tokens: texts and pairs of which the vector or score is made, and their tokens.
+    num_to_embed: those that were asked for and are not made yet.
+    """
+
+    num_failed_steps: int = 0
+    num_preemptions: int = 0
+    num_plain_probes: int = 0
+    num_stalls: int = 0
+    gaps_up_to: tuple[int, ...] = (0,) * (len(GAP_BOUNDS_S) + 1)
+    gap_sum_s: float = 0.0
+    active_bytes: int = 0
+    peak_bytes: int = 0
+    cache_bytes: int = 0
+    station_s: Mapping[str, float] = field(default_factory=dict)
+    by_rank: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    num_embedded: int = 0
+    num_embedded_tokens: int = 0
+    num_to_embed: int = 0
