@@ -70,6 +70,10 @@ class EmbeddingInfo:
     after: TokenIds = ()
     second_type: int = 0
 
+    def describe(self) -> str:
+        """Describe it in a few words."""
+        return f"{self.dimensions} dimensions, {self.recipe.describe()}"
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInput:

@@ -343,7 +343,7 @@ class ModelCard(BaseModel):
     context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
     knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
     template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
-    purpose: what the model is for. embedding: how it makes vectors; null if it generates, or is not loaded.
+    purpose: what the model is for. embedding: how it makes vectors or scores; null if it generates.
     """
 
     id: str
