@@ -28,8 +28,8 @@ class VisionInfo:
 class PromptImage:
     """An image in a prompt, as the model's own processor cut it.
 
-    start: index in the prompt of its first placeholder. length: tokens from the first to the last placeholder,
-        with what stands between them, such as the tokens that end its rows.
+    start: index in the prompt of its first placeholder. length: tokens from the first to the last placeholder
+        and what stands between them, such as the tokens that end its rows.
     grid: (rows, columns) of patches. pixels: uint8 values in the order in which the tower reads them.
     shape: of pixels. key: see image_key().
     """
