@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary, ref
 
 import mlx.core as mx
 
-from engine.kv_cache.batched import GROWTH_TOKENS
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.extents import GROWTH_TOKENS
 from engine.kv_cache.per_row import Caches, leaves
-from engine.kv_cache.rows import BatchedRows, Rows
+from engine.kv_cache.rows import Rows
 from engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
 from engine.memory.demands import Demand, SamplingMemory, StepDemands
 from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator

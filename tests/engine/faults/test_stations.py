@@ -14,7 +14,8 @@ from engine.engine import Engine
 from engine.interface.errors import EngineError
 from engine.interface.events import Event, Failed, Finished
 from engine.interface.request import DraftChoice, GenerationRequest
-from engine.kv_cache.rows import BatchedRows, SeparateRows
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.separate_rows import SeparateRows
 from engine.memory import prefill_budget
 from engine.memory.budget import MemoryBudget
 from engine.prefix_cache.trie import PrefixCache
