@@ -149,7 +149,7 @@ class GenerationRequest:
     head_tokens: leading tokens of the prompt before what the user says first: system text and tools. 0 if not
         known.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
-        loop_guard.py.
+        sequence/loop_guard.py.
     """
 
     id: str

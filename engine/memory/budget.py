@@ -26,7 +26,7 @@ from engine.memory.prefill_budget import count_fitting, share_tokens
 from engine.memory.sharing import SharedMemory
 from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.pieces import ALL_NEEDS, find_needs
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""

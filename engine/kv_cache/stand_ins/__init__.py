@@ -1,1 +1,1 @@
-"""Stand in for functions of mlx-lm that take rows of one length only, or do not tell what state comes from."""
+"""Stand in for functions of mlx-lm that take rows of one length, or hide what state is made from."""
