@@ -1,8 +1,9 @@
 """Run foreign code that may loop or fill memory: the script of the processes of child_process.py.
 
-It imports nothing of Reprise. It reads calls from stdin and writes replies to stdout. Each is two
-lengths of four bytes, then JSON, then bytes that a handler gets, or returned, as "attached". Arguments: the job (a key of JOBS), the folder of the library that does it, the maximum
-number of bytes of memory, and the maximum number of seconds of CPU time for each call.
+It imports nothing of Reprise but image_job.py. It reads calls from stdin and writes replies to stdout. Each
+is two lengths of four bytes, then JSON, then bytes that a handler gets, or returns, as "attached". Arguments:
+the job (a key of JOBS), the folder of the library that does it, the maximum number of bytes of memory, and
+the maximum number of seconds of CPU time for each call.
 """
 
 import contextlib
@@ -108,8 +109,9 @@ def handle_grammars(_: Path) -> Handle:
 def handle_images(folder: Path) -> Handle:
     """Return a function that decodes images. folder: where image_job.py is, which says what a call has."""
     os.nice(PARSER_NICENESS)
-    sys.path.insert(0, str(folder))
-    handler: Handle = importlib.import_module("image_job").make_handler()
+    _pretend("engine", folder.parent)
+    _pretend("engine.foreign", folder)
+    handler: Handle = importlib.import_module("engine.foreign.image_job").make_handler()
     return handler
 
 

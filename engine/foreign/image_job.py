@@ -1,17 +1,19 @@
-"""Decode images with Pillow: the job "images" of child_script.py. Imports nothing of Reprise.
+"""Decode images with Pillow: the job "images" of child_script.py.
 
 What is decoded came from a client, and decoders are code in C that has had faults. The size is read before
 anything is decoded, and the process has limits of time and memory.
 """
 
 import binascii
+import importlib
 import io
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from image_sizes import find_size, grid_of
 from PIL import Image, UnidentifiedImageError
+
+from engine.foreign.image_sizes import find_size, grid_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS, MAX_CONVERTED_PIXELS = 50_000_000, 20_000_000
@@ -20,15 +22,16 @@ PLAIN_MODES = ("1", "L", "P", "RGB")
 """Modes that take no more than four bytes a pixel, and one copy to convert."""
 ORIENTATION = 0x0112
 TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+    "2": Image.Transpose.FLIP_LEFT_RIGHT,
+    "3": Image.Transpose.ROTATE_180,
+    "4": Image.Transpose.FLIP_TOP_BOTTOM,
+    "5": Image.Transpose.TRANSPOSE,
+    "6": Image.Transpose.ROTATE_270,
+    "7": Image.Transpose.TRANSVERSE,
+    "8": Image.Transpose.ROTATE_90,
 }
 """How to turn an image that says how the camera was held, by the number that it says."""
+SIDEWAYS = (TURNS["5"], TURNS["6"], TURNS["7"], TURNS["8"])
 
 Call = dict[str, Any]
 
@@ -52,7 +55,7 @@ def make_handler() -> Callable[[Call], Call]:
             return {"complaint": "takes too much memory to decode; make it smaller"}
         # The file comes from a client, and decoders raise almost anything.
         except Exception as fault:
-            return {"complaint": f"cannot be decoded: {fault or type(fault).__name__}"[:500]}
+            return {"complaint": f"cannot be decoded: {str(fault) or type(fault).__name__}"[:500]}
 
     return handle
 
@@ -67,10 +70,9 @@ def decode(call: Call) -> Call:
     image = _open(_from_base64(call.pop("attached")))
     if image.width * image.height > call["max_pixels"]:
         return {"is_large": True}
-    orientation = image.getexif().get(ORIENTATION)
-    turn = TURNS.get(orientation) if isinstance(orientation, int) else None
+    turn = TURNS.get(str(image.getexif().get(ORIENTATION)))
     height, width = image.height, image.width
-    if turn is not None and orientation > 4:
+    if turn in SIDEWAYS:
         height, width = width, height
     processor = call["processor"]
     try:
@@ -78,7 +80,7 @@ def decode(call: Call) -> Call:
     except ValueError as fault:
         raise ImageError(str(fault)) from fault
     # Turned when it is small: a copy of the whole would take too much memory.
-    target = size if (height, width) == (image.height, image.width) else size[::-1]
+    target = size[::-1] if turn in SIDEWAYS else size
     resized = _as_rgb(image).resize((target[1], target[0]), processor["filter"])
     pixels = np.asarray(resized if turn is None else resized.transpose(turn))
     cut = _in_patches(pixels, processor)
@@ -149,5 +151,6 @@ def _import_decoders() -> None:
         Image.new("RGB", (8, 8)).save(file, kind, exif=b"Exif\0\0" if kind != "GIF" else b"")
         image = Image.open(file, formats=FORMATS)
         image.getexif().get(ORIENTATION)
-        _as_rgb(image).resize((4, 4), Image.Resampling.BICUBIC).transpose(TURNS[6])
-    from PIL import MpoImagePlugin as _  # noqa: PLC0415 - what JPEG files of several pictures are read with
+        _as_rgb(image).resize((4, 4), Image.Resampling.BICUBIC).transpose(TURNS["6"])
+    # What JPEG files of several pictures are read with.
+    importlib.import_module("PIL.MpoImagePlugin")

@@ -1,6 +1,6 @@
 """Compute what size a model's own processor would give an image, and how many tokens that takes.
 
-Imports nothing of Reprise: the process that decodes images imports it too, as a module of its own.
+Imports nothing of Reprise: the process that decodes images imports it too.
 
 Source: smart_resize() and its likes in transformers' image_processing_pil_*.py, with which tests compare.
 """

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from engine.foreign.images import ImageDecoder, ImageError, ImageFile
+from engine.foreign.images import ImageDecoder, ImageFile
 from engine.interface.images import ImageProcessor
 
 TEXTS = ("<img>", "<img>", "<img>")
