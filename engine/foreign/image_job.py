@@ -141,7 +141,7 @@ def _in_patches(pixels: Any, processor: Any) -> Any:
         case "gemma4":
             cut = pixels.reshape(rows, patch, columns, patch, 3)
             return cut.transpose(0, 2, 1, 3, 4).reshape(rows * columns, patch * patch * 3)
-    return pixels
+    return pixels.transpose(2, 0, 1)
 
 
 def _import_decoders() -> None:

@@ -17,6 +17,7 @@ class ImageProcessor:
     least, most: limits of an image, in the unit of its cut: pixels, pixels of a side, or tokens.
     filter: Pillow's number of the filter with which an image is resized.
     placeholder, row_end, last_end: token ids; None for what the family has not.
+    digest: of the processor's file, whatever else it says, such as how the tower normalises pixels.
     written: what its chat template writes for an image. shown: what stands there in the prompt, with one
         placeholder for all. alone: what to write where the template takes text alone.
     """
@@ -33,6 +34,7 @@ class ImageProcessor:
     filter: int = 3
     row_end: int | None = None
     last_end: int | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
