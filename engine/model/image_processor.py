@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from engine.foreign.image_sizes import GEMMA4_TOKENS, find_size, grid_of, num_tokens
+from engine.foreign.image_sizes import GEMMA4_TOKENS, MAX_ASPECT, find_size, grid_of, num_tokens
 from engine.interface.images import Cut, ImageProcessor, VisionInfo
 
 CUTS: dict[str, Cut] = {
@@ -33,19 +33,21 @@ def read_vision(config: Json, folder: Path, backend: Any) -> VisionInfo | None:
     given = _read(folder, "preprocessor_config.json") or inner
     cut = CUTS.get(str(config.get("model_type")))
     placeholder = config.get("image_token_id", config.get("image_token_index"))
-    if cut is None or not given or backend.id_to_token(placeholder or -1) is None or not has_library():
+    if cut is None or not given or not isinstance(placeholder, int) or not has_library():
         return None
     try:
         processor = _processor(cut, config, given, placeholder, backend)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         return None
     return VisionInfo(
         family=str(config["model_type"]),
         placeholder=processor.placeholder,
         patch_size=processor.patch,
         merge_size=processor.merge,
-        min_tokens=count_tokens(processor, (1, 1)),
-        max_tokens=count_tokens(processor, (_UNLIMITED // 2**15, _UNLIMITED // 2**15)),
+        min_tokens=min(
+            count_tokens(processor, shape) for shape in ((1, 1), (1, MAX_ASPECT), (MAX_ASPECT, 1))
+        ),
+        max_tokens=_most_tokens(processor),
         example_tokens=count_tokens(processor, EXAMPLE),
         processor=processor,
     )
@@ -62,8 +64,18 @@ def count_tokens(processor: ImageProcessor, size: tuple[int, int], budget: int =
     return num_tokens(fields, grid_of(fields, find_size(fields, *size, "auto", budget)))
 
 
+def _most_tokens(processor: ImageProcessor) -> int:
+    side = processor.patch * processor.merge
+    match processor.cut:
+        case "qwen":
+            return processor.most // side**2
+        case "gemma4":
+            return processor.most
+    return math.ceil(processor.most / side) ** 2
+
+
 def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: Any) -> ImageProcessor:
-    """Raises KeyError, TypeError or ValueError if something is missing."""
+    """Put a processor together. Raises KeyError, TypeError or ValueError if something is missing."""
     vision, size, token = config["vision_config"], given.get("size") or {}, backend.id_to_token(placeholder)
     patch, merge, least, most = _side(given.get("patch_size", vision.get("patch_size"))), 1, 0, 0
     written = shown = alone = token

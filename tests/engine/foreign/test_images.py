@@ -72,7 +72,7 @@ def test_gemma_3_sees_what_its_processor_makes(decoder, size):
     own = Gemma3ImageProcessorPil(size={"height": 896, "width": 896}, **PLAIN)(image)
     pixels, picture = decode(decoder, GEMMA3, image)
     assert picture.grid == (64, 64)
-    assert_same(pixels.transpose(2, 0, 1), own["pixel_values"][0])
+    assert_same(pixels, own["pixel_values"][0])
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -81,7 +81,7 @@ def test_pixtral_sees_what_its_processor_makes(decoder, size):
     own = PixtralImageProcessorPil(size={"longest_edge": 1540}, patch_size=28, **PLAIN)(image)
     pixels, picture = decode(decoder, PIXTRAL, image)
     assert tuple(side * 14 for side in picture.grid) == tuple(own["image_sizes"][0])
-    assert_same(pixels.transpose(2, 0, 1), own["pixel_values"][0])
+    assert_same(pixels, own["pixel_values"][0])
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -230,7 +230,10 @@ async def test_what_is_no_image_is_refused_in_words(client, sees, source, reason
 
 async def test_what_was_no_image_earlier_is_a_line_of_text(client, sees):
     messages = [
-        {"role": "user", "content": [ASK, {"type": "image_url", "image_url": {"url": "https://a.org/b.png"}}]},
+        {
+            "role": "user",
+            "content": [ASK, {"type": "image_url", "image_url": {"url": "https://a.org/b.png"}}],
+        },
         {"role": "assistant", "content": "A cat."},
         {"role": "user", "content": [ASK, part()]},
     ]
@@ -253,7 +256,10 @@ async def test_of_too_many_images_the_oldest_are_text_some_at_a_time(client, see
     for count in range(18, 33):
         messages = []
         for _ in range(count):
-            messages += [{"role": "user", "content": [part(size=(32, 32))]}, {"role": "assistant", "content": "a"}]
+            messages += [
+                {"role": "user", "content": [part(size=(32, 32))]},
+                {"role": "assistant", "content": "a"},
+            ]
         messages[-1:] = []
         body = {"messages": messages, "max_tokens": 5}
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
