@@ -13,9 +13,13 @@ from server.output.parts import FinishReason
 
 
 class PromptTokensDetails(BaseModel):
-    """How many of the prompt's tokens came from the prefix cache."""
+    """How many of the prompt's tokens came from the prefix cache.
+
+    image_tokens: how many are images'; sent if there are any. Not part of OpenAI's API.
+    """
 
     cached_tokens: int
+    image_tokens: int = 0
 
 
 class CompletionTokensDetails(BaseModel):
