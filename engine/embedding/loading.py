@@ -13,7 +13,8 @@ from mlx.utils import tree_flatten
 
 from config.settings import Settings
 from engine.embedding.decoder import DECODERS, Decoder
-from engine.embedding.encoder import Config, Encoder, complete, rename
+from engine.embedding.design import Config, complete
+from engine.embedding.encoder import Encoder, rename
 from engine.embedding.vectors import VectorMaker, load_dense
 from engine.interface.embeddings import EmbeddingInfo, Recipe
 from engine.interface.models import ModelInfo
@@ -40,8 +41,8 @@ class EmbeddingModel:
 
     def finish(self, states: mx.array, first_pooled: int, dimensions: int | None) -> mx.array:
         """Return the vector of a text, or the score of a pair. states: (tokens, size) of the last layer."""
-        if isinstance(self.body, Encoder) and self.info.purpose == "rerank":
-            return mx.sigmoid(self.body.classifier(states[0]).astype(mx.float32))
+        if self.info.purpose == "rerank":
+            return mx.sigmoid(self.body.rate(states).astype(mx.float32))
         return self.maker.make(states, first_pooled, dimensions)
 
 
@@ -93,8 +94,17 @@ def _load_weights(encoder: Encoder, folder: Path, config: Config, progress: Prog
         for name, array in rename(given).items()
     }
     if quantization := config.get("quantization"):
-        sizes = {key: quantization[key] for key in ("group_size", "bits", "mode") if key in quantization}
-        quantize(encoder, **sizes, class_predicate=lambda path, _: f"{path}.scales" in exact)
+
+        def find_sizes(path: str, part: Any) -> dict[str, Any] | bool:
+            # The configuration names exceptions by the checkpoint's names; the sizes say the same.
+            if (scales := exact.get(f"{path}.scales")) is None:
+                return False
+            size = part.weight.shape[-1]
+            bits = 32 * exact[f"{path}.weight"].shape[-1] // size
+            mode = quantization.get("mode", "affine")
+            return {"group_size": size // scales.shape[-1], "bits": bits, "mode": mode}
+
+        quantize(encoder, class_predicate=find_sizes)
     encoder.load_weights(list(exact.items()))
     encoder.eval()
     flat: Any = tree_flatten(encoder.parameters())
@@ -133,7 +143,7 @@ def _describe(
         before=tuple(before),
         between=tuple(pair.ids[first + len(sample) : second]),
         after=tuple(after),
-        second_type=min(int(pair.type_ids[second]), config.get("type_vocab_size", 1) - 1),
+        second_type=min(int(pair.type_ids[second]), max(0, config.get("type_vocab_size", 1) - 1)),
     )
 
 

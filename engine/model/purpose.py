@@ -5,7 +5,10 @@ from typing import Any
 
 from engine.interface.embeddings import Purpose
 
-ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
+ROBERTAS = frozenset({"roberta", "xlm-roberta", "camembert"})
+"""Model types whose positions follow that of the padding token."""
+
+ENCODERS = ROBERTAS | {"bert", "modernbert", "nomic_bert", "new", "gte"}
 """Model types with weights that engine/embedding/encoder.py reads."""
 
 MODULES = "modules.json"
