@@ -1,13 +1,15 @@
-"""Models that decode, used to embed: the states after mlx-lm's own layers, without a cache.
+"""Models that decode, used to embed: the states after mlx-lm's own layers.
 
 No token attends to a later one, so padding at the end needs no mask. Models that attend in both directions
 (gte-Qwen2) say so in their configuration.
 """
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
+from engine.kv_cache.per_row import Caches, make_caches
 from engine.model.loading import ModelError
 
 DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral"})
@@ -27,6 +29,11 @@ class Decoder:
         self.layers = body.layers
         self._embed, self._norm = body.embed_tokens, body.norm
         self._is_causal = config.get("is_causal", True)
+        self._make_caches = partial(make_caches, model)
+
+    def make_caches(self) -> Caches | None:
+        """Return empty caches for what texts begin with; None if tokens attend to later ones."""
+        return self._make_caches() if self._is_causal else None
 
     def begin(self, tokens: mx.array, _: mx.array, num_tokens: mx.array) -> tuple[mx.array, mx.array | str]:
         """Return the states before the first layer, and the mask. See Encoder.begin()."""

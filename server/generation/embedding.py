@@ -7,7 +7,13 @@ from typing import Any, cast
 
 from fastapi import Request
 
-from engine.interface.embeddings import Embedded, EmbeddingInfo, EmbeddingInput, EmbeddingRequest
+from engine.interface.embeddings import (
+    Embedded,
+    EmbeddingInfo,
+    EmbeddingInput,
+    EmbeddingRequest,
+    count_alike,
+)
 from engine.interface.errors import EngineError
 from engine.interface.events import Failed
 from engine.interface.models import ModelInfo
@@ -124,7 +130,8 @@ async def embed(
         if not done.done():
             done.set_result(event)
 
-    asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions)
+    num_alike = await beside(request, partial(count_alike, inputs))
+    asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions, num_alike)
     try:
         engine.embed(asked, lambda event: service.call_on_loop(lambda: note(event)))
     except EngineError as fault:
