@@ -3,8 +3,6 @@
 token, type and position embeddings -> norm -> layers: attention, feed forward -> states
 """
 
-from typing import NamedTuple
-
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
@@ -12,7 +10,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from engine.embedding.design import ACTIVATIONS, Config, Design, find_design
-from engine.embedding.masks import attend_less_with_distance, attend_near, attend_to_all
+from engine.embedding.masks import Masks, attend_less_with_distance, attend_near, attend_to_all
 
 _NAMES = (
     ("embeddings.LayerNorm", "embeddings.norm"),
@@ -68,13 +66,6 @@ _PREFIXES = ("bert.", "roberta.", "model.", "new.")
 _UNUSED = ("pooler.", "cls.", "lm_head.", "decoder.", "embeddings.position_ids")
 
 
-class Masks(NamedTuple):
-    """Masks of a pass. local: of layers that attend nearby."""
-
-    whole: mx.array
-    local: mx.array
-
-
 class Attention(Module):
     """Attention of every token to the tokens of its text. is_local: to those nearby."""
 
@@ -96,9 +87,10 @@ class Attention(Module):
         queries, keys, values = split(self.query(hidden)), split(self.key(hidden)), split(self.value(hidden))
         if self._base:
             queries, keys = self._rotate(queries), self._rotate(keys)
-        mask = masks.local if self._is_local else masks.whole
         scale = queries.shape[-1] ** -0.5
-        found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+        found = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=scale, mask=masks[self._is_local]
+        )
         return self.out(found.transpose(0, 2, 1, 3).reshape(num_texts, num_tokens, size))
 
     def _rotate(self, states: mx.array) -> mx.array:

@@ -11,12 +11,13 @@ import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
-from config.settings import Settings
-from engine.embedding.decoder import DECODERS, Decoder
+from config.settings import Settings, display_name
+from engine.embedding.decoder import DECODERS, GEMMA, Decoder
 from engine.embedding.design import Config, complete
 from engine.embedding.encoder import Encoder, rename
+from engine.embedding.judging import JUDGE, describe_judge, find_answers
 from engine.embedding.vectors import VectorMaker, load_dense
-from engine.interface.embeddings import EmbeddingInfo, Recipe
+from engine.interface.embeddings import EmbeddingInfo, Purpose, Recipe
 from engine.interface.models import ModelInfo
 from engine.model.loading import ModelError, describe, load_model, load_tokenizer
 from engine.model.purpose import ENCODERS, find_purpose
@@ -52,10 +53,17 @@ def load_embedding_model(settings: Settings, name: str, progress: Progress | Non
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         recipe = read_recipe(folder, config)
-        make = _load_encoder if config.get("model_type") in ENCODERS else _load_decoder
-        body, config, tokenizer, info = make(folder, config, name, progress)
+        if config.get("model_type") in ENCODERS:
+            body, config, tokenizer, info = _load_encoder(folder, config, name, progress)
+        else:
+            is_named = name == display_name(settings.rerank_model or "")
+            purpose: Purpose = "rerank" if is_named else find_purpose(folder, config)
+            body, config, tokenizer, info = _load_decoder(folder, config, name, progress, purpose)
         maker = VectorMaker(recipe, load_dense(recipe.dense))
-        embedding = _describe(recipe, config, maker, tokenizer, ranks=info.purpose == "rerank")
+        if isinstance(body, Decoder) and info.purpose == "rerank":
+            embedding = describe_judge(tokenizer)
+        else:
+            embedding = _describe(recipe, config, maker, tokenizer, ranks=info.purpose == "rerank")
     # Weights may raise anything.
     except Exception as fault:
         raise ModelError(f"cannot load the model {settings.model_source}: {fault}") from fault
@@ -75,11 +83,23 @@ def _load_encoder(folder: Path, given: Config, name: str, progress: Progress | N
     return encoder, config, load_tokenizer(folder), replace(info, purpose=purpose)
 
 
-def _load_decoder(folder: Path, config: Config, name: str, progress: Progress | None) -> _Loaded:
-    if config.get("model_type") not in DECODERS:
-        raise ModelError(f"{config.get('model_type')} models cannot embed here yet")
-    loaded = load_model(str(folder), name, None, progress)
-    return Decoder(loaded.model, config), config, loaded.tokenizer, replace(loaded.info, purpose="embed")
+def _load_decoder(
+    folder: Path, config: Config, name: str, progress: Progress | None, purpose: Purpose
+) -> _Loaded:
+    kind = config.get("model_type")
+    if kind not in DECODERS:
+        raise ModelError(f"{kind} models cannot embed here yet")
+    if purpose == "rerank" and kind != JUDGE:
+        raise ModelError(f"it generates text; of models that do, only {JUDGE} models rank (Qwen3-Reranker)")
+    loaded = load_model(str(folder), name, None, progress, split=_widen if kind == GEMMA else None)
+    answers = find_answers(loaded.tokenizer) if purpose == "rerank" else None
+    info = replace(loaded.info, purpose="rerank" if answers else "embed")
+    return Decoder(loaded.model, config, answers), config, loaded.tokenizer, info
+
+
+def _widen(model: Any) -> None:
+    """Compute EmbeddingGemma in float32: in float16 it overflows, and bfloat16 is coarse."""
+    model.set_dtype(mx.float32)
 
 
 def _load_weights(encoder: Encoder, folder: Path, config: Config, progress: Progress | None) -> None:

@@ -1,8 +1,18 @@
 """Masks: to what each token of a pass attends. Texts are padded at their end."""
 
 import math
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
+
+Mask = mx.array | Literal["causal"]
+
+
+class Masks(NamedTuple):
+    """Masks of a pass: of layers that attend to all tokens, and of local ones."""
+
+    whole: Mask
+    local: Mask
 
 
 def attend_to_all(num_tokens: mx.array, width: int) -> mx.array:

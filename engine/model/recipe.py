@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.interface.embeddings import Dense, Pooling, Recipe
 from engine.model.loading import ModelError, find_context_tokens
-from engine.model.purpose import ENCODERS, MODULES, ROBERTAS
+from engine.model.purpose import ENCODERS, LOGIT_SCORE, MODULES, ROBERTAS
 
 _OLD_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
@@ -41,6 +41,8 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
             dense.append(Dense(path, bool(given.get("bias", True)), activation))
         elif kind == "Normalize":
             normalizes = True
+        elif kind == LOGIT_SCORE:
+            return Recipe("last", prompts=prompts, default_prompt=default, max_tokens=max_tokens)
         elif kind != "Transformer":
             raise ModelError(f"{folder / MODULES} names {kind}, which is not known here")
     if pooling is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.engine.embedding.encoder_folders import minilm
+from tests.engine.embedding.encoder_folders import minilm, write_modules
 
 SIZE, INNER, HEADS, LAYERS, VOCAB = 32, 48, 4, 4, 200
 BERT = {
@@ -74,6 +74,41 @@ CONFIGS: dict[str, dict[str, object]] = {
 }
 """By architecture; ranking ones have the same with a classifier."""
 
+_DECODER = {
+    "vocab_size": 3000,
+    "hidden_size": SIZE,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_hidden_layers": LAYERS,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "eos_token_id": 102,
+    "tie_word_embeddings": True,
+}
+DECODERS: dict[str, dict[str, object]] = {
+    "mistral": _DECODER | {"model_type": "mistral", "sliding_window": 8, "tie_word_embeddings": False},
+    "qwen2": _DECODER
+    | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+    "qwen3": _DECODER | {"model_type": "qwen3", "rope_theta": 1000000.0},
+    "gemma3_text": _DECODER
+    | {
+        "model_type": "gemma3_text",
+        "use_bidirectional_attention": True,
+        "sliding_window": 16,
+        "_sliding_window_pattern": 3,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 16,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+}
+"""Models that decode, by their types. The body of all but Qwen3 is saved alone, without "model." in names."""
+
 for _name in ("layer_norm_eps", "hidden_act"):
     CONFIGS["modernbert"].pop(_name)
 
@@ -103,6 +138,10 @@ class Weights(dict[str, np.ndarray]):
         return (self._rng.normal(size=shape) * scale).astype(np.float32)
 
 
+YES, NO = 2748, 2053
+"""Tokens of MiniLM's tokenizer."""
+
+
 def texts() -> list[list[int]]:
     """Token ids: shorter and longer than a window, two of the same length, and one token."""
     rng = np.random.default_rng(1)
@@ -114,10 +153,13 @@ def write_published(folder: Path, name: str, *, ranks: bool = False, **changes: 
     folder.mkdir(parents=True)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(minilm() / file, folder)
-    config = CONFIGS[name] | changes
+    config = {**CONFIGS, **DECODERS}[name] | changes
     if ranks:
         config |= {"architectures": ["SomeForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
     (folder / "config.json").write_text(json.dumps(config))
+    if name in DECODERS and not ranks:
+        is_mean = name == "gemma3_text"
+        write_modules(folder, {"pooling_mode": "mean" if is_mean else "lasttoken"}, "Normalize")
     save_file(weights_of(name, ranks=ranks), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -125,7 +167,10 @@ def write_published(folder: Path, name: str, *, ranks: bool = False, **changes: 
 def weights_of(name: str, *, ranks: bool = False) -> dict[str, np.ndarray]:
     """Return the weights of an architecture by the names that published ones have."""
     weights = Weights()
-    _WRITERS[name](weights, CONFIGS[name], ranks=ranks)
+    if name in DECODERS:
+        _decoder(weights, DECODERS[name])
+    else:
+        _WRITERS[name](weights, CONFIGS[name], ranks=ranks)
     return weights
 
 
@@ -217,6 +262,28 @@ def _jina(weights: Weights, config: dict, *, ranks: bool) -> None:
     if ranks:
         weights.linear("bert.pooler.dense", size, size)
         weights.linear("classifier", 1, size)
+
+
+def _decoder(weights: Weights, config: dict) -> None:
+    kind, heads = config["model_type"], config["head_dim"] * config["num_attention_heads"]
+    kept = config["head_dim"] * config["num_key_value_heads"]
+    inside, has_bias = "model." * (kind == "qwen3"), kind == "qwen2"
+    weights.table(f"{inside}embed_tokens", config["vocab_size"])
+    for index in range(LAYERS):
+        layer = f"{inside}layers.{index}"
+        weights.linear(f"{layer}.self_attn.q_proj", heads, SIZE, bias=has_bias)
+        weights.linear(f"{layer}.self_attn.k_proj", kept, SIZE, bias=has_bias)
+        weights.linear(f"{layer}.self_attn.v_proj", kept, SIZE, bias=has_bias)
+        weights.linear(f"{layer}.self_attn.o_proj", SIZE, heads, bias=False)
+        for part in ("q_norm", "k_norm") if kind in ("qwen3", "gemma3_text") else ():
+            weights.norm(f"{layer}.self_attn.{part}", config["head_dim"], bias=False)
+        weights.linear(f"{layer}.mlp.gate_proj", INNER, SIZE, bias=False)
+        weights.linear(f"{layer}.mlp.up_proj", INNER, SIZE, bias=False)
+        weights.linear(f"{layer}.mlp.down_proj", SIZE, INNER, bias=False)
+        around = ("pre_feedforward", "post_feedforward") if kind == "gemma3_text" else ()
+        for part in ("input", "post_attention", *around):
+            weights.norm(f"{layer}.{part}_layernorm", bias=False)
+    weights.norm(f"{inside}norm", bias=False)
 
 
 _WRITERS: dict[str, Callable[..., None]] = {

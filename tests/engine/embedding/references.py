@@ -12,19 +12,25 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.engine.embedding.published_folders import CONFIGS, SIZE, texts, weights_of
+from tests.engine.embedding.published_folders import CONFIGS, DECODERS, NO, SIZE, YES, texts, weights_of
 
 FILE = Path(__file__).with_name("references.json")
-RANKING = ("modernbert", "new", "xlm-roberta-flash")
+RANKING = ("modernbert", "new", "xlm-roberta-flash", "qwen3")
 
 
 def read_references() -> dict[str, list[list[float]]]:
-    """Return by architecture what it makes of texts(): means of the last states, or logits."""
+    """Return by architecture what it makes of texts(): means of the last states, or logits.
+
+    Of models that decode the last states, and the difference of the logits of yes and no.
+    """
     return json.loads(FILE.read_text())
 
 
 def _class_and_config(name: str, *, ranks: bool) -> tuple[str, dict[str, object]]:
     """Return the name of transformers' class, and its configuration in its own keys."""
+    if name in DECODERS:
+        kinds = {"mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3_text": "Gemma3Text"}
+        return kinds[name] + ("ForCausalLM" if ranks else "Model"), dict(DECODERS[name])
     config = dict(CONFIGS[name])
     kind = {"modernbert": "ModernBert", "nomic_bert": "NomicBert", "xlm-roberta-flash": "XLMRoberta"}.get(
         name, "Gte"
@@ -104,13 +110,21 @@ def make(name: str, *, ranks: bool) -> list[list[float]]:
     for tokens in texts():
         with torch.no_grad():
             out = model(input_ids=torch.tensor([tokens]))
-        made.append(out.logits[0].tolist() if ranks else out.last_hidden_state[0].mean(dim=0).tolist())
+        if name in DECODERS and ranks:
+            last = out.logits[0, -1]
+            made.append([float(last[YES] - last[NO])])
+        elif ranks:
+            made.append(out.logits[0].tolist())
+        else:
+            states = out.last_hidden_state[0]
+            is_mean = name not in DECODERS or name == "gemma3_text"
+            made.append((states.mean(dim=0) if is_mean else states[-1]).tolist())
     return made
 
 
 def main() -> None:
     """Write the file."""
-    found = {name: make(name, ranks=False) for name in CONFIGS if name != "jina-bert"}
+    found = {name: make(name, ranks=False) for name in (*CONFIGS, *DECODERS) if name != "jina-bert"}
     found |= {f"{name}, ranking": make(name, ranks=True) for name in RANKING}
     rounded = {name: [[round(number, 9) for number in row] for row in rows] for name, rows in found.items()}
     FILE.write_text(json.dumps(rounded))
