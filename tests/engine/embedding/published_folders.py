@@ -25,7 +25,10 @@ BERT = {
     "layer_norm_eps": 1e-12,
     "pad_token_id": 0,
 }
+CODE = {"AutoConfig": "someone/code--configuration.Config", "AutoModel": "someone/code--modeling.Model"}
+"""Python code that published folders name; nothing of it is read."""
 NOMIC = {
+    "auto_map": CODE,
     "model_type": "nomic_bert",
     "architectures": ["NomicBertModel"],
     "vocab_size": VOCAB,
@@ -45,8 +48,20 @@ NOMIC = {
     "type_vocab_size": 2,
     "pad_token_id": 0,
 }
-NEW = BERT | {"model_type": "new", "rope_theta": 20000, "type_vocab_size": 1, "architectures": ["NewModel"]}
-FLASH = BERT | {"model_type": "xlm-roberta", "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+NEW = BERT | {
+    "auto_map": CODE,
+    "model_type": "new",
+    "rope_theta": 20000,
+    "type_vocab_size": 1,
+    "architectures": ["NewModel"],
+}
+FLASH = BERT | {
+    "auto_map": CODE,
+    "model_type": "xlm-roberta",
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+}
 CONFIGS: dict[str, dict[str, object]] = {
     "modernbert": BERT
     | {
