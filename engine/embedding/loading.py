@@ -19,6 +19,7 @@ from engine.embedding.judging import JUDGE, describe_judge, find_answers
 from engine.embedding.vectors import VectorMaker, load_dense
 from engine.interface.embeddings import EmbeddingInfo, Purpose, Recipe
 from engine.interface.models import ModelInfo
+from engine.memory.machine import wire_weights
 from engine.model.loading import ModelError, describe, load_model, load_tokenizer
 from engine.model.purpose import ENCODERS, find_purpose
 from engine.model.recipe import find_longest, read_recipe
@@ -67,6 +68,8 @@ def load_embedding_model(settings: Settings, name: str, progress: Progress | Non
     # Weights may raise anything.
     except Exception as fault:
         raise ModelError(f"cannot load the model {settings.model_source}: {fault}") from fault
+    if settings.wire_weights:
+        wire_weights()
     limits = find_longest(config, recipe), settings.max_context_tokens
     longest = min([limit for limit in limits if limit], default=info.context_tokens)
     info = replace(info, context_tokens=longest, embedding=embedding)

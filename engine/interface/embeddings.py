@@ -74,6 +74,10 @@ class EmbeddingInfo:
     pair: str | None = None
     instruction: str = ""
 
+    def describe(self) -> str:
+        """Describe it in a few words."""
+        return f"{self.dimensions} dimensions, {self.recipe.describe()}"
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInput:

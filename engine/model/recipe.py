@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.interface.embeddings import Dense, Pooling, Recipe
+from engine.interface.embeddings import Dense, EmbeddingInfo, Pooling, Recipe
 from engine.model.loading import ModelError, find_context_tokens
 from engine.model.purpose import ENCODERS, LOGIT_SCORE, MODULES, ROBERTAS
 
@@ -51,6 +51,13 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
             pooling, prompts=prompts, default_prompt=default, max_tokens=max_tokens, is_guessed=True
         )
     return Recipe(pooling, counts_prompt, tuple(dense), normalizes, prompts, default, max_tokens)
+
+
+def find_vectors(folder: Path, config: dict[str, Any]) -> EmbeddingInfo:
+    """Say what vectors a model makes, before it is loaded: without its special tokens. Raises ModelError."""
+    recipe = read_recipe(folder, config)
+    last = _read(recipe.dense[-1].folder / "config.json", {}) if recipe.dense else {}
+    return EmbeddingInfo(int(last.get("out_features", config["hidden_size"])), recipe)
 
 
 def find_first_position(config: dict[str, Any]) -> int:
