@@ -1,6 +1,6 @@
 """Estimate the memory that a pass takes at most, and hold it while it runs."""
 
-from engine.embedding.encoder import Config
+from engine.embedding.design import Config
 from engine.memory.sharing import SharedMemory
 from engine.prefix_cache.trie import PrefixCache
 

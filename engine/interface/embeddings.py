@@ -61,6 +61,8 @@ class EmbeddingInfo:
     dimensions: numbers of a vector; 1 for a model that ranks.
     before, after: the special tokens around a text or a pair. between: those between the texts of a pair.
     second_type: the token type of a pair's second text, and of what follows it.
+    pair: text before a document, with {query} and {instruction}, of a model that reads a pair as one text.
+    instruction: what a query is for, unless a request says so.
     """
 
     dimensions: int
@@ -69,6 +71,8 @@ class EmbeddingInfo:
     between: TokenIds = ()
     after: TokenIds = ()
     second_type: int = 0
+    pair: str | None = None
+    instruction: str = ""
 
     def describe(self) -> str:
         """Describe it in a few words."""
