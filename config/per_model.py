@@ -14,7 +14,7 @@ Section = Mapping[str, Value]
 
 OWN = (
     *("chat_template", "mask_token_id", "trust_remote_code", "adapter_path", "draft_model"),
-    *GROUPS["Streaming decoding"],
+    *GROUPS["Windowed decoding"],
 )
 """Settings that were chosen for the model that the server starts with. Others have them only by a section."""
 

@@ -129,7 +129,7 @@ class Sequence:
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
     row_sampling: how its tokens are sampled, while it decodes.
     drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
-    window: what streaming decoding has filled in right of its tokens; None for plain decoding.
+    window: what windowed decoding has filled in right of its tokens; None for plain decoding.
     sampling: what sampling its tokens takes; see sampling_class().
     num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
     num_bisections: how many bisections suspected it.
@@ -171,7 +171,7 @@ class Sequence:
             tokenizer,
             tokens=list(request.prompt),
             matcher=matcher,
-            window=Window(request.streaming) if request.streaming else None,
+            window=Window(request.window_settings) if request.window_settings else None,
             sampling=sampling_class(request),
         )
 
@@ -255,7 +255,7 @@ class Sequence:
     ) -> None:
         """Commit one step's tokens up to the end of the answer: detokenize, inform the drafters, emit.
 
-        tokens: at least one, unless the sequence streams.
+        tokens: at least one, unless the sequence is decoded in windows.
         likelihoods: of each token, None if the request does not want log probabilities.
         draft, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
@@ -373,7 +373,7 @@ class Sequence:
             prefill_s=(timing.joined_at or now) - timing.submitted_at,
             first_token_s=(timing.first_token_at or now) - timing.submitted_at,
             total_s=now - timing.submitted_at,
-            streaming=self.request.streaming,
+            window_settings=self.request.window_settings,
             is_loop=self.is_loop,
             drafting=self.drafts.report(has_origins=has_origins) if self.drafts else DraftingReport(),
         )

@@ -86,7 +86,7 @@ def make_worker(
     if settings.draft_type == MASKS and loaded.info.mask_token_id is None:
         raise ModelError(f"--draft-type {MASKS} is for WeDLM models; {loaded.info.name} is none")
     sharing = loaded.find_sharing(settings.kv_bits)
-    _prepare_streaming(loaded, settings, sharing)
+    _prepare_windows(loaded, settings, sharing)
     if make_sources and (fault := loaded.rollback_fault(settings.kv_bits, sharing)):
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
@@ -151,11 +151,11 @@ def _show_trials(progress: StartProgress, *models: LoadedModel) -> None:
         one.findings.on_try = partial(show, f"Trying what {one.info.name} can do")
 
 
-def _prepare_streaming(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
-    """Find out whether the model can decode by streaming. Raises ModelError for settings it cannot use."""
+def _prepare_windows(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
+    """Find out whether the model can decode in windows. Raises ModelError for settings it cannot use."""
     info = loaded.info
     if info.mask_token_id is None:
-        for name in GROUPS["Streaming decoding"]:
+        for name in GROUPS["Windowed decoding"]:
             if getattr(settings, name) != SETTINGS[name].default:
                 raise ModelError(
                     f"{SETTINGS[name].flag} is for WeDLM models; {info.name} is a {info.architecture}"
@@ -170,7 +170,7 @@ def _prepare_streaming(loaded: LoadedModel, settings: Settings, sharing: Sharing
             f"--wedlm-window-size {size}: the context has {info.context_tokens} tokens, prompt and answer "
             "together; choose a smaller window"
         )
-    loaded.info = replace(info, can_stream=fault is None)
+    loaded.info = replace(info, can_decode_windows=fault is None)
 
 
 def _make_calibrations(

@@ -122,10 +122,10 @@ class RequestRecord:
                 parts[-1] += f" ({_translation_text(self.translation)})"
         if self.undrafted:
             parts.append(f"{'few' if self.drafts else 'no'} drafts: {self.undrafted}")
-        is_streaming = self.wedlm_decoding == "streaming"
-        if is_streaming:
+        is_windowed = self.wedlm_decoding == "streaming"
+        if is_windowed:
             parts.append("wedlm_decoding streaming")
-        if self.drafts or is_streaming:
+        if self.drafts or is_windowed:
             parts.append(f"{self.num_completion_tokens / max(1, self.num_forwards):.1f} tokens/forward")
         return ", ".join([*parts, f"total {self.total_ms:.0f} ms"])
 

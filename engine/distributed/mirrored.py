@@ -85,7 +85,7 @@ class _SharedRows:
 
     def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
         if any(one is not None for one in ranks):
-            raise ValueError("rows over several machines do not stream")
+            raise ValueError("rows over several machines are not decoded in windows")
         given = [list(map(int, tokens)) for tokens in fed]
         local = as_operation(super().forward_ragged)  # type: ignore[misc]
         logits: mx.array = self.leader.do("forward_ragged", local, self, given)

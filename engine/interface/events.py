@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from engine.interface.embeddings import Embedded
-from engine.interface.request import Streaming
+from engine.interface.request import WindowSettings
 
 FinishReason = Literal["stop", "length"]
 
@@ -67,7 +67,7 @@ class Usage:
     num_completion_tokens: tokens of the answer, an end-of-answer token included.
     queue_s: until admission. prefill_s: until prefill was complete. first_token_s: until the first token was
         committed. total_s: until the end. If the sequence ended before one of these, its end counts.
-    drafting: what drafting did. streaming: how the answer was streamed; None for plain decoding.
+    drafting: what drafting did. window_settings: of windowed decoding; None for plain decoding.
     is_loop: whether the answer was ended because it only repeated itself.
     """
 
@@ -79,7 +79,7 @@ class Usage:
     first_token_s: float = 0.0
     total_s: float = 0.0
     drafting: DraftingReport = DraftingReport()
-    streaming: Streaming | None = None
+    window_settings: WindowSettings | None = None
     is_loop: bool = False
 
     @property

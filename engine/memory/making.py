@@ -52,7 +52,7 @@ def make_memory_budget(
         given = min(given, weight_bytes + loaded.room_bytes)
     footprint = _find_footprint(loaded, settings.kv_bits, bool(sharing))
     width = 1 + settings.num_draft_tokens * may_draft
-    if loaded.info.can_stream:
+    if loaded.info.can_decode_windows:
         # A step may settle the whole window, and the next one feeds that and a new window.
         width = max(width, 2 * settings.wedlm_window_size)
     models = [ModelMemory(footprint, sharing, width)]

@@ -64,7 +64,7 @@ class StepAccounts:
         """Account for a verification step.
 
         budgets, widths, num_committed: of its rows. taken_s: its seconds, with drafting_s of them for the
-        draft model's work, if it did any. least_widths: of its rows, had they no drafts, if any streams.
+        draft model's work, if it did any. least_widths: of its rows, had they no drafts, if any has a window.
         """
         costs, num_rows = self._costs, len(widths)
         plain_s = costs.least_plain_s(num_rows, under)
@@ -81,7 +81,7 @@ class StepAccounts:
         if work and self._model_costs:
             self._model_costs.observe(num_rows, work.num_fed, work.num_drafted, drafting_s, under)
         if least_widths:
-            # The others are not charged for what the row that streams takes.
+            # The others are not charged for what the row with a window takes.
             share = costs.step_s(least_widths, under) / costs.step_s(widths, under)
             plain_s = min(1.0, share) * (taken_s - drafting_s)
         for budget, num_tokens in zip(budgets, num_committed, strict=True):

@@ -47,7 +47,7 @@ class GateDecision:
 
 SWITCHED_OFF = GateDecision("plain", "drafting is switched off")
 
-STREAMED = GateDecision("plain", "the answer is streamed")
+WINDOWED = GateDecision("plain", "the answer is decoded in windows")
 
 
 def decide(
@@ -63,8 +63,8 @@ def decide(
     score: repetition of the prompt, in [0, 1]; None if it is not known yet. If it is needed, the decision is
         not final then.
     """
-    if request.streaming:
-        return STREAMED
+    if request.window_settings:
+        return WINDOWED
     draft_type = request.draft.type or settings.draft_type
     if draft_type == "none" or request.draft.max_tokens == 0:
         return SWITCHED_OFF

@@ -1,4 +1,4 @@
-"""Streaming decoding of a WeDLM model: several tokens of an answer are filled in at once, in any order.
+"""Windowed decoding of a WeDLM model: several tokens of an answer are filled in at once, in any order.
 
     settled text                 window
     t0 .. tn | tn+1 .. tn+p |  h0  f1  h2  h3        f1: filled, h0 h2 h3: holes
@@ -17,7 +17,7 @@ Source: WeDLM (arXiv:2512.22737), algorithm 1. A mask says what tokens see; ther
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.interface.request import Streaming
+from engine.interface.request import WindowSettings
 from engine.kv_cache.columns import Ranks
 from engine.sampling.grammar import Mask
 from engine.sampling.logprobs import Likelihood
@@ -41,7 +41,7 @@ class Window:
         hole, and so are all positions after these places.
     """
 
-    settings: Streaming
+    settings: WindowSettings
     places: tuple[Filled | None, ...] = ()
 
     def widen(self, size: int) -> "Window":

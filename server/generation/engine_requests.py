@@ -9,7 +9,7 @@ from engine.interface.models import AnswerLimits, ModelInfo
 from engine.interface.request import DraftType, GenerationRequest, Grammar, Sampling, View
 from engine.stations import station
 from server.errors import BadRequestError, ContextLengthError
-from server.generation.streaming_decoding import choose_streaming
+from server.generation.windowed_decoding import choose_window
 from server.requests.generation_fields import GenerationFields
 
 GREEDY_BELOW = 1e-5
@@ -51,7 +51,7 @@ def make_engine_requests(
             code="invalid_value",
         )
     check_ids(body, info)
-    streaming = choose_streaming(body, info, settings)
+    window_settings = choose_window(body, info, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
     limits = info.answer_limits if defaults else AnswerLimits()
@@ -83,7 +83,7 @@ def make_engine_requests(
                     reports_progress=body.stream and body.return_progress,
                     reports_usage=body.stream and body.timings_per_token,
                     reports_origins=body.draft.trace,
-                    streaming=streaming,
+                    window_settings=window_settings,
                     loop_guard_tokens=guard,
                     head_tokens=max(0, head_tokens - len(whole) + len(prompt)),
                 )

@@ -73,8 +73,8 @@ class GateBlock(BaseModel):
     undrafted: str | None
 
 
-class StreamingBlock(BaseModel):
-    """How a WeDLM model decoded by streaming; see request.Streaming. note: what that means."""
+class WindowBlock(BaseModel):
+    """How a WeDLM model decoded in windows; see request.WindowSettings. note: what that means."""
 
     window_size: int
     entropy_threshold: float | None
@@ -93,7 +93,7 @@ class Timings(BaseModel):
     predicted_ms: from the start of the step that made the first token to the end.
     forwards: forward passes of decoding. fed: tokens fed in them.
     gate: the gate's decision for the first choice, and what came of it over all choices.
-    translation: sent if a draft model read the prompt. streaming: sent if the answer was streamed.
+    translation: sent if a draft model read the prompt. streaming: sent if the answer was decoded in windows.
     stopped: sent if the loop guard ended a choice.
     """
 
@@ -111,7 +111,7 @@ class Timings(BaseModel):
     by_source: dict[str, DraftCounts]
     gate: GateBlock
     translation: TranslationBlock | None = None
-    streaming: StreamingBlock | None = None
+    streaming: WindowBlock | None = None
     stopped: Literal["loop"] | None = None
 
 
