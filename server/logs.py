@@ -23,7 +23,7 @@ _RECORD = "reprise.record"
 MAX_IGNORED_CHARACTERS = 1000
 MAX_LOGGED = 2**20
 """Maximum characters of a prompt or of an answer that are logged."""
-_PIECE_CHARACTERS = 2**14
+_FRAGMENT_CHARACTERS = 2**14
 
 
 @dataclass(slots=True)
@@ -226,11 +226,11 @@ def log_prompt(what: str, text: str | bytes) -> None:
     shown, more = text[:MAX_LOGGED], len(text) - MAX_LOGGED
     if isinstance(shown, bytes):
         shown = shown.decode(errors="ignore" if more > 0 else "replace")
-    # In pieces, between which other threads run.
-    starts = range(0, len(shown), _PIECE_CHARACTERS)
-    pieces = (_UNPRINTABLE.sub(_escaped, shown[start : start + _PIECE_CHARACTERS]) for start in starts)
+    # In fragments, between which other threads run.
+    starts = range(0, len(shown), _FRAGMENT_CHARACTERS)
+    fragments = (_UNPRINTABLE.sub(_escaped, shown[start : start + _FRAGMENT_CHARACTERS]) for start in starts)
     rest = f"... and {more} more" if more > 0 else ""
-    _PROMPTS.info("%s %s%s", what, "".join(pieces), rest)
+    _PROMPTS.info("%s %s%s", what, "".join(fragments), rest)
 
 
 def _escaped(found: re.Match[str]) -> str:

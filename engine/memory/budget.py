@@ -24,7 +24,7 @@ from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
 from engine.memory.prefill_budget import count_fitting, share_tokens
 from engine.memory.sharing import SharedMemory
 from engine.prefix_cache.trie import PrefixCache
-from engine.sampling.pieces import ALL_NEEDS, find_needs
+from engine.sampling.portions import ALL_NEEDS, find_needs
 from engine.sequence import Sequence
 
 ANSWER_TOKENS = GROWTH_TOKENS

@@ -8,7 +8,7 @@ from functools import cached_property
 from engine.kv_cache.rows import BatchedRows, Sharing
 from engine.kv_cache.sliding_window import window_columns
 from engine.memory.footprint import Cells, Footprint
-from engine.sampling.pieces import LIKELIHOOD_ARRAYS, Needs
+from engine.sampling.portions import LIKELIHOOD_ARRAYS, Needs
 
 PENALTY_BYTES = 16
 BIAS_BYTES = 8

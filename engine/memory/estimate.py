@@ -11,7 +11,7 @@ from engine.kv_cache.groups import count_cells
 from engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from engine.memory.demands import Demand, ModelMemory, StepDemands
 from engine.memory.footprint import Cells
-from engine.sampling.pieces import LIKELIHOOD_ARRAYS, sampling_bytes
+from engine.sampling.portions import LIKELIHOOD_ARRAYS, sampling_bytes
 
 PROMPT_LOGPROBS_CHUNK = 128
 """Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own."""
@@ -70,7 +70,7 @@ class Estimator:
                 logits = max(logits, model.logits_bytes(1, PROMPT_LOGPROBS_CHUNK))
         for_sampling = self._sampling_bytes(step)
         working = max(forward, logits + for_sampling)
-        # No operation of sampling takes more than half of what a piece does; half of a growth is its keys.
+        # No operation of sampling takes more than half of what a portion does; half of a growth is its keys.
         return Estimate(kept, growth, working, max(forward, for_sampling // 2, growth // 2))
 
     def full(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:

@@ -98,7 +98,7 @@ class _Download:
             for future in as_completed([pool.submit(self._fetch, file) for file in missing]):
                 future.result()
         finally:
-            # Also after Ctrl-C: the threads end at their next piece, and what they have stays.
+            # Also after Ctrl-C: the threads end at their next part, and what they have stays.
             self._is_stopped = True
             pool.shutdown(cancel_futures=True)
         snapshot_download(
@@ -180,7 +180,7 @@ class _Counted:
         self.seek, self.tell = stream.seek, stream.tell
 
     def write(self, data: bytes) -> int:
-        """Write a piece of the file."""
+        """Write a part of the file."""
         written = self._stream.write(data)
         self._hear(self._stream.tell())
         return written

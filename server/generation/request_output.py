@@ -93,7 +93,7 @@ class RequestOutput:
                 if start + MAX_DELTAS_AT_ONCE > len(deltas):
                     self._events.append((index, self.submission.finished[index]))
                 while not self._is_everything_read:
-                    # Merged here and not only at the end: that would be one long piece of work.
+                    # Merged here and not only at the end: that would be much work at once.
                     parts += merge_adjacent(part for _, part in await self._read_events())
                     # Let other requests have their turn.
                     await asyncio.sleep(0)

@@ -206,8 +206,8 @@ class ViewMaker:
     def _make_views(self, text: str, wanted: Wanted, made: Views) -> Iterator[None]:
         parts: list[Sequence[str]] = []
         plain: list[str] = []
-        for piece in _pieces(text):
-            shown = read_shapes(piece)
+        for lines in _cut_lines(text):
+            shown = read_shapes(lines)
             parts.append([*wanted.write(shown)])
             plain.append(shown.plain)
             yield
@@ -296,7 +296,7 @@ def _count_frame(frame: Frame) -> int:
     return sum(map(len, (*frame.fixed, *joined)))
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _cut_lines(text: str) -> Iterator[str]:
     """Cut a text where lines end."""
     start = 0
     while start < len(text):
