@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 SLICE_TOKENS = 512
-"""Maximum number of tokens that one slice of work may read: about .06 ms where arrays do it."""
+"""Maximum number of tokens that one slice of work may index: about .06 ms where arrays do it."""
 
 Slices: TypeAlias = Iterator[int]
-"""Work in slices: each next() does one slice and returns the number of tokens that it read, at most
+"""Work in slices: each next() does one slice and returns the number of tokens that it took, at most
 SLICE_TOKENS. A slice takes about .06 ms and at most .12, however long the text is."""
 
 
@@ -112,7 +112,7 @@ class Drafter(Protocol):
     name: str
 
     def open(self, start: SequenceStart) -> Slices | None:
-        """Start drafting for a sequence. Returns the work of reading its text, None if there is none.
+        """Start drafting for a sequence. Returns the work of indexing its text, None if there is none.
 
         Before that work is done there may be fewer drafts. It ends without error if the sequence is closed.
         """
@@ -144,11 +144,11 @@ def finish(slices: Slices | None) -> None:
 
 
 @runtime_checkable
-class ReadsViews(Protocol):
+class IndexesViews(Protocol):
     """A drafter that also looks in texts which the sequence itself does not have."""
 
     def add_view(self, seq: int, view: View) -> Slices | None:
-        """Return the work of reading a text that an answer may copy, or take note of a form.
+        """Return the work of indexing a text that an answer may copy, or take note of a form.
 
         It ends without error if the sequence is closed. What it takes of memory close frees.
         """
@@ -165,13 +165,13 @@ class SharedTable(Protocol):
         """Forget everything. Returns the work of freeing its memory, None if there is none."""
 
     def save(self) -> str:
-        """Write the contents to the file named in the settings. Return a sentence that says what was written.
+        """Write the contents to the file of the settings. Return a sentence that says how much was saved.
 
         Raises TableFileError if no file is set or it cannot be written.
         """
 
     def load(self) -> str:
-        """Replace the contents with those of the file. Return a sentence that says what was read.
+        """Replace the contents with those of the file. Return a sentence that says how much was loaded.
 
         Raises TableFileError if the file is missing, damaged, or from another vocabulary or version. The
         present contents are then kept.

@@ -168,10 +168,10 @@ class SuffixDrafter:
         text = GrowingText(start.prompt)
         state = _Sequence(start, text, CopyCursor(text.tokens, self._learn_changes))
         self._sequences[start.seq] = state
-        return self._read(state)
+        return self._index(state)
 
-    def _read(self, state: _Sequence) -> Slices:
-        yield from state.text.read()
+    def _index(self, state: _Sequence) -> Slices:
+        yield from state.text.index_tokens()
         self._update_best(state)
 
     def add_view(self, seq: int, view: View) -> Slices | None:
@@ -240,7 +240,7 @@ class SuffixDrafter:
         cursor, own = state.cursor, state.text.tokens
         if kind in (FINISHED, RESTORED):
             assert self._history is not None
-            return self._history.read(position, limit)
+            return self._history.copy(position, limit)
         if kind == SUCCESSOR:
             return own[position : position + 1].tolist()
         if kind in (CURSOR, INNER):

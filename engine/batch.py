@@ -10,7 +10,7 @@ from engine.device import Device
 from engine.kv_cache.rows import BatchedRows, Rows, Sharing, make_rows
 from engine.sampling.sampler import Sampler
 from engine.sequence import Prefill, Sequence
-from engine.speculative.draft_model.reader import Reader
+from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 from engine.speculative.heads.taps import Recorded
 
@@ -55,17 +55,17 @@ class Batch:
             self._sampler = Sampler(rows, self.vocab_size)
         return self._sampler
 
-    def join(self, sequence: Sequence, reader: Reader | None = None) -> None:
+    def join(self, sequence: Sequence, draft_prefill: TextPrefill | None = None) -> None:
         """Make a prefilled sequence the last row. Its last token is fed by the next step.
 
-        reader: will read the sequence's text for the draft model; None if it drafts nothing for it.
+        draft_prefill: of the sequence's text; None if no model drafts for it.
         If this raises, some caches may hold the sequence and others not: none of the rows can be used then.
         """
         prefill = sequence.prefill
         self.rows.add(prefill.caches, prefill.num_computed)
         if self.draft_model:
             # The same drafter has made it.
-            self.draft_model.add(reader)  # type: ignore[arg-type]
+            self.draft_model.add(draft_prefill)  # type: ignore[arg-type]
         # The rows own the caches from now on.
         sequence.prefill = Prefill()
         self.members.append(sequence)

@@ -34,7 +34,7 @@ from engine.sampling.sampler import Ends, Penalties, RowSampling
 from engine.sampling.thinking_budget import make_matcher
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.conditions import GREEDY, sampling_class
-from engine.speculative.draft_model.reader import UnreadableTextError
+from engine.speculative.draft_model.prefill import UndraftableTextError
 from engine.speculative.draft_stats import PLAIN
 from engine.speculative.heads.states import States
 from engine.speculative.proposers import SequenceDrafts
@@ -45,14 +45,14 @@ from engine.text.tokenizer import Tokenizer
 log = logging.getLogger("reprise.engine")
 
 LOG_PROMPT_EVERY_S = 10.0
-"""Seconds between log lines about a prompt that is being read."""
+"""Seconds between log lines about a prompt that is being prefilled."""
 
 
 @dataclass
 class Timing:
     """When a sequence reached each stage, by time.perf_counter() in seconds; 0 before it has.
 
-    prompt_logged_s: how long its prompt had been read when the log last said so.
+    prompt_logged_s: how long its prompt had been prefilled when the log last said so.
     """
 
     submitted_at: float = field(default_factory=time.perf_counter)
@@ -217,8 +217,8 @@ class Sequence:
             self.drafts.close()
 
     def give_up_draft_model(self, fault: Exception) -> None:
-        """Stop using the draft model, which could not read the text or translate a draft."""
-        level = logging.INFO if isinstance(fault, UnreadableTextError) else logging.WARNING
+        """Stop using the draft model, which could not take the text or translate a draft."""
+        level = logging.INFO if isinstance(fault, UndraftableTextError) else logging.WARNING
         log.log(level, "request %s continues without the draft model: %s", self.request.id, fault)
         if self.drafts:
             self.drafts.uses_model = False

@@ -16,7 +16,7 @@ from engine.kv_cache.rows import Sharing
 from engine.memory.budget import MemoryBudget
 from engine.memory.making import make_memory_budget
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
-from engine.scheduler.draft_reading import DraftReading
+from engine.scheduler.draft_prefiller import DraftPrefiller
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
@@ -135,8 +135,8 @@ def make_worker(
     queue.prefiller.step_costs = costs
     if is_measured:
         device.note_plain(costs.seconds(1, 1))
-    reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
-    return Worker(batch, queue, planner, proposers, calibrations, reading)
+    drafting = _make_draft_prefiller(model, proposers, planner, queue, settings) if model else None
+    return Worker(batch, queue, planner, proposers, calibrations, drafting)
 
 
 def _show_trials(progress: StartProgress, *models: LoadedModel) -> None:
@@ -204,10 +204,10 @@ def _make_queue(
     return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
 
 
-def _make_draft_reading(
+def _make_draft_prefiller(
     model: RowDrafter, proposers: Proposers, planner: Planner, queue: RequestQueue, settings: Settings
-) -> DraftReading:
-    """Set up the reading of texts, by a draft model or a head, with a prefix cache of its own."""
+) -> DraftPrefiller:
+    """Set up draft prefill, of a draft model or a head, with a prefix cache of its own."""
     budget, lookup = queue.memory_budget, queue.prefix_lookup
     num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
     if isinstance(model, HeadDrafter):
@@ -220,7 +220,7 @@ def _make_draft_reading(
     if prefixes.cache:
         # First: without its prefixes only drafts come later.
         budget.prefixes.insert(0, prefixes.cache)
-    return DraftReading(model, proposers, planner, budget, prefixes)
+    return DraftPrefiller(model, proposers, planner, budget, prefixes)
 
 
 def _prefix_bytes(settings: Settings, memory_budget: MemoryBudget) -> int:

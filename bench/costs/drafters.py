@@ -18,7 +18,7 @@ from random import Random
 from bench import options
 from bench.costs import measure_all
 from bench.tables import Column
-from drafters.base import Drafter, DraftQuery, ReadsViews, SequenceStart
+from drafters.base import Drafter, DraftQuery, IndexesViews, SequenceStart
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
@@ -90,7 +90,7 @@ def _costs(name: str, prompt: list[int], answer: list[int]) -> dict[str, float]:
         return {"token_us": 0.0, "read_ms": sum(read_ms), "learn_ms": 0.0, "slice_ms": max(read_ms)}
     drafter = DRAFTERS[name]()
     read_ms = _time_slices(partial(drafter.open, SequenceStart(0, prompt, prompt)))
-    if name.endswith("-views") and isinstance(drafter, ReadsViews):
+    if name.endswith("-views") and isinstance(drafter, IndexesViews):
         read_ms += _time_slices(partial(drafter.add_view, 0, prompt))
     start, at = time.thread_time(), 0
     while at < len(answer):

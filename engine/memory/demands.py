@@ -23,7 +23,7 @@ class ModelMemory:
     sharing: what its rows share.
     width: maximum tokens that a decoding row feeds in one step.
     ids_per_token, spare_ids: n target tokens take at most n * ids_per_token + spare_ids ids of this model.
-    max_ids: the longest text that it reads, in its own ids; None for no limit.
+    max_ids: the longest text that it takes, in its own ids; None for no limit.
     """
 
     footprint: Footprint

@@ -116,14 +116,14 @@ class Estimator:
         num_rows, width = len(step.rows), model.width
         seen = width * self.num_cells(model, step.rows)
         if model is self.models[0]:
-            read, chunk = max((one.num_tokens for one in step.prompts), default=0), step.chunk_tokens
+            longest, chunk = max((one.num_tokens for one in step.prompts), default=0), step.chunk_tokens
         else:
-            # The draft model reads the text of rows.
-            read, chunk = model.num_ids(step.longest), self.chunk_tokens
-        num_fed = min(chunk, read)
+            # Draft prefill takes the text of rows.
+            longest, chunk = model.num_ids(step.longest), self.chunk_tokens
+        num_fed = min(chunk, longest)
         return max(
             model.footprint.forward_bytes(num_rows * width, seen),
-            model.footprint.forward_bytes(num_fed, num_fed * (read + self._ahead_tokens)),
+            model.footprint.forward_bytes(num_fed, num_fed * (longest + self._ahead_tokens)),
         )
 
     def _most_columns(self, model: ModelMemory, step: StepDemands) -> int:
@@ -133,7 +133,7 @@ class Estimator:
         """Return the columns of the caches that share no buffers, of full attention and of windows."""
         prompts = [] if model.sharing else list(step.complete)
         if model is self.models[0]:
-            # The draft model has not begun to read them; what it reads is counted by _reading_bytes().
+            # Their draft prefill has not begun; what it takes is counted by _draft_prefill_bytes().
             prompts += step.others
         apart = [(one, self.prompt_columns(model, one.num_tokens)) for one in prompts]
         if not model.sharing:

@@ -17,7 +17,7 @@ from engine.memory.footprint import Footprint, measure
 from engine.memory.machine import usable_bytes, wire_weights
 from engine.model.loading import LoadedModel, ModelError
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
-from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
+from engine.speculative.draft_model.prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 
 log = logging.getLogger("reprise.engine")

@@ -17,7 +17,7 @@ LEAST_LOGPROB = -9999.0
 
 
 class Likelihoods:
-    """The likelihoods of one step's draws, for requests that want them. On the device until they are read."""
+    """The likelihoods of one step's draws, for requests that want them; on the device until fetched."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Likelihoods:
             portions.append(_measure(picked.astype(mx.float32), drawn, num_top))
         self.arrays = [mx.concatenate(list(parts)) for parts in zip(*portions, strict=True)]
 
-    def read(self) -> list[Likelihood | None]:
+    def fetch(self) -> list[Likelihood | None]:
         """Wait for the device; return (draws,) likelihoods, None for draws that do not want one."""
         logprobs, *top = cast("list[list[Any]]", [array.tolist() for array in self.arrays])
         found: list[Likelihood | None] = [None] * len(self._wanted)

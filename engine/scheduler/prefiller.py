@@ -179,7 +179,7 @@ class Prefiller:
                 drafts.slowdown_budget.prefill_s += seconds
             if measured and not sequence.ended:
                 with station("prefill"):
-                    sequence.emit_prompt_logprobs(num_before + 1, measured.read())
+                    sequence.emit_prompt_logprobs(num_before + 1, measured.fetch())
             sequence.report_progress(num_before + num_fed)
 
         self.device.dispatch(arrays, done, lambda fault: self._fail(sequence, fault))

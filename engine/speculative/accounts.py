@@ -32,7 +32,7 @@ class StepAccounts:
         budgets: of its rows. taken_s: its seconds; None if they are not known and cannot be charged.
         is_steady: whether it was dispatched while another plain step of the same rows was in flight, as all
             steps of plain decoding are. Such a step shows what plain steps cost.
-        follows_drafts: whether it was not because drafts were verified, or a text read, before it.
+        follows_drafts: whether it was not because verified drafts, or draft prefill, came before it.
         planning_s: how much of its seconds went into planning drafts.
         """
         costs, num_rows = self._costs, len(budgets)
@@ -75,7 +75,7 @@ class StepAccounts:
         elif max(widths) > 1:
             costs.observe_wide(widths, taken_s - drafting_s, under)
         elif work is None and under.sampling == MASKED:
-            # With a grammar every token is read before the next step, drafting or not.
+            # With a grammar every token is fetched before the next step, drafting or not.
             costs.observe_plain(num_rows, taken_s, under)
             plain_s = taken_s
         if work and self._model_costs:

@@ -173,7 +173,7 @@ class Verification:
         entropies: list[float] = self.entropies.tolist()  # type: ignore[assignment]
         measured: list[Likelihood | None] = [None] * len(sampled)
         if self.measured:
-            measured = self.measured.read()
+            measured = self.measured.fetch()
         outcomes: list[Outcome] = []
         start = start_uncertain = 0
         for row_input, asked in zip(self.inputs, self.asked, strict=True):

@@ -8,7 +8,7 @@ FIRST_CONTEXT_TOKENS = 128
 
 GREEDY, NOISY, ADJUSTED, MASKED = range(4)
 """What sampling a token takes: the highest logit; noise too; filters, penalties, bias or log probabilities
-too; a grammar's mask too, for which every token is read before the next step."""
+too; a grammar's mask too, for which every token is fetched before the next step."""
 
 
 class Conditions(NamedTuple):

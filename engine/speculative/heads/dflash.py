@@ -138,7 +138,7 @@ class DFlashHead(Module):
         """Make empty caches of one row: those of sliding layers keep a window."""
         return [KVCache() if layer.window is None else WindowKVCache(layer.window) for layer in self.layers]
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:  # noqa: ARG002
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:  # noqa: ARG002
         """Feed committed positions; see Head. A drafter does not look at the tokens."""
         contexts = self._contexts(states)
         for layer, cache in zip(self.layers, caches, strict=True):

@@ -55,7 +55,7 @@ class Head(Protocol):
     def make_cache(self) -> list[Any]:
         """Make empty caches for one row, one per layer of the head."""
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
         """Feed committed positions, which the caches keep.
 
         states: (rows, width, taps * hidden), or (rows, width, hidden) without taps. following: (rows, width)

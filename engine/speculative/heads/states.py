@@ -1,4 +1,4 @@
-"""The target's states that a head has not read yet."""
+"""The target's states that a head was not fed yet."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ import mlx.core as mx
 
 @dataclass
 class States:
-    """The target's states of consecutive positions that the head has not read yet.
+    """The target's states of consecutive positions that the head was not fed yet.
 
     parts: (any, size) each. num: their positions.
     """

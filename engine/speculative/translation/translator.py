@@ -107,12 +107,12 @@ class AppendOnlyTranslator:
         self.counts = TranslationCounts()
         self._pair = pair
         self._ids = list(pair.draft.opening)
-        self._num_read = 0
+        self._num_translated = 0
         self._num_returned = 0
 
     def _finish_text(self, tokens: Sequence[int]) -> TranslatedText:
         """Return the translated text, once the ids of all tokens were appended."""
-        self._num_read = len(tokens)
+        self._num_translated = len(tokens)
         if tokens and not self._ids:
             self._ids.append(self._pair.draft.start_id)
         num_same, self._num_returned = self._num_returned, len(self._ids)

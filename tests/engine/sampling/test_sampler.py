@@ -102,7 +102,7 @@ def test_the_size_of_a_piece_changes_no_token(monkeypatch: pytest.MonkeyPatch, n
         tokens = sampler.sample(logits, positions, draws, places)
         measured = measure(logits, tokens, wanted, places)
         assert measured is not None
-        return tokens.tolist(), measured.read()
+        return tokens.tolist(), measured.fetch()
 
     whole = run()
     for module in (sampler_module, logprobs):

@@ -18,7 +18,7 @@ from engine.kv_cache.per_row import make_caches
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError
 from engine.scheduler.planner import Planner
-from engine.speculative.draft_model.forecast import READ_ONE_PROMPT_IN
+from engine.speculative.draft_model.forecast import PREFILL_ONE_PROMPT_IN
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
 from engine.speculative.heads.drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
@@ -263,10 +263,10 @@ class Failing(ReadingHead):
         self.num_drafts = 0
         self.method = method
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
         if self.method == "read" and following.shape[1] > 2:
             raise RuntimeError("a fault in a head")
-        super().read(states, following, caches)
+        super().feed(states, following, caches)
 
     def draft(
         self, states: mx.array, last: mx.array, caches: Sequence[Any], num: int, choose: Choose
@@ -350,7 +350,7 @@ def test_states_of_prompts_are_taken_only_if_the_head_is_to_read_them(
         return found
 
     monkeypatch.setattr(Recorded, "states", noted)
-    asked = [request(prompt_of(40, i), 6, name=str(i)) for i in range(READ_ONE_PROMPT_IN + 1)]
+    asked = [request(prompt_of(40, i), 6, name=str(i)) for i in range(PREFILL_ONE_PROMPT_IN + 1)]
     engine = start(start_engine, "llama", finding(knowing("llama", asked)), prefix_cache_bytes=0)
     widths.clear()
     taken = []
@@ -358,5 +358,5 @@ def test_states_of_prompts_are_taken_only_if_the_head_is_to_read_them(
         assert list(ask(engine, one).finished().tokens) == expected_tokens("llama", one)
         taken.append(sum(width for width in widths if width > 5))
         widths.clear()
-    # The first one, and then one in READ_ONE_PROMPT_IN.
-    assert [num > 0 for num in taken] == [True, *[False] * (READ_ONE_PROMPT_IN - 1), True]
+    # The first one, and then one in PREFILL_ONE_PROMPT_IN.
+    assert [num > 0 for num in taken] == [True, *[False] * (PREFILL_ONE_PROMPT_IN - 1), True]

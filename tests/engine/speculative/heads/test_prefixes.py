@@ -39,8 +39,8 @@ class WholeHead(ReadingHead):
 
     num_zeros = 0
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
-        super().read(states, following, caches)
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+        super().feed(states, following, caches)
         fed = following != 0
         self.num_zeros += int((fed & (mx.abs(states).max(axis=-1) == 0)).sum().item())
 
