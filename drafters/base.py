@@ -102,7 +102,7 @@ NO_DRAFT = Draft()
 class Drafter(Protocol):
     """A source of drafts. One object serves all sequences; only the engine's thread calls it.
 
-    Calls for one sequence: open, then propose, observe and record_verified any number of times in any order,
+    Calls for one sequence: open, then propose, observe and note_verified any number of times in any order,
     then close. What a drafter keeps for a sequence is bounded by the sequence's tokens and freed by close.
 
     No call takes longer for a longer text. Work that grows with the text is returned by open and close as
@@ -121,10 +121,10 @@ class Drafter(Protocol):
         """Propose the next tokens. Has no side effects on later drafts: asked twice, returns the same."""
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Record committed tokens: one or more, in order, drafted by this drafter, another or none."""
+        """Take note of committed tokens: one or more, in order, drafted by this drafter, another or none."""
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
-        """Record the result of verifying this drafter's last draft.
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Take note of the result of verifying this drafter's last draft.
 
         num_verified: tokens of the draft that were checked, >= 1. num_accepted: how many of them were
         accepted, counted from the first. Called after the tokens of that step were observed.

@@ -100,7 +100,7 @@ class PredictionDrafter:
         bucket = bisect_right(RUN_STARTS, state.cursor.run) if state.recent else AT_START
         return Draft(tokens, self.name, bucket, PRIORS[bucket])
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Count accepted and rejected tokens, for the response's usage."""
         state = self._sequences[seq]
         if state is not None:

@@ -262,7 +262,7 @@ class SuffixDrafter:
                 tokens += state.forms.draft(own, limit - len(tokens), state.text.recall)[0]
         return tokens
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Do nothing: the committed tokens are all that matters here."""
 
     def close(self, seq: int) -> Slices | None:

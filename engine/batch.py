@@ -12,7 +12,7 @@ from engine.sampling.sampler import Sampler
 from engine.sequence import Prefill, Sequence
 from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
-from engine.speculative.heads.taps import Recorded
+from engine.speculative.heads.taps import TappedStates
 
 
 class Batch:
@@ -90,15 +90,15 @@ class Batch:
             if isinstance(rows, BatchedRows):
                 rows.start_copies()
 
-    def recording(self) -> AbstractContextManager[Recorded | None]:
-        """Record the target's states in a forward pass over all rows, if a head reads those of any."""
-        return self.draft_model.record() if isinstance(self.draft_model, HeadDrafter) else nullcontext()
+    def tapping(self) -> AbstractContextManager[TappedStates | None]:
+        """Tap the target's states in a forward pass over all rows, if a head reads those of any."""
+        return self.draft_model.tapping() if isinstance(self.draft_model, HeadDrafter) else nullcontext()
 
-    def hand_over(self, recorded: Recorded | None, num_final: SequenceOf[int]) -> list[mx.array]:
+    def hand_over(self, tapped: TappedStates | None, num_final: SequenceOf[int]) -> list[mx.array]:
         """Hand the states of a forward pass over to the head; return them, not yet evaluated.
 
         num_final: (rows,) how many of the tokens fed stay in each row's caches.
         """
-        if recorded is None or not isinstance(self.draft_model, HeadDrafter):
+        if tapped is None or not isinstance(self.draft_model, HeadDrafter):
             return []
-        return self.draft_model.receive(recorded, num_final)
+        return self.draft_model.receive(tapped, num_final)

@@ -137,9 +137,9 @@ class Decoder:
                 penalties.observe(newest[row : row + 1])
             else:
                 sequence.count_for_penalties()
-        with batch.recording() as recorded:
+        with batch.tapping() as tapped:
             logits = batch.rows.forward(newest[:, None])[:, -1]
-        states = batch.hand_over(recorded, [1] * len(batch.members))
+        states = batch.hand_over(tapped, [1] * len(batch.members))
         tokens = sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in batch.members])
         measured = measure(logits, tokens, [s.request.top_logprobs for s in batch.members])
         self._device.dispatch_step(Step(list(batch.members), tokens, measured, self.has_drafted), states)
@@ -222,19 +222,19 @@ class Decoder:
             drafts.counts.drafter_s += taken_s / len(asking)
         for row, sequence in enumerate(members):
             if sequence.drafts:
-                sequence.drafts.forecast.record_work(work, row)
+                sequence.drafts.forecast.note_work(work, row)
         return work, taken_s
 
     def _accept(self, members: list[Sequence], inputs: SequenceOf[RowInput]) -> list[Outcome]:
         """Run the forward pass, and roll every row back to what it is to commit."""
         batch, rows = self._batch, self._batch.rows
         held = list(rows.lengths)
-        with batch.recording() as recorded:
+        with batch.tapping() as tapped:
             asked = verify.feed_drafts(rows, batch.sampler, inputs, [s.request.top_logprobs for s in members])
             self._device.compute(asked.arrays)
         outcomes = asked.outcomes()
         # Now, as they hold what all rows were fed.
-        mx.async_eval(batch.hand_over(recorded, [outcome.num_final for outcome in outcomes]))
+        mx.async_eval(batch.hand_over(tapped, [outcome.num_final for outcome in outcomes]))
         for row, outcome in enumerate(outcomes):
             rows.roll_back(row, held[row] + outcome.num_final)
         return outcomes

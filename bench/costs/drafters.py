@@ -1,7 +1,7 @@
 """`reprise bench drafters`: measure what drafters cost in processor time.
 
 us/token: microseconds per emitted token; each step is as in the engine: propose up to 31 tokens, observe the
-accepted ones and one more, record_verified. read: milliseconds for the prompt, which is also the prediction.
+accepted ones and one more, note_verified. read: milliseconds for the prompt, which is also the prediction.
 learn: milliseconds after the sequence ended. Both are done in slices; slice is the longest of them, or of the
 calls that return them. score: the gate's repetition score. Prompts: copy, random text of which the answer
 repeats stretches; random, prompt and answer random over 300 ids, so that many short matches are wrong; two
@@ -98,7 +98,7 @@ def _costs(name: str, prompt: list[int], answer: list[int]) -> dict[str, float]:
         accepted = min(count_accepted(draft, answer[at : at + len(draft)]), len(answer) - at - 1)
         drafter.observe(0, answer[at : at + accepted + 1])
         if draft:
-            drafter.record_verified(0, len(draft), accepted)
+            drafter.note_verified(0, len(draft), accepted)
         at += accepted + 1
     token_us = (time.thread_time() - start) / len(answer) * 1e6
     learn_ms = _time_slices(partial(drafter.close, 0))

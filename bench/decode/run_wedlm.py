@@ -64,10 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
             cases = make_cases(local.chats(arguments.cases))
             runs = local.compare(arms, cases, arguments.repeats, f"{name}: ")
             rows += _rows_of(runs, cases, local.engine.tokenizer, name)
-            record = document.new_document(arguments, local.engine.info)
-    record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": M4_PRO.name}
-    title = f"{record['model']['name']}: the model's own drafts, and windowed decoding"
-    outputs.report(arguments, record, rows, COLUMNS, title, group="chats")
+            result = document.new_document(arguments, local.engine.info)
+    result["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": M4_PRO.name}
+    title = f"{result['model']['name']}: the model's own drafts, and windowed decoding"
+    outputs.report(arguments, result, rows, COLUMNS, title, group="chats")
     return int(any(row["same"] < 1 and not row["is_streaming"] for row in rows))
 
 

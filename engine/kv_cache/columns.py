@@ -281,7 +281,7 @@ class Columns:
         ]
 
     def end_forward(self) -> None:
-        """Record what the forward has erased, after RowLengths.end_forward."""
+        """Note what the forward has erased, after RowLengths.end_forward."""
         self._masks = {}
         if not self.uniform:
             self.dirty_ends = self._ends()

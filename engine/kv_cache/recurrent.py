@@ -1,11 +1,11 @@
 """Keep the recurrent state of all rows of a batch, and take every row back to a length of its own.
 
 A state depends on every token before it, so nothing can be cut off. Instead, a forward that may be rolled
-back records what it fed to the recurrences and to the convolutions. Rolling back starts from the state before
+back traces what it fed to the recurrences and to the convolutions. Rolling back starts from the state before
 that forward and computes only the recurrence again, for the tokens that are kept: a few hundredths of a
 forward.
 
-The recording replaces functions of mlx-lm and MLX while the graph of such a forward is built: the gated delta
+The tracing replaces functions of mlx-lm and MLX while the graph of such a forward is built: the gated delta
 rule, the state-space recurrence of Mamba 2, Bailing's gated linear attention, and Conv1d. What a layer's
 state was computed from is found by identity: the state that such a function returned is the one that the
 layer puts into its cache. A layer that computes its state in another way can be batched, but not rolled back;
@@ -32,7 +32,7 @@ Their formulas for several tokens round otherwise.
 """
 
 MAX_LATER_STATES = 4
-"""Forwards of one token after a recorded one whose states are kept. Each keeps a whole state in memory."""
+"""Forwards of one token after a traced one whose states are kept. Each keeps a whole state in memory."""
 
 Replay = Callable[[mx.array, int], mx.array]
 """Returns the state after the first kept[r] tokens of row r. kept: (rows,), and its maximum as a number."""
@@ -51,14 +51,14 @@ class RaggedStateCache(ArraysCache):
         self.cache = [None] * size
         self.left_padding = None
         self.shared = shared
-        self.record: LayerRecord | None = None
-        self.recorder: Recorder | None = None
+        self.trace: LayerTrace | None = None
+        self.tracer: Tracer | None = None
 
     @property
     def lengths(self) -> mx.array | None:  # type: ignore[override]
         """(rows,) tokens that the current forward adds to each row; None if no row is padded."""
-        if self.record:
-            self.record.knows_lengths = True
+        if self.trace:
+            self.trace.knows_lengths = True
         return self.shared.fed
 
     def make_mask(self, N: int) -> mx.array | None:
@@ -69,8 +69,8 @@ class RaggedStateCache(ArraysCache):
         """Do nothing: the lengths hold for the whole forward."""
 
     def __getitem__(self, at: int) -> mx.array | None:
-        if self.recorder:
-            self.recorder.current = self.record
+        if self.tracer:
+            self.tracer.current = self.trace
         array: mx.array | None = self.cache[at]
         return array
 
@@ -109,8 +109,8 @@ class RaggedStateCache(ArraysCache):
 
 
 @dataclass
-class LayerRecord:
-    """What one layer's state was computed from in a recorded forward.
+class LayerTrace:
+    """What one layer's state was computed from in a traced forward.
 
     before, after: its arrays before and after. convolved: inputs of its convolutions, with the columns of
     each that are kept as state. replays: states that were computed, and how to compute them again.
@@ -149,14 +149,14 @@ class LayerRecord:
         """Return an array of the state after the first kept[r] tokens of row r: (rows, ...).
 
         widths: (rows,) tokens that were fed.
-        Raises NotRecordedError if it is not known how the layer computed it.
+        Raises NotTracedError if it is not known how the layer computed it.
         """
         before, after, source = self.before[idx], self.after[idx], self._sources[idx]
         assert after is not None
         if all(num in (0, width) for num, width in zip(kept, widths, strict=True)):
             return _where_rows(mx.array(list(kept)) > 0, after, before)
         if source is None:
-            raise NotRecordedError("it is not known how a layer computes its state")
+            raise NotTracedError("it is not known how a layer computes its state")
         return source(mx.array(list(kept)), max(kept))
 
 
@@ -166,23 +166,23 @@ def _last_columns(convolved: mx.array, num_held: int, kept: mx.array, _: int) ->
     return mx.take_along_axis(convolved, places[..., None], axis=1)
 
 
-class NotRecordedError(Exception):
-    """A state cannot be computed again, because what it was computed from was not recorded."""
+class NotTracedError(Exception):
+    """A state cannot be computed again, because what it was computed from was not traced."""
 
 
-class Recorder:
+class Tracer:
     """Notes what the layer at work computes its state from, in a forward whose graph is being built.
 
-    current: the record of the layer that last read its state.
+    current: the trace of the layer that last read its state.
     """
 
     def __init__(self, shared: RowLengths) -> None:
-        self.current: LayerRecord | None = None
+        self.current: LayerTrace | None = None
         self._fed = shared.fed
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record until the end of the block."""
+    def tracing(self) -> Iterator[None]:
+        """Trace until the end of the block."""
         replaced: list[tuple[Any, str, Any]] = [
             (gated_delta, "gated_delta_ops", self._delta),
             (gated_delta, "gated_delta_kernel", self._delta),
@@ -228,10 +228,10 @@ class Recorder:
 
         return call
 
-    def _record_run(
+    def _trace_run(
         self, run: Callable[[int, mx.array | None], tuple[mx.array, mx.array]], width: int
     ) -> tuple[mx.array, mx.array]:
-        """Run a recurrence over all tokens, and record how to run it over fewer.
+        """Run a recurrence over all tokens, and trace how to run it over fewer.
 
         run: given a number of tokens, and how many of them each row has, returns outputs and state.
         """
@@ -281,7 +281,7 @@ class Recorder:
                 return mx.concatenate(outputs, axis=1), after
 
             # A model may pass a mask but no lengths.
-            return self._record_run(run, width)
+            return self._trace_run(run, width)
 
         return call
 
@@ -305,7 +305,7 @@ class Recorder:
                 outputs, after = _by_steps(some, num, real, h)
                 return mx.concatenate(outputs, axis=2), after
 
-            return self._record_run(run, width)
+            return self._trace_run(run, width)
 
         return call
 
@@ -344,12 +344,12 @@ class StateHistory:
     """
 
     def __init__(self, caches: Sequence[RaggedStateCache], shared: RowLengths) -> None:
-        """Begin with the forward that shared describes. Run it in the block of record()."""
+        """Begin with the forward that shared describes. Run it in the block of trace()."""
         self._caches = caches
         self._shared = shared
-        self._records = [LayerRecord(list(cache.cache)) for cache in caches]
+        self._traces = [LayerTrace(list(cache.cache)) for cache in caches]
         self._starts, self._widths = list(shared.lengths), list(shared.widths)
-        # By row: its place in the records; None if it joined later, or has gone back already.
+        # By row: its place in the traces; None if it joined later, or has gone back already.
         self._places: list[int | None] = list(range(len(self._starts)))
         self._kept: dict[int, int] = {}
         # After each forward that followed: the arrays of each cache.
@@ -360,33 +360,33 @@ class StateHistory:
         """Note that all rows were fed one more token. keeps_state: whether they may go back to that token."""
         if not keeps_state or len(self._later) == MAX_LATER_STATES:
             self._is_followed = False
-        # Rows that joined or moved have other places in the arrays than in the records.
+        # Rows that joined or moved have other places in the arrays than in the traces.
         elif self._is_followed and self._places == list(range(len(self._starts))):
             self._later.append([list(cache.cache) for cache in self._caches])
         else:
             self._is_followed = False
 
     @contextmanager
-    def record(self) -> Iterator[None]:
-        """Record the forward that is built in the block."""
-        recorder = Recorder(self._shared)
-        for cache, record in zip(self._caches, self._records, strict=True):
-            cache.record, cache.recorder = record, recorder
+    def trace(self) -> Iterator[None]:
+        """Trace the forward that is built in the block."""
+        tracer = Tracer(self._shared)
+        for cache, trace in zip(self._caches, self._traces, strict=True):
+            cache.trace, cache.tracer = trace, tracer
         try:
             # A row of one token goes back to the state before or after it, which are at hand.
             if self._shared.width == 1:
                 yield
             else:
-                with recorder.recording():
+                with tracer.tracing():
                     yield
-            for cache, record in zip(self._caches, self._records, strict=True):
-                record.end(cache.cache, self._shared.width)
+            for cache, trace in zip(self._caches, self._traces, strict=True):
+                trace.end(cache.cache, self._shared.width)
                 # A layer that does not ask keeps the last columns, padding or not.
-                if self._shared.fed is not None and not record.knows_lengths:
-                    cache.cache = record.drop_padding(self._shared.fed, self._shared.width)
+                if self._shared.fed is not None and not trace.knows_lengths:
+                    cache.cache = trace.drop_padding(self._shared.fed, self._shared.width)
         finally:
             for cache in self._caches:
-                cache.record = cache.recorder = None
+                cache.trace = cache.tracer = None
 
     def min_length(self, row: int) -> int | None:
         """Return the shortest length that a row can go back to; None if it cannot go back."""
@@ -396,7 +396,7 @@ class StateHistory:
     def go_back(self, row: int, length: int) -> int:
         """Let a row go back to a length of at least min_length; return the length that it then has.
 
-        That is less than length if length is past the end of the recorded forward and of those kept after it.
+        That is less than length if length is past the end of the traced forward and of those kept after it.
         """
         place = self._places[row]
         assert place is not None
@@ -434,11 +434,11 @@ class StateHistory:
         is_same = self._places == list(range(len(self._starts)))
         beyond = [max(0, num - width) for num, width in zip(kept, self._widths, strict=True)]
         within = [num - more for num, more in zip(kept, beyond, strict=True)]
-        for at, (cache, record) in enumerate(zip(self._caches, self._records, strict=True)):
+        for at, (cache, trace) in enumerate(zip(self._caches, self._traces, strict=True)):
             for idx, now in enumerate(cache.cache):
-                if now is None or record.after[idx] is None:
+                if now is None or trace.after[idx] is None:
                     continue
-                then = record.at(idx, within, self._widths)
+                then = trace.at(idx, within, self._widths)
                 for more in set(beyond) - {0}:
                     later = self._later[more - 1][at][idx]
                     assert later is not None

@@ -80,7 +80,7 @@ class Estimator:
     def _kept_bytes(self, model: ModelMemory, step: StepDemands) -> int:
         """Return the bytes of a model's caches."""
         footprint, rows, joined = model.footprint, step.rows, step.joined
-        kept = len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
+        kept = len(rows) * (footprint.trace_bytes + model.width * footprint.trace_token_bytes)
         for num_columns, window_cells in self._apart(model, step):
             kept += footprint.token_bytes * num_columns + footprint.fixed_bytes
             kept += footprint.window_bytes(window_cells)

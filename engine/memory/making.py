@@ -134,7 +134,7 @@ def _drafting_footprint(draft_model: DraftModel) -> Footprint:
     """Measure what a draft model needs, with the states that it keeps after drafted tokens."""
     footprint = _find_footprint(draft_model.loaded, None, bool(draft_model.sharing))
     state_bytes = footprint.fixed_bytes // 2 if draft_model.sharing else 0
-    return replace(footprint, record_bytes=footprint.record_bytes + MAX_LATER_STATES * state_bytes)
+    return replace(footprint, trace_bytes=footprint.trace_bytes + MAX_LATER_STATES * state_bytes)
 
 
 def _limit_context(

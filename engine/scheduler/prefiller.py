@@ -200,9 +200,9 @@ class Prefiller:
         caches = sequence.prefill.caches
         if self._taps is None or not (sequence.drafts and sequence.drafts.uses_model):
             return self._model(tokens, cache=caches), []
-        with self._taps.record() as recorded:
+        with self._taps.tapping() as tapped:
             logits = self._model(tokens, cache=caches)
-        states = [each[0] for each in recorded.states()]
+        states = [each[0] for each in tapped.states()]
         for each in states:
             sequence.prefill.states.add(each)
         return logits, states

@@ -23,11 +23,11 @@ class AnswerTimes:
         self._changed_at: float | None = None
 
     def begin(self) -> None:
-        """Record that a request came when there was none."""
+        """Note that a request came when there was none."""
         self._changed_at = perf_counter()
 
     def end(self, taken_s: float | None, is_last: bool) -> None:
-        """Record that a request ended. taken_s: since its admission; None if it was not answered.
+        """Note that a request ended. taken_s: since its admission; None if it was not answered.
 
         is_last: whether none is left.
         """

@@ -361,7 +361,7 @@ class SequenceDrafts:
             try:
                 drafter.observe(self.seq, tokens)
                 if num_judged and drafter.name == verified.source:
-                    drafter.record_verified(self.seq, num_judged, num_accepted)
+                    drafter.note_verified(self.seq, num_judged, num_accepted)
             except Exception as fault:
                 self._drop(drafter, fault)
         self._spend(start)

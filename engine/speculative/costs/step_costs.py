@@ -217,7 +217,7 @@ class StepCosts:
             self._wide,
         ]
         is_surprise = self._wide_noise.learn(effects, self._wide, difference)
-        self.trials.record(shape, is_surprise or difference < -CHEAPER)
+        self.trials.note(shape, is_surprise or difference < -CHEAPER)
         if not is_surprise:
             self._judge(shape)
         # The machine may have changed since the last plain step.

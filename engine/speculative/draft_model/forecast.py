@@ -153,7 +153,7 @@ class DraftForecast:
         """
         return min(1.0, num_tokens / max(1.0, self.num_lacking * self.token_yield.ratio))
 
-    def record_work(self, work: DraftWork, row: int) -> None:
+    def note_work(self, work: DraftWork, row: int) -> None:
         """Learn from the draft model's work on a step. row: this row's index in it."""
         translated = work.translated[row]
         if translated is not None:

@@ -33,7 +33,7 @@ from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.draft_model.sampling import SameVocabularySampling
 from engine.speculative.heads.head import Bounds, Head
 from engine.speculative.heads.states import States
-from engine.speculative.heads.taps import Recorded, Taps
+from engine.speculative.heads.taps import TappedStates, Taps
 from engine.speculative.verify import RowInput
 
 MAX_FILLED = 64
@@ -163,9 +163,9 @@ class HeadDrafter:
 
     def _probe(self, model: Any) -> mx.array:
         """Return the states of one position, not evaluated."""
-        with self.taps.record() as recorded:
+        with self.taps.tapping() as tapped:
             model(mx.zeros((1, 1), mx.int32), cache=make_caches(model))
-        return recorded.states()[0]
+        return tapped.states()[0]
 
     def cost_share(self, loaded: LoadedModel) -> float:
         """Return a drafted token's share of the cost of a target's step, by the weights that both read."""
@@ -256,24 +256,24 @@ class HeadDrafter:
         self._rows.pop()
 
     @contextmanager
-    def record(self) -> Iterator[Recorded | None]:
-        """Record the states of the target's next forward pass over all rows; None if no row needs them."""
+    def tapping(self) -> Iterator[TappedStates | None]:
+        """Tap the states of the target's next forward pass over all rows; None if no row needs them."""
         if not any(row.prefill for row in self._rows):
             yield None
             return
-        with self.taps.record() as recorded:
-            yield recorded
+        with self.taps.tapping() as tapped:
+            yield tapped
 
-    def receive(self, recorded: Recorded | None, num_final: Sequence[int]) -> list[mx.array]:
+    def receive(self, tapped: TappedStates | None, num_final: Sequence[int]) -> list[mx.array]:
         """Take the states of the positions that stay in the target's caches.
 
         num_final: (rows,) how many of those fed.
         Returns copies of them, not evaluated; until they are, they hold what all rows were fed.
         """
-        if recorded is None:
+        if tapped is None:
             return []
         wanted = [num if row.prefill else 0 for row, num in zip(self._rows, num_final, strict=True)]
-        found = recorded.of_rows(wanted)
+        found = tapped.of_rows(wanted)
         for row, part in zip(self._rows, found, strict=True):
             if row.prefill and part is not None:
                 row.prefill.states.add(part)

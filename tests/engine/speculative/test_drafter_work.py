@@ -48,7 +48,7 @@ class Reader:
     def observe(self, _seq: int, _tokens: Sequence[int]) -> None:
         self.log.append("observe")
 
-    def record_verified(self, _seq: int, _num_verified: int, _num_accepted: int) -> None:
+    def note_verified(self, _seq: int, _num_verified: int, _num_accepted: int) -> None:
         pass
 
     def close(self, _seq: int) -> Slices:

@@ -146,7 +146,7 @@ class World:
         self.at.append(self.rows[0].num_answered)
         results = []
         for at, (row, row_input, came) in enumerate(zip(self.rows, inputs, translated, strict=True)):
-            row.drafts.forecast.record_work(work, at)
+            row.drafts.forecast.note_work(work, at)
             num_verified = min(row_input.num_wanted, came[1]) if came else 0
             chance = row.chance(row.num_answered)
             results.append((num_verified, self.accepted(num_verified, chance)))
