@@ -192,7 +192,7 @@ class SuffixDrafter:
         state = self._sequences[seq]
         cursor, text, forms, hunks = state.cursor, state.text, state.forms, state.hunks
         for token in tokens:
-            if hunks is None or not hunks.turn(cursor, token):
+            if hunks is None or not hunks.change_sign(cursor, token):
                 cursor.advance(token)
             text.append(token)
             state.end += 1

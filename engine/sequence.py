@@ -123,7 +123,7 @@ class Prefill:
 class Sequence:
     """A request, and everything that was committed for it.
 
-    text: turns its tokens into text that can be sent.
+    text: converts its tokens into text that can be sent.
     tokens: prompt and answer so far; all of them are committed.
     hashes: of the tokens' blocks, extended when they are needed.
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.

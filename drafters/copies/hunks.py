@@ -95,7 +95,7 @@ class Hunks:
             match if line != _NOWHERE and self._starts[sign][line] >= match.position - match.length else None
         )
 
-    def turn(self, cursor: CopyCursor, token: int) -> bool:
+    def change_sign(self, cursor: CopyCursor, token: int) -> bool:
         """Move the cursor past a token of the answer, if it begins a line with another sign than expected."""
         before, self._newest = self._newest, token
         if cursor.position is None:

@@ -103,8 +103,8 @@ def choose_members(jobs: Sequence[Job], num_passes: int, fits: Fits) -> list[Mem
 
     jobs: in the order of their arrival, each with something left. num_passes: that were chosen before.
     """
-    is_oldests_turn = num_passes % SHARE == SHARE - 1
-    first = jobs[0] if is_oldests_turn else min(jobs, key=lambda job: job.num_left)
+    is_for_oldest = num_passes % SHARE == SHARE - 1
+    first = jobs[0] if is_for_oldest else min(jobs, key=lambda job: job.num_left)
     members = [Member(first, first.left[0])]
     longest = members[0].num_tokens
     others = () if first.is_alone else (job for job in jobs if job is not first and not job.is_alone)

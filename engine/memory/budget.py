@@ -191,7 +191,7 @@ class MemoryBudget:
                 model_rows.limit_growth(num_cells + ahead)
                 held = sum(slots * columns for slots, columns in model_rows.extents)
                 self._used_bytes += max(0, held - num_cells) * cell_bytes
-        # Beside other models both what is left and MLX's limit change at their turns.
+        # Beside other models both what is left and MLX's limit change while they run.
         if not (prefilling or draft_prefills or self.shared):
             self._steady = self.room_bytes, [(s, len(s.tokens) + STEADY_TOKENS) for s in members]
         return True

@@ -209,7 +209,7 @@ def _list_files(cache: HubCache, name: str) -> tuple[str, list[RepoSibling]]:
 
 @contextmanager
 def _explained(cache: HubCache, name: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises into HubError."""
+    """Raise HubError in place of the exceptions of huggingface_hub."""
     try:
         yield
     except HubError:

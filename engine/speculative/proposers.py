@@ -181,7 +181,9 @@ class SequenceDrafts:
         if not self.gate.is_final:
             indexing.insert(0, self._score(partial(score, request.prompt), decide_by_score))
         if indexing or self._views:
-            self.work.index(self.seq, _in_turns(itertools.chain.from_iterable(indexing), self._index_views()))
+            self.work.index(
+                self.seq, _alternate(itertools.chain.from_iterable(indexing), self._index_views())
+            )
         self.counts.open_s = perf_counter() - began
 
     def _index_views(self) -> Slices:
@@ -420,8 +422,8 @@ class SequenceDrafts:
             self._guard(drafter, partial(drafter.close, self.seq))
 
 
-def _in_turns(*works: Slices) -> Slices:
-    """Do a slice of each work in turn."""
+def _alternate(*works: Slices) -> Slices:
+    """Do a slice of one work after the other, until all are done."""
     left = list(works)
     while left:
         for slices in left[:]:

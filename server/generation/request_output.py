@@ -70,7 +70,7 @@ class RequestOutput:
         """
         parts: list[tuple[int, Part]] = []
         if self._events:
-            # More had arrived than are read at once. Let other requests have their turn.
+            # More had arrived than are read at once. Let other requests come next.
             await asyncio.sleep(0)
         deadline = time.monotonic() + self._service.settings.keep_alive_s
         while not parts and time.monotonic() <= deadline:
@@ -95,7 +95,7 @@ class RequestOutput:
                 while not self._is_everything_read:
                     # Merged here and not only at the end: that would be much work at once.
                     parts += merge_adjacent(part for _, part in await self._read_events())
-                    # Let other requests have their turn.
+                    # Let other requests come next.
                     await asyncio.sleep(0)
             outputs.append(ChoiceOutput.of(parts))
         return outputs

@@ -1,4 +1,4 @@
-"""Turn token ids into a response: the steps shared by all endpoints that generate."""
+"""Convert token ids into a response: the steps shared by all endpoints that generate."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ from server.generation.sse import TokenStream, write_frames
 from server.generation.submission import Submission
 from server.http.request_log import note_ignored, record_of
 from server.http.tenants import tenant_of
+from server.lanes import SMALL_BYTES
 from server.output.openai_format import ResponseHead
 from server.output.parts import MakeParser
 from server.output.presenter import Presenter
 from server.requests.generation_fields import GenerationFields
 from server.requests.windowed_decoding import WindowFields
-from server.turns import SMALL_BYTES
 
 
 async def respond(

@@ -19,6 +19,7 @@ from server.generation.sse import known_stream
 from server.http.openapi import body_schema, query_schema
 from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.http.tenants import key_digest
+from server.lanes import beside
 from server.output.openai_format import ResponseHead
 from server.requests.chat import ChatRequest
 from server.responses_api.compaction import CompactionPresenter, CompactRequest
@@ -30,7 +31,6 @@ from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.store import ResponseStore, stored_response
 from server.responses_api.to_chat import PREVIOUS, ChatConversion, request_name, with_request_names
 from server.threads import FORMAT
-from server.turns import beside
 from server.validation.body import read_body, read_query
 from server.validation.notes import Notes
 

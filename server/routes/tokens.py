@@ -13,9 +13,9 @@ from server.generation.model_use import serve_model
 from server.generation.prompts import TokenIds
 from server.generation.service import Service
 from server.http.openapi import body_schema
+from server.lanes import beside
 from server.requests.chat import ChatRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
-from server.turns import beside
 from server.validation.body import read_body
 from server.validation.field_errors import validate
 

@@ -12,9 +12,9 @@ from pydantic_core import from_json
 
 from engine.stations import station
 from server.errors import BadRequestError, ContentTypeError
+from server.lanes import beside
 from server.logs import is_logging_prompts, log_prompt, record_in
 from server.threads import PROMPT_LOG
-from server.turns import beside
 from server.validation.field_errors import validate, validate_known
 from server.validation.fields import MAX_FIELDS, AcceptsPeerFields
 from server.validation.large_json import FRAGMENT_BYTES, FragmentParser, Outline

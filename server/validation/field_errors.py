@@ -191,7 +191,7 @@ def _first_error(fault: ValidationError) -> ErrorDetails:
 
 
 def _bad_request(error: ErrorDetails) -> BadRequestError:
-    """Turn pydantic's error into OpenAI's."""
+    """Convert pydantic's error into OpenAI's."""
     context = error.get("ctx", {})
     param = shortened(_path(error["loc"], context.get("at", "")), 200)
     kind = error["type"]

@@ -1,4 +1,4 @@
-"""Turn the tensors of a GGUF file into arrays by mlx-lm's names, one after the other.
+"""Convert the tensors of a GGUF file into arrays by mlx-lm's names, one after the other.
 
 MLX quantises affinely: a group of numbers q, each of a few bits, stands for scale * q + bias. Q4_0, Q4_1 and
 Q8_0 do the same in groups of 32 with scales of float16, so their numbers are only packed in another order.

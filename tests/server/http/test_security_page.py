@@ -15,10 +15,10 @@ from server.http.connection import (
     MAX_UNREAD_BYTES,
     SMALL_CHUNK_BYTES,
 )
+from server.lanes import LARGE_BYTES
 from server.responses_api.schemas import MAX_ITEMS
 from server.routes.responses import MAX_NAMED
 from server.routes.tokens import TOKENS_AT_ONCE
-from server.turns import LARGE_BYTES
 from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES
 from server.validation.fields import MAX_FIELDS
 from server.validation.large_json import FRAGMENT_BYTES, FRAGMENT_VALUES

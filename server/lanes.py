@@ -1,4 +1,4 @@
-"""Work that would hold the event loop, done on threads in turn: each client waits for its own work only."""
+"""Work that would hold the event loop, done on threads, clients in rotation: each waits for its own work."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -48,11 +48,11 @@ async def beside(request: Request, job: Callable[[], ResultT]) -> ResultT:
 
     Raises what the job raises.
     """
-    bodies: BodyTurns = request.app.state.service.bodies
+    bodies: BodyLanes = request.app.state.service.bodies
     return await bodies.run(request, weight_of(await request.body()), job)
 
 
-class Turns:
+class Lane:
     """A thread whose jobs are taken from one client after the other. Use it on one event loop only."""
 
     def __init__(self, purpose: str) -> None:
@@ -61,7 +61,7 @@ class Turns:
         self._is_busy = False
 
     async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job when it is the client's turn. Raises what the job raises.
+        """Run a job once one of every other client before it is done. Raises what the job raises.
 
         A job that has begun ends at its next slice if this is cancelled (see engine/wanted.py).
         """
@@ -79,7 +79,7 @@ class Turns:
             client, jobs = self._waiting.popitem(last=False)
             done, job = jobs.popleft()
             if jobs:
-                # To the end: all others have their turn first.
+                # To the end: all others come first.
                 self._waiting[client] = jobs
             if not done.done():
                 self._is_busy = True
@@ -104,11 +104,11 @@ def _is_wanted(done: asyncio.Future[Any]) -> bool:
     return not done.done()
 
 
-class BodyTurns:
+class BodyLanes:
     """The threads that read large bodies, and what is stored and as large."""
 
     def __init__(self) -> None:
-        self._large, self._huge = Turns("bodies"), Turns("huge-bodies")
+        self._large, self._huge = Lane("bodies"), Lane("huge-bodies")
         self._trimmer = ThreadPoolExecutor(1, thread_name_prefix="trim")
         self._trim: asyncio.TimerHandle | None = None
         self._is_closed = False
