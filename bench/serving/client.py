@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from bench.serving.traffic import Answer, by_read
-from bench.statistics import share_tokens
+from bench.statistics import divide_tokens
 from bench.workloads import Turn
 
 
@@ -63,7 +63,7 @@ class Server:
         return Answer(
             started_s=stream.started - began, duration_s=stream.ended - stream.started,
             tokens=0 if stream.error else tokens, has_usage=reported is not None, text="".join(texts),
-            arrivals=by_read(times, share_tokens(tokens, texts, [len(text) for text in texts])),
+            arrivals=by_read(times, divide_tokens(tokens, texts, [len(text) for text in texts])),
             num_prompt_tokens=stream.usage.get("prompt_tokens"), error=stream.error,
             is_early=bool(self.forbidden_ids) and not stream.error and tokens < self.max_tokens,
             is_refused=stream.status == httpx.codes.TOO_MANY_REQUESTS,

@@ -220,7 +220,7 @@ class Groups:
         return joined if self._order is None else joined[self._order]
 
     def limit_growth(self, max_cells: int, needed_cells: Callable[[Group], int]) -> None:
-        """Share max_cells slots times columns among the groups. needed_cells: returns those a group needs."""
+        """Divide max_cells (slots times columns) among the groups, by those that needed_cells says."""
         self._max_cells = max_cells
         cells = list(map(needed_cells, self._groups))
         for group, num_cells in zip(self._groups, cells, strict=True):

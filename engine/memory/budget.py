@@ -21,7 +21,7 @@ from engine.kv_cache.rows import BatchedRows, Rows
 from engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
 from engine.memory.demands import Demand, SamplingMemory, StepDemands
 from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
-from engine.memory.prefill_budget import count_fitting, share_tokens
+from engine.memory.prefill_budget import count_fitting, divide_tokens
 from engine.memory.sharing import SharedMemory
 from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.portions import ALL_NEEDS, find_needs
@@ -33,8 +33,8 @@ ANSWER_TOKENS = GROWTH_TOKENS
 CHUNK_STEP = 64
 """Prompt tokens by which chunks are lengthened while there is memory for them."""
 
-SHARED_TOKENS = 1024
-"""Tokens at which the models' caches are compared, to share the prefix cache's memory."""
+COMPARED_TOKENS = 1024
+"""Tokens at which the models' caches are compared, to divide the prefix cache's memory."""
 
 Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
 """Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
@@ -92,7 +92,7 @@ class MemoryBudget:
 
     @property
     def held_bytes(self) -> int:
-        """What other models cannot have: see shared_memory.py."""
+        """What other models cannot have: see memory/sharing.py."""
         return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:
@@ -252,7 +252,7 @@ class MemoryBudget:
         rows: of the target model, if they share buffers. windows: each prompt's own caches, one per window.
         """
         complete, others = [], []
-        chunks = share_tokens([s.num_to_prefill for s in prefilling], num_tokens)
+        chunks = divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
         for sequence, chunk in zip(prefilling, chunks, strict=True):
             sequence.prefill.max_chunk_tokens = chunk
             columns = {one.window: one.columns_after(chunk) for one in windows.get(sequence, ())}
@@ -326,7 +326,7 @@ class MemoryBudget:
 
     def draft_model_share(self, num_bytes: int) -> int:
         """Return the part of num_bytes that holds as many of its tokens as the rest holds of the target's."""
-        target, *draft = [m.footprint.row_bytes(SHARED_TOKENS, self.chunk_tokens) for m in self._models]
+        target, *draft = [m.footprint.row_bytes(COMPARED_TOKENS, self.chunk_tokens) for m in self._models]
         return num_bytes * sum(draft) // (target + sum(draft))
 
     def _demand(
