@@ -242,7 +242,7 @@ def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
     )
     checks = [Check("model", "problem", f"{private} is broken", f"look into {private}")]
     device = Device("Apple M4 (Metal)", GIB, GIB)
-    shared = sharing.share(Settings(model=str(private)), checks, device, ANSWER, [tmp_path / "verify.json"])
+    shared = sharing.make_report(Settings(model=str(private)), checks, device, ANSWER, [tmp_path / "verify.json"])
     text = sharing.as_markdown(shared)
     for secret in ("alice", "diary", "I am", str(tmp_path), str(Path.home())):
         assert secret not in text
