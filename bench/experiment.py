@@ -52,7 +52,7 @@ def first_difference(one: Tokens, other: Tokens) -> int | None:
 
 @dataclass(frozen=True)
 class Experiment(Generic[CaseT]):
-    """What to run.
+    """The arms, cases and rounds to run.
 
     arms: by name, in order. order: they are reversed in every other round, so that a machine that slows down
     favors none, or "rotate": each case begins with the next one. has_warm_up: whether a case also runs

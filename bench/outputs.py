@@ -1,4 +1,4 @@
-"""What commands print and write: the console, progress, errors, and the files."""
+"""The output of commands: the console, progress, errors, and the files."""
 
 import argparse
 import sys
@@ -91,7 +91,7 @@ class Work:
         self._task = self._progress.add_task("", total=1.0)
 
     def plan(self, left: Mapping[str, float]) -> None:
-        """Say what is to be done from now on. What earlier work took tells nothing about it."""
+        """Set the stages that are still to be done. Earlier stages' times tell nothing about theirs."""
         self.left, self._taken = dict(left), {}
 
     def begin(self, label: str) -> None:
@@ -100,7 +100,7 @@ class Work:
         self._show(label, 0.0)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
-        """Begin a stage, which is all that is left; return a function to call after each unit of it."""
+        """Begin the only stage that is left; return a function to call after each unit of its work."""
         self.plan({label: weight})
         self.begin(label)
         return self.advance

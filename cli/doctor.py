@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Findings:
-    """What the checks have found. device, answer: None if that failed."""
+    """The findings of all checks. device, answer: None if that failed."""
 
     checks: "list[Check]" = field(default_factory=list)
     device: "Device | None" = None

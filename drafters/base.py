@@ -52,7 +52,7 @@ View: TypeAlias = Sequence[int] | Frame | SignedLines
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
-    """What a drafter is given when a sequence begins.
+    """The facts that a drafter gets when a sequence begins.
 
     seq: the sequence's number, unique among open sequences.
     prompt: (n,) token ids, n >= 1. It does not change while the sequence is open.

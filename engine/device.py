@@ -88,14 +88,14 @@ class Device:
 
     @property
     def plain_s(self) -> float:
-        """What a plain step takes, by the last few; 0 before any is known.
+        """Seconds of a plain step, the median of the last few; 0 before any is known.
 
         The measure of how long anything may keep rows waiting that takes as long as the model is large.
         """
         return median(self._plain_s) if self._plain_s else 0.0
 
     def note_plain(self, seconds: float) -> None:
-        """Learn what a plain step took."""
+        """Add a plain step's seconds to those of which the median is taken."""
         self._plain_s.append(seconds)
 
     def dispatch_step(self, step: Step, states: SequenceOf[mx.array]) -> None:

@@ -90,7 +90,7 @@ class PrefixSearch:
 
 @dataclass
 class Prefill:
-    """What was computed of a sequence before it joins the rows.
+    """A sequence's keys, values and states before it joins the rows.
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
     ids: all of its tokens as an array, (n,) int32, if state is kept of some lengths; else empty.

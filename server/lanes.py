@@ -18,13 +18,13 @@ _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
 OWNER = "reprise.owner"
 """Name of the entry in a request's scope that holds the digest of its checked API key."""
 SMALL_BYTES = 32 * 2**10
-"""What is larger is done on a thread: it would hold the event loop for longer than the switch takes."""
+"""A larger body is handled on a thread: it would hold the event loop for longer than the switch takes."""
 TRIM_AFTER_S = 2.0
 """How long after a body of more than LARGE_BYTES, or a long prompt, its memory is returned to the system."""
 LARGE_BYTES = 2**20
-"""What is larger has a thread of its own, so that others do not wait for it."""
+"""A larger body has a thread of its own, so that others do not wait for it."""
 VALUE_BYTES = 20
-"""What a value takes to parse and validate, besides its text, in bytes of text."""
+"""The work of parsing and validating a value, besides its text, in bytes of text."""
 
 
 def client_of(request: HTTPConnection) -> str:
@@ -39,7 +39,7 @@ def client_of(request: HTTPConnection) -> str:
 
 
 def weight_of(body: bytes) -> int:
-    """Return what a body takes to work on, in bytes of text."""
+    """Return the work that a body takes, as the bytes of a text that takes as much."""
     return len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
 
 
@@ -125,7 +125,7 @@ class BodyLanes:
             self.trim_soon()
 
     def trim_soon(self) -> None:
-        """Return what is freed by then to the system, TRIM_AFTER_S from now."""
+        """Return freed memory to the system, TRIM_AFTER_S from now."""
         if self._trim is None and not self._is_closed:
             self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
 

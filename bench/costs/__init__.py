@@ -1,4 +1,4 @@
-"""What single parts cost: sampling, drafters, and prefill by chunk size."""
+"""Costs of single parts: sampling, drafters, and prefill by chunk size."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence

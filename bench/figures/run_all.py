@@ -125,7 +125,7 @@ def read_entries() -> dict[str, dict[str, Any]]:
 
 
 def entry_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what docs/figures.json keeps of a figure: command, date, machine, and the cells of its table."""
+    """Return a figure's entry for docs/figures.json: command, date, machine, and the cells of its table."""
     names = "cpu", "cores", "system", "mlx", "mlx_lm", "load_at_start"
     machine = {name: found["machine"][name] for name in names if name in found["machine"]}
     return {

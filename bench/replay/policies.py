@@ -91,7 +91,7 @@ class FixedPlayer:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What replays share: a server's settings, the costs of steps, and the tokens that end lines."""
+    """The inputs of all replays: a server's settings, the costs of steps, and the tokens that end lines."""
 
     settings: Settings
     curve: Curve = FLAT

@@ -57,7 +57,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What the parts share: the engine, the setup of replays, and the chats with plain answers."""
+    """The inputs of all parts: the engine, the setup of replays, and the chats with plain answers."""
 
     local: Answering
     setup: Setup

@@ -23,7 +23,7 @@ _FRAME = -1
 _SURE_TOKENS = 3  # tokens of what is fixed after which its last one may be one with the start of a value
 
 Recall = Callable[[list[int]], Sequence[int]]
-"""Returns what followed the end of the sequence and these tokens when they last occurred."""
+"""Returns the tokens that followed the sequence's end and these tokens when they last occurred."""
 
 NUM_KINDS = 5
 HEAD, FIRST, FIXED, COPIED, RECALLED = range(NUM_KINDS)
@@ -169,7 +169,7 @@ class Forms:
 
     @property
     def kind(self) -> int:
-        """What the next token is, if it is fixed."""
+        """The next token, if it is fixed."""
         return FIXED if self.num_matched != 1 else FIRST if self._node is None else HEAD
 
     def draft(self, tokens: Sequence[int], limit: int, recall: Recall) -> tuple[list[int], list[int]]:
@@ -233,6 +233,6 @@ class Forms:
 
 
 def _close(frame: Frame, value: int, last: int | None) -> tuple[int, ...]:
-    """Return what follows a value's tokens but for its last one: this one, and what is fixed behind it."""
+    """Return the end of a value, its last token, with the fixed tokens behind it."""
     fixed = frame.fixed[value + 1]
     return fixed if last is None else frame.joints[value].get(last, (last, *fixed))

@@ -105,7 +105,7 @@ class GrowingText:
         return self.index.find(self.tail.hashes, self.end)
 
     def recall(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return what followed the end of the text and of these tokens when it last occurred; () if never."""
+        """Return the tokens that last followed the text's end and these tokens; () if none did."""
         end = (self.end[-MAX_MATCH_TOKENS:] + array("I", tokens))[-MAX_MATCH_TOKENS:]
         match = self.index.find(TailHashes(end).hashes, end)
         if match is None or match.length < _MIN_RECALL_TOKENS:

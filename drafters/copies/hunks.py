@@ -217,7 +217,7 @@ class Hunks:
             line, num_kept = line + 1, num_kept + 1
 
     def _go_on_removing(self, first: int, line: int) -> Iterator[Part]:
-        """Yield what follows removed lines: a second one is seldom the last."""
+        """Yield the added lines that follow removed lines: a second one is seldom the last."""
         if line - first == 1:
             yield from self._go_on_adding(first, line, ADD)
             return

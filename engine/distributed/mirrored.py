@@ -1,4 +1,4 @@
-"""What rank 0 hands to the engine in place of a model: whatever is done with it, all ranks do.
+"""Rank 0's stand-in for a model, given to the engine: all ranks repeat every operation on it.
 
 The engine's functions on caches choose by the type of what they are given (functools.singledispatch), so they
 come here for a SharedModel, its caches and its slices, and nowhere else.

@@ -48,7 +48,7 @@ _UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
 
 
 Config = dict[str, Any]
-"""What config.json says, with what it may leave out; see complete()."""
+"""The fields of config.json, with defaults for missing ones; see complete()."""
 
 
 def complete(config: Config) -> Config:
@@ -77,7 +77,7 @@ class Attention(Module):
         )
 
     def __call__(self, hidden: mx.array, mask: mx.array) -> mx.array:
-        """Return what each token attends to. hidden: (texts, tokens, size). mask: (texts, 1, 1, tokens)."""
+        """Return the output of each token. hidden: (texts, tokens, size). mask: (texts, 1, 1, tokens)."""
         num_texts, num_tokens, size = hidden.shape
 
         def split(states: mx.array) -> mx.array:

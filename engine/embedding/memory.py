@@ -20,7 +20,7 @@ def bytes_of(config: Config, num_texts: int, num_tokens: int) -> int:
 
 
 class PassMemory:
-    """What a model that embeds holds of the memory of all models. shared: set by the pool."""
+    """The memory that a model that embeds holds. shared: the memory of all models, set by the pool."""
 
     def __init__(self, weight_bytes: int, config: Config) -> None:
         self.weight_bytes = weight_bytes

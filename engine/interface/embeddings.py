@@ -1,4 +1,4 @@
-"""What the server and the engine exchange about texts that become vectors, and pairs that become scores."""
+"""Requests and results of embedding and ranking, exchanged between the server and the engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

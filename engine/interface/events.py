@@ -12,7 +12,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class DraftingReport:
-    """What drafting did for one sequence.
+    """Counts and times of the drafting for one sequence.
 
     num_drafted, num_accepted: drafted tokens that the target model checked, and those it accepted.
     num_forwards: forward passes that decoding the answer took, without prefill.

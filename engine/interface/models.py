@@ -6,7 +6,7 @@ from typing import Literal
 from engine.interface.embeddings import EmbeddingInfo, Purpose
 
 HeadKind = Literal["mtp", "dflash"]
-"""What drafts from a model's hidden states: an MTP head, or a DFlash drafter."""
+"""The kind of a drafter of hidden states: an MTP head, or a DFlash drafter."""
 
 
 @dataclass(frozen=True, slots=True)

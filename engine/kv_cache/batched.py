@@ -168,7 +168,7 @@ class RaggedKVCache:
         return [mx.contiguous(array[row : row + 1, :, start - base : end - base]) for array in self.arrays]
 
     def live_columns(self, row: int) -> list[mx.array]:
-        """Copy what later forwards can read of a row, as WindowKVCache.live_columns has it."""
+        """Copy a row's keys and values that later forwards can read; see WindowKVCache.live_columns."""
         return self.row_slice(row, self.columns.first_live(row), self.columns.shared.lengths[row])
 
     def put(self, row: int, arrays: Sequence[mx.array]) -> None:

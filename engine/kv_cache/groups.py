@@ -52,7 +52,7 @@ class Group:
 
 
 class PerGroup:
-    """What each group has in the place of one array or mask, or of several arrays, for all rows."""
+    """Values by group, where all rows would have one: an array, a mask, or several arrays."""
 
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts
@@ -184,7 +184,7 @@ class Groups:
         return rows
 
     def begin_forward(self) -> None:
-        """Compute what the layers of the next forward use, after RowLengths.begin_forward of all rows."""
+        """Compute the groups' lengths and columns for the next forward, after that of all rows' lengths."""
         if not self._is_laid_out:
             self._lay_out()
         for group in self._groups:

@@ -111,7 +111,7 @@ def can_trim(cache: Any) -> bool:
 
 
 class Snapshot:
-    """What a row's caches hold at one length, so that they can be restored after the next update."""
+    """The contents of a row's caches at one length, to restore them after the next update."""
 
     def __init__(self, caches: Caches, length: int) -> None:
         """Take a snapshot. caches: they hold length tokens, and each is recurrent or can be trimmed."""

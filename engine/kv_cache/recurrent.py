@@ -110,7 +110,7 @@ class RaggedStateCache(ArraysCache):
 
 @dataclass
 class LayerTrace:
-    """What one layer's state was computed from in a traced forward.
+    """The inputs from which one layer's state was computed in a traced forward.
 
     before, after: its arrays before and after. convolved: inputs of its convolutions, with the columns of
     each that are kept as state. replays: states that were computed, and how to compute them again.
@@ -139,7 +139,7 @@ class LayerTrace:
             self._sources.append(source)
 
     def drop_padding(self, fed: mx.array, width: int) -> list[mx.array | None]:
-        """Take padding out of what convolutions keep; return the arrays. fed: (rows,) tokens fed."""
+        """Return the state's arrays without padding in the convolutions' inputs. fed: (rows,) tokens fed."""
         for idx, source in enumerate(self._sources):
             if isinstance(source, partial):
                 self.after[idx] = source(fed, width)
@@ -171,7 +171,7 @@ class NotTracedError(Exception):
 
 
 class Tracer:
-    """Notes what the layer at work computes its state from, in a forward whose graph is being built.
+    """Notes the inputs from which each layer computes its state, while a forward's graph is being built.
 
     current: the trace of the layer that last read its state.
     """

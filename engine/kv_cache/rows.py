@@ -42,7 +42,7 @@ log = logging.getLogger("reprise.engine")
 
 
 class Sharing(IntEnum):
-    """What the rows of a batch can share."""
+    """How much the rows of a batch can share."""
 
     NOTHING = 0
     """Each row has a forward pass of its own, and buffers of its own."""
@@ -533,5 +533,5 @@ def make_rows(model: Any, sharing: Sharing) -> Rows:
 
 
 def evaluate(caches: Caches) -> None:
-    """Compute what the caches hold, and wait for it."""
+    """Evaluate the arrays of the caches, and wait for them."""
     mx.eval(cache_arrays(caches))

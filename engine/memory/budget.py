@@ -92,7 +92,7 @@ class MemoryBudget:
 
     @property
     def held_bytes(self) -> int:
-        """What other models cannot have: see memory/sharing.py."""
+        """The bytes that other models cannot have: see memory/sharing.py."""
         return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:

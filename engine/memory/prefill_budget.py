@@ -27,7 +27,7 @@ Seconds = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """What one step may spend on prompts: seconds, but never more than max_tokens.
+    """The time that one step may spend on prompts: seconds, but never more than max_tokens.
 
     min_tokens: fed if not even one token fits into the seconds.
     """

@@ -173,7 +173,7 @@ class _StopError(Exception):
 
 
 class _Counted:
-    """What http_get uses of a file, with a call that hears the file's size after every change."""
+    """A file as http_get uses it, with a callback that gets the file's size after every change."""
 
     def __init__(self, stream: BinaryIO, hear: Callable[[int], None]) -> None:
         self._stream, self._hear = stream, hear

@@ -201,7 +201,7 @@ class PrefixStore:
         self._shrink()
 
     def _copy(self, name: str, kv_slice: KVSlice, state: State) -> Contents:  # noqa: ARG002 - for others
-        """Copy what a file of this name will hold."""
+        """Copy the arrays that a file of this name will hold."""
         return disk_file.copy_contents(kv_slice, state)
 
     def close(self) -> None:

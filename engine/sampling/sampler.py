@@ -298,7 +298,7 @@ class Draw:
 
 
 def _dense_bias(sampling: Sampling, vocab_size: int, forbidden: Collection[int]) -> mx.array | None:
-    """Return what is added to the logits: (vocabulary,). forbidden: tokens that are not to be chosen."""
+    """Return a request's bias on the logits: (vocabulary,). forbidden: tokens that are not to be chosen."""
     if not (sampling.logit_bias or sampling.allowed or forbidden):
         return None
     num = len(sampling.logit_bias)

@@ -64,7 +64,7 @@ class Pace:
         return min(self.num_tokens, max(num_left, MIN_SLICE_TOKENS)) * self.token_s
 
     def observe(self, num_tokens: int, taken_s: float, limit_s: float) -> None:
-        """Learn what a slice took. A short one, at the end of a text, would teach too much per token.
+        """Learn from the time of a slice. A short one, at the end of a text, would teach too much per token.
 
         limit_s: how long one may take.
         """

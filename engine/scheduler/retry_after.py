@@ -7,7 +7,7 @@ from time import perf_counter
 NUM_KEPT = 64
 """Number of recent answers that count."""
 MIN_WAIT_S = 1.0
-"""What the wait is rounded up to: a client that asks more often gains nothing."""
+"""Seconds to which the wait is rounded up: a client that asks more often gains nothing."""
 MAX_WAIT_S = 60.0
 """A longer wait would be a guess, and OpenAI's clients ignore longer ones."""
 

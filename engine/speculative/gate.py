@@ -25,7 +25,7 @@ DOUBT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """What the gate decided for one request.
+    """The gate's decision for one request.
 
     decision: "lookup", one of MODELS, "wedlm" or "plain", as timings report it. reason: why, for people.
     drafters: names of the drafters to ask, in order; among them the one of MODELS that there is if it may

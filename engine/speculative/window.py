@@ -35,7 +35,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What stands right of one sequence's settled text.
+    """The tokens and holes right of one sequence's settled text.
 
     settings: the request's. places: of the positions after that text, None for a hole. The first one is a
         hole, and so are all positions after these places.
@@ -50,7 +50,7 @@ class Window:
 
     @property
     def tokens(self) -> list[int]:
-        """What is fed for the window: a mask token for each hole."""
+        """The tokens fed for the window: a mask token for each hole."""
         return [place.token if place else self.settings.mask_token for place in self.places]
 
     @property
@@ -123,7 +123,7 @@ class Window:
 
 @dataclass(slots=True)
 class WindowInput(RowInput):
-    """What a step feeds for a row with a window: the text that its cache lacks, and the window behind it.
+    """A step's input for a row with a window: the text that its cache lacks, and the window behind it.
 
     pending: the committed tokens that the cache lacks, the newest last.
     """
@@ -173,6 +173,6 @@ class WindowInput(RowInput):
 
 @dataclass(slots=True)
 class WindowOutcome(Outcome):
-    """What a row with a window commits. window: what stands right of it."""
+    """The result of a step for a row with a window. window: right of the committed tokens."""
 
     window: Window = field(kw_only=True)

@@ -9,13 +9,13 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What the model cannot be shown. kind: image, audio, video or document. name: its title, or ""."""
+    """A part not shown to the model. kind: image, audio, video or document. name: its title, or ""."""
 
     kind: str
     name: str = ""
 
     def __str__(self) -> str:
-        """Return what the model is shown instead, the same at every turn: no sizes, no dates."""
+        """Return the text that stands in for it, the same at every turn: no sizes, no dates."""
         return f"[{self.kind}{self.name and ' ' + self.name}: this model reads text]"
 
 

@@ -48,7 +48,7 @@ def read_ollama_messages(given: Any, notes: Notes) -> tuple[Message, ...]:
 
 
 def placeholders(images: Any, path: str, notes: Notes) -> list[Part]:
-    """Return what is shown instead of images."""
+    """Return the texts that stand in for images."""
     notes.as_text(path)
     return [Media("image")] * (len(images) if isinstance(images, list) else 1)
 

@@ -153,7 +153,7 @@ _OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
 
 
 def draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) -> BadRequestError | None:
-    """Return what is wrong with the source of drafts that a request names; None if the server has it."""
+    """Return the fault of the source of drafts that a request names; None if the server has that source."""
     kind, missing, remedy = body.draft.type, "", ""
     if kind == "draft-model" and (settings.draft_model is None or info.head):
         missing, remedy = "has no draft model", ", or start the server with --draft-model"

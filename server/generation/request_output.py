@@ -144,7 +144,7 @@ class RequestOutput:
         return text + parser.end(event)
 
     async def format(self, write: Callable[[], bytes], *, is_long: bool = False) -> bytes:
-        """Return what a presenter writes of a whole text or of the whole output.
+        """Let a presenter write a whole text or the whole output; return the frames.
 
         On a thread if that is long, or if there are log probabilities: for a long answer they take seconds.
         """
@@ -202,7 +202,7 @@ class RequestOutput:
 
 
 def _reports(delta: Delta) -> list[ReportPart]:
-    """Return what a delta reports beside its text."""
+    """Return a delta's extras: log probabilities, usage and progress."""
     fields: dict[str, BaseModel] = {}
     if (told := delta.progress) is not None:
         fields["prompt_progress"] = PromptProgress(

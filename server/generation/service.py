@@ -167,7 +167,7 @@ class Service:
         return requested
 
     def resolve_unknown(self, name: str, purpose: Purpose | None = None) -> str:
-        """Return the name of the model that answers to a name that none has. Raises ModelNotFoundError."""
+        """Return the model that answers to an unknown name. Raises ModelNotFoundError if none does."""
         if ANY_MODEL not in self.settings.served_model_name:
             raise ModelNotFoundError(name)
         return self._default_name(purpose)

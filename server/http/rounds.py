@@ -9,11 +9,11 @@ from functools import partial
 ROUND_S = 0.005
 """How long a round of the event loop parses and starts requests; what is left waits for the next round."""
 REQUEST_S = 0.001
-"""What a request counts that starts in a round: its first step comes after it."""
+"""Seconds that a starting request counts in a round: its first step comes after the round."""
 
 
 class Rounds:
-    """What has been read and is not yet parsed, and requests that have not begun.
+    """Input that is not yet parsed, and requests that have not begun, in rounds of the event loop.
 
     Addresses are served in rotation. Use it on one event loop only, for one thing of a connection at a time.
 

@@ -114,7 +114,7 @@ class LinePresenter:
         return line | {"done": False} | more
 
     def _end(self, end: EndPart, usage: UsageBlock, timings: Timings) -> dict[str, Any]:
-        """Return what the last line tells. Durations are in nanoseconds; counts include cached tokens."""
+        """Return the counts of the last line. Durations are in nanoseconds; counts include cached tokens."""
         checked = {} if end.schema_valid is None else {"schema_valid": end.schema_valid}
         return {
             "done": True,

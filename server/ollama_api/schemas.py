@@ -241,7 +241,7 @@ class OllamaPullRequest(_NamesModel):
 
 
 class _EmbeddingFields(_NamesModel):
-    """What both requests for embeddings have."""
+    """The fields of both requests for embeddings."""
 
     model: str | None = Field(None, description="The model's name. null: --embedding-model.")
     keep_alive: KeepAlive = None

@@ -250,7 +250,7 @@ class ChatChoice(BaseModel):
 
 
 class Delta(BaseModel):
-    """What a chunk adds to the message; unset fields add nothing."""
+    """The part of the message that a chunk adds; unset fields add nothing."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

@@ -160,7 +160,7 @@ class MarkerParser(MarkedText):
 
     @property
     def _call_starts(self) -> list[str]:
-        """What begins a tool call after content: its marker, with and without the template's whitespace."""
+        """The markers that begin a tool call after content, with and without the template's whitespace."""
         start = self._call_start
         return [] if start is None else [start.text, self._markers.call_gap + start.text]
 

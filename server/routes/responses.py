@@ -40,7 +40,7 @@ MAX_NAMED = 16_384
 MAX_REPEATED_BYTES = 2**20
 """Of a longer body the response repeats neither instructions nor tools, as every event of a stream would."""
 ITEM_BYTES = 400
-"""What it takes to translate an item, in bytes of text."""
+"""The work of translating an item, in bytes of text."""
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",

@@ -23,7 +23,7 @@ router = APIRouter()
 TOKENS_AT_ONCE = 4096
 """Maximum tokens that are written before others have their turn."""
 PIECE_BYTES = 16
-"""What a token takes to write, in bytes of text to parse."""
+"""The work of writing a token, in bytes of text to parse."""
 
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))

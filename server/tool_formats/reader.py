@@ -82,7 +82,7 @@ def make_reader(call_format: CallFormat, schemas: Schemas) -> "JsonReader | Tagg
 
 
 class _Reader:
-    """What readers of both kinds share. pending: text that was not read yet."""
+    """The base of readers of both kinds. pending: text that was not read yet."""
 
     def __init__(self, schemas: Schemas) -> None:
         self.num_closed = 0
@@ -136,7 +136,7 @@ class _Reader:
 
 
 class _ArgumentReader(_Reader):
-    """What readers of formats share in which each argument has a name and a value."""
+    """The base of readers of formats in which each argument has a name and a value."""
 
     def __init__(self, call_format: TaggedFormat | ListedFormat, schemas: Schemas) -> None:
         super().__init__(schemas)
@@ -387,7 +387,7 @@ class TaggedReader(_ArgumentReader):
         return True
 
     def _start_text(self, types: frozenset[str]) -> bool:
-        """Drop what stands before a value; return whether the value has begun."""
+        """Drop the space before a value; return whether the value has begun."""
         if self._format.has_breaks:
             self._pending = self._pending.removeprefix("\n")
         if self._format.quotes is not None:

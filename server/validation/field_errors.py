@@ -145,7 +145,7 @@ def _steps(at: str) -> Iterator[int | str]:
 
 
 def _parent(given: Any, location: Sequence[int | str]) -> Any:
-    """Return what a field is in, in parsed JSON; None if it is not there."""
+    """Return the object or array that holds a field, in parsed JSON; None if it is not there."""
     for part in location[:-1]:
         try:
             given = given[part]

@@ -91,7 +91,7 @@ class FragmentParser:
         self._fragment_bytes, self._fragment_values = fragment_bytes, fragment_values
 
     def parse(self) -> Any:
-        """Return what the body says. Raises ValueError if it is not JSON."""
+        """Return the body's value. Raises ValueError if it is not JSON."""
         if not self._outline.is_closed:
             raise ValueError("a string, an array or an object is not closed")
         return self._value(0, len(self._body), 0, len(self._outline.at))

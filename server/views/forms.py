@@ -25,7 +25,7 @@ HARMONY_REASONING: Form = (
     ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>"),
     (None,),
 )
-"""What is around gpt-oss's reasoning."""
+"""The markers around gpt-oss's reasoning."""
 
 _BEFORE = re.compile(r"(?:^|_)(?:old|original|search|find|before)(?:$|_|[A-Z])")
 _AFTER = re.compile(r"(?:^|_)(?:new|updated|replace|replacement|after)(?:$|_|[A-Z])")

@@ -39,7 +39,7 @@ class Shown:
 
 
 def read_shapes(text: str) -> Shown:
-    """Return what a text shows."""
+    """Find the files that a text shows."""
     plain: list[str] = []
     cut: list[str] = []
     for lines, is_cut in _parts(text.split("\n")):

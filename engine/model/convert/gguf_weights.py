@@ -30,7 +30,7 @@ _FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF1
 
 @dataclass(frozen=True)
 class Weight:
-    """What becomes of a tensor. path: of its module in mlx-lm. ending: weight or bias.
+    """The place of a tensor in mlx-lm's model. path: of its module. ending: weight or bias.
 
     kept: it is quantised as MLX has it, and stays so. bits: to quantise to; None for neither, or kept's.
     """

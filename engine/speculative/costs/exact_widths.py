@@ -46,7 +46,7 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True)
 class Exactness:
-    """What was tried, and where logits differ from those of width 1.
+    """The trials, and the widths at which logits differ from those of width 1.
 
     differing: for each (rows, width) that was tried, the circumstances under which they differ.
     lengths: the tokens of the contexts that were tried.
@@ -266,12 +266,12 @@ def _weight(num_fed: int, num_passes: int = 1) -> float:
 
 
 def _prefill_weight(length: int, num_more: int) -> float:
-    """Return what _Probe.prefill() takes."""
+    """Return the time of _Probe.prefill(), in forward passes."""
     whole, rest = divmod(length, CHUNK_TOKENS)
     return _weight(CHUNK_TOKENS, whole) + _weight(rest, rest > 0) + _weight(1, num_more)
 
 
 def _trial_weight(num_rows: int, widths: Sequence[int]) -> float:
-    """Return what _Probe.find_differing() takes."""
+    """Return the time of _Probe.find_differing(), in forward passes."""
     narrow = _weight(num_rows, max(widths, default=0))
     return narrow + sum(_weight(num_rows * width) + _weight(num_rows) for width in widths)

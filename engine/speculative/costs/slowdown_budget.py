@@ -13,7 +13,7 @@ ALLOWANCE_STEPS = 6.0
 """Plain steps that drafting may cost a sequence before it has saved any time."""
 
 RESERVE_STEPS = 1.25
-"""Those of them that no draft may use: a step may take longer than any before."""
+"""Steps of the allowance that no draft may use: a step may take longer than any before."""
 
 DRAFT_PREFILL_SHARE = 0.25
 """Share of a sequence's prefill time that draft prefill may take, of its text or those of other rows."""

@@ -53,7 +53,7 @@ class DFlashConfig:
 
 
 class Attention(Module):
-    """Attention as in Qwen 3, of a block over contexts and itself."""
+    """Qwen 3's attention, from a block of drafted positions to the context and to the block itself."""
 
     def __init__(self, config: DFlashConfig, window: int | None) -> None:
         super().__init__()

@@ -229,7 +229,7 @@ class HeadDrafter:
         self._rows[row] = HeadRow(None)
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
-        """Keep what the head was fed of a row's text, before the row is removed, and the states behind it.
+        """Keep a row's keys and values, those of states not yet fed included, before the row is removed.
 
         tokens: all committed tokens of the row.
         """
@@ -397,4 +397,4 @@ def _parts(cache: Any) -> list[RaggedKVCache]:
 
 
 RowDrafter = DraftModel | HeadDrafter
-"""What drafts for the target's rows with caches of its own."""
+"""A drafter for the target's rows with caches of its own: a draft model or a head."""

@@ -1,4 +1,4 @@
-"""What all translation strategies share: the translator's interface and the pair of vocabularies."""
+"""The interface of all translation strategies, and their pair of vocabularies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -49,7 +49,7 @@ class ChatTemplate:
 
     @cached_property
     def traits(self) -> Traits | None:
-        """What the template takes; None if that cannot be found out: then it is given all as it is."""
+        """The template's traits; None if they cannot be found out: then it is given all as it is."""
         if self._wrapped._chat_template is not None or not template_text(self._wrapped):
             return None
         try:
@@ -139,7 +139,7 @@ class ChatTemplate:
 
 @dataclass(slots=True)
 class _Given:
-    """What a template is given. is_marked: control tokens in it are marked, as ControlTokens does it."""
+    """The arguments of a template. is_marked: control tokens in them are marked, as ControlTokens does it."""
 
     messages: list[Json]
     tools: list[Json] | None
