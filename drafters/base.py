@@ -34,7 +34,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class SignedLines:
-    """The lines of a text as patches have them: with a sign before each of them that says what becomes of it.
+    """The lines of a text as patches have them: each behind a sign that keeps, removes or adds it.
 
     kept, removed, added: the token ids of all lines with that sign.
     ends: (3, n) where each of the n lines ends in them.
@@ -183,7 +183,7 @@ class KeptHistory(Protocol):
     """A drafter that keeps finished requests on disk from one run to the next."""
 
     def restore(self) -> Slices | None:
-        """Return the work of adding what an earlier run kept; None if that is nothing, or done already.
+        """Return the work of adding an earlier run's texts; None if there are none, or if it was done before.
 
         Raises TableFileError if the file is damaged or not this drafter's.
         """

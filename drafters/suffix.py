@@ -124,12 +124,12 @@ class _Sequence:
 
     @property
     def lines(self) -> Shelf | None:
-        """The lines of patches, as they keep and remove them; None without any."""
+        """The lines that patches keep and remove; None without patches."""
         return self.hunks.shelf if self.hunks is not None else None
 
     @property
     def value(self) -> tuple[int, int] | None:
-        """Where the earlier value starts and stops that the present one is often like; None without any."""
+        """The bounds of the earlier value that the present one probably copies; None without such a value."""
         return self.forms.source if self.forms is not None else None
 
 

@@ -150,7 +150,7 @@ class Forms:
 
     @property
     def source(self) -> tuple[int, int] | None:
-        """Where the earlier value starts and ends that the present one is often like; None without any."""
+        """The bounds of the earlier value that the present one probably copies; None without such a value."""
         if self._frame is None or self.num_matched > 1:
             return None
         value = self._source_of(self._frame, self._next - 1)
@@ -173,7 +173,7 @@ class Forms:
         return FIXED if self.num_matched != 1 else FIRST if self._node is None else HEAD
 
     def draft(self, tokens: Sequence[int], limit: int, recall: Recall) -> tuple[list[int], list[int]]:
-        """Return up to limit tokens that follow, and their kinds: the rest of what is fixed, and values.
+        """Return up to limit tokens that follow, fixed ones and values, and the kind of each.
 
         If the answer is in a value, that ends here as its source does. tokens: of the sequence.
         """
@@ -207,7 +207,7 @@ class Forms:
         return drafted[:limit], kinds[:limit]
 
     def end_copy(self, copied: list[int]) -> list[int] | None:
-        """Return what is copied from elsewhere up to where a value ends there, and how the present one ends.
+        """Cut copied tokens where the copied value ends, and add the end of the present value.
 
         None if the answer is in no value, or none ends there.
         """

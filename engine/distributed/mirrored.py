@@ -118,7 +118,7 @@ class SharedBatchedRows(_SharedRows, BatchedRows):
         self.leader.do("limit_growth", as_operation(super().limit_growth), self, max_cells)
 
     def start_copies(self) -> None:
-        """Start copying, on all ranks, what rows that joined or left have moved."""
+        """Start the copies on all ranks for rows that joining or leaving rows moved."""
         self.leader.do("start_copies", as_operation(super().start_copies), self)
 
 
@@ -133,7 +133,7 @@ class SharedSeparateRows(_SharedRows, SeparateRows):
 
 
 def make_shared(leader: Leader, name: str, local: Callable[..., Any], *given: Any) -> list[Any]:
-    """Do an operation whose result the other ranks keep too; within another one it is a part of that."""
+    """Do an operation whose result all ranks keep. Within another operation it is a part of that."""
     if leader.is_commanding:
         held: list[Any] = local(*given)
         return held
@@ -141,7 +141,7 @@ def make_shared(leader: Leader, name: str, local: Callable[..., Any], *given: An
 
 
 def as_operation(local: Any) -> Any:
-    """Return a method as an operation: its first argument, the object, is bound already."""
+    """Return a method as an operation, with the object bound as the first argument."""
     return lambda _, *given: local(*given)
 
 

@@ -44,7 +44,7 @@ class Recipe:
     is_guessed: bool = False
 
     def describe(self) -> str:
-        """Describe it in a few words."""
+        """Describe the recipe in a few words."""
         why = ", by its architecture" if self.is_guessed else ""
         prompts = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
         return f"pooling {self.pooling}{why}{prompts}"

@@ -110,7 +110,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How far a prompt is. Its last token is computed with the first token of the answer.
+    """The progress of a prompt's prefill. Its last token is computed with the first token of the answer.
 
     num_tokens, num_cached, num_processed: tokens of the prompt, those that were cached, and those that are
         done, the cached ones included. taken_s: seconds since it was admitted.

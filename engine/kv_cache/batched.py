@@ -153,7 +153,7 @@ class RaggedKVCache:
         self.put(row, [array[:, :, : length - first] for array in arrays])
 
     def leave(self, row: int, last: int) -> None:
-        """Copy the last row into the slot of one that leaves. Call it before the Columns forget the row."""
+        """Copy the last row into the slot of a leaving row, before the Columns forget the leaving row."""
         if row != last:
             start, end = self.columns.start_of(last), self.columns.end_of(last)
             if end > start:
@@ -249,7 +249,7 @@ class GroupedKVCache:
 
     @property
     def keys(self) -> Any:
-        """The buffer of the keys; PerGroup of them if there are several groups. Pipelines set it as it is."""
+        """The buffer of the keys, or PerGroup of buffers. Pipelines assign the same value again."""
         if len(self.groups) == 1:
             return self._only.keys
         return PerGroup([self.part(group).keys for group in self.groups])

@@ -173,7 +173,7 @@ class Columns:
             numbers.append(0)
 
     def place(self, row: int) -> None:
-        """Decide where the tokens of a row lie that is about to be written, from its length.
+        """Decide where a row's tokens will lie in the buffers, from the row's length.
 
         The caller writes its live tokens there, with zeros around them.
         """

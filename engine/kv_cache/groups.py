@@ -25,7 +25,7 @@ FIRST_LIMIT = 2048
 
 
 def find_limit(num_tokens: int, first_limit: int | None) -> int | None:
-    """Return the limit of the group for a row of that many tokens; None, no limit, if there is no first."""
+    """Return the limit of the group for a row of num_tokens; None, no limit, if there is no first limit."""
     if first_limit is None:
         return None
     limit = first_limit
@@ -102,7 +102,7 @@ class Groups:
         return self._places[row] is not None
 
     def place_of(self, row: int) -> tuple[Group, int]:
-        """Return the group and the slot of a row that is in one."""
+        """Return a row's group and its slot there. The row must be in a group."""
         place = self._places[row]
         assert place is not None
         return place
@@ -215,7 +215,7 @@ class Groups:
         return [array[pick] for pick in self._picks]
 
     def join(self, parts: list[mx.array]) -> mx.array:
-        """Return the array of (rows, ...) that has these parts."""
+        """Return the array of (rows, ...), joined from the parts of all groups."""
         joined = mx.concatenate(parts)
         return joined if self._order is None else joined[self._order]
 

@@ -125,7 +125,7 @@ class LayerTrace:
     _sources: list[Replay | None] = field(default_factory=list)
 
     def end(self, after: Sequence[mx.array | None], width: int) -> None:
-        """Find the array that each one was computed from. after: the arrays now. width: of the forward."""
+        """Find the input of each state array. after: the arrays now. width: of the forward."""
         self.after = list(after)
         convolved = [(x, num_held) for x, num_held in self.convolved if x.shape[1] == num_held + width]
         self._sources = []
@@ -404,7 +404,7 @@ class StateHistory:
         return self._starts[place] + self._kept[row]
 
     def stay(self, row: int) -> None:
-        """Let a row keep its state for good."""
+        """Forget how a row's state was computed: the row will not go back."""
         if row not in self._kept:
             self._places[row] = None
 

@@ -56,7 +56,7 @@ class Pace:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough slices were measured to expect what a text takes."""
+        """Whether enough slices were measured to estimate the time of a text."""
         return self._num_observed >= GROWING_SLICES
 
     def slice_s(self, num_left: int) -> float:

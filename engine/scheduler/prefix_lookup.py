@@ -166,7 +166,7 @@ class PrefixLookup:
         return store
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
-        """Whether the sequence should wait for one that is prefilling a prefix that both share."""
+        """Whether the sequence should wait for another that is prefilling a prefix of both."""
         if sequence.request.prompt_logprobs or (self.cache is None and not self._can_share):
             return False
         if sequence.prefix.awaited and sequence.prefix.awaited[0] not in prefilling:
@@ -257,7 +257,7 @@ class PrefixLookup:
         return caches, length
 
     def start_keeping(self, sequence: Sequence, length: int) -> None:
-        """Start copies of what a prefilling sequence holds up to a length that its last chunk passed.
+        """Start copies of a prefilling sequence's caches up to a length that its last chunk passed.
 
         They follow that chunk on the device, and nothing waits for them: finish_keeping() does.
         """

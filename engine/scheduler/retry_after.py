@@ -23,7 +23,7 @@ class AnswerTimes:
         self._changed_at: float | None = None
 
     def begin(self) -> None:
-        """Note that a request came when there was none."""
+        """Note that a request came while no other ran."""
         self._changed_at = perf_counter()
 
     def end(self, taken_s: float | None, is_last: bool) -> None:
@@ -36,7 +36,7 @@ class AnswerTimes:
             self._taken_s.append(taken_s)
 
     def wait_s(self) -> float:
-        """Return the seconds until the requests that run now will have ended: as many as earlier ones took.
+        """Return the seconds until the running requests will end, if they take as long as earlier ones.
 
         Or as many as have passed since the last end, if these are more: what has taken long takes longer.
         """

@@ -43,7 +43,7 @@ class DrafterWork:
         return seq in self._indexing
 
     def index(self, seq: int, slices: Slices) -> None:
-        """Do these slices in the steps to come, unless the sequence is closed before."""
+        """Queue the slices that index a sequence's prompt; closing the sequence drops them."""
         self._indexing[seq] = slices
 
     def close(self, seq: int, slices: Slices) -> None:

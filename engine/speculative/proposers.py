@@ -241,7 +241,7 @@ class SequenceDrafts:
 
     @property
     def can_draft(self) -> bool:
-        """Whether anything may draft now or later. Once nothing may, nothing ever will."""
+        """Whether any drafter may draft for the sequence, now or later. Once False, it stays False."""
         return bool(self.drafters or self.uses_model or self.masks or self.matcher)
 
     @property

@@ -77,7 +77,7 @@ class RowInput:
 
     @property
     def ranks(self) -> Ranks | None:
-        """Which of these tokens see which. See Rows.forward_ragged()."""
+        """The ranks of the tokens fed, which decide which of them see which; see Rows.forward_ragged()."""
         return None
 
     @property
@@ -91,7 +91,7 @@ class RowInput:
         return 1
 
     def ask(self, row: int, num_top: int | None) -> Asked:
-        """Ask for each drafted token, the one after them, and the masks' predictions.
+        """Return the draws of the drafted tokens, of the token after them, and of the masks' predictions.
 
         num_top: GenerationRequest.top_logprobs.
         """

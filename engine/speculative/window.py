@@ -82,7 +82,7 @@ class Window:
         return draws
 
     def logits_at(self, num_pending: int) -> list[int]:
-        """Return the index, among the tokens fed, of the one whose logits each hole is drawn from."""
+        """Return, for each hole, the index among the fed tokens whose logits the hole is drawn from."""
         places = [num_pending + hole for hole in self.holes]
         if self.settings.has_anchor:
             # At a token that is no mask the model predicts the next one, as in plain decoding.
@@ -138,7 +138,7 @@ class WindowInput(RowInput):
 
     @property
     def ranks(self) -> Ranks | None:
-        """Which of these tokens see which."""
+        """The ranks of the tokens fed, which decide which of them see which."""
         return self.window.ranks(len(self.pending))
 
     @property
@@ -148,7 +148,7 @@ class WindowInput(RowInput):
 
     @property
     def least_width(self) -> int:
-        """The same: its window is no draft."""
+        """The number of tokens fed, as without drafting: a window is no draft."""
         return self.width
 
     def ask(self, row: int, num_top: int | None) -> Asked:

@@ -48,7 +48,7 @@ class Turn:
         return [item for turn in reversed(turns) for item in turn.items_json]
 
     def conversation(self) -> list[Json]:
-        """Return the items of history()."""
+        """Return the conversation's items up to this turn, parsed."""
         return [from_json(item) for item in self.history()]
 
 

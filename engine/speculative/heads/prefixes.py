@@ -43,7 +43,7 @@ class HeadPrefixes(DraftPrefixes):
             self._store = store.sibling(part, self.needs_state)
 
     def look_up(self, prefill: TextPrefill, tokens: Sequence[int], max_tokens: int) -> int:  # noqa: ARG002
-        """Begin the prefill of a text after what is known of it, unless that has to be loaded first.
+        """Begin the prefill of a text after its cached part, unless a file with that part is loaded first.
 
         Returns 0, as no token was looked up.
         """

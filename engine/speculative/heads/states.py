@@ -21,7 +21,7 @@ class States:
         self.num += part.shape[0]
 
     def prepend_zeros(self, num: int) -> None:
-        """Put zeros in the place of states that are not known, of the num positions before the first one."""
+        """Prepend zeros for num positions whose states are not known."""
         if num:
             self.parts.insert(0, mx.zeros((num, self.parts[0].shape[1]), self.parts[0].dtype))
             self.num += num

@@ -94,7 +94,7 @@ class VocabularyPair:
         return ids[: ids.index(UNMATCHED)] if UNMATCHED in ids else ids
 
     def split_at_special(self, drafted: Sequence[int]) -> tuple[bytes, list[int]]:
-        """Return a draft's text up to its first special, and the target's id of that special, if any."""
+        """Return a draft's text up to its first special token, and the target's id of that token, if any."""
         pieces = self.draft.pieces
         end = next((at for at, token in enumerate(drafted) if not pieces[token]), len(drafted))
         return self.draft.to_bytes(drafted[:end]), self.to_target_ids(drafted[end : end + 1])
