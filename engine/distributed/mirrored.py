@@ -11,10 +11,12 @@ from typing import Any
 import mlx.core as mx
 
 from engine.distributed.leader import Handle, Leader
-from engine.distributed.shard import Shard, divide_tokens
+from engine.distributed.shard import Shard, share_tokens
+from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.columns import Ranks
 from engine.kv_cache.per_row import Caches, make_caches
-from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, Sharing, make_batched_rows, make_rows
+from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
+from engine.kv_cache.separate_rows import SeparateRows
 from engine.kv_cache.slices import KVSlice, State, cut_slice, leading, rebuild, split_slice, take_state
 from engine.speculative.heads.head import owner_of_body
 
@@ -33,7 +35,7 @@ class SharedModel:
         """Run one forward pass on all ranks; return its logits, not yet evaluated."""
 
         def feed(_: object, given: mx.array, caches: Caches | None) -> mx.array:
-            return self.shard(divide_tokens(given), cache=caches)
+            return self.shard(share_tokens(given), cache=caches)
 
         logits: mx.array = self.leader.do("feed", feed, self, tokens, cache)
         return logits
@@ -78,7 +80,7 @@ class _SharedRows:
         local = super().forward  # type: ignore[misc]
 
         def feed(_: object, given: mx.array, keeps: bool) -> Any:
-            return local(divide_tokens(given), keeps)
+            return local(share_tokens(given), keeps)
 
         logits: mx.array = self.leader.do("forward", feed, self, tokens, keeps_state)
         return logits

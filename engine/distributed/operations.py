@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.distributed.part_files import ReadParts
-from engine.distributed.shard import Shard, divide_tokens
+from engine.distributed.shard import Shard, share_tokens
 from engine.kv_cache.per_row import Caches, make_caches
 from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
 from engine.kv_cache.slices import cut_slice, leading, rebuild, split_slice, take_state
@@ -18,11 +18,11 @@ def _make_rows(shard: Shard, sharing: int) -> Rows:
 
 
 def _feed(shard: Shard, tokens: mx.array, caches: Caches | None) -> None:
-    shard(divide_tokens(tokens), cache=caches)
+    shard(share_tokens(tokens), cache=caches)
 
 
 def _forward(rows: Rows, tokens: mx.array, keeps_state: bool) -> None:
-    rows.forward(divide_tokens(tokens), keeps_state)
+    rows.forward(share_tokens(tokens), keeps_state)
 
 
 def _ragged(rows: Rows, fed: Sequence[Sequence[int]]) -> None:

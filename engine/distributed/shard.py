@@ -56,7 +56,7 @@ class Shard:
         return getattr(self.model, name)
 
 
-def divide_tokens(tokens: mx.array) -> mx.array:
+def share_tokens(tokens: mx.array) -> mx.array:
     """Return rank 0's tokens on every rank; the other ranks pass zeros of the same shape.
 
     Tokens that were just sampled are on the device of rank 0 only, and this does not wait for them.

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.interface.embeddings import EmbeddingInfo, Purpose
+from engine.interface.images import VisionInfo
 
 HeadKind = Literal["mtp", "dflash"]
 """The kind of a drafter of hidden states: an MTP head, or a DFlash drafter."""
@@ -77,6 +78,7 @@ class ModelInfo:
     can_decode_windows: whether it can decode in windows (WeDLM).
     ranks: what each machine holds, for people; empty if the model is on one.
     purpose: what it is for. embedding: how it makes vectors or scores; None for a model that generates.
+    vision: how it sees images; None if it does not.
     """
 
     name: str
@@ -104,6 +106,7 @@ class ModelInfo:
     ranks: tuple[str, ...] = ()
     purpose: Purpose = "generate"
     embedding: EmbeddingInfo | None = None
+    vision: VisionInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from drafters.base import Frame as Frame
 from drafters.base import SignedLines as SignedLines
 from drafters.base import View as View
+from engine.interface.images import PromptImage
 
 PromptEnd = Literal["answer", "messages", "final_message"]
 """Where a conversation's prompt ends: where the answer begins, after the messages, or within the last one,
@@ -148,8 +149,9 @@ class GenerationRequest:
     window_settings: how several tokens are filled in at once; None for plain decoding, drafts or not.
     head_tokens: leading tokens of the prompt before what the user says first: system text and tools. 0 if not
         known.
+    images: those in the prompt, in order. Its tokens have the model's placeholder where an image is.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
-        loop_guard.py.
+        sequence/loop_guard.py.
     """
 
     id: str
@@ -171,3 +173,4 @@ class GenerationRequest:
     window_settings: WindowSettings | None = None
     loop_guard_tokens: int = 0
     head_tokens: int = 0
+    images: tuple[PromptImage, ...] = ()

@@ -32,7 +32,7 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){80,}"')
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a text shows. plain: all of it, files as they are. cut: only the lines that it has otherwise."""
+    """A text with its files as they are on disk. plain: all of it. cut: only the lines that changed so."""
 
     plain: str
     cut: str
