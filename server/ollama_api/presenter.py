@@ -130,7 +130,7 @@ class LinePresenter:
 
 
 def written(moment: datetime) -> str:
-    """Return a moment as Ollama writes it. moment: in UTC."""
+    """Return a time in Ollama's format. moment: in UTC."""
     return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
 
 

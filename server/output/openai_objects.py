@@ -116,7 +116,7 @@ class Timings(BaseModel):
 
 
 class PromptProgress(BaseModel):
-    """How far a prompt is, as llama-server has it.
+    """The progress of a prompt's prefill, in llama-server's fields.
 
     total, cache, processed: tokens of the prompt, of them cached, and done so far, cached ones included.
     time_ms: since the prompt was begun.

@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Content.
+    """A part of the answer's content.
 
     logprobs: of the tokens that produced it, if requested.
     """

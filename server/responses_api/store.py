@@ -35,7 +35,7 @@ class Turn:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the turn counts for."""
+        """Bytes of memory of the turn."""
         return sum(map(len, self.items_json)) + OVERHEAD_BYTES
 
     def history(self) -> list[bytes]:
@@ -66,7 +66,7 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the response counts for, without its turn."""
+        """Bytes of memory of the response, without those of its turn."""
         return len(self.body) + OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(self.item_ids)
 
 

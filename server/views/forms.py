@@ -86,7 +86,7 @@ def rendered_call(call: Json, render: Callable[[list[Json]], str]) -> str:
 
 
 def harmony_calls(call: Json) -> Iterator[str]:
-    """Yield a call as gpt-oss writes it, which its template does not: its JSON with spaces, and without.
+    """Yield a call in the two forms that gpt-oss writes, unlike its template: JSON with spaces, and without.
 
     What stands before it, of its channel, also ends the reasoning; see HARMONY_REASONING.
     """

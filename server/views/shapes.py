@@ -32,7 +32,7 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){80,}"')
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A text with its files as they are on disk. plain: all of it. cut: only the lines that changed so."""
+    """A text with its files as they are on disk. plain: all of it. cut: only the lines that differ."""
 
     plain: str
     cut: str
