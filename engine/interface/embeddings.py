@@ -1,4 +1,4 @@
-"""What the server and the engine exchange about texts that become vectors, and pairs that become scores."""
+"""Requests and results of embedding and ranking, exchanged between the server and the engine."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class Recipe:
     is_guessed: bool = False
 
     def describe(self) -> str:
-        """Describe it in a few words."""
+        """Describe the recipe in a few words."""
         why = ", by its architecture" if self.is_guessed else ""
         prompts = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
         return f"pooling {self.pooling}{why}{prompts}"
