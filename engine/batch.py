@@ -63,6 +63,9 @@ class Batch:
         """
         prefill = sequence.prefill
         self.rows.add(prefill.caches, prefill.num_computed)
+        if prefill.looking and (delta := prefill.looking.delta):
+            assert isinstance(self.rows, BatchedRows)
+            self.rows.shared.shift(len(self.members), delta)
         if self.draft_model:
             # The same drafter has made it.
             self.draft_model.add(reader)  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,6 +37,7 @@ from engine.prefix_cache.weights_digest import weights_fingerprint
 from engine.scheduler.checkpoints import MAX_GAP_TOKENS, NUM_RUNGS, choose_rungs
 from engine.sequence import Sequence
 from engine.text.templates.message_openings import MessageOpenings
+from engine.vision.keys import whole_images, without_cut_images
 
 log = logging.getLogger("reprise.engine")
 
@@ -111,7 +111,7 @@ class PrefixLookup:
             self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)
         self.store: PrefixStore | None = None
         if self.cache is not None and settings.prefix_cache_dir is not None:
-            self.store = self._open_store(loaded.model, settings, Path(settings.prefix_cache_dir))
+            self.store = self._open_store(loaded, settings, Path(settings.prefix_cache_dir))
 
     def status(self) -> PrefixStatus | None:
         """Return the prefix cache's counts, None without one. May be called on any thread."""
@@ -133,8 +133,8 @@ class PrefixLookup:
             return False
         if not sequence.prefix.is_disk_searched:
             sequence.prefix.is_disk_searched = True
-            ids = _ids(sequence)
-            if self.store.match(ids) >= self.cache.match_usable(ids) + MIN_LOADED_TOKENS:
+            ids = _whole(sequence, self.store.match)
+            if self.store.match(ids) >= self.cache.match_usable(_ids(sequence)) + MIN_LOADED_TOKENS:
                 sequence.prefix.loading = self.store.start_load(ids)
         if (loading := sequence.prefix.loading) is None:
             return False
@@ -145,7 +145,7 @@ class PrefixLookup:
         if not self._memory_budget.may_copy(loading.ends[-1], num_copies=2):
             return False
         if (taken := self.store.finish_load(loading)) is not None:
-            self.cache.put(sequence.tokens[: loading.ends[-1]], *taken)
+            self.cache.put(sequence.keys[: loading.ends[-1]], *taken)
         return False
 
     def close(self) -> None:
@@ -153,9 +153,10 @@ class PrefixLookup:
         if self.store is not None:
             self.store.close()
 
-    def _open_store(self, model: Any, settings: Settings, folder: Path) -> PrefixStore:
+    def _open_store(self, loaded: LoadedModel, settings: Settings, folder: Path) -> PrefixStore:
+        model, tower = loaded.model, loaded.sight.tower.arrays() if loaded.sight else []
         # Other versions may compute other bytes.
-        known = (weights_fingerprint(model), settings.kv_bits, version("mlx"), version("mlx-lm"))
+        known = (weights_fingerprint(model, tower), settings.kv_bits, version("mlx"), version("mlx-lm"))
         fingerprint = hashlib.sha256(repr(known).encode()).hexdigest()
         try:
             limit = settings.prefix_cache_dir_bytes
@@ -213,7 +214,7 @@ class PrefixLookup:
         at_least = num_held if at_evictions == num_evictions else 0
         if all(shared < at_least + MIN_SHARED_TOKENS for _, shared in candidates):
             return None
-        held = self.cache.match(_ids(sequence)) if self.cache else 0
+        held = self._count_kept(sequence)
         search.num_held = held, num_evictions
         awaited = None
         for other, shared in candidates:
@@ -246,15 +247,21 @@ class PrefixLookup:
     def _find(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
     ) -> tuple[Caches, int]:
-        kept = self.cache.match(_ids(sequence)) if self.cache else 0
+        kept = self._count_kept(sequence)
         shared, kv_slice = self._borrow(sequence, members, rows, prefilling) if self._can_share else (0, None)
         if kv_slice is not None and shared > kept:
             return rebuild(self._make(), [kv_slice], [], shared), shared
-        found = self.cache.find(_ids(sequence)) if self.cache else None
+        found = self.cache.find(_whole(sequence, self.cache.match_usable)) if self.cache else None
         caches, length = found or (self._make(), 0)
         if self.cache and self._needs_state:
             self._choose_kept_lengths(sequence, kept, length)
         return caches, length
+
+    def _count_kept(self, sequence: Sequence) -> int:
+        """Count the leading tokens that the prefix cache holds, of images all or none."""
+        if self.cache is None:
+            return 0
+        return whole_images(sequence.request.images, self.cache.match(_ids(sequence)))
 
     def start_keeping(self, sequence: Sequence, length: int) -> None:
         """Start copies of what a prefilling sequence holds up to a length that its last chunk passed.
@@ -265,7 +272,7 @@ class PrefixLookup:
         if self.cache is None or not length:
             return
         if not len(prefill.ids):
-            prefill.ids = np.asarray(sequence.tokens, np.int32)
+            prefill.ids = np.asarray(sequence.keys, np.int32)
         tokens = prefill.ids[:length]
         num_held = max([
             self.cache.count_held(tokens),
@@ -319,7 +326,7 @@ class PrefixLookup:
     def keep_cancelled(self, sequence: Sequence) -> None:
         """Keep the computed part of a cancelled prompt, in files too."""
         caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
-        tokens = np.asarray(sequence.tokens[:num_computed], np.int32)
+        tokens = np.asarray(sequence.keys[:num_computed], np.int32)
         cut = partial(cut_slice, caches)
         self._save_kept(sequence, cut)
         if num_computed and self._keep(tokens, cut, partial(take_state, caches)):
@@ -333,7 +340,7 @@ class PrefixLookup:
         # A row may hold more than its answer, but its state cannot be rolled back to the answer's end.
         if held > num_tokens and self._needs_state:
             return False
-        tokens = np.asarray(sequence.tokens[: min(held, num_tokens)], np.int32)
+        tokens = np.asarray(sequence.keys[: min(held, num_tokens)], np.int32)
         take = partial(rows.state, row)
         if not self._keep(tokens, cut, take):
             return False
@@ -363,7 +370,7 @@ class PrefixLookup:
         if self.store is None or self.cache is None:
             return
         for length in sorted(set(unsaved)):
-            tokens = np.asarray(sequence.tokens[:length], np.int32)
+            tokens = np.asarray(sequence.keys[:length], np.int32)
             if not self._needs_state or self.cache.state_at(tokens):
                 self._save(tokens, cut, partial(self.cache.state_at, tokens))
 
@@ -386,7 +393,7 @@ class PrefixLookup:
         holders += [(p, p.prefill.num_computed, partial(cut_slice, p.prefill.caches)) for p in prefilling]
         best, cut_best = 0, None
         for holder, held, cut in holders:
-            shared = min(num_shared(sequence, holder), held)
+            shared = whole_images(sequence.request.images, min(num_shared(sequence, holder), held))
             if shared > best:
                 best, cut_best = shared, cut
         if cut_best is None:
@@ -433,13 +440,14 @@ class PrefixLookup:
         # One prompt's ladder takes at most half of the memory.
         max_rungs = min(max_cuts, self._budget_bytes // (2 * state_bytes + 1))
         gap = -(-(end - start) // (max_rungs + 1))
-        prefill.ids = np.asarray(sequence.tokens, np.int32)
+        prefill.ids = np.asarray(sequence.keys, np.int32)
         borders = np.flatnonzero(np.isin(prefill.ids, list(self._openings.tokens))).tolist()
         # Twice as many as there are gaps, as a rung at a border makes a gap shorter.
         most = 2 * (end - start) // MAX_GAP_TOKENS
         is_even = most <= max_rungs and most * state_bytes <= EVEN_SHARE * self._budget_bytes
         num_rungs = max(NUM_RUNGS, most) if is_even else NUM_RUNGS
         rungs = choose_rungs(sorted(prefill.keep_at), borders, start, end, gap, num_rungs)
+        rungs = [whole_images(sequence.request.images, at) for at in rungs]
         likely = {*borders}
         prefill.rungs = {
             at: 1.0 if at in likely else WITHIN_WEIGHT
@@ -467,12 +475,17 @@ class PrefixLookup:
 
 def num_shared(sequence: Sequence, other: Sequence) -> int:
     """Count the leading tokens of a sequence that another one shares; its own last token never counts."""
-    shared = count_shared(sequence.tokens, sequence.hashes, other.tokens, other.hashes)
-    return min(shared, len(sequence.tokens) - 1)
+    shared = count_shared(sequence.keys, sequence.hashes, other.keys, other.hashes)
+    return whole_images(sequence.request.images, min(shared, len(sequence.tokens) - 1))
 
 
 def _ids(sequence: Sequence) -> np.ndarray:
-    """Return the tokens of a waiting sequence as an array, (n,) int32, made once."""
+    """Return the keys of a waiting sequence as an array, (n,) int32, made once."""
     if sequence.prefix.ids is None:
-        sequence.prefix.ids = np.asarray(sequence.tokens, np.int32)
+        sequence.prefix.ids = np.asarray(sequence.keys, np.int32)
     return sequence.prefix.ids
+
+
+def _whole(sequence: Sequence, match: Callable[[np.ndarray], int]) -> np.ndarray:
+    """Return the keys of a waiting sequence, up to where match() counts no image in part."""
+    return without_cut_images(sequence.request.images, _ids(sequence), match)
