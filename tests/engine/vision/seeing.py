@@ -61,7 +61,9 @@ class Picture:
         )
 
 
-def looked_at(*parts: Sequence[int] | Picture, name: str = "r", breaks: bool = False, **options: Any) -> Any:
+def looked_at(
+    *parts: Sequence[int] | Picture, name: str = "r", breaks: bool = False, **options: Any
+) -> GenerationRequest:
     """Make a request of runs of tokens and pictures. breaks: whether rows of a picture end with a token."""
     prompt: list[int] = []
     images: list[PromptImage] = []
@@ -175,7 +177,7 @@ AXES = {6: [0, 1, 2] * 5 + [0], 2: [0, 1, 2, 0]}
 """The axis of each frequency by the first section, written out."""
 
 
-def three_axes(loaded: LoadedModel, asked: GenerationRequest, num_tokens: int) -> np.ndarray:
+def three_axes(asked: GenerationRequest, num_tokens: int) -> np.ndarray:
     """Place text one by one, and an image's tokens by row and column: (3, num_tokens)."""
     places, at, now = np.zeros((3, num_tokens), np.int64), 0, 0
     starts = {image.start: image for image in asked.images}
@@ -237,7 +239,7 @@ def plain_logits(loaded: LoadedModel, asked: GenerationRequest, tokens: list[int
     if tower.has_axes:
         text = loaded.model.args.text_config
         sections = (text.get("rope_parameters") or text["rope_scaling"])["mrope_section"]
-        places = three_axes(loaded, asked, len(tokens))
+        places = three_axes(asked, len(tokens))
         for attention in attentions:
             attention.rope = Turned(places, attention.rope, AXES[sections[0]])
     try:
