@@ -7,9 +7,11 @@ from typing import Any
 import mlx.core as mx
 
 from engine.device import Device
-from engine.kv_cache.rows import BatchedRows, Rows, Sharing, make_rows
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.rows import Rows, Sharing, make_rows
 from engine.sampling.sampler import Sampler
-from engine.sequence import Prefill, Sequence
+from engine.sequence.sequence import Sequence
+from engine.sequence.stages import Prefill
 from engine.speculative.draft_model.reader import Reader
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 from engine.speculative.heads.taps import Recorded

@@ -18,9 +18,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from engine.sampling.logprobs import Likelihood, Likelihoods
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
+from engine.sequence.step_error import StepError
 from engine.stations import station
-from engine.step_error import StepError
 
 NUM_PLAIN = 5
 """Plain steps of which the median says what one takes."""

@@ -16,7 +16,9 @@ from engine.kv_cache.rows import Sharing
 from engine.memory.budget import MemoryBudget
 from engine.memory.making import make_memory_budget
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
+from engine.scheduler.checkpoints import Checkpoints
 from engine.scheduler.draft_reading import DraftReading
+from engine.scheduler.kept_prefixes import KeptPrefixes
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
@@ -205,13 +207,13 @@ def _make_queue(
     """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
     num_bytes = _prefix_bytes(settings, memory_budget)
     num_bytes -= memory_budget.draft_model_share(num_bytes)
-    openings = loaded.tokenizer.openings
-    prefix_lookup = PrefixLookup(loaded, settings, num_bytes, openings, memory_budget)
-    if prefix_lookup.cache:
-        memory_budget.prefixes.append(prefix_lookup.cache)
-    taps = head.taps if head else None
-    prefiller = Prefiller(loaded.model, settings, prefix_lookup, device, taps, loaded.sight)
-    return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
+    kept = KeptPrefixes(loaded, settings, num_bytes, memory_budget)
+    if kept.cache:
+        memory_budget.prefixes.append(kept.cache)
+    checkpoints = Checkpoints(kept, loaded.tokenizer.openings)
+    prefiller = Prefiller(loaded.model, settings, kept, checkpoints, device, head.taps if head else None)
+    prefiller.sight = loaded.sight
+    return RequestQueue(settings, memory_budget, PrefixLookup(kept, checkpoints), prefiller)
 
 
 def _make_draft_reading(
@@ -219,14 +221,15 @@ def _make_draft_reading(
 ) -> DraftReading:
     """Set up the reading of texts, by a draft model or a head, with a prefix cache of its own."""
     budget, lookup = queue.memory_budget, queue.prefix_lookup
+    opening = lookup.checkpoints.opening
     num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
     if isinstance(model, HeadDrafter):
         # Without the target's it would find nothing.
-        num_bytes *= lookup.cache is not None
+        num_bytes *= lookup.kept.cache is not None
         may_copy = partial(budget.may_copy, model=-1, num_copies=2)
-        prefixes: DraftPrefixes = HeadPrefixes(model, num_bytes, lookup.opening, lookup.store, may_copy)
+        prefixes: DraftPrefixes = HeadPrefixes(model, num_bytes, opening, lookup.kept.store, may_copy)
     else:
-        prefixes = DraftPrefixes(model.model, model.loaded.prefix_fault, num_bytes, lookup.opening)
+        prefixes = DraftPrefixes(model.model, model.loaded.prefix_fault, num_bytes, opening)
     if prefixes.cache:
         # First: without its prefixes only drafts come later.
         budget.prefixes.insert(0, prefixes.cache)

@@ -21,13 +21,13 @@ from engine.prefix_cache.trie import PrefixStatus
 from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.planner import Planner
 from engine.scheduler.request_queue import RequestQueue
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
+from engine.sequence.step_error import StepError
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers
 from engine.stations import station
 from engine.stats import EngineStats
 from engine.step import Decoder
-from engine.step_error import StepError
 
 log = logging.getLogger("reprise.engine")
 
@@ -113,7 +113,7 @@ class Worker:
         """Return the counts of the prefix caches of "target" and "draft". May be called on any thread."""
         reading = self._draft_reading
         found = {
-            "target": self.queue.prefix_lookup.status(),
+            "target": self.queue.prefix_lookup.kept.status(),
             "draft": reading.prefixes.status() if reading else None,
         }
         return {model: status for model, status in found.items() if status}
@@ -146,7 +146,7 @@ class Worker:
         for sequence in self.live:
             if sequence.request.id == request_id:
                 if sequence in self.prefilling:
-                    self.queue.prefix_lookup.keep_cancelled(sequence)
+                    self.queue.prefix_lookup.kept.keep_cancelled(sequence)
                     self.device.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
 
@@ -194,7 +194,7 @@ class Worker:
             self.device.clear()
 
     def _restart(self, failed: StepError) -> None:
-        self.queue.prefix_lookup.drop_copies()
+        self.queue.prefix_lookup.kept.drop_copies()
         self._recovery.restart(failed)
         self.device.reset()
 
@@ -245,7 +245,7 @@ class Worker:
         ended = [row for row, sequence in enumerate(self.batch.members) if sequence.ended]
         for row in ended:
             sequence = self.members[row]
-            if self.queue.prefix_lookup.keep_row(sequence, row, self.rows):
+            if self.queue.prefix_lookup.kept.keep_row(sequence, row, self.rows):
                 # It waited for its copy, and so for all that was dispatched before.
                 self.device.reset()
             if self._draft_reading:

@@ -12,9 +12,11 @@ import mlx.core as mx
 
 from engine.distributed.leader import Handle, Leader
 from engine.distributed.shard import Shard, share_tokens
+from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.columns import Ranks
 from engine.kv_cache.per_row import Caches, make_caches
-from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, Sharing, make_batched_rows, make_rows
+from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
+from engine.kv_cache.separate_rows import SeparateRows
 from engine.kv_cache.slices import KVSlice, State, cut_slice, leading, rebuild, split_slice, take_state
 from engine.speculative.heads.head import owner_of_body
 

@@ -151,7 +151,7 @@ class GenerationRequest:
         known.
     images: those in the prompt, in order. Its tokens have the model's placeholder where an image is.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
-        loop_guard.py.
+        sequence/loop_guard.py.
     """
 
     id: str

@@ -95,6 +95,11 @@ def arrays_of(cache: Any) -> list[mx.array]:
     return [leaf for _, leaf in flat if isinstance(leaf, mx.array)]
 
 
+def cache_arrays(caches: Sequence[object]) -> list[object]:
+    """Return the arrays to evaluate so that these caches hold no lazy array."""
+    return [cache.state for cache in caches if not cache.empty()]  # type: ignore[attr-defined]
+
+
 def is_recurrent(cache: Any) -> bool:
     """Return whether a cache keeps state that every token overwrites."""
     return type(cache) is ArraysCache
@@ -108,6 +113,15 @@ def keeps_all_tokens(cache: Any) -> bool:
 def can_trim(cache: Any) -> bool:
     """Return whether the tokens of a cache's last update can be trimmed off exactly."""
     return type(cache) in (KVCache, FittedQuantizedKVCache) or isinstance(cache, WindowKVCache)
+
+
+def check_length(row: int, length: int, min_length: int, held: int) -> None:
+    """Raise ValueError if a row of held tokens cannot be rolled back to a length, min_length at least."""
+    if not min_length <= length <= held:
+        raise ValueError(
+            f"row {row} holds {held} tokens and can be rolled back to a length from {min_length} to {held}, "
+            f"not to {length}"
+        )
 
 
 class Snapshot:

@@ -16,9 +16,10 @@ from weakref import WeakKeyDictionary, ref
 import mlx.core as mx
 
 from engine.interface.images import VisionInfo
-from engine.kv_cache.batched import GROWTH_TOKENS
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.extents import GROWTH_TOKENS
 from engine.kv_cache.per_row import Caches, leaves
-from engine.kv_cache.rows import BatchedRows, Rows
+from engine.kv_cache.rows import Rows
 from engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
 from engine.memory.demands import Demand, SamplingMemory, StepDemands
 from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
@@ -26,7 +27,7 @@ from engine.memory.prefill_budget import count_fitting, share_tokens
 from engine.memory.sharing import SharedMemory
 from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.pieces import ALL_NEEDS, find_needs
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 from engine.vision.sight import KeptFeatures, Sight
 
 ANSWER_TOKENS = GROWTH_TOKENS

@@ -5,7 +5,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from engine.kv_cache.rows import BatchedRows, Sharing
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.rows import Sharing
 from engine.kv_cache.sliding_window import window_columns
 from engine.memory.footprint import Cells, Footprint
 from engine.sampling.pieces import LIKELIHOOD_ARRAYS, Needs

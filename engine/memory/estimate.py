@@ -6,7 +6,7 @@ estimate = what is kept + the growth of one layer + working memory
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from engine.kv_cache.batched import GROWTH_TOKENS, max_slots, round_columns
+from engine.kv_cache.extents import GROWTH_TOKENS, max_slots, round_columns
 from engine.kv_cache.groups import count_cells
 from engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from engine.memory.demands import Demand, ModelMemory, StepDemands

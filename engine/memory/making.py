@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from config.settings import Settings
 from engine.interface.models import MemoryLimit
-from engine.kv_cache.batched import GROWTH_TOKENS
+from engine.kv_cache.extents import GROWTH_TOKENS
 from engine.kv_cache.recurrent import MAX_LATER_STATES
 from engine.kv_cache.rows import Sharing
 from engine.memory.budget import MemoryBudget

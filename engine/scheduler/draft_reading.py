@@ -13,7 +13,7 @@ from time import perf_counter
 from engine.memory.budget import MemoryBudget
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_lookup import num_shared
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.draft_model.reader import Reader
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter

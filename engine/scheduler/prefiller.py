@@ -13,13 +13,14 @@ from engine.kv_cache.rows import cache_arrays
 from engine.memory import prefill_budget
 from engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
 from engine.sampling.logprobs import Likelihoods
+from engine.scheduler.checkpoints import Checkpoints
+from engine.scheduler.kept_prefixes import KeptPrefixes
 from engine.scheduler.prefill_costs import PrefillCosts
-from engine.scheduler.prefix_lookup import PrefixLookup
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
+from engine.sequence.step_error import StepError
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.heads.taps import Taps
 from engine.stations import station
-from engine.step_error import StepError
 from engine.vision.sight import Looking, Sight
 
 MAX_CUT_SHARE = 0.02
@@ -44,18 +45,18 @@ class Prefiller:
         self,
         model: Any,
         settings: Settings,
-        prefix_lookup: PrefixLookup,
+        kept: KeptPrefixes,
+        checkpoints: Checkpoints,
         device: Device,
         taps: Taps | None = None,
-        sight: Sight | None = None,
     ) -> None:
-        """taps: what a head of the target reads, if there is one. sight: what it sees with, if it does."""
+        """taps: what a head of the target reads, if there is one."""
         self.prefilling: list[Sequence] = []
         self._taps = taps
-        self._sight = sight
+        self.sight: Sight | None = None
         self._model = model
         self._settings = settings
-        self._prefix_lookup = prefix_lookup
+        self._kept, self._checkpoints = kept, checkpoints
         self.device = device
         self.step_costs: StepCosts | None = None
         # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
@@ -74,9 +75,9 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
-        if sequence.request.images and self._sight:
-            sequence.prefill.looking = Looking(self._sight, sequence.request.images)
-        self._prefix_lookup.plan_checkpoints(sequence, self._max_cuts(sequence))
+        if sequence.request.images and self.sight:
+            sequence.prefill.looking = Looking(self.sight, sequence.request.images)
+        self._checkpoints.plan(sequence, self._max_cuts(sequence))
         sequence.report_progress(sequence.prefill.num_computed)
         if sequence.needs_prompt_logprobs:
             # The first token follows none, so no chunk measures it.
@@ -113,8 +114,8 @@ class Prefiller:
 
     def _complete(self, sequence: Sequence, join: Callable[[Sequence], None]) -> None:
         """Let a sequence join the rows, as its prompt is complete."""
-        if self._prefix_lookup.wants_end(sequence):
-            self._prefix_lookup.start_keeping(sequence, sequence.prefill.num_computed)
+        if self._checkpoints.wants_end(sequence):
+            self._kept.start_keeping(sequence, sequence.prefill.num_computed)
         join(sequence)
         # Only now: if the engine dies meanwhile, the sequence must still be found.
         self.prefilling.remove(sequence)
@@ -191,7 +192,7 @@ class Prefiller:
         if prefill.looking:
             end = prefill.looking.end_of(prefill.num_computed, end)
         within = (length for length in prefill.kept_lengths if prefill.num_computed < length < end)
-        cuts = [] if self._prefix_lookup.can_look_back else sorted(within)
+        cuts = [] if self._kept.can_look_back else sorted(within)
         if cuts and end < len(sequence.tokens) - 1 and cuts[-1] >= end - (1 - SNAP_SHARE) * chunk:
             end = cuts.pop()
         for stop in (*cuts, end):
@@ -224,13 +225,13 @@ class Prefiller:
         prefill.widest_chunk = max(prefill.widest_chunk, num_fed)
         for length in sorted(prefill.kept_lengths):
             if num_before < length <= stop and not sequence.ended:
-                self._prefix_lookup.start_keeping(sequence, length)
+                self._kept.start_keeping(sequence, length)
 
     def finish_keeping(self) -> None:
         """Put the state that chunks have passed into the prefix cache, once they are computed."""
-        if self._prefix_lookup.is_keeping:
+        if self._kept.is_keeping:
             self.device.settle()
-            self._prefix_lookup.finish_keeping()
+            self._kept.finish_keeping()
 
     def _forward(self, sequence: Sequence, stop: int) -> tuple[mx.array, list[mx.array]]:
         """Feed the tokens up to a length; return their logits, and their states if a head is to read them."""
@@ -249,7 +250,7 @@ class Prefiller:
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
         """Handle a chunk whose computation failed. Raises StepError if its sequence has joined the rows."""
-        self._prefix_lookup.drop_copies()
+        self._kept.drop_copies()
         if sequence in self.prefilling:
             sequence.fail_with(fault)
         elif not sequence.ended:

@@ -19,9 +19,10 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from engine.interface.models import HeadKind
-from engine.kv_cache.batched import GroupedKVCache, RaggedKVCache
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache
 from engine.kv_cache.per_row import Caches, leaves, make_caches
-from engine.kv_cache.rows import BatchedRows, evaluate
+from engine.kv_cache.rows import evaluate
 from engine.kv_cache.slices import rebuild
 from engine.model.loading import LoadedModel
 from engine.prefix_cache.disk import Loading

@@ -29,7 +29,7 @@ class Language:
         self._scale = 1.0
         if model.model_type in SCALED:
             root = mx.array(model.args.text_config["hidden_size"] ** 0.5, mx.bfloat16)
-            self._scale = 1 / root.astype(mx.float32).item()
+            self._scale = 1 / float(root.astype(mx.float32))
         self._axes = find_axes(model.args.text_config)
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.architectures.tiny_models import make_model, tiny_config
-from engine.kv_cache.batched import RaggedKVCache
+from engine.kv_cache.buffers import RaggedKVCache
 from engine.kv_cache.columns import Columns, RowLengths
 from engine.kv_cache.slices import cut_slice, rebuild
 from engine.speculative.heads.formats import find_own_heads, identify, text_config

@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and the parts of its state."""
+"""A request on its way through the engine."""
 
 import logging
 import time
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import mlx.core as mx
-import numpy as np
 
 from drafters.base import NO_DRAFT, Draft
 from engine.interface.errors import GrammarCostError
@@ -24,103 +23,28 @@ from engine.interface.events import (
     Usage,
 )
 from engine.interface.request import GenerationRequest
-from engine.kv_cache.rows import Caches
-from engine.loop_guard import ends_in_loop
+from engine.kv_cache.per_row import Caches
 from engine.prefix_cache.block_hashes import BlockHashes
-from engine.prefix_cache.disk import Loading
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.sampler import Ends, Penalties, RowSampling
 from engine.sampling.thinking_budget import make_matcher
+from engine.sequence.loop_guard import ends_in_loop
+from engine.sequence.stages import Prefill, PrefixSearch, Timing
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.reader import UnreadableTextError
 from engine.speculative.draft_stats import PLAIN
-from engine.speculative.heads.states import States
 from engine.speculative.proposers import SequenceDrafts
 from engine.speculative.window import Window
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.vision.keys import prompt_keys
-from engine.vision.sight import Looking
 
 log = logging.getLogger("reprise.engine")
 
 LOG_PROMPT_EVERY_S = 10.0
 """Seconds between log lines about a prompt that is being read."""
-
-
-@dataclass
-class Timing:
-    """When a sequence reached each stage, by time.perf_counter() in seconds; 0 before it has.
-
-    prompt_logged_s: how long its prompt had been read when the log last said so.
-    """
-
-    submitted_at: float = field(default_factory=time.perf_counter)
-    admitted_at: float = 0.0
-    joined_at: float = 0.0
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
-    prompt_logged_s: float = 0.0
-
-
-@dataclass
-class PrefixSearch:
-    """The search for a prefix of a waiting sequence's prompt that is computed already.
-
-    num_cached: prompt tokens found when the sequence was first admitted.
-    awaited: a prefilling sequence that it waits for, and the number of leading tokens they share.
-    compared: the sequences that were prefilling when one to wait for was last looked for.
-    num_shared: how many leading tokens it shares with each of them, by the sequence and its number of tokens.
-    num_held: tokens that the prefix cache held when it was last asked, and its evictions up to then.
-    ids: its tokens, (n,) int32, while it waits; None until they are needed.
-    loading: the files that are being read. is_disk_searched: whether files were looked for.
-    unsaved: lengths at which state was kept in memory only, to be saved when its answer has ended.
-    """
-
-    num_cached: int = 0
-    awaited: "tuple[Sequence, int] | None" = None
-    compared: "SequenceOf[Sequence]" = ()
-    num_shared: "dict[tuple[Sequence, int], int]" = field(default_factory=dict)
-    num_held: tuple[int, int] = (0, 0)
-    ids: np.ndarray | None = None
-    loading: Loading | None = None
-    is_disk_searched: bool = False
-    unsaved: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Prefill:
-    """What was computed of a sequence before it joins the rows.
-
-    caches, num_computed: its own caches, and how many of its tokens they hold.
-    ids: all of its tokens as an array, (n,) int32, if state is kept of some lengths; else empty.
-    states: of the last of these tokens, those that were not found in the prefix cache, if a head reads them.
-    num_found: how many tokens were in the prefix cache, with state if the model has any.
-    keep_at: lengths at which the caches are to be kept in the prefix cache.
-    rungs: others, where they are kept as a later prompt may part from this one anywhere; how likely that is.
-    opening: where the answer opens; 0 if state is not kept there.
-    looking: its images; None if it has none.
-    max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that one has fed.
-    """
-
-    caches: Caches = field(default_factory=list)
-    num_computed: int = 0
-    ids: np.ndarray = field(default_factory=lambda: np.array([], np.int32))
-    states: States = field(default_factory=States)
-    num_found: int = 0
-    keep_at: set[int] = field(default_factory=set)
-    rungs: dict[int, float] = field(default_factory=dict)
-    opening: int = 0
-    looking: Looking | None = None
-    max_chunk_tokens: int = 0
-    widest_chunk: int = 0
-
-    @property
-    def kept_lengths(self) -> set[int]:
-        """All lengths at which the caches are to be kept."""
-        return {*self.keep_at, *self.rungs}
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 
 
 class StepError(Exception):
