@@ -27,19 +27,19 @@ class KeptFeatures:
         """Keep an image's features, and drop those that were used least recently."""
         self.take(key)
         self._held[key] = features
-        self.num_bytes += features.num_bytes
+        self.num_bytes += _num_bytes(features)
         self.shrink_to(self.limit_bytes)
 
     def take(self, key: bytes) -> Features | None:
         """Return an image's features, which then are no longer kept; None if they are not."""
         features = self._held.pop(key, None)
-        self.num_bytes -= features.num_bytes if features else 0
+        self.num_bytes -= _num_bytes(features) if features else 0
         return features
 
     def shrink_to(self, num_bytes: int) -> None:
         """Drop features until they take at most num_bytes."""
         while self._held and self.num_bytes > num_bytes:
-            self.num_bytes -= self._held.popitem(last=False)[1].num_bytes
+            self.num_bytes -= _num_bytes(self._held.popitem(last=False)[1])
 
 
 class Sight:
@@ -118,6 +118,10 @@ class Looking:
             self._sight.kept.put(image.key, self._features)
             self._features = None
         return logits
+
+
+def _num_bytes(features: Features) -> int:
+    return sum(array.nbytes for array in (features.states, *features.deep))
 
 
 def _finish(slices: Slices) -> Features:

@@ -21,16 +21,6 @@ class Features:
     states: mx.array
     deep: tuple[mx.array, ...] = ()
 
-    @property
-    def arrays(self) -> list[mx.array]:
-        """All arrays of it."""
-        return [self.states, *self.deep]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self.arrays)
-
 
 Slices = Generator[Sequence[mx.array], None, Features]
 """The work on an image. It yields arrays to be computed before it goes on, and returns the features."""

@@ -118,7 +118,7 @@ class RandomTower:
         features = self.features(image)
         for _ in range(self.num_slices):
             self.num_done += 1
-            yield features.arrays
+            yield (features.states, *features.deep)
         return features
 
     def arrays(self) -> list[mx.array]:
