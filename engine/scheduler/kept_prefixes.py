@@ -102,7 +102,7 @@ class KeptPrefixes:
             self.store.close()
 
     def start_keeping(self, sequence: Sequence, length: int) -> None:
-        """Start copies of what a prefilling sequence holds up to a length that its last chunk passed.
+        """Start copies of a prefilling sequence's caches up to a length that its last chunk passed.
 
         They follow that chunk on the device, and nothing waits for them: finish_keeping() does.
         """
