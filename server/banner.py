@@ -259,6 +259,7 @@ def banner(
             if info.embedding
             else {"decoding": decoding, "drafts": drafts, "not used": info.head_fault}
         ),
+        "images": info.vision.describe() if info.vision else "",
         **(verbose if is_verbose else {}),
         "address": address,
     }

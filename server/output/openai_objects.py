@@ -323,8 +323,19 @@ class ModelMeta(BaseModel):
 class Modalities(BaseModel):
     """The kinds of input and output."""
 
-    input: list[Literal["text"]] = ["text"]
+    input: list[Literal["text", "image"]] = ["text"]
     output: list[Literal["text"]] = ["text"]
+
+
+class VisionCard(BaseModel):
+    """How a model sees images.
+
+    example_tokens: tokens of one of 1024x768 pixels. max_tokens: of any one. max_images: of a conversation.
+    """
+
+    example_tokens: int
+    max_tokens: int
+    max_images: int
 
 
 class EmbeddingCard(BaseModel):
@@ -348,6 +359,7 @@ class ModelCard(BaseModel):
     knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
     template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
     purpose: what the model is for. embedding: how it makes vectors or scores; null if it generates.
+    vision: how it sees images; null if it does not, or is not loaded.
     """
 
     id: str
@@ -364,6 +376,7 @@ class ModelCard(BaseModel):
     sampling_defaults: dict[str, float]
     purpose: Purpose = "generate"
     embedding: EmbeddingCard | None = None
+    vision: VisionCard | None = None
 
 
 class ListedModelCard(ModelCard):
