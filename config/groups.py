@@ -78,8 +78,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "translation_prefix_tokens",
         ),
         "N-gram drafts": (
-            "ngram_size_min",
-            "ngram_size_max",
             "ngram_mod_size",
             "ngram_table_entries",
             "ngram_table_file",
