@@ -197,6 +197,18 @@ class Settings:
         unset=f"{LOOP_GUARD_TOKENS}; for the bundled model 128, as its generation_config.json says",
     )
     max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
+    max_images: int = setting(
+        20,
+        "Maximum images of a conversation that a model sees. Of more, the oldest are shown as a line of "
+        "text, some at a time; a newest turn with more gets a 400.",
+        at_least=1,
+    )
+    max_image_tokens: int = setting(
+        2560,
+        "Maximum tokens of an image, as far as the model takes so few: larger ones are made smaller. A "
+        "client that asks for low detail gets 256 at most.",
+        at_least=1,
+    )
     unknown_fields: Literal["refuse", "ignore"] = setting(
         "ignore",
         "What to do with what of a request has no effect here or can only be shown as text: leave it out or "

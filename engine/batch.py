@@ -65,6 +65,9 @@ class Batch:
         """
         prefill = sequence.prefill
         self.rows.add(prefill.caches, prefill.num_computed)
+        if prefill.looking and (delta := prefill.looking.delta):
+            assert isinstance(self.rows, BatchedRows)
+            self.rows.shared.shift(len(self.members), delta)
         if self.draft_model:
             # The same drafter has made it.
             self.draft_model.add(draft_prefill)  # type: ignore[arg-type]

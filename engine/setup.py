@@ -93,6 +93,7 @@ def make_worker(
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
+    _blind(loaded, sharing)
     head = _make_head_drafter(loaded, find_head) if make_sources else None
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     model = translated or head
@@ -133,6 +134,7 @@ def make_worker(
         info.mask_token_id,
         head.head.max_drafted if head else None,
     )
+    proposers.vocab_size = info.vocab_size
     queue = _make_queue(loaded, settings, memory_budget, device, head)
     queue.prefiller.step_costs = costs
     if is_measured:
@@ -175,6 +177,13 @@ def _prepare_windows(loaded: LoadedModel, settings: Settings, sharing: Sharing) 
     loaded.info = replace(info, can_decode_windows=fault is None)
 
 
+def _blind(loaded: LoadedModel, sharing: Sharing) -> None:
+    """Let a model see no images if its places have three axes and its rows share no forward pass."""
+    if loaded.sight and loaded.sight.language.has_axes and not sharing:
+        log.warning("%s sees no images: its rows share no forward pass", loaded.info.name)
+        loaded.sight, loaded.info = None, replace(loaded.info, vision=None)
+
+
 def _make_calibrations(
     loaded: LoadedModel, settings: Settings, sharing: Sharing, model: DraftModel | None
 ) -> list[Calibration]:
@@ -203,6 +212,7 @@ def _make_queue(
         memory_budget.prefixes.append(kept.cache)
     checkpoints = Checkpoints(kept, loaded.tokenizer.openings)
     prefiller = Prefiller(loaded.model, settings, kept, checkpoints, device, head.taps if head else None)
+    prefiller.sight = loaded.sight
     return RequestQueue(settings, memory_budget, PrefixLookup(kept, checkpoints), prefiller)
 
 

@@ -255,7 +255,7 @@ def banner(
         "context": f"{info.context_tokens:,} tokens"
         + ", of a conversation and its answer together" * generates,
         **(
-            {"vectors": f"{info.embedding.dimensions} dimensions, {info.embedding.recipe.describe()}"}
+            {"vectors": info.embedding.describe()}
             if info.embedding
             else {"decoding": decoding, "drafts": drafts, "not used": info.head_fault}
         ),

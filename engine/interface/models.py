@@ -122,7 +122,7 @@ class ModelEntry:
     info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens to fill in
         text with. None if it never was loaded.
     idle_left_s: seconds after which it is unloaded if it gets no request; None if it is not, or not loaded.
-    purpose: what it is for.
+    purpose: what it is for. embedding: what vectors it makes, if it does; its tokens only once it was loaded.
     """
 
     name: str
@@ -142,3 +142,4 @@ class ModelEntry:
     can_infill: bool | None = None
     idle_left_s: float | None = None
     purpose: Purpose = "generate"
+    embedding: EmbeddingInfo | None = None

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, ref
 
 import mlx.core as mx
 
+from engine.interface.images import VisionInfo
 from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.extents import GROWTH_TOKENS
 from engine.kv_cache.per_row import Caches, leaves
@@ -27,6 +28,7 @@ from engine.memory.sharing import SharedMemory
 from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.portions import ALL_NEEDS, find_needs
 from engine.sequence.sequence import Sequence
+from engine.vision.sight import KeptFeatures, Sight
 
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""
@@ -36,6 +38,12 @@ CHUNK_STEP = 64
 
 COMPARED_TOKENS = 1024
 """Tokens at which the models' caches are compared, to divide the prefix cache's memory."""
+
+KEPT_SHARE = 64
+"""Features of images that no prompt needs now take at most 1/KEPT_SHARE of the memory beside weights."""
+
+Kept = PrefixCache | KeptFeatures
+"""What is dropped when rows need its memory."""
 
 Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
 """Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
@@ -49,7 +57,7 @@ class MemoryBudget:
     largest_chunk_tokens: maximum prompt tokens fed at once; chunk_tokens: those for which memory is reserved.
     shared: the memory that other models share with these; None if there are no others.
     has_masks: whether the target model predicts at masks, whose entropies every row may want.
-    prefixes: the prefix caches, which give up memory that rows need, the first one first.
+    prefixes: what is kept for later prompts and gives up memory that rows need, the first one first.
     """
 
     def __init__(
@@ -70,7 +78,10 @@ class MemoryBudget:
         self.chunk_tokens = estimator.chunk_tokens
         self._largest_chunk_tokens = largest_chunk_tokens
         self._has_masks = has_masks
-        self.prefixes: list[PrefixCache] = []
+        self._sight: Sight | None = None
+        # The most that an image takes until it was fed.
+        self._image_bytes = 0
+        self.prefixes: list[Kept] = []
         self._used_bytes = 0
         # Of the last estimate, if only rows ran: its room, and the lengths of rows up to which it holds.
         self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
@@ -80,6 +91,13 @@ class MemoryBudget:
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
         self._refused_tokens = 0
         self._refused_beside: Running = ([], [])
+
+    def see(self, sight: Sight, vision: VisionInfo) -> None:
+        """Count what images take from now on, and what is kept of them."""
+        largest = vision.merge_size, vision.max_tokens * vision.merge_size
+        self._sight, self._image_bytes = sight, sight.tower.forecast_bytes(largest)
+        sight.kept.limit_bytes = self.room_bytes // KEPT_SHARE
+        self.prefixes.append(sight.kept)
 
     @property
     def used_bytes(self) -> int:
@@ -119,7 +137,7 @@ class MemoryBudget:
 
     def bytes_alone(self, num_tokens: int) -> int:
         """Return the bytes that a sequence of that length needs with no other sequence running."""
-        alone = [Demand(num_tokens, self._most_sampling)]
+        alone = [Demand(num_tokens, self._most_sampling, vision_bytes=self._image_bytes)]
         return max(self._estimator.full(alone, []).total, self._estimator.full([], alone).total)
 
     def may_begin(
@@ -254,6 +272,8 @@ class MemoryBudget:
         """
         complete, others = [], []
         chunks = divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
+        if self._sight:
+            chunks = [_until_image(s, chunk) for s, chunk in zip(prefilling, chunks, strict=True)]
         for sequence, chunk in zip(prefilling, chunks, strict=True):
             sequence.prefill.max_chunk_tokens = chunk
             columns = {one.window: one.columns_after(chunk) for one in windows.get(sequence, ())}
@@ -342,13 +362,25 @@ class MemoryBudget:
                 request.top_logprobs is not None or self._has_masks,
                 request.prompt_logprobs,
             )
-        return Demand(num_tokens, sampling, windows or {})
+        if not (sequence.request.images and self._sight):
+            return Demand(num_tokens, sampling, windows or {})
+        left_bytes = self._sight.working_bytes(sequence.request.images, sequence.prefill.num_computed)
+        return Demand(num_tokens, sampling, windows or {}, left_bytes)
 
 
 def _windows_of(caches: Caches) -> list[WindowKVCache]:
     """Return a sequence's cache of each window; those of all layers are alike."""
     by_window = {one.window: one for one in leaves(caches) if isinstance(one, WindowKVCache)}
     return list(by_window.values())
+
+
+def _until_image(sequence: Sequence, chunk: int) -> int:
+    """Return how many of a chunk's tokens may be fed, or have to be, because of the prompt's images."""
+    prefill = sequence.prefill
+    if not (chunk and (looking := prefill.looking)):
+        return chunk
+    looking.turn(start := prefill.num_computed)
+    return max(1, looking.end_of(start, start + chunk) - start)
 
 
 def _length_to_admit(sequence: Sequence) -> int:

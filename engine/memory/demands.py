@@ -73,12 +73,14 @@ class Demand:
     """One sequence's demand for memory.
 
     num_tokens: its length. sampling: of its tokens.
+    vision_bytes: what its images take until they were fed.
     windows: columns of its own buffers of sliding windows after the step, if they are known, by window.
     """
 
     num_tokens: int
     sampling: SamplingMemory
     windows: Mapping[int, int] = field(default_factory=dict)
+    vision_bytes: int = 0
 
     def window_columns(self, num_columns: int, widest_chunk: int) -> Cells:
         """Return the columns of its own buffers; if not known, for num_columns fed in chunks."""

@@ -60,6 +60,7 @@ class Estimator:
         if not step.everyone:
             return Estimate()
         kept = sum(one.sampling.row_bytes for one in step.everyone)
+        kept += sum(one.vision_bytes for one in step.prompts)
         growth = forward = logits = 0
         for model in self.models:
             kept += self._kept_bytes(model, step)
@@ -71,7 +72,8 @@ class Estimator:
         for_sampling = self._sampling_bytes(step)
         working = max(forward, logits + for_sampling)
         # No operation of sampling takes more than half of what a portion does; half of a growth is its keys.
-        return Estimate(kept, growth, working, max(forward, for_sampling // 2, growth // 2))
+        looking = max((one.vision_bytes for one in step.prompts), default=0)
+        return Estimate(kept, growth, working, max(forward, for_sampling // 2, growth // 2, looking))
 
     def full(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:
         """Estimate rows, and prompts that were computed to their end, whichever steps that takes."""

@@ -74,18 +74,24 @@ def make_memory_budget(
                 max_ids,
             )
         )
+    chunk_tokens = min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens)
+    if loaded.sight and loaded.info.vision and loaded.sight.tower.sees_whole_image:
+        # An image is fed as a whole.
+        chunk_tokens = max(chunk_tokens, loaded.info.vision.max_tokens)
     memory_budget = MemoryBudget(
         weight_bytes,
         given - weight_bytes,
         Estimator(
             models,
             loaded.info.vocab_size,
-            chunk_tokens=min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens),
+            chunk_tokens=chunk_tokens,
             ahead_tokens=width + STEADY_TOKENS,
         ),
-        largest_chunk_tokens=settings.prefill_chunk_tokens,
+        largest_chunk_tokens=max(chunk_tokens, settings.prefill_chunk_tokens),
         has_masks=loaded.info.mask_token_id is not None,
     )
+    if loaded.sight and loaded.info.vision:
+        memory_budget.see(loaded.sight, loaded.info.vision)
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)
     return memory_budget
 

@@ -39,6 +39,7 @@ from engine.speculative.proposers import SequenceDrafts
 from engine.speculative.window import Window
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
+from engine.vision.keys import prompt_keys
 
 log = logging.getLogger("reprise.engine")
 
@@ -51,7 +52,8 @@ class Sequence:
     """A request, and everything that was committed for it.
 
     text: turns its tokens into text that can be sent.
-    tokens: prompt and answer so far; all of them are committed.
+    tokens: prompt and answer so far; all of them are committed. keys: the same, but for those of images, as
+        texts are compared by them; the same list if it has none.
     hashes: of the tokens' blocks, extended when they are needed.
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
     row_sampling: how its tokens are sampled, while it decodes.
@@ -69,6 +71,7 @@ class Sequence:
     text: Detokenizer
     tokenizer: Tokenizer
     tokens: list[int] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
     hashes: BlockHashes = field(default_factory=BlockHashes)
     timing: Timing = field(default_factory=Timing)
     prefix: PrefixSearch = field(default_factory=PrefixSearch)
@@ -91,12 +94,16 @@ class Sequence:
         """Make the sequence of a request, which has only its prompt. Raises GrammarError."""
         text = Detokenizer(tokenizer, request.stop)
         matcher = make_matcher(grammars, request.grammar, tokenizer.vocab_size) if request.grammar else None
+        tokens = keys = list(request.prompt)
+        if request.images:
+            keys = prompt_keys(tokens, request.images, tokenizer.vocab_size)
         return cls(
             request,
             sink,
             text,
             tokenizer,
-            tokens=list(request.prompt),
+            tokens=tokens,
+            keys=keys,
             matcher=matcher,
             window=Window(request.window_settings) if request.window_settings else None,
             sampling=sampling_class(request),
@@ -203,6 +210,8 @@ class Sequence:
             reason = self._reason(token)
             if reason:
                 break
+        if self.keys is not self.tokens:
+            self.keys += self.tokens[num_before:]
         if self.drafts:
             self.drafts.observe(self.tokens[num_before:], draft, num_verified)
         if self.matcher:

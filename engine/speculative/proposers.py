@@ -21,6 +21,7 @@ from engine.speculative.drafter_work import DrafterWork
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
 from engine.speculative.mask_drafts import MASKS, MaskDrafts
 from engine.stations import spend
+from engine.vision.keys import prompt_keys, without_images
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
@@ -55,6 +56,7 @@ class Proposers:
     line_ends: tokens of the vocabulary that end a line.
     mask_token_id: the target's mask token, if it drafts for itself.
     work: what the drafters put off.
+    vocab_size: number of token ids. Ids beyond are keys of images, which no draft has; None for no limit.
     """
 
     def __init__(
@@ -77,12 +79,17 @@ class Proposers:
         self.token_yield = TokenYield()
         self.prompt_gate = PromptGate()
         self.work = DrafterWork()
+        self.vocab_size: int | None = None
 
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> "SequenceDrafts":
         """Choose a sequence's drafters and open them. A drafter that raises is left out.
 
         Their work is done in the steps to come, and the score that the gate may need is computed before.
         """
+        if request.images and self.vocab_size:
+            # Drafters tell images apart, whose tokens are the same.
+            keys = prompt_keys(request.prompt, request.images, self.vocab_size)
+            request = replace(request, prompt=tuple(keys))
         has_masks = self.mask_token_id is not None
         decide_by_score = partial(decide, request, self.settings, self.model, has_masks)
         gate = decide_by_score()
@@ -104,7 +111,10 @@ class Proposers:
             ],
             self.work,
         )
+        drafts.vocab_size = self.vocab_size
         drafts.uses_model = self.model in gate.drafters
+        if request.images and self.model:
+            log.info("request %s: %s", request.id, gate.reason)
         if self.mask_token_id is not None and MASKS in gate.drafters:
             drafts.masks = MaskDrafts(self.mask_token_id, acceptance)
         if self.can_draft and gate is not SWITCHED_OFF:
@@ -137,6 +147,7 @@ class SequenceDrafts:
     masks: what the target drafts for itself, if it can.
     matcher: the state of the answer's grammar, if it has one. Drafts obey it, and tokens that it forces are
         a draft of their own.
+    vocab_size: see Proposers.
     asked_s: seconds that drafters took for the last proposal, to be counted as theirs by the caller.
     """
 
@@ -152,6 +163,7 @@ class SequenceDrafts:
     masks: MaskDrafts | None = None
     matcher: "Matcher | None" = None
     request_id: str = ""
+    vocab_size: int | None = None
     counts: DraftCounts = field(default_factory=DraftCounts)
     asked_s: float = 0.0
     _views: Sequence[View] = ()
@@ -315,6 +327,8 @@ class SequenceDrafts:
             except Exception as fault:
                 self._drop(drafter, fault)
                 continue
+            if draft.tokens and self.vocab_size:
+                draft = without_images(draft, self.vocab_size)
             if draft.tokens:
                 self._note_asked(start)
                 if self.matcher:

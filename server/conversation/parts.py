@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from server.conversation.images import image_of
 from server.conversation.model import Json, Media, Part
 from server.errors import BadRequestError
 from server.validation.body import check_values
@@ -32,7 +33,7 @@ MEDIA = {
     **dict.fromkeys(("video", "video_url"), "video"),
     **dict.fromkeys(("document", "file", "input_file"), "document"),
 }
-"""Parts that are shown as a placeholder, or as their text if they have some."""
+"""Parts that are shown as a placeholder, or as their text if they have some; images to a model that sees."""
 LEFT_OUT = frozenset(
     (
         *("redacted_thinking", "container_upload", "fallback", "tool_addition", "tool_removal"),
@@ -121,7 +122,9 @@ def note_unknown(given: Json, known: Iterable[str], path: str, notes: Notes) -> 
 
 
 def _media(given: Json, kind: str, path: str, notes: Notes) -> list[Part]:
-    """Return a placeholder, or the text of a document that is text."""
+    """Return an image, a placeholder, or the text of a document that is text."""
+    if kind == "image":
+        return [image_of(given, path)]
     notes.as_text(path)
     holders = (given.get(key) for key in ("source", "file", "input_audio"))
     inner = next((one for one in holders if isinstance(one, dict)), {})

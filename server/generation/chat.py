@@ -86,6 +86,7 @@ async def answer_chat(
         prompt.head_tokens,
         prompt.views,
         prompt.make_views,
+        prompt.images,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from config.settings import LOOP_GUARD_TOKENS, Settings
+from engine.interface.images import PromptImage
 from engine.interface.models import AnswerLimits, ModelInfo
 from engine.interface.request import DraftType, GenerationRequest, Grammar, Sampling, View
 from engine.stations import station
@@ -29,10 +30,11 @@ def make_engine_requests(
     grammar: Grammar | None = None,
     head_tokens: int = 0,
     views: Sequence[View] = (),
+    images: tuple[PromptImage, ...] = (),
 ) -> list[GenerationRequest]:
     """Make one engine request for each choice: all choices of the first prompt first, as OpenAI does.
 
-    prediction, tenant, grammar, head_tokens, views: see GenerationRequest; the same for all choices.
+    prediction, tenant, grammar, head_tokens, views, images: see GenerationRequest; the same for all choices.
     Raises BadRequestError if the model or the settings forbid a token id, the length, n or how to decode.
     """
     if body.n > settings.max_n:
@@ -48,6 +50,12 @@ def make_engine_requests(
             f"{len(prompts)} prompts with {body.n} choices each are {num_sequences} sequences; "
             f"this server holds at most {capacity} (--max-rows and --max-queue).",
             param=body.prompt_field,
+            code="invalid_value",
+        )
+    if images and body.truncate_prompt_tokens is not None:
+        raise BadRequestError(
+            "'truncate_prompt_tokens' could cut an image in two; send 'truncation': 'auto' with images.",
+            param="truncate_prompt_tokens",
             code="invalid_value",
         )
     check_ids(body, info)
@@ -86,6 +94,7 @@ def make_engine_requests(
                     window_settings=window_settings,
                     loop_guard_tokens=guard,
                     head_tokens=max(0, head_tokens - len(whole) + len(prompt)),
+                    images=images,
                 )
             )
     return requests

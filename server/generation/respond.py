@@ -6,6 +6,7 @@ from functools import partial
 
 from fastapi import Request, Response
 
+from engine.interface.images import PromptImage
 from engine.interface.request import Grammar, View
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation.engine_requests import draft_fault, make_engine_requests
@@ -37,10 +38,11 @@ async def respond(
     head_tokens: int = 0,
     views: Sequence[View] = (),
     on_first: Callable[[], None] | None = None,
+    images: tuple[PromptImage, ...] = (),
 ) -> Response:
     """Generate a whole response or a stream. Raises ApiError before any of the response is sent.
 
-    on_first: called when the first token has come.
+    on_first: called when the first token has come. images: of the one prompt.
     """
     record = record_of(request)
     body = _without_what_is_not_here(request, service, body)
@@ -56,6 +58,7 @@ async def respond(
         grammar,
         head_tokens,
         views,
+        images,
     )
     submission = Submission(service, engine_requests, body.n, _grammar_param(body), on_first)
     output = RequestOutput(service, record, submission, make_parser, body)

@@ -52,7 +52,7 @@ class Service:
         self.settings = settings
         self.metrics = metrics
         max_requests = settings.max_rows + settings.max_queue
-        self.prompts = PromptEncoder(engine, max_requests, metrics, settings.draft_type)
+        self.prompts = PromptEncoder(engine, max_requests, metrics, settings)
         self.tool_calls = ToolCallParsing(engine, metrics, max_requests)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self.event_bridge = EventBridge(self._loop)
@@ -78,7 +78,7 @@ class Service:
                 view.__dict__.pop(found, None)
             view.engine, view.settings, view._name = engine, engine.settings, name
             max_requests = engine.settings.max_rows + engine.settings.max_queue
-            view.prompts = PromptEncoder(engine, max_requests, self.metrics, view.settings.draft_type)
+            view.prompts = PromptEncoder(engine, max_requests, self.metrics, view.settings)
             view.tool_calls = ToolCallParsing(engine, self.metrics, max_requests)
         return view
 

@@ -76,6 +76,8 @@ def _facts(entry: ModelEntry) -> dict[str, Any]:
     facts: dict[str, Any] = {"general.architecture": kind}
     if entry.context_tokens:
         facts[f"{kind}.context_length"] = entry.context_tokens
+    if entry.embedding:
+        facts[f"{kind}.embedding_length"] = entry.embedding.dimensions
     if info:
         facts["general.parameter_count"] = info.num_parameters
         facts |= {f"{kind}.block_count": info.num_layers, f"{kind}.vocab_size": info.vocab_size}

@@ -13,9 +13,13 @@ from server.output.parts import FinishReason
 
 
 class PromptTokensDetails(BaseModel):
-    """How many of the prompt's tokens came from the prefix cache."""
+    """How many of the prompt's tokens came from the prefix cache.
+
+    image_tokens: how many are images'; sent if there are any. Not part of OpenAI's API.
+    """
 
     cached_tokens: int
+    image_tokens: int = 0
 
 
 class CompletionTokensDetails(BaseModel):
@@ -343,7 +347,7 @@ class ModelCard(BaseModel):
     context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
     knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
     template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
-    purpose: what the model is for. embedding: how it makes vectors; null if it generates, or is not loaded.
+    purpose: what the model is for. embedding: how it makes vectors or scores; null if it generates.
     """
 
     id: str

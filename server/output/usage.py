@@ -36,11 +36,15 @@ def count_usage(
     num_prompt = sum(len(engine_request.prompt) for engine_request in engine_requests[::n])
     num_cached = sum(usage.num_cached_tokens for index, usage in ended.items() if index % n == 0)
     num_completion = sum(usage.num_completion_tokens for usage in ended.values())
+    num_image = sum(
+        image.length for engine_request in engine_requests[::n] for image in engine_request.images
+    )
+    of_images = {"image_tokens": num_image} if num_image else {}
     return UsageBlock(
         prompt_tokens=num_prompt,
         completion_tokens=num_completion,
         total_tokens=num_prompt + num_completion,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached, **of_images),
         completion_tokens_details=CompletionTokensDetails(
             accepted_prediction_tokens=sum(usage.drafting.accepted_prediction for usage in ended.values()),
             rejected_prediction_tokens=sum(usage.drafting.rejected_prediction for usage in ended.values()),

@@ -74,11 +74,11 @@ async def generate(request: Request) -> Response:
     body = await read_body(request, OllamaGenerateRequest)
     presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=False)
     notes = Notes(service_of(request).settings.unknown_fields == "refuse")
-    convert = to_completion if body.is_plain else prompt_to_chat
+    convert = partial(to_completion, body, notes) if body.is_plain else partial(prompt_to_chat, body)
 
     async def answer(service: Service) -> Response:
         presenter.note_loaded()
-        asked: ChatRequest | CompletionRequest = await beside(request, partial(convert, body, notes))
+        asked: ChatRequest | CompletionRequest = await beside(request, convert)
         note_ignored(request, notes.entries())
         if isinstance(asked, CompletionRequest):
             return await answer_completion(request, service, asked, presenter, presenter.model)
