@@ -175,17 +175,19 @@ def write_published(folder: Path, name: str, *, ranks: bool = False, **changes: 
     if name in DECODERS and not ranks:
         is_mean = name == "gemma3_text"
         write_modules(folder, {"pooling_mode": "mean" if is_mean else "lasttoken"}, "Normalize")
-    save_file(weights_of(name, ranks=ranks), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        weights_of(name, ranks=ranks, **changes), folder / "model.safetensors", metadata={"format": "pt"}
+    )
     return folder
 
 
-def weights_of(name: str, *, ranks: bool = False) -> dict[str, np.ndarray]:
+def weights_of(name: str, *, ranks: bool = False, **changes: object) -> dict[str, np.ndarray]:
     """Return the weights of an architecture by the names that published ones have."""
     weights = Weights()
     if name in DECODERS:
-        _decoder(weights, DECODERS[name])
+        _decoder(weights, DECODERS[name] | changes)
     else:
-        _WRITERS[name](weights, CONFIGS[name], ranks=ranks)
+        _WRITERS[name](weights, CONFIGS[name] | changes, ranks=ranks)
     return weights
 
 
