@@ -191,9 +191,9 @@ def weights_of(name: str, *, ranks: bool = False, **changes: object) -> dict[str
     return weights
 
 
-def _modernbert(weights: Weights, _: dict, *, ranks: bool) -> None:
+def _modernbert(weights: Weights, config: dict, *, ranks: bool) -> None:
     inside = "model." * ranks
-    weights.table(f"{inside}embeddings.tok_embeddings", VOCAB)
+    weights.table(f"{inside}embeddings.tok_embeddings", config["vocab_size"])
     weights.norm(f"{inside}embeddings.norm", bias=False)
     for index in range(LAYERS):
         layer = f"{inside}layers.{index}"
@@ -211,8 +211,8 @@ def _modernbert(weights: Weights, _: dict, *, ranks: bool) -> None:
         weights.linear("classifier", 1, SIZE)
 
 
-def _nomic(weights: Weights, _: dict, **__: bool) -> None:
-    weights.table("embeddings.word_embeddings", VOCAB)
+def _nomic(weights: Weights, config: dict, **__: bool) -> None:
+    weights.table("embeddings.word_embeddings", config["vocab_size"])
     weights.table("embeddings.token_type_embeddings", 2)
     weights.norm("emb_ln")
     for index in range(LAYERS):
@@ -228,7 +228,7 @@ def _nomic(weights: Weights, _: dict, **__: bool) -> None:
 
 def _new(weights: Weights, config: dict, *, ranks: bool) -> None:
     inside = "new." * ranks
-    weights.table(f"{inside}embeddings.word_embeddings", VOCAB)
+    weights.table(f"{inside}embeddings.word_embeddings", config["vocab_size"])
     weights.table(f"{inside}embeddings.token_type_embeddings", config["type_vocab_size"])
     weights.norm(f"{inside}embeddings.LayerNorm")
     for index in range(LAYERS):
@@ -246,7 +246,7 @@ def _new(weights: Weights, config: dict, *, ranks: bool) -> None:
 
 def _flash(weights: Weights, config: dict, *, ranks: bool) -> None:
     inside = "roberta." * ranks
-    weights.table(f"{inside}embeddings.word_embeddings", VOCAB)
+    weights.table(f"{inside}embeddings.word_embeddings", config["vocab_size"])
     weights.table(f"{inside}embeddings.position_embeddings", config["max_position_embeddings"])
     weights.table(f"{inside}embeddings.token_type_embeddings", 1)
     weights.norm(f"{inside}emb_ln")
@@ -265,7 +265,7 @@ def _flash(weights: Weights, config: dict, *, ranks: bool) -> None:
 
 def _jina(weights: Weights, config: dict, *, ranks: bool) -> None:
     inside, size = "bert." * ranks, config["hidden_size"]
-    weights.table(f"{inside}embeddings.word_embeddings", VOCAB, size)
+    weights.table(f"{inside}embeddings.word_embeddings", config["vocab_size"], size)
     weights.table(f"{inside}embeddings.token_type_embeddings", 2, size)
     weights.norm(f"{inside}embeddings.LayerNorm", size)
     for index in range(LAYERS):
