@@ -87,7 +87,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "ngram_table_file",
             "ngram_scope",
         ),
-        "Streaming decoding": (
+        "Windowed decoding": (
             "wedlm_decoding",
             "wedlm_window_size",
             "wedlm_entropy_threshold",

@@ -38,7 +38,7 @@ def bytes_of(config: Config, num_texts: int, num_tokens: int, num_before: int = 
 
 
 class PassMemory:
-    """What a model that embeds holds of the memory of all models.
+    """The memory that a model that embeds holds.
 
     prefixes: the heads of texts that it keeps; None if it keeps none. shared: set by the pool.
     """

@@ -27,7 +27,7 @@ _PASSED_VARIABLES = ("PATH", "TZ", "LANG", "LC_ALL")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call may take. cpu_s: CPU time. wall_s: time, from sending the call to its reply."""
+    """Limits of one call. cpu_s: CPU time. wall_s: time, from sending the call to its reply."""
 
     cpu_s: float
     wall_s: float

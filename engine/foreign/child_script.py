@@ -38,7 +38,7 @@ _LATER_IMPORTS = "{{ strftime_now('%d %B %Y') }}{{ messages | tojson(indent=2) }
 
 
 def handle_templates(transformers: Path) -> Handle:
-    """Return a function that renders conversations with transformers' function; calls are its arguments."""
+    """Return a function that renders a conversation with transformers; it takes the call's arguments."""
     render = _load_render(transformers)
 
     def handle(call: dict[str, Any]) -> Reply:

@@ -5,6 +5,7 @@ anything is decoded, and the process has limits of time and memory.
 """
 
 import binascii
+import gc
 import importlib
 import io
 from collections.abc import Callable
@@ -45,6 +46,7 @@ def make_handler() -> Callable[[Call], Call]:
     # Sizes are limited below, by what their formats take.
     Image.MAX_IMAGE_PIXELS = None
     _import_decoders()
+    gc.freeze()
 
     def handle(call: Call) -> Call:
         try:
@@ -56,6 +58,9 @@ def make_handler() -> Callable[[Call], Call]:
         # The file comes from a client, and decoders raise almost anything.
         except Exception as fault:
             return {"complaint": f"cannot be decoded: {str(fault) or type(fault).__name__}"[:500]}
+        finally:
+            # What has failed is held by its own error, and would be there beside the next image.
+            gc.collect()
 
     return handle
 
@@ -67,7 +72,7 @@ def decode(call: Call) -> Call:
         find_size(); max_pixels: if there are more, the reply only says that the image is_large.
     Returns size (height and width as the image is shown), grid, shape, and attached: the pixels.
     """
-    image = _open(_from_base64(call.pop("attached")))
+    image = _open(_from_base64(call.pop("attached", b"")))
     if image.width * image.height > call["max_pixels"]:
         return {"is_large": True}
     turn = TURNS.get(str(image.getexif().get(ORIENTATION)))

@@ -1,4 +1,4 @@
-"""What the server and the engine exchange about texts that become vectors, and pairs that become scores."""
+"""Requests and results of embedding and ranking, exchanged between the server and the engine."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -51,13 +51,13 @@ class Recipe:
     prompts_are_guessed: bool = False
 
     def describe(self) -> str:
-        """Describe it in a few words."""
-        told = f"pooling {self.pooling}" + ", by its architecture" * self.is_guessed
-        if self.prompts:
-            told += (
-                f"; prompts: {', '.join(self.prompts)}" + ", by its architecture" * self.prompts_are_guessed
-            )
-        return told
+        """Describe the recipe in a few words."""
+        pooling, prompts = f"pooling {self.pooling}", f"prompts: {', '.join(self.prompts)}"
+        if self.is_guessed:
+            pooling += ", by its architecture"
+        if self.prompts_are_guessed:
+            prompts += ", by its architecture"
+        return f"{pooling}; {prompts}" if self.prompts else pooling
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ LOGIT_SCORE = "LogitScore"
 
 
 def find_purpose(folder: Path, config: dict[str, Any]) -> Purpose:
-    """Say what a model is for. config: of its config.json."""
+    """Return a model's purpose: to generate, embed or rank. config: of its config.json."""
     architecture = next(iter(config.get("architectures") or ()), "")
     if config.get("model_type") in ENCODERS:
         return "rerank" if str(architecture).endswith("ForSequenceClassification") else "embed"

@@ -107,7 +107,7 @@ def _pooling_of(given: dict[str, Any], path: Path) -> Pooling:
 
 
 def _read(file: Path, otherwise: Any) -> Any:
-    """Return what a JSON file holds; otherwise what is given. Raises ModelError if it cannot be read."""
+    """Return a JSON file's value, or `otherwise` without the file. Raises ModelError if it cannot be read."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -10,7 +10,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What a model that reads text cannot be shown.
+    """A part that a model which reads text is not shown.
 
     kind: image, audio, video or document. name: its title, or "".
     at: its path in the request. The others are of images: data, in base64, or why there is none; detail.
@@ -24,7 +24,7 @@ class Media:
     detail: Detail = "auto"
 
     def __str__(self) -> str:
-        """Return what the model is shown instead, the same at every turn: no sizes, no dates."""
+        """Return the text that stands in for it, the same at every turn: no sizes, no dates."""
         return f"[{self.kind}{self.name and ' ' + self.name}: this model reads text]"
 
 

@@ -1,4 +1,4 @@
-"""What the model is shown of the parts of messages, results and items: the one place that says it.
+"""Choose the texts that the model is shown for parts of messages, results and items; the one place for it.
 
 docs/guide.md has these tables.
 """
@@ -82,7 +82,7 @@ def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
 
 
 def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
-    """Return what the model is shown of a part: none, one or, of a document, several parts."""
+    """Return the parts that the model is shown for a part: none, one or, for a document, several."""
     if isinstance(given, str):
         notes.understood(path)
         return [given]

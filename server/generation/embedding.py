@@ -23,9 +23,9 @@ from server.generation.engine_requests import check_token_ids
 from server.generation.prompts import TokenIds
 from server.generation.service import Service
 from server.http.request_log import note_ignored, record_of
+from server.lanes import beside
 from server.requests.embeddings import Cut, EmbeddingsRequest
 from server.requests.rerank import RerankRequest
-from server.turns import beside
 
 _SAME = {
     "query": ("query", "search_query"),

@@ -10,7 +10,7 @@ from engine.interface.models import AnswerLimits, ModelInfo
 from engine.interface.request import DraftType, GenerationRequest, Grammar, Sampling, View
 from engine.stations import station
 from server.errors import BadRequestError, ContextLengthError
-from server.generation.streaming_decoding import choose_streaming
+from server.generation.windowed_decoding import choose_window
 from server.requests.generation_fields import GenerationFields
 
 GREEDY_BELOW = 1e-5
@@ -59,7 +59,7 @@ def make_engine_requests(
             code="invalid_value",
         )
     check_ids(body, info)
-    streaming = choose_streaming(body, info, settings)
+    window_settings = choose_window(body, info, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
     limits = info.answer_limits if defaults else AnswerLimits()
@@ -91,7 +91,7 @@ def make_engine_requests(
                     reports_progress=body.stream and body.return_progress,
                     reports_usage=body.stream and body.timings_per_token,
                     reports_origins=body.draft.trace,
-                    streaming=streaming,
+                    window_settings=window_settings,
                     loop_guard_tokens=guard,
                     head_tokens=max(0, head_tokens - len(whole) + len(prompt)),
                     images=images,
@@ -162,7 +162,7 @@ _OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
 
 
 def draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) -> BadRequestError | None:
-    """Return what is wrong with the source of drafts that a request names; None if the server has it."""
+    """Return the fault of the source of drafts that a request names; None if the server has that source."""
     kind, missing, remedy = body.draft.type, "", ""
     if kind == "draft-model" and (settings.draft_model is None or info.head):
         missing, remedy = "has no draft model", ", or start the server with --draft-model"

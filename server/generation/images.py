@@ -17,14 +17,14 @@ from server.conversation.model import Media, Message
 from server.conversation.settled import check_answerable, newest_start
 from server.errors import BadRequestError
 from server.http.request_log import note_ignored
-from server.turns import Turns
+from server.lanes import Lane
 from server.validation.notes import Notes
 
 DECODER = ImageDecoder()
 MAX_KEPT_BYTES = 64 * 2**20
 """Maximum bytes of decoded images that are kept for later turns, which send them again."""
 Run = Callable[..., Awaitable[Any]]
-"""Runs a job on a thread of Turns, when it is the client's turn."""
+"""Runs a job on the thread of a Lane, once it serves the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class ImageReader:
     def __init__(self, settings: Settings, run: Run) -> None:
         self._settings = settings
         self._run = run
-        self._small, self._large = Turns("images"), Turns("large-images")
+        self._small, self._large = Lane("images"), Lane("large-images")
         self._kept: OrderedDict[bytes, Picture] = OrderedDict()
         self._kept_bytes = 0
 

@@ -33,6 +33,7 @@ from server.generation.infill import Hole, encode_hole
 from server.generation.truncation import fit, newest_turn
 from server.http.request_log import note_relaxed
 from server.http.tenants import key_digest
+from server.lanes import Lane, beside, client_of
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
@@ -43,7 +44,6 @@ from server.tool_formats.harmony_prompt import (
     to_harmony_messages,
     to_harmony_tools,
 )
-from server.turns import Turns, beside, client_of
 from server.validation.closed_schema import closed
 from server.validation.grammar_errors import explain_grammar_error
 from server.validation.json_schema import check_schema
@@ -57,7 +57,7 @@ Json = dict[str, Any]
 LANES = (2**14, 2**18, sys.maxsize)
 """The most characters of the jobs of each thread, which take some 20 ms, 300 ms, or several seconds."""
 TEXTS_AT_ONCE = 64
-"""Texts of a request that are encoded before other clients have their turn."""
+"""Texts of a request that are encoded before other clients come next."""
 LIMIT_S = 60.0
 """Maximum time from a prompt's arrival until it is encoded."""
 ResultT = TypeVar("ResultT")
@@ -159,8 +159,8 @@ class PromptEncoder:
     """Renders chat templates, encodes prompts and compiles grammars.
 
     There is a thread for each of LANES, so that a job waits for none that is much longer, and one for
-    grammars. Clients take turns on each. A job that has begun cannot be stopped, so text that is certainly
-    too long for the context is refused before it is encoded.
+    grammars. Each serves one client after the other. A job that has begun cannot be stopped, so text that is
+    certainly too long for the context is refused before it is encoded.
 
     max_pending: maximum number of requests of a client that wait, or whose jobs run.
     settings: the model's.
@@ -175,9 +175,9 @@ class PromptEncoder:
         self._metrics = metrics
         self._max_pending = max_pending
         self._num_pending: Counter[str] = Counter()
-        self._lanes = {size: Turns(f"prompts-{size}") for size in LANES}
-        self._grammars = Turns("grammars")
-        self._views = Turns("views")
+        self._lanes = {size: Lane(f"prompts-{size}") for size in LANES}
+        self._grammars = Lane("grammars")
+        self._views = Lane("views")
         self._draft_type = settings.draft_type
         self._images = ImageReader(settings, self._run)
         self._view_maker = ViewMaker(engine, MAX_VIEW_BYTES)
@@ -336,8 +336,8 @@ class PromptEncoder:
         """Stop the threads and drop the jobs that still wait for them."""
         for task in self.making_views:
             task.cancel()
-        for turns in (*self._lanes.values(), self._grammars, self._views):
-            turns.close()
+        for lane in (*self._lanes.values(), self._grammars, self._views):
+            lane.close()
         self._images.close()
 
     async def _encode(
@@ -352,9 +352,9 @@ class PromptEncoder:
                 request.app.state.service.bodies.trim_soon()
 
     async def _run(
-        self, request: Request, turns: Turns, job: Callable[..., ResultT], *arguments: object
+        self, request: Request, lane: Lane, job: Callable[..., ResultT], *arguments: object
     ) -> ResultT:
-        """Run a job when it is the client's turn.
+        """Run a job on a lane.
 
         Raises ClientGoneError if the client disconnects first, TooBusyError if too many of its jobs are
         waiting, and UnavailableError if it takes longer than LIMIT_S or the server stops.
@@ -364,7 +364,7 @@ class PromptEncoder:
             raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
         self._num_pending[client] += 1
         start_s = time.perf_counter()
-        running = asyncio.ensure_future(turns.run(client, partial(job, *arguments)))
+        running = asyncio.ensure_future(lane.run(client, partial(job, *arguments)))
         # The body has been read, so the next message is a disconnect.
         disconnect = asyncio.ensure_future(request.receive())
         either: set[asyncio.Future[Any]] = {running, disconnect}
@@ -418,7 +418,7 @@ class PromptEncoder:
         task.add_done_callback(self.making_views.discard)
 
     async def _run_slices(self, client: str, slices: Iterator[None], is_first: bool) -> None:
-        """Make views slice by slice; clients take turns. An answer needs none, so a fault is only logged."""
+        """Make views slice by slice. An answer needs none, so a fault is only logged."""
         try:
             while await self._views.run(client, partial(next, slices, True)) is None and not is_first:
                 pass

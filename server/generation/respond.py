@@ -1,4 +1,4 @@
-"""Turn token ids into a response: the steps shared by all endpoints that generate."""
+"""Convert token ids into a response: the steps shared by all endpoints that generate."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from server.generation.sse import TokenStream, write_frames
 from server.generation.submission import Submission
 from server.http.request_log import note_ignored, record_of
 from server.http.tenants import tenant_of
+from server.lanes import SMALL_BYTES
 from server.output.openai_format import ResponseHead
 from server.output.parts import MakeParser
 from server.output.presenter import Presenter
 from server.requests.generation_fields import GenerationFields
-from server.requests.streaming_decoding import StreamingDecodingFields
-from server.turns import SMALL_BYTES
+from server.requests.windowed_decoding import WindowFields
 
 
 async def respond(
@@ -97,7 +97,7 @@ def _without_what_is_not_here(request: Request, service: Service, body: Generati
             raise fault
         note_ignored(request, ["draft.type"])
         body = body.model_copy(update={"draft": body.draft.model_copy(update={"type": None})})
-    of_wedlm = [name for name in StreamingDecodingFields.model_fields if getattr(body, name) is not None]
+    of_wedlm = [name for name in WindowFields.model_fields if getattr(body, name) is not None]
     if of_wedlm and info.mask_token_id is None and not is_strict:
         note_ignored(request, of_wedlm)
         body = body.model_copy(update=dict.fromkeys(of_wedlm))

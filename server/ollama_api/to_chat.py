@@ -18,7 +18,7 @@ FIELD_NAMES = {
     "repetition_penalty": "options.repeat_penalty",
     "reasoning_effort": "think",
 }
-"""What these requests call fields of chats and completions, for error messages."""
+"""The names in these requests of the fields of chats and completions, for error messages."""
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 TAG = ":latest"
 """The end of a model's name that Ollama's clients add where there is none."""

@@ -21,6 +21,7 @@ from server.generation.sse import TokenStream
 from server.http.error_format import ollama_error
 from server.http.openapi import body_schema
 from server.http.request_log import note_ignored, record_of
+from server.lanes import beside
 from server.ollama_api.models import OLLAMA_VERSION, described_model, listed_model, running_model
 from server.ollama_api.presenter import LinePresenter
 from server.ollama_api.schemas import (
@@ -47,7 +48,6 @@ from server.requests.embeddings import EmbeddingsRequest
 from server.requests.models import KeepAlive, keep_alive_s
 from server.routes.models import PullState, begin_pull, find_entry, known_sampling, named_entries, unload
 from server.threads import FORMAT
-from server.turns import beside
 from server.validation.body import read_body
 from server.validation.notes import Notes
 

@@ -55,7 +55,7 @@ class ChatTemplate:
 
     @cached_property
     def traits(self) -> Traits | None:
-        """What the template takes; None if that cannot be found out: then it is given all as it is."""
+        """The template's traits; None if they cannot be found out: then it is given all as it is."""
         if self._wrapped._chat_template is not None or not template_text(self._wrapped):
             return None
         try:
@@ -185,7 +185,7 @@ class ChatTemplate:
 
 @dataclass(slots=True)
 class _Given:
-    """What a template is given. processor: of its images, if it may have some.
+    """The arguments of a template. processor: of its images, if it may have some.
 
     is_marked: control tokens in it are marked, as ControlTokens does it.
     """

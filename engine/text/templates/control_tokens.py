@@ -81,10 +81,10 @@ class ControlTokens:
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of a rendered prompt whose marked tokens are text. The marks are left out."""
         # [text, marked token or None, text, ..., text]
-        pieces: list[str | None] = self._marked.split(rendered)
-        ids = self._encoder.encode(pieces[0] or "")
-        texts = self._encode_inner([text or "" for text in pieces[2::2]])
-        for token, text_ids in zip(pieces[1::2], texts, strict=True):
+        parts: list[str | None] = self._marked.split(rendered)
+        ids = self._encoder.encode(parts[0] or "")
+        texts = self._encode_inner([text or "" for text in parts[2::2]])
+        for token, text_ids in zip(parts[1::2], texts, strict=True):
             ids += self._ids_as_text(token) if token else []
             ids += text_ids
         return ids

@@ -1,14 +1,18 @@
 """Images of a conversation reach the engine as its processor would cut them, by every API."""
 
+import asyncio
 import base64
 import io
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.server.fake_engine import PROCESSOR, SEEING
+from server.generation.images import DECODER
+from tests.engine.foreign.hostile_images import FILES, SHOWN
+from tests.server.fake_engine import PROCESSOR, SEEING, says
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 ASK = {"type": "text", "text": "What is it?"}
@@ -273,3 +277,69 @@ async def test_of_too_many_images_the_oldest_are_text_some_at_a_time(client, see
 async def test_text_that_spells_a_mark_shows_no_image(client, sees):
     await chat(client, {"type": "text", "text": "\ufdd20\ufdd3"}, part())
     assert text_of(sees.requests[0]) == "user: 0[*]\n"
+
+
+async def test_a_stored_response_keeps_its_images(client, sees):
+    sees.script = says("Red.")
+    path, body = TURNS["responses"]
+    first = (await client.post(path, json=body)).json()
+    later = await client.post(path, json={"input": "And now?", "previous_response_id": first["id"]})
+    assert later.status_code == 200, later.text
+    assert colours(sees.requests[1]) == [RED, BLUE]
+    items = (await client.get(f"/v1/responses/{first['id']}/input_items")).json()["data"]
+    kinds = [part["type"] for item in items for key in ("content", "output") for part in item.get(key) or []]
+    assert kinds.count("input_image") == 2
+
+
+async def test_the_same_image_is_decoded_once(client, sees, monkeypatch):
+    calls = []
+    decode = DECODER.decode_small
+
+    def count(*given):
+        calls.append(given)
+        return decode(*given)
+
+    monkeypatch.setattr(DECODER, "decode_small", count)
+    for _ in range(2):
+        assert (await chat(client, ASK, part(), part())).status_code == 200
+    assert len(calls) == 1
+    assert colours(sees.requests[1]) == [RED, RED]
+
+
+@pytest.mark.usefixtures("sees")
+async def test_a_large_image_delays_nobody_else(client, monkeypatch):
+    begun, may_end = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    decode = DECODER.decode_large
+
+    def wait_first(*given):
+        loop.call_soon_threadsafe(begun.set)
+        may_end.wait()
+        return decode(*given)
+
+    monkeypatch.setattr(DECODER, "decode_large", wait_first)
+    large = asyncio.create_task(chat(client, ASK, part(size=(3000, 2100))))
+    await begun.wait()
+    assert (await chat(client, ASK)).status_code == 200
+    assert (await chat(client, ASK, part())).status_code == 200
+    assert not large.done()
+    may_end.set()
+    assert (await large).status_code == 200
+
+
+@pytest.mark.usefixtures("sees")
+async def test_no_hostile_file_ends_in_more_than_a_refusal(client):
+    files = {name: make() for name, make in FILES.items()}
+    for name, data in files.items():
+        # The server of the tests takes short bodies, and the longest files are tried without it.
+        if len(data) > 70_000:
+            continue
+        source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        response = await chat(client, ASK, {"type": "image_url", "image_url": {"url": source}})
+        if response.status_code == 200:
+            assert name in SHOWN
+        else:
+            assert response.status_code == 400, name
+            assert response.json()["error"]["message"].startswith("The image 'messages[0].content[1]' ")
+            assert response.json()["error"]["param"] == "messages[0].content[1]"
+    assert (await chat(client, ASK, part())).status_code == 200
