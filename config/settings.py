@@ -322,10 +322,10 @@ class Settings:
         "Positions at the beginning of a text that a DFlash drafter keeps with --dflash-window.",
         at_least=0,
     )
-    draft_translation: Literal["auto", "context", "naive", "shared", "none"] = setting(
+    draft_translation: Literal["auto", "context", "shared", "none"] = setting(
         "auto",
         "How drafts of a model with another vocabulary become tokens of the target model: context encodes "
-        "their text after the last committed tokens, naive encodes it alone, shared drafts only tokens that "
+        "their text after the last committed tokens, shared drafts only tokens that "
         "both vocabularies have, none keeps ids as they are. auto is none for equal vocabularies, else "
         "context.",
     )
