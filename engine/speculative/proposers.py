@@ -1,8 +1,9 @@
 """The drafters of a server: choose those of each sequence, and keep what was learned over all requests."""
 
 import itertools
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,13 @@ from engine.speculative.drafter_work import DrafterWork
 from engine.speculative.gate import SWITCHED_OFF, decide
 from engine.speculative.mask_drafts import MASKS, MaskDrafts
 from engine.speculative.sequence_drafts import SequenceDrafts
+from engine.vision.keys import prompt_keys
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
     from engine.sampling.grammar import Matcher
+
+log = logging.getLogger("reprise.engine")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Proposers:
     line_ends: tokens of the vocabulary that end a line.
     mask_token_id: the target's mask token, if it drafts for itself.
     work: what the drafters put off.
+    vocab_size: number of token ids. Ids beyond are keys of images, which no draft has; None for no limit.
     """
 
     def __init__(
@@ -65,12 +70,17 @@ class Proposers:
         self.token_yield = TokenYield()
         self.prompt_gate = PromptGate()
         self.work = DrafterWork()
+        self.vocab_size: int | None = None
 
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> SequenceDrafts:
         """Choose a sequence's drafters and open them. A drafter that raises is left out.
 
         Their work is done in the steps to come, and the score that the gate may need is computed before.
         """
+        if request.images and self.vocab_size:
+            # Drafters tell images apart, whose tokens are the same.
+            keys = prompt_keys(request.prompt, request.images, self.vocab_size)
+            request = replace(request, prompt=tuple(keys))
         has_masks = self.mask_token_id is not None
         decide_by_score = partial(decide, request, self.settings, self.model, has_masks)
         gate = decide_by_score()
@@ -92,7 +102,10 @@ class Proposers:
             ],
             self.work,
         )
+        drafts.vocab_size = self.vocab_size
         drafts.uses_model = self.model in gate.drafters
+        if request.images and self.model:
+            log.info("request %s: %s", request.id, gate.reason)
         if self.mask_token_id is not None and MASKS in gate.drafters:
             drafts.masks = MaskDrafts(self.mask_token_id, acceptance)
         if self.can_draft and gate is not SWITCHED_OFF:
