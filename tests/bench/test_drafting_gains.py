@@ -10,7 +10,8 @@ import pytest
 
 from bench.workloads import make_chats
 from bench.workloads.chats import render, render_turn
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
 from engine.interface.request import GenerationRequest, Sampling
