@@ -23,7 +23,7 @@ _NEW_POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": 
 
 
 def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
-    """Read a model's recipe. config: of its config.json. Raises ModelError for what is not known here."""
+    """Read a model's recipe. config: config.json. Raises ModelError for unknown poolings or modules."""
     told = _read(folder / "config_sentence_transformers.json", {})
     prompts = {str(name): str(text) for name, text in (told.get("prompts") or {}).items()}
     default = told.get("default_prompt_name")
@@ -54,7 +54,7 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
 
 
 def find_vectors(folder: Path, config: dict[str, Any]) -> EmbeddingInfo:
-    """Say what vectors a model makes, before it is loaded: without its special tokens. Raises ModelError."""
+    """Describe a model's vectors before it is loaded, so without its special tokens. Raises ModelError."""
     recipe = read_recipe(folder, config)
     last = _read(recipe.dense[-1].folder / "config.json", {}) if recipe.dense else {}
     return EmbeddingInfo(int(last.get("out_features", config["hidden_size"])), recipe)

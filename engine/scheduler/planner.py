@@ -455,7 +455,7 @@ def _fed_width(estimate: DraftEstimate, width: int) -> int:
 
 
 def without_drafts(members: SequenceOf[Sequence]) -> list[RowInput]:
-    """Return the rows' inputs for a verification step that verifies nothing."""
+    """Return the rows' inputs for a verification step without drafts."""
     return [RowInput(s.tokens[-1], len(s.tokens)) for s in members]
 
 

@@ -13,7 +13,7 @@ from server.output.parts import FinishReason
 
 
 class PromptTokensDetails(BaseModel):
-    """How many of the prompt's tokens came from the prefix cache.
+    """The number of the prompt's tokens that came from the prefix cache.
 
     image_tokens: how many are images'; sent if there are any. Not part of OpenAI's API.
     """
@@ -78,7 +78,7 @@ class GateBlock(BaseModel):
 
 
 class WindowBlock(BaseModel):
-    """How a WeDLM model decoded in windows; see request.WindowSettings. note: what that means."""
+    """The settings of a WeDLM model's windowed decoding; see request.WindowSettings. note: their effect."""
 
     window_size: int
     entropy_threshold: float | None
@@ -236,7 +236,7 @@ class AssistantMessage(BaseModel):
 
 
 class TracedText(BaseModel):
-    """A run of what the model wrote, markers included, from one source: a drafter, or "model"."""
+    """A run of the model's text, markers included, from one source: a drafter, or "model"."""
 
     text: str
     source: str
@@ -275,7 +275,7 @@ class ChatChunkChoice(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """A choice of a completion, or what a chunk adds to it."""
+    """A choice of a completion, or the part of it in a chunk."""
 
     text: str
     index: int
@@ -328,7 +328,7 @@ class Modalities(BaseModel):
 
 
 class EmbeddingCard(BaseModel):
-    """How a model makes vectors: their numbers, what is pooled, and its prompts by name.
+    """Facts about a model's vectors: their size, the pooling, and its prompts by name.
 
     is_guessed: whether the pooling was decided by the architecture, as the folder does not name it.
     """
@@ -367,7 +367,7 @@ class ModelCard(BaseModel):
 
 
 class ListedModelCard(ModelCard):
-    """One of several models under one of its names. What is not known before it is loaded is null.
+    """One of several models under one of its names. Fields that are not known before it is loaded are null.
 
     state: whether its weights are in memory. size_bytes: of its weights. progress: the loaded share of them,
     0 to 1, while it is loading; phase: what it is at then, in words.

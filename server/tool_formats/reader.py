@@ -67,7 +67,7 @@ class CallReader(Protocol):
         """The text that was not read yet."""
 
     def feed(self, text: str) -> list[CallFragment]:
-        """Read the next text of the section; return what is certain."""
+        """Read the next text of the section; return the fragments that are certain now."""
 
 
 def make_reader(call_format: CallFormat, schemas: Schemas) -> "JsonReader | TaggedReader | ListedReader":
