@@ -15,10 +15,10 @@ from pydantic_core import PydanticCustomError, to_json
 
 from config.settings import Settings
 from engine.interface.errors import EngineError, GrammarError, UnbrokenTextError
+from engine.interface.image_marks import before_images
 from engine.interface.images import ImageProcessor, PromptImage
 from engine.interface.request import Grammar, PromptEnd, View
 from engine.text.fim import FimTokens
-from engine.text.templates.image_parts import before_images
 from server.engine_protocol import EngineProtocol
 from server.errors import (
     BadRequestError,
