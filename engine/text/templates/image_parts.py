@@ -1,7 +1,7 @@
 """Images in a conversation, as its chat template takes them.
 
-Messages stay texts, with marks, while they are changed to fit a template. Then a text with marks becomes a list
-of parts, if the template shows an image among parts; else the image's own tokens are written into the text.
+Messages stay texts with marks while they are changed to fit a template. Then such a text becomes a list of
+parts, if the template shows an image among parts; else the image's own tokens are written into the text.
 """
 
 import re
