@@ -67,7 +67,7 @@ SHARED: dict[str, tuple[Any, str, str]] = {
     "cases": (count, "N", "Chats of each workload and length."),
     "max-tokens": (count, "N", "Maximum tokens of each answer."),
     "repeats": (count, "N", "Measured runs of each chat."),
-    "resume": (output_file, "FILE", "Record each run in FILE, and leave out the runs that it already has."),
+    "resume": (output_file, "FILE", "Keep each run in FILE, and leave out the runs that it already has."),
     "rounds": (count, "N", "Measured rounds, after one warm-up round."),
     "num-draft-tokens": (draft_lengths, "K,L", "Maximum draft lengths."),
     "draft-types": (names, "X,Y", "Draft types."),
@@ -83,7 +83,7 @@ OUTPUTS: dict[str, Any] = {"json": None, "csv": None, "html": None}
 
 
 class Flag(NamedTuple):
-    """An argument of a command. name: without dashes for one that is known by its place.
+    """An argument of a command. name: without dashes for a positional one.
 
     parse: None makes a flag without a value. default: `...` if the flag is required; it is named in the help,
     unless the help does it. is_repeated: it may be given several times.
@@ -146,7 +146,7 @@ def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def flags(arguments: argparse.Namespace, *names: str) -> list[str]:
-    """Return flags of `reprise serve` that say the same as those by of_settings()."""
+    """Return the same settings as flags of `reprise serve`, as far as they are not the defaults."""
     given = settings(arguments, *names).items()
     return [f"{SETTINGS[name].flag}={value}" for name, value in given if value != SETTINGS[name].default]
 

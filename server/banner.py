@@ -1,4 +1,4 @@
-"""What a person sees while the server starts: a progress bar, then the banner."""
+"""The output of a starting server for people: a progress bar, then the banner."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from config.settings import BUNDLED_NAME, Settings
+from config.model_settings import BUNDLED_NAME
+from config.settings import Settings
 from engine.interface.embeddings import SPECIAL, Purpose
 from engine.interface.models import ModelEntry, ModelInfo
 from engine.text.markers import Markers
@@ -29,7 +30,7 @@ LEAST_SHARE = 0.02
 """Share of a part of the start from which on it is said how long the rest takes."""
 
 EXACT_NOT_TRIED = "widths not tried; --exact and `reprise verify` find them"
-"""What the banner says about exact widths without --exact."""
+"""The banner's words about exact widths without --exact."""
 
 
 class LoadingBar:
@@ -98,7 +99,7 @@ class Pace:
         self._last: tuple[float, float] = (0.0, 0.0)
 
     def note(self, what: str, share: float, now_s: float) -> None:
-        """Note what share of a part is over, in [0, 1].
+        """Note a part's progress, in [0, 1].
 
         One that falls begins the part anew: a download goes before a load.
         """
@@ -255,10 +256,11 @@ def banner(
         "context": f"{info.context_tokens:,} tokens"
         + ", of a conversation and its answer together" * generates,
         **(
-            {"vectors": f"{info.embedding.dimensions} dimensions, {info.embedding.recipe.describe()}"}
+            {"vectors": info.embedding.describe()}
             if info.embedding
             else {"decoding": decoding, "drafts": drafts, "not used": info.head_fault}
         ),
+        "images": info.vision.describe() if info.vision else "",
         **(verbose if is_verbose else {}),
         "address": address,
     }

@@ -19,12 +19,13 @@ from bench.economics.trials import forced_costs
 from bench.experiment import Row
 from bench.options import Flag
 from bench.tables import Column
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.model.loading import load_tokenizer
 from engine.speculative.translation.translation import Strategy
 
 BUNDLED_DRAFTS = tuple(BUNDLED_MODEL / name for name in ("draft_polish", "draft"))
-STRATEGIES: tuple[Strategy, ...] = ("context", "naive", "shared", "none")
+STRATEGIES: tuple[Strategy, ...] = ("context", "shared", "none")
 
 COUNTS = ("translated", "absorbed", "resynchronised", "skipped")
 """Outcomes of translated drafts; see engine.speculative.translation.translator.TranslationCounts."""
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     folders = dict.fromkeys(arguments.draft_model or BUNDLED_DRAFTS)
     pairs = pairs_of(arguments.model or BUNDLED_MODEL, folders, arguments.strategies)
     rows: list[Row] = []
-    # The adaptive engine comes first: it measures its step costs, which the document records.
+    # The adaptive engine comes first: it measures its step costs, which the document has.
     for (folder, strategy), is_adaptive in product(
         pairs, (False,) if arguments.no_adaptive else (True, False)
     ):
@@ -83,12 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
         made, found = measure(arguments, settings, costs, arms, stage)
         if not rows:
             # The samples are of this pair alone, so they are left out.
-            record = made | {"translation": found | {"rows": rows, "samples": []}}
+            result = made | {"translation": found | {"rows": rows, "samples": []}}
         about = {"draft_model": folder.resolve().name, "strategy": strategy, "is_adaptive": is_adaptive}
         whole = [row for row in found["rows"] if row["turn"] is None]
         rows += [about | row | dict.fromkeys(COUNTS, 0) | row["translation"] for row in whole]
-    title = f"Drafts for {record['model']['name']}"
-    outputs.report(arguments, record, rows, COLUMNS, title, [*NOTES, *divergences(rows)])
+    title = f"Drafts for {result['model']['name']}"
+    outputs.report(arguments, result, rows, COLUMNS, title, [*NOTES, *divergences(rows)])
     return int(any(row["parity"] == "FAIL" for row in rows))
 
 
@@ -101,5 +102,5 @@ def pairs_of(
         (folder, strategy)
         for folder in folders
         for strategy in requested
-        or (STRATEGIES[3:] if vocabularies[folder] == vocabularies[target] else STRATEGIES[:3])
+        or (STRATEGIES[2:] if vocabularies[folder] == vocabularies[target] else STRATEGIES[:2])
     ]

@@ -16,11 +16,11 @@ from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, S
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.interface.request import DraftType, GenerationRequest, Sampling
-from engine.scheduler.planner import Planner
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.gate import LOOKUPS
+from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import DraftSources, Proposers
 
 LIMIT = 31
@@ -73,7 +73,7 @@ class FixedPlayer:
         self.costs = [0.0, *map(cost, range(1, limit + 2))]
 
     def play(self, pair: TokenPair) -> Outcome:
-        """Replay one answer, as the engine would: propose, verify, observe, record_verified."""
+        """Replay one answer, as the engine would: propose, verify, observe, note_verified."""
         (drafter,), costs, outcome = self.drafters, self.costs, Outcome()
         finish(drafter.open(SequenceStart(0, pair.prompt)))
         while follows := pair.answer[outcome.num_tokens :]:
@@ -84,14 +84,14 @@ class FixedPlayer:
             num_accepted = outcome.verify(drafted, follows, costs[1 + len(drafted)])
             drafter.observe(0, follows[: num_accepted + 1])
             if drafted:
-                drafter.record_verified(0, len(drafted), num_accepted)
+                drafter.note_verified(0, len(drafted), num_accepted)
         finish(drafter.close(0))
         return outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What replays share: a server's settings, the costs of steps, and the tokens that end lines."""
+    """The inputs of all replays: a server's settings, the costs of steps, and the tokens that end lines."""
 
     settings: Settings
     curve: Curve = FLAT
@@ -189,7 +189,7 @@ def best_single_width(
 
 @dataclass
 class FixedLookup:
-    """Drafts what followed a match of n tokens, for the largest n between longest and shortest that occurs.
+    """Drafts the tokens after a match of n tokens, for the largest n from longest to shortest that occurs.
 
     newest: whether the newest occurrence is used, or the earliest. The draft ends where the text ends.
     sure: from which n on a draft may be longer than 2 tokens.
@@ -212,7 +212,7 @@ class FixedLookup:
         self.texts[start.seq] = "".join(map(chr, start.prompt))
 
     def propose(self, query: DraftQuery) -> Draft:
-        """Draft what followed the match."""
+        """Draft the tokens that followed the match."""
         text, margin = self.texts[query.seq], int(self.is_long)
         find = text.rfind if self.newest else text.find
         for size in range(self.longest, self.shortest - 1, -1):
@@ -229,7 +229,7 @@ class FixedLookup:
         """Keep the tokens."""
         self.texts[seq] += "".join(map(chr, tokens))
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Learn nothing."""
 
     def close(self, seq: int) -> None:
@@ -255,7 +255,7 @@ class Rule:
     is_warm: bool = False
 
     def player(self, setup: Setup) -> Player:
-        """Return a player that has seen nothing."""
+        """Return a player with empty drafters."""
         own = [self.drafter()] if self.drafter else []
         if self.draft_type:
             return ServerPlayer(setup, replace(setup.settings, draft_type=self.draft_type), *own)

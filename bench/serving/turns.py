@@ -19,7 +19,8 @@ from bench.outputs import Work, report
 from bench.serving.run_serve import random_turns
 from bench.tables import Column
 from bench.workloads.chats import user
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.interface.events import Finished
 from engine.interface.models import ModelInfo
 from engine.interface.request import DraftChoice
@@ -54,10 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [_row(number, *ends) for number, ends in enumerate(turns, 1)]
     rows.append(_row(f"{arguments.turns}, restarted server", restarted[-1:], [chat[-1] for chat in cold]))
     is_equal = len({tuple(end.tokens for end in chat) for chat in (*warm, *cold, restarted)}) == 1
-    record = document.new_document(arguments, info, turns={"rows": rows, "equal": is_equal})
+    result = document.new_document(arguments, info, turns={"rows": rows, "equal": is_equal})
     title = f"Time to first token, medians of {arguments.repeats} chats"
     note = "all tokens equal" if is_equal else "FAIL: tokens differ"
-    report(arguments, record, rows, COLUMNS, title, [note], width=100, group="")
+    report(arguments, result, rows, COLUMNS, title, [note], width=100, group="")
     return 0 if is_equal else 1
 
 

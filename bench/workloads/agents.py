@@ -23,12 +23,12 @@ _SYSTEM = "You are a coding agent in the user's repository. Read a file before y
 _ASKS_FOR_BLOCKS = "Answer with SEARCH/REPLACE blocks, each with the path of its file above it."
 
 Answer = str | tuple[str, dict[str, str]]
-"""What the assistant says, or the tool that it calls and the arguments."""
+"""The assistant's text, or the tool that it calls and the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file before and after a change. id: the commit and the path. message: what asks for the change."""
+    """A file before and after a change. id: the commit and the path. message: the request for the change."""
 
     id: str
     message: str

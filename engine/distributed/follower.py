@@ -20,7 +20,7 @@ Tell = Callable[[str | None], bool]
 
 
 class Replica:
-    """Keeps what rank 0 keeps, of this rank's shard, under the same numbers.
+    """Keeps this rank's part of rank 0's caches, rows and slices, under the same numbers.
 
     tell: asks rank 0 for the ranks' agreement.
     num_done: the number of the last command done. objects: what rank 0 keeps too, by number.
@@ -36,7 +36,7 @@ class Replica:
         self._asks = self._has_disagreed = False
 
     def do(self, command: Any) -> None:
-        """Do one command. Raises RanksLostError if it is not the next one, or fails here alone."""
+        """Do one command of rank 0. Raises RanksLostError if it is out of order, or only this rank fails."""
         number, name, arguments, made, dropped, asks = command
         if number != self.num_done + 1:
             raise RanksLostError(f"command {number} came after command {self.num_done}")

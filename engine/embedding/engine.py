@@ -5,11 +5,13 @@ others.
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
 
-from config.settings import Settings, display_name
+from config.model_settings import display_name
+from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
 from engine.embedding.memory import PassMemory
 from engine.embedding.worker import EmbeddingWorker
@@ -24,7 +26,7 @@ from engine.text.tokenizer import Tokenizer
 
 
 class EmbeddingEngine:
-    """Hands a model's requests to its worker, and reports what became of them.
+    """Hands a model's requests to its worker, and their results to the sinks.
 
     name: by which the model is known. inbox: takes other threads' messages.
     count_decoding: returns how many rows of other models wait while this one computes.
@@ -40,7 +42,9 @@ class EmbeddingEngine:
         self._name, self._inbox, self._count_decoding = name, inbox, count_decoding
         self._lifecycle = Lifecycle(settings.max_rows + settings.max_queue)
         self._about: tuple[ModelInfo, Tokenizer] | None = None
-        self._worker = EmbeddingWorker(settings.max_stall_ms, settings.prefill_chunk_tokens)
+        self._worker = EmbeddingWorker(
+            settings.max_stall_ms, settings.prefill_chunk_tokens, settings.prefix_cache_bytes
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -54,7 +58,7 @@ class EmbeddingEngine:
 
     @property
     def memory_budget(self) -> PassMemory | None:
-        """What it holds of the memory of all models; None while it is not loaded."""
+        """The model's part of the memory of all models; None while the model is not loaded."""
         return self._worker.memory
 
     def embed(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
@@ -71,7 +75,7 @@ class EmbeddingEngine:
         return self._lifecycle.status(len(self._worker.jobs))
 
     def counts(self) -> EngineCounts:
-        """Return what was embedded, and what is to be."""
+        """Return the counts of inputs that were embedded, and that wait."""
         worker = self._worker
         return EngineCounts(
             num_embedded=worker.num_embedded,
@@ -80,8 +84,9 @@ class EmbeddingEngine:
         )
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
-        """Return nothing: what attends in both directions has no prefixes."""
-        return {}
+        """Return the counts of kept beginnings of texts; empty for models that attend in both directions."""
+        prefixes = self._worker.prefixes
+        return {"target": asdict(prefixes.kept.status())} if prefixes else {}
 
     def begin_stop(self, drain_s: float) -> None:
         """Refuse new requests, and give running ones drain_s seconds to finish."""
@@ -167,7 +172,7 @@ class EmbeddingEngine:
         """Do nothing: nothing is in flight between two turns."""
 
     def prepare(self) -> bool:
-        """Return that there is nothing to do in advance."""
+        """Return False: there is no work to do in advance."""
         return False
 
     def _take_messages(self) -> None:

@@ -93,7 +93,7 @@ class RowLengths:
     def begin_forward(
         self, widths: Sequence[int], width: int = 0, ranks: Sequence[Ranks | None] = ()
     ) -> None:
-        """Compute what every layer of the next forward uses.
+        """Compute the lengths, widths and padding of the next forward, for the caches of all layers.
 
         widths: (rows,) tokens to add, each >= 1. width: of the forward, if it has other rows too.
         ranks: (rows,) see the attribute.
@@ -171,7 +171,7 @@ class Columns:
         return [length - base for length, base in zip(self.shared.lengths, self.bases, strict=True)]
 
     def start_of(self, row: int) -> int:
-        """Return the column of the first token that is still held of a row."""
+        """Return the column of a row's first token that is still held."""
         return self._oldest[row] - self.bases[row]
 
     def first_live(self, row: int) -> int:
@@ -189,7 +189,7 @@ class Columns:
             numbers.append(0)
 
     def place(self, row: int) -> None:
-        """Decide where the tokens of a row lie that is about to be written, from its length.
+        """Decide where a row's tokens will lie in the buffers, from the row's length.
 
         The caller writes its live tokens there, with zeros around them.
         """
@@ -297,7 +297,7 @@ class Columns:
         ]
 
     def end_forward(self) -> None:
-        """Record what the forward has erased, after RowLengths.end_forward."""
+        """Note the columns that the forward has erased, after RowLengths.end_forward."""
         self._masks = {}
         if not self.uniform:
             self.dirty_ends = self._ends()

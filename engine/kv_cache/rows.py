@@ -22,7 +22,7 @@ from engine.kv_cache.slices import KVSlice, State
 
 
 class Sharing(IntEnum):
-    """What the rows of a batch can share."""
+    """How much the rows of a batch can share."""
 
     NOTHING = 0
     """Each row has a forward pass of its own, and buffers of its own."""
@@ -60,7 +60,7 @@ class Rows(Protocol):
         """Append a prefilled row. Its caches hold length tokens; the caller must not use them any more."""
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        """Give a row that was added empty its caches, as add() does; what it was fed is forgotten."""
+        """Give an empty row its caches, as add() does. Tokens that it was fed before are forgotten."""
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
@@ -115,5 +115,5 @@ def make_rows(model: Any, sharing: Sharing) -> Rows:
 
 
 def evaluate(caches: Caches) -> None:
-    """Compute what the caches hold, and wait for it."""
+    """Evaluate the arrays of the caches, and wait for them."""
     mx.eval(cache_arrays(caches))

@@ -23,10 +23,10 @@ from engine.kv_cache.rows import Rows
 from engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
 from engine.memory.demands import Demand, SamplingMemory, StepDemands
 from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
-from engine.memory.prefill_budget import count_fitting, share_tokens
+from engine.memory.prefill_budget import count_fitting, divide_tokens
 from engine.memory.sharing import SharedMemory
 from engine.prefix_cache.trie import PrefixCache
-from engine.sampling.pieces import ALL_NEEDS, find_needs
+from engine.sampling.portions import ALL_NEEDS, find_needs
 from engine.sequence.sequence import Sequence
 from engine.vision.sight import KeptFeatures, Sight
 
@@ -36,8 +36,8 @@ ANSWER_TOKENS = GROWTH_TOKENS
 CHUNK_STEP = 64
 """Prompt tokens by which chunks are lengthened while there is memory for them."""
 
-SHARED_TOKENS = 1024
-"""Tokens at which the models' caches are compared, to share the prefix cache's memory."""
+COMPARED_TOKENS = 1024
+"""Tokens at which the models' caches are compared, to divide the prefix cache's memory."""
 
 KEPT_SHARE = 64
 """Features of images that no prompt needs now take at most 1/KEPT_SHARE of the memory beside weights."""
@@ -93,7 +93,7 @@ class MemoryBudget:
         self._refused_beside: Running = ([], [])
 
     def see(self, sight: Sight, vision: VisionInfo) -> None:
-        """Count what images take from now on, and what is kept of them."""
+        """Count the memory of images from now on: of their towers, and of their kept features."""
         largest = vision.merge_size, vision.max_tokens * vision.merge_size
         self._sight, self._image_bytes = sight, sight.tower.forecast_bytes(largest)
         sight.kept.limit_bytes = self.room_bytes // KEPT_SHARE
@@ -111,11 +111,11 @@ class MemoryBudget:
 
     @property
     def held_bytes(self) -> int:
-        """What other models cannot have: see shared_memory.py."""
+        """The bytes that other models cannot have: see memory/sharing.py."""
         return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:
-        """Drop cached prefixes of at least so many bytes, or all; return whether any were dropped."""
+        """Drop cached prefixes of at least num_bytes, or all; return whether any were dropped."""
         kept = self._prefix_bytes
         self._shrink_prefixes(max(0, kept - num_bytes))
         return self._prefix_bytes < kept
@@ -164,14 +164,14 @@ class MemoryBudget:
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
         rows: SequenceOf[Rows],
-        reading: SequenceOf[Sequence] = (),
+        draft_prefills: SequenceOf[Sequence] = (),
     ) -> bool:
         """Drop cached prefixes until the next step fits; return whether it does.
 
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
-        reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
+        draft_prefills: sequences whose draft prefill is under way, in caches that are not a row's yet.
         """
-        if self._is_steady(members, prefilling, reading):
+        if self._is_steady(members, prefilling, draft_prefills):
             return True
         self._steady = 0, []
         if self.shared and not self._reserve([*members, *prefilling]):
@@ -184,9 +184,9 @@ class MemoryBudget:
             return self._estimate_step(members, prefilling, num_tokens, shared, own)
 
         estimate = estimate_step(self.chunk_tokens)
-        read = sum(self._reading_bytes(len(s.tokens)) for s in reading)
-        self._shrink_prefixes(self.left_bytes - estimate.total - read)
-        spare = self.left_bytes - estimate.total - read - self._prefix_bytes
+        prefilled = sum(self._draft_prefill_bytes(len(s.tokens)) for s in draft_prefills)
+        self._shrink_prefixes(self.left_bytes - estimate.total - prefilled)
+        spare = self.left_bytes - estimate.total - prefilled - self._prefix_bytes
         if prefilling and spare > 0:
             # Of half at most: buffers may grow ahead of need into the rest.
             larger = self._feed_more(estimate_step, estimate.total + spare // 2)
@@ -195,7 +195,7 @@ class MemoryBudget:
         self._limit_mlx(estimate.operation)
         if spare < 0:
             return False
-        self._used_bytes = estimate.total + read
+        self._used_bytes = estimate.total + prefilled
         for model, model_rows in zip(self._models, rows, strict=True):
             footprint = model.footprint
             if isinstance(model_rows, BatchedRows) and footprint.token_bytes:
@@ -210,8 +210,8 @@ class MemoryBudget:
                 model_rows.limit_growth(num_cells + ahead)
                 held = sum(slots * columns for slots, columns in model_rows.extents)
                 self._used_bytes += max(0, held - num_cells) * cell_bytes
-        # Beside other models both what is left and MLX's limit change at their turns.
-        if not (prefilling or reading or self.shared):
+        # Beside other models both what is left and MLX's limit change while they run.
+        if not (prefilling or draft_prefills or self.shared):
             self._steady = self.room_bytes, [(s, len(s.tokens) + STEADY_TOKENS) for s in members]
         return True
 
@@ -219,11 +219,11 @@ class MemoryBudget:
         self,
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
-        reading: SequenceOf[Sequence],
+        draft_prefills: SequenceOf[Sequence],
     ) -> bool:
         """Whether the last estimate had room for this step as well."""
         room_bytes, steady = self._steady
-        if prefilling or reading or room_bytes != self.room_bytes or len(members) != len(steady):
+        if prefilling or draft_prefills or room_bytes != self.room_bytes or len(members) != len(steady):
             return False
         return all(
             one is s and len(s.tokens) <= limit for s, (one, limit) in zip(members, steady, strict=True)
@@ -271,7 +271,7 @@ class MemoryBudget:
         rows: of the target model, if they share buffers. windows: each prompt's own caches, one per window.
         """
         complete, others = [], []
-        chunks = share_tokens([s.num_to_prefill for s in prefilling], num_tokens)
+        chunks = divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
         if self._sight:
             chunks = [_until_image(s, chunk) for s, chunk in zip(prefilling, chunks, strict=True)]
         for sequence, chunk in zip(prefilling, chunks, strict=True):
@@ -317,12 +317,12 @@ class MemoryBudget:
         windows = footprint.window_bytes(lambda window: min(num_tokens, window + BLOCK_TOKENS))
         return footprint.fixed_bytes // 2 + windows
 
-    def reserve_reading(self, num_tokens: int) -> bool:
-        """Reserve memory until the next make_room() for reading a text; return whether there is enough.
+    def reserve_draft_prefill(self, num_tokens: int) -> bool:
+        """Reserve memory for a draft prefill until the next make_room(); return whether there is enough.
 
         num_tokens: target tokens of the text.
         """
-        needed = self._reading_bytes(num_tokens)
+        needed = self._draft_prefill_bytes(num_tokens)
         left = self.left_bytes - self._used_bytes - needed
         if left >= 0:
             self._shrink_prefixes(left)
@@ -337,8 +337,8 @@ class MemoryBudget:
             cache.shrink_to(max(0, num_bytes - others))
             kept = others + cache.num_bytes
 
-    def _reading_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of the caches with which the draft model reads a text, until they are a row's."""
+    def _draft_prefill_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the caches of a text's draft prefill, until they are a row's."""
         draft = self._models[-1]
         if not draft.sharing:
             # Rows that do not share buffers are counted as if they held the text already.
@@ -347,7 +347,7 @@ class MemoryBudget:
 
     def draft_model_share(self, num_bytes: int) -> int:
         """Return the part of num_bytes that holds as many of its tokens as the rest holds of the target's."""
-        target, *draft = [m.footprint.row_bytes(SHARED_TOKENS, self.chunk_tokens) for m in self._models]
+        target, *draft = [m.footprint.row_bytes(COMPARED_TOKENS, self.chunk_tokens) for m in self._models]
         return num_bytes * sum(draft) // (target + sum(draft))
 
     def _demand(

@@ -17,7 +17,7 @@ from engine.memory.footprint import Footprint, measure
 from engine.memory.machine import usable_bytes, wire_weights
 from engine.model.loading import LoadedModel, ModelError
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
-from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
+from engine.speculative.draft_model.prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 
 log = logging.getLogger("reprise.engine")
@@ -52,7 +52,7 @@ def make_memory_budget(
         given = min(given, weight_bytes + loaded.room_bytes)
     footprint = _find_footprint(loaded, settings.kv_bits, bool(sharing))
     width = 1 + settings.num_draft_tokens * may_draft
-    if loaded.info.can_stream:
+    if loaded.info.can_decode_windows:
         # A step may settle the whole window, and the next one feeds that and a new window.
         width = max(width, 2 * settings.wedlm_window_size)
     models = [ModelMemory(footprint, sharing, width)]
@@ -140,7 +140,7 @@ def _drafting_footprint(draft_model: DraftModel) -> Footprint:
     """Measure what a draft model needs, with the states that it keeps after drafted tokens."""
     footprint = _find_footprint(draft_model.loaded, None, bool(draft_model.sharing))
     state_bytes = footprint.fixed_bytes // 2 if draft_model.sharing else 0
-    return replace(footprint, record_bytes=footprint.record_bytes + MAX_LATER_STATES * state_bytes)
+    return replace(footprint, trace_bytes=footprint.trace_bytes + MAX_LATER_STATES * state_bytes)
 
 
 def _limit_context(

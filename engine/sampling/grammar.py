@@ -51,7 +51,7 @@ _LIMIT_REACHED = re.compile("too many|max is|too big|too complex", re.IGNORECASE
 """Matches llguidance's errors about a limit of the above."""
 
 ANY = "any"
-"""What a grammar of this kind is compiled to."""
+"""The compiled form of a grammar of this kind."""
 
 Mask = NDArray[np.bool_]
 """(vocabulary,) True where a token is allowed."""
@@ -77,7 +77,7 @@ class Grammars:
 
     @property
     def vocabulary(self) -> LLTokenizer:
-        """The vocabulary as llguidance knows it. Raises GrammarError if there is none.
+        """The vocabulary in llguidance's form. Raises GrammarError if it cannot be made.
 
         Made when it is first asked for. For a large vocabulary that takes some tenths of a second, in which
         no other thread of the process runs.

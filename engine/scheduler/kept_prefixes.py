@@ -44,7 +44,7 @@ class _Copies:
 
 
 class KeptPrefixes:
-    """Takes copies of what sequences have computed. Used by the engine's thread only.
+    """Copies sequences' keys, values and state into the prefix cache. Used by the engine's thread only.
 
     budget_bytes: memory for cached prefixes. memory_budget: says whether there is memory for a copy now.
     can_look_back: whether state can be kept of a length that a chunk has passed.
@@ -102,7 +102,7 @@ class KeptPrefixes:
             self.store.close()
 
     def start_keeping(self, sequence: Sequence, length: int) -> None:
-        """Start copies of what a prefilling sequence holds up to a length that its last chunk passed.
+        """Start copies of a prefilling sequence's caches up to a length that its last chunk passed.
 
         They follow that chunk on the device, and nothing waits for them: finish_keeping() does.
         """

@@ -217,7 +217,7 @@ class Prefiller:
                 drafts.slowdown_budget.prefill_s += seconds
             if measured and not sequence.ended:
                 with station("prefill"):
-                    sequence.emit_prompt_logprobs(num_before + 1, measured.read())
+                    sequence.emit_prompt_logprobs(num_before + 1, measured.fetch())
             sequence.report_progress(num_before + num_fed)
 
         self.device.dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
@@ -241,9 +241,9 @@ class Prefiller:
         tokens = mx.array(sequence.tokens[start:stop])[None]
         if self._taps is None or not (sequence.drafts and sequence.drafts.uses_model):
             return self._model(tokens, cache=caches), []
-        with self._taps.record() as recorded:
+        with self._taps.tapping() as tapped:
             logits = self._model(tokens, cache=caches)
-        states = [each[0] for each in recorded.states()]
+        states = [each[0] for each in tapped.states()]
         for each in states:
             sequence.prefill.states.add(each)
         return logits, states

@@ -62,7 +62,7 @@ class PrefixLookup:
         return False
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
-        """Whether the sequence should wait for one that is prefilling a prefix that both share."""
+        """Whether the sequence should wait for another that is prefilling a prefix of both."""
         if sequence.request.prompt_logprobs or (self.kept.cache is None and not self.kept.can_share):
             return False
         if sequence.prefix.awaited and sequence.prefix.awaited[0] not in prefilling:

@@ -33,9 +33,9 @@ from engine.sequence.loop_guard import ends_in_loop
 from engine.sequence.stages import Prefill, PrefixSearch, Timing
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.conditions import GREEDY, sampling_class
-from engine.speculative.draft_model.reader import UnreadableTextError
+from engine.speculative.draft_model.prefill import UndraftableTextError
 from engine.speculative.draft_stats import PLAIN
-from engine.speculative.proposers import SequenceDrafts
+from engine.speculative.sequence_drafts import SequenceDrafts
 from engine.speculative.window import Window
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ from engine.vision.keys import prompt_keys
 log = logging.getLogger("reprise.engine")
 
 LOG_PROMPT_EVERY_S = 10.0
-"""Seconds between log lines about a prompt that is being read."""
+"""Seconds between log lines about a prompt that is being prefilled."""
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class Sequence:
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
     row_sampling: how its tokens are sampled, while it decodes.
     drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
-    window: what streaming decoding has filled in right of its tokens; None for plain decoding.
+    window: what windowed decoding has filled in right of its tokens; None for plain decoding.
     sampling: what sampling its tokens takes; see sampling_class().
     num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
     num_bisections: how many bisections suspected it.
@@ -105,7 +105,7 @@ class Sequence:
             tokens=tokens,
             keys=keys,
             matcher=matcher,
-            window=Window(request.streaming) if request.streaming else None,
+            window=Window(request.window_settings) if request.window_settings else None,
             sampling=sampling_class(request),
         )
 
@@ -151,8 +151,8 @@ class Sequence:
             self.drafts.close()
 
     def give_up_draft_model(self, fault: Exception) -> None:
-        """Stop using the draft model, which could not read the text or translate a draft."""
-        level = logging.INFO if isinstance(fault, UnreadableTextError) else logging.WARNING
+        """Stop using the draft model, which could not take the text or translate a draft."""
+        level = logging.INFO if isinstance(fault, UndraftableTextError) else logging.WARNING
         log.log(level, "request %s continues without the draft model: %s", self.request.id, fault)
         if self.drafts:
             self.drafts.uses_model = False
@@ -189,7 +189,7 @@ class Sequence:
     ) -> None:
         """Commit one step's tokens up to the end of the answer: detokenize, inform the drafters, emit.
 
-        tokens: at least one, unless the sequence streams.
+        tokens: at least one, unless the sequence is decoded in windows.
         likelihoods: of each token, None if the request does not want log probabilities.
         draft, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
@@ -309,7 +309,7 @@ class Sequence:
             prefill_s=(timing.joined_at or now) - timing.submitted_at,
             first_token_s=(timing.first_token_at or now) - timing.submitted_at,
             total_s=now - timing.submitted_at,
-            streaming=self.request.streaming,
+            window_settings=self.request.window_settings,
             is_loop=self.is_loop,
             drafting=self.drafts.report(has_origins=has_origins) if self.drafts else DraftingReport(),
         )

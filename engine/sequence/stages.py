@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Timing:
     """When a sequence reached each stage, by time.perf_counter() in seconds; 0 before it has.
 
-    prompt_logged_s: how long its prompt had been read when the log last said so.
+    prompt_logged_s: how long its prompt had been prefilled when the log last said so.
     """
 
     submitted_at: float = field(default_factory=time.perf_counter)
@@ -58,7 +58,7 @@ class PrefixSearch:
 
 @dataclass
 class Prefill:
-    """What was computed of a sequence before it joins the rows.
+    """A sequence's keys, values and states before it joins the rows.
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
     ids: all of its tokens as an array, (n,) int32, if state is kept of some lengths; else empty.

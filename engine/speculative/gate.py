@@ -25,7 +25,7 @@ DOUBT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """What the gate decided for one request.
+    """The gate's decision for one request.
 
     decision: "lookup", one of MODELS, "wedlm" or "plain", as timings report it. reason: why, for people.
     drafters: names of the drafters to ask, in order; among them the one of MODELS that there is if it may
@@ -47,7 +47,7 @@ class GateDecision:
 
 SWITCHED_OFF = GateDecision("plain", "drafting is switched off")
 
-STREAMED = GateDecision("plain", "the answer is streamed")
+WINDOWED = GateDecision("plain", "the answer is decoded in windows")
 
 
 def decide(
@@ -75,8 +75,8 @@ def decide(
 def _decide(
     request: GenerationRequest, settings: Settings, model: str | None, has_masks: bool, score: float | None
 ) -> GateDecision:
-    if request.streaming:
-        return STREAMED
+    if request.window_settings:
+        return WINDOWED
     draft_type = request.draft.type or settings.draft_type
     if draft_type == "none" or request.draft.max_tokens == 0:
         return SWITCHED_OFF

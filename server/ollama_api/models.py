@@ -34,7 +34,7 @@ def running_model(name: str, entry: ModelEntry) -> dict[str, Any]:
 
 
 def described_model(entry: ModelEntry, sampling: dict[str, float], created: int) -> dict[str, Any]:
-    """Return a model for /api/show. sampling: what requests that leave it out get."""
+    """Return a model for /api/show. sampling: of requests that leave it out."""
     context = {"num_ctx": str(entry.context_tokens)} if entry.context_tokens else {}
     parameters = context | {name: f"{value:g}" for name, value in sampling.items()}
     return {
@@ -58,7 +58,7 @@ def _named(name: str, entry: ModelEntry) -> dict[str, Any]:
 
 
 def _details(entry: ModelEntry) -> dict[str, Any]:
-    """Return what is known of a model's kind: less before it is loaded."""
+    """Return a model's details, such as family and size: fewer before it is loaded."""
     info = entry.info
     return {
         "parent_model": "",
@@ -76,6 +76,8 @@ def _facts(entry: ModelEntry) -> dict[str, Any]:
     facts: dict[str, Any] = {"general.architecture": kind}
     if entry.context_tokens:
         facts[f"{kind}.context_length"] = entry.context_tokens
+    if entry.embedding:
+        facts[f"{kind}.embedding_length"] = entry.embedding.dimensions
     if info:
         facts["general.parameter_count"] = info.num_parameters
         facts |= {f"{kind}.block_count": info.num_layers, f"{kind}.vocab_size": info.vocab_size}
@@ -85,7 +87,13 @@ def _facts(entry: ModelEntry) -> dict[str, Any]:
 def _capabilities(entry: ModelEntry) -> list[str]:
     if entry.purpose != "generate":
         return ["embedding"] if entry.purpose == "embed" else []
-    known = {"tools": entry.can_call, "thinking": entry.can_think, "insert": entry.can_infill}
+    sees = entry.info is not None and entry.info.vision is not None
+    known = {
+        "tools": entry.can_call,
+        "thinking": entry.can_think,
+        "insert": entry.can_infill,
+        "vision": sees,
+    }
     return ["completion", *(name for name, can in known.items() if can)]
 
 

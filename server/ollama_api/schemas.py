@@ -37,7 +37,7 @@ def _of_chats(name: str) -> Any:
 
 
 class Options(RequestModel):
-    """How to sample. What is about how Ollama runs a model is left out."""
+    """Sampling options of a request. Options about how Ollama runs a model are left out."""
 
     temperature: _of_chats("temperature") = None  # type: ignore[valid-type]
     top_p: _of_chats("top_p") = None  # type: ignore[valid-type]
@@ -202,7 +202,7 @@ class OllamaGenerateRequest(GeneratingFields):
 
     @model_validator(mode="after")
     def check_plain(self) -> "OllamaGenerateRequest":
-        """Refuse a system prompt for what has no chat template."""
+        """Refuse a system prompt where no chat template is used: with raw, or a text to fill in."""
         if self.is_plain and self.system:
             other = "raw: true" if self.raw else "suffix"
             raise field_error(
@@ -241,7 +241,7 @@ class OllamaPullRequest(_NamesModel):
 
 
 class _EmbeddingFields(_NamesModel):
-    """What both requests for embeddings have."""
+    """The fields of both requests for embeddings."""
 
     model: str | None = Field(None, description="The model's name. null: --embedding-model.")
     keep_alive: KeepAlive = None

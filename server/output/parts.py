@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Content.
+    """A part of the answer's content.
 
     logprobs: of the tokens that produced it, if requested.
     """
@@ -90,7 +90,7 @@ class EndPart:
 
 @dataclass(frozen=True, slots=True)
 class ReportPart:
-    """What is reported beside the text.
+    """The reports of a delta beside its text.
 
     fields: of a stream's next chunk: how far the prompt is, or the timings so far.
     trace: (text, source) of the next runs of the model's text; see engine.interface.events.Delta.
@@ -237,7 +237,7 @@ def merge_adjacent(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def merge(parts: Sequence[MergeableT]) -> MergeableT:
-    """Return one part in place of several of the same kind, at least one."""
+    """Merge several parts of the same kind, at least one, into one."""
     first = parts[0]
     if len(parts) == 1:
         return first

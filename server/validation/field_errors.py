@@ -74,7 +74,7 @@ def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
 
 
 def validate_known(given: dict[str, Any], model: type[ModelT], notes: Notes) -> ModelT:
-    """Validate parsed JSON as the model, and mend what can be without changing what it asks for.
+    """Validate parsed JSON as the model, after mending faults that leave its meaning clear.
 
     Raises BadRequestError for the first other fault. Changes what it is given.
     """
@@ -145,7 +145,7 @@ def _steps(at: str) -> Iterator[int | str]:
 
 
 def _parent(given: Any, location: Sequence[int | str]) -> Any:
-    """Return what a field is in, in parsed JSON; None if it is not there."""
+    """Return the object or array that holds a field, in parsed JSON; None if it is not there."""
     for part in location[:-1]:
         try:
             given = given[part]
@@ -191,7 +191,7 @@ def _first_error(fault: ValidationError) -> ErrorDetails:
 
 
 def _bad_request(error: ErrorDetails) -> BadRequestError:
-    """Turn pydantic's error into OpenAI's."""
+    """Convert pydantic's error into OpenAI's."""
     context = error.get("ctx", {})
     param = shortened(_path(error["loc"], context.get("at", "")), 200)
     kind = error["type"]

@@ -28,8 +28,8 @@ from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.model_folders import write_adapter, write_model
 from tests.engine.speculative.heads.test_drafting_by_heads import random_dflash
-from tests.engine.streaming import make_streaming_model, streaming
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_loaded, prompt_of, request
+from tests.engine.windows import make_window_model, windowed
 
 CHANCES = (1.0, 0.0, 0.7)
 NUM_REQUESTS = 12
@@ -91,7 +91,7 @@ def with_budgets(number: int, asked: GenerationRequest) -> GenerationRequest:
 
 def with_masks(number: int, asked: GenerationRequest) -> GenerationRequest:
     """Let every third fill in masks, and a third think for a few tokens at most."""
-    return streaming(asked, entropy_threshold=7.0) if number % 3 == 2 else with_budgets(number, asked)
+    return windowed(asked, entropy_threshold=7.0) if number % 3 == 2 else with_budgets(number, asked)
 
 
 def check_all(
@@ -223,7 +223,7 @@ def test_a_batch_with_a_dflash_head_and_budgets_equals_sequences_alone(
     "family", ["llama", *(pytest.param(name, marks=SLOW) for name in ("qwen2", "qwen3"))]
 )
 def test_a_batch_with_rows_that_fill_in_masks_and_budgets_equals_sequences_alone(family: str) -> None:
-    loaded = make_streaming_model(family)
+    loaded = make_window_model(family)
     ends = check_all(loaded, alone(loaded), with_masks, draft_type="auto")
     filled = [end for name, end in ends.items() if name.isdigit() and int(name) % 3 == 2]
     assert any(end.usage.drafting.num_forwards < len(end.tokens) for end in filled)

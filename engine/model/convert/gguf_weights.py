@@ -1,4 +1,4 @@
-"""Turn the tensors of a GGUF file into arrays by mlx-lm's names, one after the other.
+"""Convert the tensors of a GGUF file into arrays by mlx-lm's names, one after the other.
 
 MLX quantises affinely: a group of numbers q, each of a few bits, stands for scale * q + bias. Q4_0, Q4_1 and
 Q8_0 do the same in groups of 32 with scales of float16, so their numbers are only packed in another order.
@@ -30,7 +30,7 @@ _FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF1
 
 @dataclass(frozen=True)
 class Weight:
-    """What becomes of a tensor. path: of its module in mlx-lm. ending: weight or bias.
+    """The place of a tensor in mlx-lm's model. path: of its module. ending: weight or bias.
 
     kept: it is quantised as MLX has it, and stays so. bits: to quantise to; None for neither, or kept's.
     """
@@ -43,7 +43,7 @@ class Weight:
     group_size: int
 
     def num_bytes(self, dtype: DType) -> int:
-        """Return the bytes that are written."""
+        """Return the bytes of the converted weight."""
         if self.bits is None:
             return int(self.tensor.n_elements) * _size(dtype)
         # A scale and a bias for each group.
@@ -80,7 +80,7 @@ def is_kept(tensor: ReaderTensor, options: Options) -> bool:
 
 
 def find_dtype(weights: list[Weight], options: Options) -> DType:
-    """Return the type of what is not quantised, and of scales.
+    """Return the type of the arrays that are not quantised, and of scales.
 
     By default float16 beside weights that stay quantised, whose scales have that type; the file's own if it
     is not quantised; and else bfloat16. On the CPU float32 beside any quantised weights: MLX takes 30 to 200

@@ -12,8 +12,9 @@ from engine.engine import Engine
 from engine.interface.request import GenerationRequest
 from engine.kv_cache.per_row import Caches
 from engine.model.loading import LoadedModel
-from engine.speculative.heads.drafter import MAX_FILLED, NamedHead
+from engine.speculative.heads.drafter import NamedHead
 from engine.speculative.heads.head import Head
+from engine.speculative.heads.prefill import MAX_FILLED
 from engine.speculative.heads.prefixes import HeadPrefixes
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven, expected_tokens, loaded_once
@@ -39,8 +40,8 @@ class WholeHead(ReadingHead):
 
     num_zeros = 0
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
-        super().read(states, following, caches)
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+        super().feed(states, following, caches)
         fed = following != 0
         self.num_zeros += int((fed & (mx.abs(states).max(axis=-1) == 0)).sum().item())
 
@@ -206,13 +207,13 @@ def record_drafts(head: Head, made: list[dict[int, list[int]]], monkeypatch: pyt
     """Note in the last of made what the head drafts for a single row, by the positions in its caches."""
     draft = type(head).draft
 
-    def recorded(head: Head, states: mx.array, last: mx.array, caches: Caches, *rest: Any) -> mx.array:
+    def tapped(head: Head, states: mx.array, last: mx.array, caches: Caches, *rest: Any) -> mx.array:
         held = int(mx.array(caches[0].offset).item())
         ids = draft(head, states, last, caches, *rest)
         made[-1][held] = ids[0].tolist()  # type: ignore[assignment]
         return ids
 
-    monkeypatch.setattr(type(head), "draft", recorded)
+    monkeypatch.setattr(type(head), "draft", tapped)
 
 
 @pytest.mark.parametrize("case", HEADS)
