@@ -1,0 +1,1 @@
+"""Towers, which compute from an image the states of the tokens that stand for it."""

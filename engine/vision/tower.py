@@ -1,0 +1,187 @@
+"""A tower: from the pixels of one image to the states of the tokens that stand for it, in slices.
+
+    pixels -> normalised patches -> embedding and positions -> layers -> merger -> states
+
+Slices are lazy arrays; whoever takes them evaluates them, as many at once as the time allows. Which are
+evaluated together changes no bit.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from engine.interface.images import PromptImage
+from engine.vision.layers import QUERIES, TASKS, Layers, Rotation, is_fused
+from engine.vision.weights import CHANNELS, Weights
+
+Config = dict[str, Any]
+"""What a JSON file of the model folder says."""
+
+Grid = tuple[int, int]
+"""Rows and columns of patches."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a model gets for an image.
+
+    states: (tokens, hidden), instead of the placeholders' embeddings. deep: the same shape each; added to the
+        states after the first, second ... layer of the language model.
+    """
+
+    states: mx.array
+    deep: tuple[mx.array, ...] = ()
+
+
+Slices = Generator[tuple[mx.array, ...], None, Features]
+"""Yields arrays to evaluate, num_slices times, and returns the features."""
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """How the bytes of an image become numbers: (byte * scale - mean) / deviation, by channel."""
+
+    scale: float
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    @classmethod
+    def of(cls, processor: Config, mean: tuple[float, ...], deviation: tuple[float, ...]) -> "Normalization":
+        """Read it from the configuration of an image processor. mean, deviation: what it may leave out."""
+        if processor.get("do_normalize") is False:
+            mean, deviation = (0.0,) * CHANNELS, (1.0,) * CHANNELS
+        else:
+            mean = tuple(processor.get("image_mean") or mean)
+            deviation = tuple(processor.get("image_std") or deviation)
+        scale = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1.0
+        return cls(scale, mean, deviation)
+
+    def apply(self, pixels: np.ndarray) -> mx.array:
+        """Return normalised pixels (patches, channels, ...), in float32."""
+        shape = (CHANNELS, *[1] * (pixels.ndim - 2))
+        mean, deviation = (mx.array(values).reshape(shape) for values in (self.mean, self.deviation))
+        return (mx.array(pixels).astype(mx.float32) * self.scale - mean) / deviation
+
+
+class Tower(ABC):
+    """The tower of one model. Families differ in how they embed patches and merge states.
+
+    family: its name. placeholder_id: token that stands for a piece of an image. patch_size: pixels of a
+    patch's side. merge_size: patches of a token's side. sees_whole_image: tokens of an image attend to those
+    behind them, too.
+    """
+
+    family: str
+    layers: Layers
+    sees_whole_image = False
+
+    def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
+        vision = config["vision_config"]
+        self.weights = weights
+        self.placeholder_id = int(config.get("image_token_id") or config["image_token_index"])
+        self.patch_size = int(vision.get("patch_size") or vision["spatial_patch_size"])
+        self.merge_size = int(vision.get("spatial_merge_size", 1))
+        self.normalization = Normalization.of(processor, *self.default_normalization)
+
+    default_normalization: tuple[tuple[float, ...], tuple[float, ...]] = (
+        (0.5,) * CHANNELS,
+        (0.5,) * CHANNELS,
+    )
+    """Mean and deviation where the folder names none."""
+
+    @property
+    def settings(self) -> str:
+        """What changes the features of the same pixels, beside the weights; a part of an image's key."""
+        return repr((self.family, self.patch_size, self.merge_size, self.normalization))
+
+    @property
+    def num_slices(self) -> int:
+        """How often slices() yields."""
+        return self.layers.count + 2
+
+    def num_patches(self, grid: Grid) -> int:
+        """Return the patches of an image."""
+        return grid[0] * grid[1]
+
+    def num_tokens(self, grid: Grid) -> int:
+        """Return the placeholders of an image."""
+        return (grid[0] // self.merge_size) * (grid[1] // self.merge_size)
+
+    def positions(self, grid: Grid) -> np.ndarray | None:  # noqa: ARG002
+        """Return where an image's tokens are, (3, tokens) of int32 from 0 on: time, row, column.
+
+        None if they are on one axis, as text is.
+        """
+        return None
+
+    def forecast_bytes(self, grid: Grid) -> int:
+        """Return a bound of the memory that slices() takes at once, beside the weights."""
+        patches = self.num_patches(grid)
+        pixels = CHANNELS * 2 * self.patch_size**2
+        # Each of the tasks in flight holds the widest states that there are, some in float32.
+        states = TASKS * 4 * patches * max(self._widest(), pixels)
+        if is_fused(self.layers.width):
+            return states
+        return states + TASKS * 4 * self.layers.heads * min(patches, QUERIES) * patches
+
+    def _widest(self) -> int:
+        return max(array.shape[0] for array in self.weights.arrays.values() if array.ndim == 2)
+
+    def slices(self, image: PromptImage) -> Slices:
+        """Compute an image's features.
+
+        A slice is the embedding, a layer, or the merger. Raises ValueError if pixels and grid disagree.
+        """
+        pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.shape)
+        x = self.embed(pixels, image.grid)
+        yield (x,)
+        plan = self.plan(image.grid)
+        deep: list[mx.array] = []
+        for index in range(self.layers.count):
+            x = self.layer(index, x, plan)
+            deep += self.look_deep(index, x)
+            yield (x, *deep)
+        states = self.merge(x, image.grid)
+        yield (states, *deep)
+        return Features(states, tuple(deep))
+
+    @abstractmethod
+    def blank(self, grid: Grid) -> PromptImage:
+        """Return a black image of a grid."""
+
+    @abstractmethod
+    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
+        """Return the states (1, patches, width) before the first layer. Raises ValueError."""
+
+    @abstractmethod
+    def plan(self, grid: Grid) -> Rotation | None:
+        """Return what all layers need to know of an image's grid."""
+
+    def layer(self, index: int, x: mx.array, plan: Any) -> mx.array:
+        """Return the states after a layer."""
+        return self.layers.apply(self.weights, index, x, plan)
+
+    def look_deep(self, index: int, x: mx.array) -> list[mx.array]:  # noqa: ARG002
+        """Return what the language model also gets to see of the states after a layer."""
+        return []
+
+    @abstractmethod
+    def merge(self, x: mx.array, grid: Grid) -> mx.array:
+        """Return the tokens' states (tokens, hidden) of the last layer's (1, patches, width)."""
+
+
+def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:
+    """Cut an image (channels, height, width) into patches (rows * columns, channels, side * side).
+
+    Raises ValueError if the grid does not divide it.
+    """
+    channels, height, width = pixels.shape[-3:]
+    rows, columns = grid
+    if height % rows or width % columns:
+        raise ValueError(f"an image of {width}x{height} pixels has no {columns}x{rows} patches")
+    cut = pixels.reshape(channels, rows, height // rows, columns, width // columns)
+    return cut.transpose(1, 3, 0, 2, 4).reshape(rows * columns, channels, -1)
