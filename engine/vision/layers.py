@@ -34,8 +34,8 @@ class Layers:
     """How a family's layers are built, and what their weights are called.
 
     prefix: before a layer's number. width: of a head. norm: Weights.layer_norm or rms_norm. norms: before
-        attention and before the feed forward. projections: one for queries, keys and values together, or three.
-        feed_forward: in and out, or gate, in and out.
+        attention and before the feed forward. projections: one for queries, keys and values together, or
+        three. feed_forward: in and out, or gate, in and out.
     """
 
     prefix: str

@@ -93,10 +93,14 @@ class Tower(ABC):
     )
     """Mean and deviation where the folder names none."""
 
+    def arrays(self) -> list[mx.array]:
+        """Return all weights, to be evaluated once."""
+        return list(self.weights.arrays.values())
+
     @property
-    def settings(self) -> str:
-        """What changes the features of the same pixels, beside the weights; a part of an image's key."""
-        return repr((self.family, self.patch_size, self.merge_size, self.normalization))
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(array.nbytes for array in self.arrays())
 
     @property
     def num_slices(self) -> int:

@@ -45,11 +45,6 @@ class Weights:
     def __init__(self, arrays: dict[str, mx.array]) -> None:
         self.arrays = arrays
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self.arrays.values())
-
     @cached_property
     def dtype(self) -> mx.Dtype:
         """The type that the tower computes in: that of its first array that is not quantised."""
