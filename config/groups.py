@@ -47,6 +47,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "default_max_tokens",
             "loop_guard_tokens",
             "max_n",
+            "max_images",
+            "max_image_tokens",
             "unknown_fields",
             "keep_billing_line",
             "max_body_bytes",
@@ -78,14 +80,12 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "translation_prefix_tokens",
         ),
         "N-gram drafts": (
-            "ngram_size_min",
-            "ngram_size_max",
             "ngram_mod_size",
             "ngram_table_entries",
             "ngram_table_file",
             "ngram_scope",
         ),
-        "Streaming decoding": (
+        "Windowed decoding": (
             "wedlm_decoding",
             "wedlm_window_size",
             "wedlm_entropy_threshold",
@@ -96,3 +96,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Names of the settings by the title of their group: every setting once, in the order of declaration."""
+
+TUNING = frozenset(
+    (
+        "load_timeout_s", "idle_unload_s", "split_layers", "join_timeout_s",
+        "prefill_chunk_tokens", "stall_seconds", "loop_guard_tokens", "max_n", "body_timeout_s",
+        "draft_overhead", "gate", "gate_threshold", "dflash_window", "dflash_sink",
+        "translation_prefix_tokens",
+        "ngram_mod_size", "ngram_table_entries", "wedlm_pos_penalty_factor", "wedlm_anchor",
+    )
+)  # fmt: skip
+"""Settings that only matter to someone tuning: --help-all shows them, --help does not."""

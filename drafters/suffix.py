@@ -124,12 +124,12 @@ class _Sequence:
 
     @property
     def lines(self) -> Shelf | None:
-        """The lines of patches, as they keep and remove them; None without any."""
+        """The lines that patches keep and remove; None without patches."""
         return self.hunks.shelf if self.hunks is not None else None
 
     @property
     def value(self) -> tuple[int, int] | None:
-        """Where the earlier value starts and stops that the present one is often like; None without any."""
+        """The bounds of the earlier value that the present one probably copies; None without such a value."""
         return self.forms.source if self.forms is not None else None
 
 
@@ -138,19 +138,20 @@ class SuffixDrafter:
 
     history_tokens: number of tokens of finished requests to keep; 0 for no history.
     file: keeps them from one run to the next; None for none.
+    name: by which requests and figures know the drafter: ngram-simple without a history.
     use_cursor: whether a copy cursor is used. learn_changes: whether it learns and drafts changes.
     """
-
-    name = "suffix"
 
     def __init__(
         self,
         history_tokens: int = DEFAULT_TOKENS,
         file: HistoryFile | None = None,
         *,
+        name: str = "suffix",
         use_cursor: bool = True,
         learn_changes: bool = True,
     ) -> None:
+        self.name = name
         self._history = History(history_tokens) if history_tokens else None
         self._file = file
         self._is_restored = False
@@ -168,10 +169,10 @@ class SuffixDrafter:
         text = GrowingText(start.prompt)
         state = _Sequence(start, text, CopyCursor(text.tokens, self._learn_changes))
         self._sequences[start.seq] = state
-        return self._read(state)
+        return self._index(state)
 
-    def _read(self, state: _Sequence) -> Slices:
-        yield from state.text.read()
+    def _index(self, state: _Sequence) -> Slices:
+        yield from state.text.index_tokens()
         self._update_best(state)
 
     def add_view(self, seq: int, view: View) -> Slices | None:
@@ -192,7 +193,7 @@ class SuffixDrafter:
         state = self._sequences[seq]
         cursor, text, forms, hunks = state.cursor, state.text, state.forms, state.hunks
         for token in tokens:
-            if hunks is None or not hunks.turn(cursor, token):
+            if hunks is None or not hunks.change_sign(cursor, token):
                 cursor.advance(token)
             text.append(token)
             state.end += 1
@@ -240,7 +241,7 @@ class SuffixDrafter:
         cursor, own = state.cursor, state.text.tokens
         if kind in (FINISHED, RESTORED):
             assert self._history is not None
-            return self._history.read(position, limit)
+            return self._history.copy(position, limit)
         if kind == SUCCESSOR:
             return own[position : position + 1].tolist()
         if kind in (CURSOR, INNER):
@@ -262,7 +263,7 @@ class SuffixDrafter:
                 tokens += state.forms.draft(own, limit - len(tokens), state.text.recall)[0]
         return tokens
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Do nothing: the committed tokens are all that matters here."""
 
     def close(self, seq: int) -> Slices | None:

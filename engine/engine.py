@@ -420,7 +420,7 @@ class Engine:
             try:
                 self._learn(worker)
             finally:
-                worker.queue.prefix_lookup.close()
+                worker.queue.prefix_lookup.kept.close()
         self._forget()
 
     def end(self, failed: Failed) -> None:
@@ -493,7 +493,7 @@ class Engine:
         except BaseException as fault:
             self._die(fault)
         finally:
-            worker.queue.prefix_lookup.close()
+            worker.queue.prefix_lookup.kept.close()
 
     def _die(self, fault: BaseException) -> None:
         log.critical("the engine's thread died", exc_info=fault)

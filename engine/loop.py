@@ -16,7 +16,7 @@ from engine.interface.request import GenerationRequest
 from engine.lifecycle import Lifecycle
 from engine.parked import ParkedWorker
 from engine.sampling.grammar import Grammars
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 from engine.stations import station
 from engine.text.tokenizer import Tokenizer
 from engine.worker import Worker

@@ -3,7 +3,7 @@
 from collections import deque
 
 from engine.interface.events import Failed
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 
 
 class ParkedWorker:

@@ -5,6 +5,7 @@ others.
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
@@ -40,7 +41,9 @@ class EmbeddingEngine:
         self._name, self._inbox, self._count_decoding = name, inbox, count_decoding
         self._lifecycle = Lifecycle(settings.max_rows + settings.max_queue)
         self._about: tuple[ModelInfo, Tokenizer] | None = None
-        self._worker = EmbeddingWorker(settings.max_stall_ms, settings.prefill_chunk_tokens)
+        self._worker = EmbeddingWorker(
+            settings.max_stall_ms, settings.prefill_chunk_tokens, settings.prefix_cache_bytes
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -80,8 +83,9 @@ class EmbeddingEngine:
         )
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
-        """Return nothing: what attends in both directions has no prefixes."""
-        return {}
+        """Return the counts of what texts begin with; empty for models that attend in both directions."""
+        prefixes = self._worker.prefixes
+        return {"target": asdict(prefixes.kept.status())} if prefixes else {}
 
     def begin_stop(self, drain_s: float) -> None:
         """Refuse new requests, and give running ones drain_s seconds to finish."""

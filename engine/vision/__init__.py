@@ -1,1 +1,1 @@
-"""Towers, which compute from an image the states of the tokens that stand for it."""
+"""Images: towers that turn them into features, and language models that read these among their tokens."""

@@ -7,7 +7,7 @@ evaluated together changes no bit.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ class Features:
     deep: tuple[mx.array, ...] = ()
 
 
-Slices = Generator[tuple[mx.array, ...], None, Features]
+Slices = Generator[Sequence[mx.array], None, Features]
 """Yields arrays to evaluate, num_slices times, and returns the features."""
 
 

@@ -289,7 +289,7 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         reasoning=entry.can_think,
         sampling_defaults=known_sampling(service, entry.info) if entry.info else {},
         purpose=entry.purpose,
-        embedding=_embedding(entry.info.embedding) if entry.info else None,
+        embedding=_embedding(entry.embedding),
         state=entry.state,
         size_bytes=entry.size_bytes,
         progress=entry.progress,
@@ -307,7 +307,7 @@ def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
     return EmbeddingCard(
         dimensions=info.dimensions,
         pooling=recipe.pooling,
-        is_guessed=recipe.is_guessed,
+        is_guessed=recipe.is_guessed or recipe.prompts_are_guessed,
         normalizes=recipe.normalizes,
         prompts=dict(recipe.prompts),
         default_prompt=recipe.default_prompt,

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from config.settings import Settings
-from drafters import ngram_simple
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
 from drafters.copies import growing_text, history
@@ -48,7 +47,7 @@ class Reader:
     def observe(self, _seq: int, _tokens: Sequence[int]) -> None:
         self.log.append("observe")
 
-    def record_verified(self, _seq: int, _num_verified: int, _num_accepted: int) -> None:
+    def note_verified(self, _seq: int, _num_verified: int, _num_accepted: int) -> None:
         pass
 
     def close(self, _seq: int) -> Slices:
@@ -72,8 +71,8 @@ def drive(reader: Reader, score: Score, **kwargs: Any) -> Driven:
 def test_prompts_take_turns_and_texts_are_learned_one_after_the_other() -> None:
     log: list[str] = []
     work = DrafterWork(2, 0.0)
-    work.read(1, slices(log, "long", 4))
-    work.read(2, slices(log, "short", 1))
+    work.index(1, slices(log, "long", 4))
+    work.index(2, slices(log, "short", 1))
     work.close(3, slices(log, "first", 2))
     work.close(4, slices(log, "second", 1))
     while work.is_left:
@@ -85,7 +84,7 @@ def test_prompts_take_turns_and_texts_are_learned_one_after_the_other() -> None:
 def test_a_step_does_its_slices_of_prompts_and_of_texts_in_turn() -> None:
     log: list[str] = []
     work = DrafterWork()
-    work.read(1, slices(log, "read", 10))
+    work.index(1, slices(log, "read", 10))
     work.close(2, slices(log, "learn", 10))
     for num_steps in range(1, 6):
         work.advance()
@@ -99,7 +98,7 @@ def test_beside_long_steps_more_is_read_as_the_device_is_busy_for_longer(
 ) -> None:
     log: list[str] = []
     work = DrafterWork()
-    work.read(1, slices(log, "read", 1000))
+    work.index(1, slices(log, "read", 1000))
     work.advance(plain_s)
     assert len(log) == num_slices
 
@@ -123,7 +122,7 @@ def test_a_reset_frees_memory_in_the_steps_to_come() -> None:
 def test_a_closed_sequence_is_not_read_further() -> None:
     log: list[str] = []
     work = DrafterWork(1, 0.0)
-    work.read(1, slices(log, "read", 10))
+    work.index(1, slices(log, "read", 10))
     work.advance()
     work.close(1, slices(log, "learn", 1))
     work.finish()
@@ -241,7 +240,7 @@ def test_a_drafter_that_fails_in_a_slice_ends_no_request(caplog: pytest.LogCaptu
 
 @pytest.fixture
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (growing_text, history, ngram_mod, ngram_simple):
+    for module in (growing_text, history, ngram_mod):
         monkeypatch.setattr(module, "SLICE_TOKENS", 7)
 
 
