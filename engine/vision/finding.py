@@ -4,6 +4,8 @@ import json
 import logging
 from pathlib import Path
 
+from engine.vision.gemma3 import Gemma3Tower
+from engine.vision.pixtral import PixtralTower
 from engine.vision.qwen import Qwen3Tower
 from engine.vision.tower import Config, Tower
 from engine.vision.weights import read_weights
@@ -15,6 +17,9 @@ TOWERS: dict[str, type[Tower]] = {
     "qwen3_vl_moe": Qwen3Tower,
     "qwen3_5": Qwen3Tower,
     "qwen3_5_moe": Qwen3Tower,
+    "gemma3": Gemma3Tower,
+    "mistral3": PixtralTower,
+    "pixtral": PixtralTower,
 }
 """Towers by the model_type of config.json."""
 
@@ -28,6 +33,9 @@ def find_tower(config: Config, folder: Path) -> Tower | None:
     if not vision:
         return None
     model_type = str(config.get("model_type"))
+    if model_type == "llava":
+        # What Pixtral was published as; others of the name have towers of their own.
+        model_type = str(vision.get("model_type"))
     if model_type not in TOWERS:
         log.warning("this model sees no images here: the tower of %s is not known", model_type)
         return None

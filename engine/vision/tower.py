@@ -178,6 +178,12 @@ class Tower(ABC):
         """Return the tokens' states (tokens, hidden) of the last layer's (1, patches, width)."""
 
 
+def blank_picture(tower: Tower, grid: Grid) -> PromptImage:
+    """Return a black image (channels, height, width), for a tower that cuts patches itself."""
+    shape = (CHANNELS, grid[0] * tower.patch_size, grid[1] * tower.patch_size)
+    return PromptImage(0, tower.num_tokens(grid), grid, bytes(shape[0] * shape[1] * shape[2]), shape, b"")
+
+
 def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:
     """Cut an image (channels, height, width) into patches (rows * columns, channels, side * side).
 

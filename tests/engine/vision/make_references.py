@@ -28,8 +28,9 @@ def is_of_tower(name: str) -> bool:
 def make_model(family: Family) -> torch.nn.Module:
     """Return the model of a family with random weights in its tower."""
     config = {key: value for key, value in family.config.items() if key != "model_type"}
+    kind = family.config["model_type"]
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[family.config["model_type"]](**config)
+    config = CONFIG_MAPPING[PUBLISHED_AS.get(kind, kind)](**config)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, array in model.state_dict().items():
@@ -80,7 +81,29 @@ def qwen(model: torch.nn.Module, family: Family, image: np.ndarray, grid: tuple[
     )
 
 
-COMPUTED: dict[str, Callable[..., tuple]] = {"qwen": qwen}
+def gemma3(model: torch.nn.Module, family: Family, image: np.ndarray, _grid: tuple[int, int]) -> tuple:
+    """Return an image with its channels first, and its features."""
+    out = model.model.get_image_features(normal(image, family).permute(2, 0, 1)[None], return_dict=True)
+    return image.transpose(2, 0, 1), out.pooler_output[0], []
+
+
+def pixtral(model: torch.nn.Module, family: Family, image: np.ndarray, _grid: tuple[int, int]) -> tuple:
+    """Return an image with its channels first, and its features."""
+    sizes = torch.tensor([image.shape[:2]])
+    given = normal(image, family).permute(2, 0, 1)[None]
+    out = model.model.get_image_features(given, image_sizes=sizes, return_dict=True)
+    return image.transpose(2, 0, 1), out.pooler_output[0], []
+
+
+COMPUTED: dict[str, Callable[..., tuple]] = {
+    "qwen": qwen,
+    "gemma3": gemma3,
+    "mistral3": pixtral,
+    "pixtral": pixtral,
+}
+
+# Pixtral is published as a llava; mlx-lm and converters of MLX call it pixtral.
+PUBLISHED_AS = {"pixtral": "llava"}
 
 
 def main(names: list[str]) -> None:

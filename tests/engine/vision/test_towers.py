@@ -135,8 +135,9 @@ def test_a_quantised_tower_computes_what_its_numbers_say(family: str, tmp_path: 
 
 
 def transposed(reference: Reference) -> Reference:
-    rows, columns = reference.grid
-    return Reference((columns, rows), reference.pixels, reference.states, reference.deep)
+    (rows, columns), pixels = reference.grid, reference.pixels
+    pixels = pixels.swapaxes(1, 2).copy() if rows == columns else pixels
+    return Reference((columns, rows), pixels, reference.states, reference.deep)
 
 
 def reordered(reference: Reference) -> Reference:

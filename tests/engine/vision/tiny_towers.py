@@ -60,12 +60,55 @@ def _qwen3(model_type: str, vision: dict[str, object], text: dict[str, object]) 
     return Family(config, HALVES)
 
 
+SIGLIP = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+    "image_size": 32,
+    "vision_use_head": False,
+    "model_type": "siglip_vision_model",
+}
+GEMMA3 = Family(
+    {
+        "model_type": "gemma3",
+        "vision_config": SIGLIP,
+        "text_config": TEXT | {"model_type": "gemma3_text"},
+        "image_token_id": 50,
+        "image_token_index": 50,
+        "mm_tokens_per_image": 4,
+    },
+    HALVES,
+    ((8, 8),) * 2,
+)
+
+
+def _pixtral(model_type: str, **more: object) -> Family:
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "patch_size": 4,
+        "image_size": 64,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "axial"},
+    }
+    text = TEXT | {"model_type": "mistral", "rms_norm_eps": 1e-5}
+    config = {"model_type": model_type, "vision_config": vision, "text_config": text, "image_token_index": 10}
+    return Family(config | more, CLIP)
+
+
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 FAMILIES = {
     "qwen3_vl": _qwen3("qwen3_vl", {"deepstack_visual_indexes": [0, 2]}, {}),
     "qwen3_vl_moe": _qwen3("qwen3_vl_moe", {"deepstack_visual_indexes": [1]}, EXPERTS),
     "qwen3_5": _qwen3("qwen3_5", {}, {}),
     "qwen3_5_moe": _qwen3("qwen3_5_moe", {}, EXPERTS),
+    "gemma3": GEMMA3,
+    "mistral3": _pixtral("mistral3", spatial_merge_size=2),
+    "pixtral": _pixtral("pixtral", vision_feature_select_strategy="full", multimodal_projector_bias=True),
 }
 
 
