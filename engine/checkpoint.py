@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm.utils
 
-from config.settings import display_name
+from config.model_settings import display_name
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
 from engine.model.image_processor import read_vision

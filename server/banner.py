@@ -18,7 +18,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from config.settings import BUNDLED_NAME, Settings
+from config.model_settings import BUNDLED_NAME
+from config.settings import Settings
 from engine.interface.embeddings import SPECIAL, Purpose
 from engine.interface.models import ModelEntry, ModelInfo
 from engine.text.markers import Markers

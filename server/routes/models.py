@@ -36,7 +36,7 @@ from server.messages_api.models import (
     messages_model,
     messages_models,
 )
-from server.output.openai_objects import (
+from server.output.model_cards import (
     EmbeddingCard,
     ListedModelCard,
     ListedModels,
