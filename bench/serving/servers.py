@@ -54,7 +54,7 @@ def connect(
     own: Sequence[str] = (),
     forbidden_ids: Sequence[int] = (),
 ) -> dict[str, Ask]:
-    """Return who asks each server, by name, after starting those that do not run yet.
+    """Return a client of each server, by name, after starting those that do not run yet.
 
     folder: the model that they serve. own: more flags of `reprise serve`. forbidden_ids: in all answers.
     Raises BenchError if a server cannot be used.

@@ -315,3 +315,71 @@ def _is_likely(rate: float, num_tokens: int) -> bool:
     """Whether so much of a draft is expected to be accepted that only a step's cost can be against it."""
     num_judged = min(num_tokens, EXAMPLE_WIDTH - 1)
     return expected_tokens(rate, num_judged) - 1 >= STRONG * num_judged
+<<<<<<< HEAD:engine/speculative/planning/planner.py
+=======
+
+
+def _max_draft_tokens(s: Sequence) -> int:
+    """Return the maximum tokens of a draft: the answer's remaining tokens but the bonus token."""
+    return s.request.max_tokens - s.num_answered - 1
+
+
+def _probe_of(s: Sequence, num_tokens: int) -> DraftEstimate:
+    assert s.drafts
+    forecast, limit = s.drafts.forecast, min(_max_draft_tokens(s), s.drafts.limit, num_tokens)
+    return forecast.estimate(limit, forecast.rate)
+
+
+def _planned(members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate], width: int) -> PlannedDraft:
+    return PlannedDraft.combine(
+        (s.drafts.forecast, estimate, _num_drafted(estimate, width))
+        for s, estimate in zip(members, estimates, strict=True)
+        if s.drafts and estimate.draft.source in MODELS
+    )
+
+
+def _num_drafted(estimate: DraftEstimate, width: int) -> int:
+    """Return how many drafted tokens a row feeds in a step of that width, after its newest token."""
+    return min(width - 1, estimate.num_tokens)
+
+
+def _num_text(estimate: DraftEstimate, width: int) -> int:
+    """Return how many drafted tokens a row feeds in a step of that width, without masks."""
+    num_drafted = _num_drafted(estimate, width)
+    return estimate.splits[num_drafted] if estimate.splits else num_drafted
+
+
+def _fed_width(estimate: DraftEstimate, width: int) -> int:
+    """Return how many tokens a row feeds in a step of that width."""
+    return 1 + _num_drafted(estimate, width)
+
+
+def without_drafts(members: SequenceOf[Sequence]) -> list[RowInput]:
+    """Return the rows' inputs for a verification step without drafts."""
+    return [RowInput(s.tokens[-1], len(s.tokens)) for s in members]
+
+
+def window_input(s: Sequence, num_held: int) -> WindowInput:
+    """Return the input of a row with a window. num_held: tokens in its cache, fewer than it has."""
+    assert s.window
+    # Under a grammar a hole can only be filled once all tokens before it are known.
+    size = 1 if s.matcher else s.window.settings.window_size
+    window, pending = s.window.widen(size), s.tokens[num_held:]
+    return WindowInput(s.tokens[-1], len(s.tokens), window=window, pending=pending)
+
+
+def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:
+    newest, position, draft = s.tokens[-1], len(s.tokens), estimate.draft
+    if estimate.splits and s.drafts and s.drafts.masks:
+        num_fed = min(width - 1, estimate.num_tokens)
+        tokens = draft.tokens[: estimate.splits[num_fed]]
+        mask_tokens = [s.drafts.masks.mask_token_id] * (num_fed - len(tokens))
+        return RowInput(newest, position, tokens, draft if tokens else NO_DRAFT, mask_tokens=mask_tokens)
+    if tokens := draft.tokens[: width - 1]:
+        return RowInput(newest, position, tokens, draft)
+    # The draft model makes its tokens later.
+    if s.drafts and draft.source in MODELS and (num_wanted := _num_drafted(estimate, width)):
+        num_to_draft = s.drafts.forecast.num_to_draft(num_wanted)
+        return RowInput(newest, position, source=draft, num_wanted=num_wanted, num_to_draft=num_to_draft)
+    return RowInput(newest, position)
+>>>>>>> w-words:engine/scheduler/planner.py
