@@ -89,7 +89,8 @@ def _most_tokens(processor: ImageProcessor) -> int:
         case "qwen":
             return processor.most // side**2
         case "gemma4":
-            return processor.most
+            # With high detail.
+            return GEMMA4_TOKENS[-1]
     rows = math.ceil(processor.most / side)
     return rows * (rows if processor.row_end is None else rows + 1)
 
