@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
-from transformers import PreTrainedTokenizerFast
 
 from engine.interface.errors import UnbrokenTextError
 from engine.text.slicing import MAX_UNBROKEN, SLICE_CHARACTERS, Slicing, find_slicing
@@ -112,7 +111,10 @@ class TextEncoder:
     @cached_property
     def _has_own_way(self) -> bool:
         """Whether the tokenizer's class does more than call the tokenizers library, as CodeLlama's does."""
-        kind, usual = type(self._inner), PreTrainedTokenizerFast
+        # The server imports this module before its port is bound, and transformers takes seconds.
+        from transformers import PreTrainedTokenizerFast as usual
+
+        kind = type(self._inner)
         names = ("__call__", "encode", "_encode_plus", "set_truncation_and_padding")
         return any(getattr(kind, name, None) is not getattr(usual, name) for name in names)
 
