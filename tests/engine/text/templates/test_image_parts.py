@@ -83,7 +83,7 @@ FAMILIES = {
         "<|image>*<image|>",
     ),
 }
-EXAMPLE_TOKENS = {"qwen3_vl": 768, "gemma3": 256, "mistral3": 1036, "gemma4": 266}
+EXAMPLE_TOKENS = {"qwen3_vl": 768, "gemma3": 256, "mistral3": 1064, "gemma4": 266}
 
 
 def make(folder: Path, family: str, chat_template: str | None = None):
