@@ -15,7 +15,7 @@ from engine.embedding.judging import AFTER, BEFORE, INSTRUCTION
 from engine.embedding.loading import load_embedding_model
 from tests.end_to_end.conftest import serving
 from tests.engine.embedding.encoder_folders import minilm, write_encoder, write_modules
-from tests.engine.embedding.published_folders import write_published
+from tests.engine.embedding.published_folders import NO, YES, write_published
 from tests.engine.embedding.test_worker import Driven
 from tests.engine.support import wait_until
 
@@ -36,6 +36,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     judge = write_published(folder / "judge", "qwen3", ranks=True, **whole)
     modules = [{"path": path, "type": f"x.{path[2:] or 'Transformer'}"} for path in ("", "1_LogitScore")]
     (judge / "modules.json").write_text(json.dumps(modules))
+    (judge / "1_LogitScore").mkdir()
+    scoring = json.dumps({"true_token_id": YES, "false_token_id": NO})
+    (judge / "1_LogitScore" / "config.json").write_text(scoring)
     return folder
 
 
