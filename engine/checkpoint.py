@@ -1,4 +1,4 @@
-"""Describe what a model's folder holds, from its configuration and the headers of its files.
+"""Describe a checkpoint: a model's folder, from its configuration and the headers of its files.
 
 No weights are read. What depends on the architecture is found from a model of mlx-lm whose arrays are never
 computed. Whether rows really share a forward pass is tried when the model is loaded (kv_cache/probes.py).

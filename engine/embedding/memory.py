@@ -1,6 +1,6 @@
 """Estimate the memory that a pass takes at most, and hold it while it runs."""
 
-from engine.embedding.encoder import Config
+from engine.embedding.design import Config
 from engine.memory.sharing import SharedMemory
 from engine.prefix_cache.trie import PrefixCache
 
@@ -38,7 +38,7 @@ def bytes_of(config: Config, num_texts: int, num_tokens: int, num_before: int = 
 
 
 class PassMemory:
-    """What a model that embeds holds of the memory of all models.
+    """The memory that a model that embeds holds.
 
     prefixes: the heads of texts that it keeps; None if it keeps none. shared: set by the pool.
     """

@@ -106,8 +106,8 @@ def choose_members(jobs: Sequence[Job], num_passes: int, fits: Fits) -> list[Mem
     All begin with the head of the first one's request.
     jobs: in the order of their arrival, each with something left. num_passes: that were chosen before.
     """
-    is_oldests_turn = num_passes % SHARE == SHARE - 1
-    first = jobs[0] if is_oldests_turn else min(jobs, key=lambda job: job.num_left)
+    is_for_oldest = num_passes % SHARE == SHARE - 1
+    first = jobs[0] if is_for_oldest else min(jobs, key=lambda job: job.num_left)
     members = [Member(first, first.left[0])]
     longest = members[0].num_tokens
     num_head = len(first.head)

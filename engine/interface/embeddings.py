@@ -1,4 +1,4 @@
-"""What the server and the engine exchange about texts that become vectors, and pairs that become scores."""
+"""Requests and results of embedding and ranking, exchanged between the server and the engine."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class Recipe:
     is_guessed: bool = False
 
     def describe(self) -> str:
-        """Describe it in a few words."""
+        """Describe the recipe in a few words."""
         why = ", by its architecture" if self.is_guessed else ""
         prompts = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
         return f"pooling {self.pooling}{why}{prompts}"
@@ -61,6 +61,8 @@ class EmbeddingInfo:
     dimensions: numbers of a vector; 1 for a model that ranks.
     before, after: the special tokens around a text or a pair. between: those between the texts of a pair.
     second_type: the token type of a pair's second text, and of what follows it.
+    pair: text before a document, with {query} and {instruction}, of a model that reads a pair as one text.
+    instruction: what a query is for, unless a request says so.
     """
 
     dimensions: int
@@ -69,6 +71,8 @@ class EmbeddingInfo:
     between: TokenIds = ()
     after: TokenIds = ()
     second_type: int = 0
+    pair: str | None = None
+    instruction: str = ""
 
     def describe(self) -> str:
         """Describe it in a few words."""

@@ -7,7 +7,7 @@ from engine.interface.embeddings import EmbeddingInfo, Purpose
 from engine.interface.images import VisionInfo
 
 HeadKind = Literal["mtp", "dflash"]
-"""What drafts from a model's hidden states: an MTP head, or a DFlash drafter."""
+"""The kind of a drafter of hidden states: an MTP head, or a DFlash drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ModelInfo:
     batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
     sampling_defaults, answer_limits: what its makers recommend.
     mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
-    can_stream: whether it can decode by streaming.
+    can_decode_windows: whether it can decode in windows (WeDLM).
     ranks: what each machine holds, for people; empty if the model is on one.
     purpose: what it is for. embedding: how it makes vectors or scores; None for a model that generates.
     vision: how it sees images; None if it does not.
@@ -102,7 +102,7 @@ class ModelInfo:
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     answer_limits: AnswerLimits = AnswerLimits()
     mask_token_id: int | None = None
-    can_stream: bool = False
+    can_decode_windows: bool = False
     ranks: tuple[str, ...] = ()
     purpose: Purpose = "generate"
     embedding: EmbeddingInfo | None = None

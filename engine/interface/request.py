@@ -76,8 +76,8 @@ class DraftChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Streaming:
-    """Streaming decoding of one request by a WeDLM model, which may answer differently than plain decoding.
+class WindowSettings:
+    """Windowed decoding of one request by a WeDLM model, which may answer differently than plain decoding.
 
     mask_token: ModelInfo.mask_token_id. window_size: tokens and holes right of the settled text, >= 1.
     entropy_threshold: a hole is filled whose entropy, in nats, is less; None to fill one at a time.
@@ -146,7 +146,7 @@ class GenerationRequest:
     reports_progress: whether to report how far the prompt is, in deltas before the answer's.
     reports_usage: whether each delta reports the counts and times so far.
     reports_origins: whether each delta reports which drafter its text is from.
-    streaming: how several tokens are filled in at once; None for plain decoding, with or without drafts.
+    window_settings: how several tokens are filled in at once; None for plain decoding, drafts or not.
     head_tokens: leading tokens of the prompt before what the user says first: system text and tools. 0 if not
         known.
     images: those in the prompt, in order. Its tokens have the model's placeholder where an image is.
@@ -170,7 +170,7 @@ class GenerationRequest:
     reports_progress: bool = False
     reports_usage: bool = False
     reports_origins: bool = False
-    streaming: Streaming | None = None
+    window_settings: WindowSettings | None = None
     loop_guard_tokens: int = 0
     head_tokens: int = 0
     images: tuple[PromptImage, ...] = ()

@@ -213,14 +213,14 @@ class BatchedRows:
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
         self._settle()
         self._history = None
-        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], ranks, self._record())
+        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], ranks, self._trace())
 
     def _forward(
         self,
         tokens: mx.array,
         widths: Sequence[int],
         ranks: Sequence[Ranks | None],
-        recording: AbstractContextManager[None],
+        tracing: AbstractContextManager[None],
     ) -> mx.array:
         self._outgrow(max(widths))
         self.shared.begin_forward(widths, ranks=ranks)
@@ -235,7 +235,7 @@ class BatchedRows:
         else:
             by_group = layers_by_group(self._groups, self._attention_classes)
         try:
-            with recording, by_group:
+            with tracing, by_group:
                 logits: mx.array = self.model(tokens, cache=self.caches)
         except BaseException:
             for state, arrays in before:
@@ -248,13 +248,13 @@ class BatchedRows:
         return logits
 
     @contextmanager
-    def _record(self) -> Iterator[None]:
-        """Record the forward, so that state can go back into it."""
+    def _trace(self) -> Iterator[None]:
+        """Trace the forward, so that state can go back into it."""
         if not (states := self._states):
             yield
             return
         history = StateHistory(states, self.shared)
-        with history.record():
+        with history.trace():
             yield
         self._history = history
 

@@ -148,7 +148,7 @@ class RaggedKVCache:
         self.put(row, [array[:, :, : length - first] for array in arrays])
 
     def leave(self, row: int, last: int) -> None:
-        """Copy the last row into the slot of one that leaves. Call it before the Columns forget the row."""
+        """Copy the last row into the slot of a leaving row, before the Columns forget the leaving row."""
         if row != last:
             start, end = self.columns.start_of(last), self.columns.end_of(last)
             if end > start:
@@ -163,7 +163,7 @@ class RaggedKVCache:
         return [mx.contiguous(array[row : row + 1, :, start - base : end - base]) for array in self.arrays]
 
     def live_columns(self, row: int) -> list[mx.array]:
-        """Copy what later forwards can read of a row, as WindowKVCache.live_columns has it."""
+        """Copy a row's keys and values that later forwards can read; see WindowKVCache.live_columns."""
         return self.row_slice(row, self.columns.first_live(row), self.columns.shared.lengths[row])
 
     def put(self, row: int, arrays: Sequence[mx.array]) -> None:
@@ -244,7 +244,7 @@ class GroupedKVCache:
 
     @property
     def keys(self) -> Any:
-        """The buffer of the keys; PerGroup of them if there are several groups. Pipelines set it as it is."""
+        """The buffer of the keys, or PerGroup of buffers. Pipelines assign the same value again."""
         if len(self.groups) == 1:
             return self._only.keys
         return PerGroup([self.part(group).keys for group in self.groups])

@@ -50,7 +50,7 @@ class FittedQuantizedKVCache(QuantizedKVCache):
         return super().update_and_fetch(keys, values)
 
     def restore(self, keys: Sequence[mx.array], values: Sequence[mx.array], offset: int) -> None:
-        """Set the keys and values of offset tokens, quantized as this cache does it: three arrays each."""
+        """Set keys and values of offset tokens, quantized with this cache's bits: three arrays each."""
         packed, scales, _ = keys
         group_size = packed.shape[-1] * 32 // self.bits // scales.shape[-1]
         self.state = tuple(keys), tuple(values), offset, group_size, self.bits
@@ -125,7 +125,7 @@ def check_length(row: int, length: int, min_length: int, held: int) -> None:
 
 
 class Snapshot:
-    """What a row's caches hold at one length, so that they can be restored after the next update."""
+    """The contents of a row's caches at one length, to restore them after the next update."""
 
     def __init__(self, caches: Caches, length: int) -> None:
         """Take a snapshot. caches: they hold length tokens, and each is recurrent or can be trimmed."""

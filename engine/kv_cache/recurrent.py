@@ -1,7 +1,7 @@
 """Keep the recurrent state of all rows of a batch, and take every row back to a length of its own.
 
 A state depends on every token before it, so nothing can be cut off. Instead, a forward that may be rolled
-back records what it fed to the recurrences and to the convolutions (stand_ins/recurrences.py). Rolling back
+back traces what it fed to the recurrences and to the convolutions (stand_ins/recurrences.py). Rolling back
 starts from the state before that forward and computes only the recurrence again, for the tokens that are
 kept: a few hundredths of a forward.
 """
@@ -14,10 +14,10 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from engine.kv_cache.columns import RowLengths
-from engine.kv_cache.stand_ins.recurrences import LayerRecord, Recorder, where_rows
+from engine.kv_cache.stand_ins.recurrences import LayerTrace, Tracer, where_rows
 
 MAX_LATER_STATES = 4
-"""Forwards of one token after a recorded one whose states are kept. Each keeps a whole state in memory."""
+"""Forwards of one token after a traced one whose states are kept. Each keeps a whole state in memory."""
 
 
 class RaggedStateCache(ArraysCache):
@@ -33,14 +33,14 @@ class RaggedStateCache(ArraysCache):
         self.cache = [None] * size
         self.left_padding = None
         self.shared = shared
-        self.record: LayerRecord | None = None
-        self.recorder: Recorder | None = None
+        self.trace: LayerTrace | None = None
+        self.tracer: Tracer | None = None
 
     @property
     def lengths(self) -> mx.array | None:  # type: ignore[override]
         """(rows,) tokens that the current forward adds to each row; None if no row is padded."""
-        if self.record:
-            self.record.knows_lengths = True
+        if self.trace:
+            self.trace.knows_lengths = True
         return self.shared.fed
 
     def make_mask(self, N: int) -> mx.array | None:
@@ -51,8 +51,8 @@ class RaggedStateCache(ArraysCache):
         """Do nothing: the lengths hold for the whole forward."""
 
     def __getitem__(self, at: int) -> mx.array | None:
-        if self.recorder:
-            self.recorder.current = self.record
+        if self.tracer:
+            self.tracer.current = self.trace
         array: mx.array | None = self.cache[at]
         return array
 
@@ -99,12 +99,12 @@ class StateHistory:
     """
 
     def __init__(self, caches: Sequence[RaggedStateCache], shared: RowLengths) -> None:
-        """Begin with the forward that shared describes. Run it in the block of record()."""
+        """Begin with the forward that shared describes. Run it in the block of trace()."""
         self._caches = caches
         self._shared = shared
-        self._records = [LayerRecord(list(cache.cache)) for cache in caches]
+        self._traces = [LayerTrace(list(cache.cache)) for cache in caches]
         self._starts, self._widths = list(shared.lengths), list(shared.widths)
-        # By row: its place in the records; None if it joined later, or has gone back already.
+        # By row: its place in the traces; None if it joined later, or has gone back already.
         self._places: list[int | None] = list(range(len(self._starts)))
         self._kept: dict[int, int] = {}
         # After each forward that followed: the arrays of each cache.
@@ -115,33 +115,33 @@ class StateHistory:
         """Note that all rows were fed one more token. keeps_state: whether they may go back to that token."""
         if not keeps_state or len(self._later) == MAX_LATER_STATES:
             self._is_followed = False
-        # Rows that joined or moved have other places in the arrays than in the records.
+        # Rows that joined or moved have other places in the arrays than in the traces.
         elif self._is_followed and self._places == list(range(len(self._starts))):
             self._later.append([list(cache.cache) for cache in self._caches])
         else:
             self._is_followed = False
 
     @contextmanager
-    def record(self) -> Iterator[None]:
-        """Record the forward that is built in the block."""
-        recorder = Recorder(self._shared.fed)
-        for cache, record in zip(self._caches, self._records, strict=True):
-            cache.record, cache.recorder = record, recorder
+    def trace(self) -> Iterator[None]:
+        """Trace the forward that is built in the block."""
+        tracer = Tracer(self._shared.fed)
+        for cache, trace in zip(self._caches, self._traces, strict=True):
+            cache.trace, cache.tracer = trace, tracer
         try:
             # A row of one token goes back to the state before or after it, which are at hand.
             if self._shared.width == 1:
                 yield
             else:
-                with recorder.recording():
+                with tracer.tracing():
                     yield
-            for cache, record in zip(self._caches, self._records, strict=True):
-                record.end(cache.cache, self._shared.width)
+            for cache, trace in zip(self._caches, self._traces, strict=True):
+                trace.end(cache.cache, self._shared.width)
                 # A layer that does not ask keeps the last columns, padding or not.
-                if self._shared.fed is not None and not record.knows_lengths:
-                    cache.cache = record.drop_padding(self._shared.fed, self._shared.width)
+                if self._shared.fed is not None and not trace.knows_lengths:
+                    cache.cache = trace.drop_padding(self._shared.fed, self._shared.width)
         finally:
             for cache in self._caches:
-                cache.record = cache.recorder = None
+                cache.trace = cache.tracer = None
 
     def min_length(self, row: int) -> int | None:
         """Return the shortest length that a row can go back to; None if it cannot go back."""
@@ -151,7 +151,7 @@ class StateHistory:
     def go_back(self, row: int, length: int) -> int:
         """Let a row go back to a length of at least min_length; return the length that it then has.
 
-        That is less than length if length is past the end of the recorded forward and of those kept after it.
+        That is less than length if length is past the end of the traced forward and of those kept after it.
         """
         place = self._places[row]
         assert place is not None
@@ -159,7 +159,7 @@ class StateHistory:
         return self._starts[place] + self._kept[row]
 
     def stay(self, row: int) -> None:
-        """Let a row keep its state for good."""
+        """Forget how a row's state was computed: the row will not go back."""
         if row not in self._kept:
             self._places[row] = None
 
@@ -189,11 +189,11 @@ class StateHistory:
         is_same = self._places == list(range(len(self._starts)))
         beyond = [max(0, num - width) for num, width in zip(kept, self._widths, strict=True)]
         within = [num - more for num, more in zip(kept, beyond, strict=True)]
-        for at, (cache, record) in enumerate(zip(self._caches, self._records, strict=True)):
+        for at, (cache, trace) in enumerate(zip(self._caches, self._traces, strict=True)):
             for idx, now in enumerate(cache.cache):
-                if now is None or record.after[idx] is None:
+                if now is None or trace.after[idx] is None:
                     continue
-                then = record.at(idx, within, self._widths)
+                then = trace.at(idx, within, self._widths)
                 for more in set(beyond) - {0}:
                     later = self._later[more - 1][at][idx]
                     assert later is not None

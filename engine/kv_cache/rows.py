@@ -22,7 +22,7 @@ from engine.kv_cache.slices import KVSlice, State
 
 
 class Sharing(IntEnum):
-    """What the rows of a batch can share."""
+    """How much the rows of a batch can share."""
 
     NOTHING = 0
     """Each row has a forward pass of its own, and buffers of its own."""
@@ -115,5 +115,5 @@ def make_rows(model: Any, sharing: Sharing) -> Rows:
 
 
 def evaluate(caches: Caches) -> None:
-    """Compute what the caches hold, and wait for it."""
+    """Evaluate the arrays of the caches, and wait for them."""
     mx.eval(cache_arrays(caches))

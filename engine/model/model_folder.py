@@ -1,4 +1,4 @@
-"""Say what a model's folder holds by its small files, for lists of many models; checkpoint.py says more.
+"""Describe a model's folder by its small files, for lists of many models; checkpoint.py says more.
 
 No weights are read and no model is built, so a folder that is called whole here may still fail to load.
 """

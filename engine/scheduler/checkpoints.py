@@ -11,6 +11,7 @@ import numpy as np
 from engine.scheduler.kept_prefixes import KeptPrefixes
 from engine.sequence.sequence import Sequence
 from engine.text.templates.message_openings import MessageOpenings
+from engine.vision.keys import whole_images
 
 MAX_GAP_TOKENS = 1024
 """Maximum tokens between two of these lengths near the prompt's end, where most prompts part."""
@@ -79,13 +80,14 @@ class Checkpoints:
         # One prompt's ladder takes at most half of the memory.
         max_rungs = min(max_cuts, self._kept.budget_bytes // (2 * state_bytes + 1))
         gap = -(-(end - start) // (max_rungs + 1))
-        prefill.ids = np.asarray(sequence.tokens, np.int32)
+        prefill.ids = np.asarray(sequence.keys, np.int32)
         borders = np.flatnonzero(np.isin(prefill.ids, list(self._openings.tokens))).tolist()
         # Twice as many as there are gaps, as a rung at a border makes a gap shorter.
         most = 2 * (end - start) // MAX_GAP_TOKENS
         is_even = most <= max_rungs and most * state_bytes <= EVEN_SHARE * self._kept.budget_bytes
         num_rungs = max(NUM_RUNGS, most) if is_even else NUM_RUNGS
         rungs = choose_rungs(sorted(prefill.keep_at), borders, start, end, gap, num_rungs)
+        rungs = [whole_images(sequence.request.images, at) for at in rungs]
         likely = {*borders}
         prefill.rungs = {
             at: 1.0 if at in likely else WITHIN_WEIGHT

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -73,11 +72,12 @@ class KeptPrefixes:
             self.cache = PrefixCache(budget_bytes, self.make_caches, self.needs_state)
         self.store: PrefixStore | None = None
         if self.cache is not None and settings.prefix_cache_dir is not None:
-            self.store = self._open_store(loaded.model, settings, Path(settings.prefix_cache_dir))
+            self.store = self._open_store(loaded, settings, Path(settings.prefix_cache_dir))
 
-    def _open_store(self, model: Any, settings: Settings, folder: Path) -> PrefixStore:
+    def _open_store(self, loaded: LoadedModel, settings: Settings, folder: Path) -> PrefixStore:
+        model, tower = loaded.model, loaded.sight.tower.arrays() if loaded.sight else []
         # Other versions may compute other bytes.
-        known = (weights_fingerprint(model), settings.kv_bits, version("mlx"), version("mlx-lm"))
+        known = (weights_fingerprint(model, tower), settings.kv_bits, version("mlx"), version("mlx-lm"))
         fingerprint = hashlib.sha256(repr(known).encode()).hexdigest()
         try:
             limit = settings.prefix_cache_dir_bytes
@@ -102,7 +102,7 @@ class KeptPrefixes:
             self.store.close()
 
     def start_keeping(self, sequence: Sequence, length: int) -> None:
-        """Start copies of what a prefilling sequence holds up to a length that its last chunk passed.
+        """Start copies of a prefilling sequence's caches up to a length that its last chunk passed.
 
         They follow that chunk on the device, and nothing waits for them: finish_keeping() does.
         """
@@ -110,7 +110,7 @@ class KeptPrefixes:
         if self.cache is None or not length:
             return
         if not len(prefill.ids):
-            prefill.ids = np.asarray(sequence.tokens, np.int32)
+            prefill.ids = np.asarray(sequence.keys, np.int32)
         tokens = prefill.ids[:length]
         num_held = max([
             self.cache.count_held(tokens),
@@ -164,7 +164,7 @@ class KeptPrefixes:
     def keep_cancelled(self, sequence: Sequence) -> None:
         """Keep the computed part of a cancelled prompt, in files too."""
         caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
-        tokens = np.asarray(sequence.tokens[:num_computed], np.int32)
+        tokens = np.asarray(sequence.keys[:num_computed], np.int32)
         cut = partial(cut_slice, caches)
         self._save_kept(sequence, cut)
         if num_computed and self._keep(tokens, cut, partial(take_state, caches)):
@@ -178,7 +178,7 @@ class KeptPrefixes:
         # A row may hold more than its answer, but its state cannot be rolled back to the answer's end.
         if held > num_tokens and self.needs_state:
             return False
-        tokens = np.asarray(sequence.tokens[: min(held, num_tokens)], np.int32)
+        tokens = np.asarray(sequence.keys[: min(held, num_tokens)], np.int32)
         take = partial(rows.state, row)
         if not self._keep(tokens, cut, take):
             return False
@@ -208,7 +208,7 @@ class KeptPrefixes:
         if self.store is None or self.cache is None:
             return
         for length in sorted(set(unsaved)):
-            tokens = np.asarray(sequence.tokens[:length], np.int32)
+            tokens = np.asarray(sequence.keys[:length], np.int32)
             if not self.needs_state or self.cache.state_at(tokens):
                 self._save(tokens, cut, partial(self.cache.state_at, tokens))
 

@@ -5,6 +5,7 @@ be worth waiting.
 """
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 
@@ -17,6 +18,7 @@ from engine.prefix_cache.trie import CutSlice
 from engine.scheduler.checkpoints import MIN_SHARED_TOKENS, Checkpoints
 from engine.scheduler.kept_prefixes import KeptPrefixes
 from engine.sequence.sequence import Sequence
+from engine.vision.keys import whole_images, without_cut_images
 
 log = logging.getLogger("reprise.engine")
 
@@ -44,7 +46,7 @@ class PrefixLookup:
             return False
         if not sequence.prefix.is_disk_searched:
             sequence.prefix.is_disk_searched = True
-            ids = _ids(sequence)
+            ids = _whole(sequence, self.kept.store.match)
             if self.kept.store.match(ids) >= self.kept.cache.match_usable(ids) + MIN_LOADED_TOKENS:
                 sequence.prefix.loading = self.kept.store.start_load(ids)
         if (loading := sequence.prefix.loading) is None:
@@ -56,11 +58,11 @@ class PrefixLookup:
         if not self.kept.memory_budget.may_copy(loading.ends[-1], num_copies=2):
             return False
         if (taken := self.kept.store.finish_load(loading)) is not None:
-            self.kept.cache.put(sequence.tokens[: loading.ends[-1]], *taken)
+            self.kept.cache.put(sequence.keys[: loading.ends[-1]], *taken)
         return False
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
-        """Whether the sequence should wait for one that is prefilling a prefix that both share."""
+        """Whether the sequence should wait for another that is prefilling a prefix of both."""
         if sequence.request.prompt_logprobs or (self.kept.cache is None and not self.kept.can_share):
             return False
         if sequence.prefix.awaited and sequence.prefix.awaited[0] not in prefilling:
@@ -107,7 +109,7 @@ class PrefixLookup:
         at_least = num_held if at_evictions == num_evictions else 0
         if all(shared < at_least + MIN_SHARED_TOKENS for _, shared in candidates):
             return None
-        held = self.kept.cache.match(_ids(sequence)) if self.kept.cache else 0
+        held = self._count_kept(sequence)
         search.num_held = held, num_evictions
         awaited = None
         for other, shared in candidates:
@@ -141,17 +143,22 @@ class PrefixLookup:
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
     ) -> tuple[Caches, int]:
         cache, make_caches = self.kept.cache, self.kept.make_caches
-        num_held = cache.match(_ids(sequence)) if cache else 0
+        num_held = self._count_kept(sequence)
         shared, kv_slice = 0, None
         if self.kept.can_share:
             shared, kv_slice = self._borrow(sequence, members, rows, prefilling)
         if kv_slice is not None and shared > num_held:
             return rebuild(make_caches(), [kv_slice], [], shared), shared
-        found = cache.find(_ids(sequence)) if cache else None
+        found = cache.find(_whole(sequence, cache.match_usable)) if cache else None
         caches, length = found or (make_caches(), 0)
         if cache and self.kept.needs_state:
             self.checkpoints.choose(sequence, num_held, length)
         return caches, length
+
+    def _count_kept(self, sequence: Sequence) -> int:
+        """Count the leading tokens that the prefix cache holds, of images all or none."""
+        held = self.kept.cache.match(_ids(sequence)) if self.kept.cache else 0
+        return whole_images(sequence.request.images, held)
 
     def _borrow(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
@@ -163,7 +170,7 @@ class PrefixLookup:
         holders += [(p, p.prefill.num_computed, partial(cut_slice, p.prefill.caches)) for p in prefilling]
         best, cut_best = 0, None
         for holder, held, cut in holders:
-            shared = min(num_shared(sequence, holder), held)
+            shared = whole_images(sequence.request.images, min(num_shared(sequence, holder), held))
             if shared > best:
                 best, cut_best = shared, cut
         if cut_best is None:
@@ -176,12 +183,17 @@ class PrefixLookup:
 
 def num_shared(sequence: Sequence, other: Sequence) -> int:
     """Count the leading tokens of a sequence that another one shares; its own last token never counts."""
-    shared = count_shared(sequence.tokens, sequence.hashes, other.tokens, other.hashes)
-    return min(shared, len(sequence.tokens) - 1)
+    shared = count_shared(sequence.keys, sequence.hashes, other.keys, other.hashes)
+    return whole_images(sequence.request.images, min(shared, len(sequence.tokens) - 1))
 
 
 def _ids(sequence: Sequence) -> np.ndarray:
-    """Return the tokens of a waiting sequence as an array, (n,) int32, made once."""
+    """Return the keys of a waiting sequence as an array, (n,) int32, made once."""
     if sequence.prefix.ids is None:
-        sequence.prefix.ids = np.asarray(sequence.tokens, np.int32)
+        sequence.prefix.ids = np.asarray(sequence.keys, np.int32)
     return sequence.prefix.ids
+
+
+def _whole(sequence: Sequence, match: Callable[[np.ndarray], int]) -> np.ndarray:
+    """Return the keys of a waiting sequence, up to where match() counts no image in part."""
+    return without_cut_images(sequence.request.images, _ids(sequence), match)

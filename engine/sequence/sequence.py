@@ -33,17 +33,18 @@ from engine.sequence.loop_guard import ends_in_loop
 from engine.sequence.stages import Prefill, PrefixSearch, Timing
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.conditions import GREEDY, sampling_class
-from engine.speculative.draft_model.reader import UnreadableTextError
+from engine.speculative.draft_model.prefill import UndraftableTextError
 from engine.speculative.draft_stats import PLAIN
 from engine.speculative.proposers import SequenceDrafts
 from engine.speculative.window import Window
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
+from engine.vision.keys import prompt_keys
 
 log = logging.getLogger("reprise.engine")
 
 LOG_PROMPT_EVERY_S = 10.0
-"""Seconds between log lines about a prompt that is being read."""
+"""Seconds between log lines about a prompt that is being prefilled."""
 
 
 @dataclass(eq=False)
@@ -51,12 +52,13 @@ class Sequence:
     """A request, and everything that was committed for it.
 
     text: turns its tokens into text that can be sent.
-    tokens: prompt and answer so far; all of them are committed.
+    tokens: prompt and answer so far; all of them are committed. keys: the same, but for those of images, as
+        texts are compared by them; the same list if it has none.
     hashes: of the tokens' blocks, extended when they are needed.
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
     row_sampling: how its tokens are sampled, while it decodes.
     drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
-    window: what streaming decoding has filled in right of its tokens; None for plain decoding.
+    window: what windowed decoding has filled in right of its tokens; None for plain decoding.
     sampling: what sampling its tokens takes; see sampling_class().
     num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
     num_bisections: how many bisections suspected it.
@@ -69,6 +71,7 @@ class Sequence:
     text: Detokenizer
     tokenizer: Tokenizer
     tokens: list[int] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
     hashes: BlockHashes = field(default_factory=BlockHashes)
     timing: Timing = field(default_factory=Timing)
     prefix: PrefixSearch = field(default_factory=PrefixSearch)
@@ -91,14 +94,18 @@ class Sequence:
         """Make the sequence of a request, which has only its prompt. Raises GrammarError."""
         text = Detokenizer(tokenizer, request.stop)
         matcher = make_matcher(grammars, request.grammar, tokenizer.vocab_size) if request.grammar else None
+        tokens = keys = list(request.prompt)
+        if request.images:
+            keys = prompt_keys(tokens, request.images, tokenizer.vocab_size)
         return cls(
             request,
             sink,
             text,
             tokenizer,
-            tokens=list(request.prompt),
+            tokens=tokens,
+            keys=keys,
             matcher=matcher,
-            window=Window(request.streaming) if request.streaming else None,
+            window=Window(request.window_settings) if request.window_settings else None,
             sampling=sampling_class(request),
         )
 
@@ -144,8 +151,8 @@ class Sequence:
             self.drafts.close()
 
     def give_up_draft_model(self, fault: Exception) -> None:
-        """Stop using the draft model, which could not read the text or translate a draft."""
-        level = logging.INFO if isinstance(fault, UnreadableTextError) else logging.WARNING
+        """Stop using the draft model, which could not take the text or translate a draft."""
+        level = logging.INFO if isinstance(fault, UndraftableTextError) else logging.WARNING
         log.log(level, "request %s continues without the draft model: %s", self.request.id, fault)
         if self.drafts:
             self.drafts.uses_model = False
@@ -182,7 +189,7 @@ class Sequence:
     ) -> None:
         """Commit one step's tokens up to the end of the answer: detokenize, inform the drafters, emit.
 
-        tokens: at least one, unless the sequence streams.
+        tokens: at least one, unless the sequence is decoded in windows.
         likelihoods: of each token, None if the request does not want log probabilities.
         draft, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
@@ -203,6 +210,8 @@ class Sequence:
             reason = self._reason(token)
             if reason:
                 break
+        if self.keys is not self.tokens:
+            self.keys += self.tokens[num_before:]
         if self.drafts:
             self.drafts.observe(self.tokens[num_before:], draft, num_verified)
         if self.matcher:
@@ -300,7 +309,7 @@ class Sequence:
             prefill_s=(timing.joined_at or now) - timing.submitted_at,
             first_token_s=(timing.first_token_at or now) - timing.submitted_at,
             total_s=now - timing.submitted_at,
-            streaming=self.request.streaming,
+            window_settings=self.request.window_settings,
             is_loop=self.is_loop,
             drafting=self.drafts.report(has_origins=has_origins) if self.drafts else DraftingReport(),
         )

@@ -10,6 +10,7 @@ import numpy as np
 from engine.kv_cache.per_row import Caches
 from engine.prefix_cache.disk import Loading
 from engine.speculative.heads.states import States
+from engine.vision.sight import Looking
 
 if TYPE_CHECKING:
     from engine.sequence.sequence import Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class Timing:
     """When a sequence reached each stage, by time.perf_counter() in seconds; 0 before it has.
 
-    prompt_logged_s: how long its prompt had been read when the log last said so.
+    prompt_logged_s: how long its prompt had been prefilled when the log last said so.
     """
 
     submitted_at: float = field(default_factory=time.perf_counter)
@@ -57,7 +58,7 @@ class PrefixSearch:
 
 @dataclass
 class Prefill:
-    """What was computed of a sequence before it joins the rows.
+    """A sequence's keys, values and states before it joins the rows.
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
     ids: all of its tokens as an array, (n,) int32, if state is kept of some lengths; else empty.
@@ -66,6 +67,7 @@ class Prefill:
     keep_at: lengths at which the caches are to be kept in the prefix cache.
     rungs: others, where they are kept as a later prompt may part from this one anywhere; how likely that is.
     opening: where the answer opens; 0 if state is not kept there.
+    looking: its images; None if it has none.
     max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that one has fed.
     """
 
@@ -77,6 +79,7 @@ class Prefill:
     keep_at: set[int] = field(default_factory=set)
     rungs: dict[int, float] = field(default_factory=dict)
     opening: int = 0
+    looking: Looking | None = None
     max_chunk_tokens: int = 0
     widest_chunk: int = 0
 

@@ -77,7 +77,7 @@ def query_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the document has to know of the one model that is served, and of the settings.
+    """The facts about the one served model, and the settings, that the document depends on.
 
     vocab_size: ids of tokens are below it. can_infill: whether the model fills in the middle of a text.
     max_choices: the largest n of a request.
@@ -227,7 +227,7 @@ _OF_OTHER_MODELS = (
 
 
 def _limit(whole: Json, served: Served) -> None:
-    """Say what the served model takes: its tokens, choices, and whether it fills in."""
+    """Limit the document to what the served model can do: its tokens, choices, purpose, and infill."""
     for part in _parts(whole["components"]["schemas"]):
         if IS_ID in part and "pattern" in part:
             part["pattern"] = f"^({_up_to(served.vocab_size - 1)})$"

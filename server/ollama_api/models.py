@@ -58,7 +58,7 @@ def _named(name: str, entry: ModelEntry) -> dict[str, Any]:
 
 
 def _details(entry: ModelEntry) -> dict[str, Any]:
-    """Return what is known of a model's kind: less before it is loaded."""
+    """Return a model's details, such as family and size: fewer before it is loaded."""
     info = entry.info
     return {
         "parent_model": "",

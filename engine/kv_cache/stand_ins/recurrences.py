@@ -1,6 +1,6 @@
-"""Record what layers compute their recurrent state from, so that it can be computed again for fewer tokens.
+"""Trace what layers compute their recurrent state from, so that it can be computed again for fewer tokens.
 
-The recording replaces functions of mlx-lm and MLX while the graph of such a forward is built: the gated delta
+The tracing replaces functions of mlx-lm and MLX while the graph of such a forward is built: the gated delta
 rule, the state-space recurrence of Mamba 2, Bailing's gated linear attention, and Conv1d. What a layer's
 state was computed from is found by identity: the state that such a function returned is the one that the
 layer puts into its cache. A layer that computes its state in another way can be batched, but not rolled back;
@@ -28,8 +28,8 @@ Replay = Callable[[mx.array, int], mx.array]
 
 
 @dataclass
-class LayerRecord:
-    """What one layer's state was computed from in a recorded forward.
+class LayerTrace:
+    """The inputs from which one layer's state was computed in a traced forward.
 
     before, after: its arrays before and after. convolved: inputs of its convolutions, with the columns of
     each that are kept as state. replays: states that were computed, and how to compute them again.
@@ -44,7 +44,7 @@ class LayerRecord:
     _sources: list[Replay | None] = field(default_factory=list)
 
     def end(self, after: Sequence[mx.array | None], width: int) -> None:
-        """Find the array that each one was computed from. after: the arrays now. width: of the forward."""
+        """Find the input of each state array. after: the arrays now. width: of the forward."""
         self.after = list(after)
         convolved = [(x, num_held) for x, num_held in self.convolved if x.shape[1] == num_held + width]
         self._sources = []
@@ -58,7 +58,7 @@ class LayerRecord:
             self._sources.append(source)
 
     def drop_padding(self, fed: mx.array, width: int) -> list[mx.array | None]:
-        """Take padding out of what convolutions keep; return the arrays. fed: (rows,) tokens fed."""
+        """Return the state's arrays without padding in the convolutions' inputs. fed: (rows,) tokens fed."""
         for idx, source in enumerate(self._sources):
             if isinstance(source, partial):
                 self.after[idx] = source(fed, width)
@@ -68,14 +68,14 @@ class LayerRecord:
         """Return an array of the state after the first kept[r] tokens of row r: (rows, ...).
 
         widths: (rows,) tokens that were fed.
-        Raises NotRecordedError if it is not known how the layer computed it.
+        Raises NotTracedError if it is not known how the layer computed it.
         """
         before, after, source = self.before[idx], self.after[idx], self._sources[idx]
         assert after is not None
         if all(num in (0, width) for num, width in zip(kept, widths, strict=True)):
             return where_rows(mx.array(list(kept)) > 0, after, before)
         if source is None:
-            raise NotRecordedError("it is not known how a layer computes its state")
+            raise NotTracedError("it is not known how a layer computes its state")
         return source(mx.array(list(kept)), max(kept))
 
 
@@ -85,24 +85,24 @@ def _last_columns(convolved: mx.array, num_held: int, kept: mx.array, _: int) ->
     return mx.take_along_axis(convolved, places[..., None], axis=1)
 
 
-class NotRecordedError(Exception):
-    """A state cannot be computed again, because what it was computed from was not recorded."""
+class NotTracedError(Exception):
+    """A state cannot be computed again, because what it was computed from was not traced."""
 
 
-class Recorder:
-    """Notes what the layer at work computes its state from, in a forward whose graph is being built.
+class Tracer:
+    """Notes the inputs from which each layer computes its state, while a forward's graph is being built.
 
-    current: the record of the layer that last read its state.
+    current: the trace of the layer that last read its state.
     """
 
     def __init__(self, fed: mx.array | None) -> None:
         """fed: (rows,) tokens that the forward adds to each row; None if no row is padded."""
-        self.current: LayerRecord | None = None
+        self.current: LayerTrace | None = None
         self._fed = fed
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record until the end of the block."""
+    def tracing(self) -> Iterator[None]:
+        """Trace until the end of the block."""
         replaced: list[tuple[Any, str, Any]] = [
             (gated_delta, "gated_delta_ops", self._delta),
             (gated_delta, "gated_delta_kernel", self._delta),
@@ -148,10 +148,10 @@ class Recorder:
 
         return call
 
-    def _record_run(
+    def _trace_run(
         self, run: Callable[[int, mx.array | None], tuple[mx.array, mx.array]], width: int
     ) -> tuple[mx.array, mx.array]:
-        """Run a recurrence over all tokens, and record how to run it over fewer.
+        """Run a recurrence over all tokens, and trace how to run it over fewer.
 
         run: given a number of tokens, and how many of them each row has, returns outputs and state.
         """
@@ -201,7 +201,7 @@ class Recorder:
                 return mx.concatenate(outputs, axis=1), after
 
             # A model may pass a mask but no lengths.
-            return self._record_run(run, width)
+            return self._trace_run(run, width)
 
         return call
 
@@ -225,7 +225,7 @@ class Recorder:
                 outputs, after = _by_steps(some, num, real, h)
                 return mx.concatenate(outputs, axis=2), after
 
-            return self._record_run(run, width)
+            return self._trace_run(run, width)
 
         return call
 

@@ -10,8 +10,8 @@ import pytest
 from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.rows import make_caches
 from engine.kv_cache.separate_rows import SeparateRows
-from tests.engine.streaming import logits_at
 from tests.engine.support import VOCAB_SIZE, make_model
+from tests.engine.windows import logits_at
 
 LENGTHS = {"of one length": (12, 12, 12), "of different lengths": (3, 40, 12)}
 

@@ -1,4 +1,4 @@
-"""Fields for streaming decoding reach the engine, and are refused by name where they mean nothing."""
+"""Fields for windowed decoding reach the engine, and are refused by name where they mean nothing."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from config.settings import Settings
 from engine.interface.events import Usage
-from engine.interface.request import Streaming
+from engine.interface.request import WindowSettings
 from server.errors import BadRequestError
 from server.generation.engine_requests import make_engine_requests
 from server.output.usage import measure_timings
@@ -35,16 +35,16 @@ FIELDS = {
 
 
 def choose(info, settings=None, **body):
-    """Return how a request with these fields streams. settings: those of the server."""
+    """Return how a request with these fields is decoded in windows. settings: those of the server."""
     settings = Settings(**(settings or {}))
     (asked,) = make_engine_requests("r", CompletionRequest(prompt="a", **body), [(1,)], info, settings)
-    return asked.streaming
+    return asked.window_settings
 
 
 @pytest.fixture
 def wedlm(engine):
     """The facts of a WeDLM model."""
-    return replace(engine.info, mask_token_id=7, can_stream=True)
+    return replace(engine.info, mask_token_id=7, can_decode_windows=True)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -52,7 +52,9 @@ async def test_the_fields_reach_the_engine(client, engine, wedlm, path):
     engine.info = wedlm
     response = await client.post(path, json=BODIES[path] | FIELDS)
     assert response.status_code == 200, response.text
-    assert [request.streaming for request in engine.requests] == [Streaming(7, 8, 0.7, 0.2, has_anchor=True)]
+    assert [request.window_settings for request in engine.requests] == [
+        WindowSettings(7, 8, 0.7, 0.2, has_anchor=True)
+    ]
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -98,17 +100,25 @@ async def test_a_wrong_value_is_refused_by_name(client, engine, wedlm, name, val
     [
         ({}, {}, None),
         ({}, {"wedlm_decoding": "off"}, None),
-        ({}, {"wedlm_decoding": "streaming"}, Streaming(7, 16, 0.3, 0.01)),
-        ({"wedlm_decoding": "streaming"}, {}, Streaming(7, 16, 0.3, 0.01)),
+        ({}, {"wedlm_decoding": "streaming"}, WindowSettings(7, 16, 0.3, 0.01)),
+        ({"wedlm_decoding": "streaming"}, {}, WindowSettings(7, 16, 0.3, 0.01)),
         ({"wedlm_decoding": "streaming"}, {"wedlm_decoding": "off"}, None),
-        ({"wedlm_decoding": "streaming"}, {"wedlm_window_size": 4}, Streaming(7, 4, 0.3, 0.01)),
-        ({"wedlm_decoding": "streaming"}, {"wedlm_entropy_threshold": "none"}, Streaming(7, 16, None, 0.01)),
-        ({"wedlm_entropy_threshold": None}, {"wedlm_decoding": "streaming"}, Streaming(7, 16, None, 0.01)),
-        ({"wedlm_anchor": True}, {"wedlm_decoding": "streaming"}, Streaming(7, 16, 0.3, 0.01, True)),
+        ({"wedlm_decoding": "streaming"}, {"wedlm_window_size": 4}, WindowSettings(7, 4, 0.3, 0.01)),
+        (
+            {"wedlm_decoding": "streaming"},
+            {"wedlm_entropy_threshold": "none"},
+            WindowSettings(7, 16, None, 0.01),
+        ),
+        (
+            {"wedlm_entropy_threshold": None},
+            {"wedlm_decoding": "streaming"},
+            WindowSettings(7, 16, None, 0.01),
+        ),
+        ({"wedlm_anchor": True}, {"wedlm_decoding": "streaming"}, WindowSettings(7, 16, 0.3, 0.01, True)),
         (
             {"wedlm_anchor": True, "wedlm_decoding": "streaming"},
             {"wedlm_anchor": False, "wedlm_entropy_threshold": 0, "wedlm_pos_penalty_factor": 0},
-            Streaming(7, 16, 0, 0),
+            WindowSettings(7, 16, 0, 0),
         ),
     ],
 )
@@ -131,23 +141,23 @@ def test_what_the_settings_do_not_allow_is_refused_by_name(wedlm, settings, body
     assert refused.value.param == param
 
 
-def test_a_model_whose_caches_cannot_go_back_refuses_to_stream(wedlm):
+def test_a_model_whose_caches_cannot_go_back_refuses_windowed_decoding(wedlm):
     with pytest.raises(BadRequestError, match="this model's caches do not support"):
-        choose(replace(wedlm, can_stream=False), **FIELDS)
+        choose(replace(wedlm, can_decode_windows=False), **FIELDS)
 
 
 def test_every_choice_streams_with_a_seed_of_its_own(wedlm):
     body = CompletionRequest(prompt="a", n=3, seed=5, **FIELDS)
     asked = make_engine_requests("r", body, [(1,)], wedlm, Settings())
-    assert len({one.streaming for one in asked}) == 1
+    assert len({one.window_settings for one in asked}) == 1
     assert len({one.sampling.seed for one in asked}) == 3
 
 
 def test_timings_say_that_the_answer_may_differ():
-    plain, streamed = Usage(), Usage(streaming=Streaming(7, 8, None, 0.2, has_anchor=True))
+    plain, in_windows = Usage(), Usage(window_settings=WindowSettings(7, 8, None, 0.2, has_anchor=True))
     assert measure_timings([plain]).streaming is None
     assert "streaming" not in measure_timings([plain]).model_dump(exclude_unset=True)
-    assert measure_timings([streamed]).model_dump()["streaming"] == {
+    assert measure_timings([in_windows]).model_dump()["streaming"] == {
         "window_size": 8,
         "entropy_threshold": None,
         "pos_penalty_factor": 0.2,

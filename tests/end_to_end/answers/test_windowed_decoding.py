@@ -1,4 +1,4 @@
-"""Streaming decoding as a client sees it: the official SDK, the real server, a random WeDLM model."""
+"""Windowed decoding as a client sees it: the official SDK, the real server, a random WeDLM model."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.end_to_end.conftest import serving
-from tests.engine.streaming import SURE, write_streaming_model
+from tests.engine.windows import SURE, write_window_model
 from tests.server.openai_shapes import valid_timings
 
 REQUEST = {"model": "demo", "prompt": "A window of masks is filled", "max_tokens": 40, "seed": 5}
@@ -17,9 +17,9 @@ DIFFERS = "the answer may differ from that of plain decoding"
 
 @pytest.fixture(scope="module")
 def streaming_server(server_folder, tmp_path_factory):
-    """A server that streams, and what it printed."""
+    """A server that decodes in windows, and what it printed."""
     folder = tmp_path_factory.mktemp("wedlm")
-    write_streaming_model(folder)
+    write_window_model(folder)
     flags = ("--model", str(folder), "--wedlm-decoding", "streaming", "--wedlm-entropy-threshold", str(SURE))
     with serving(server_folder, *flags) as (address, printed):
         yield address, printed
@@ -68,9 +68,10 @@ def test_the_answer_is_the_same_alone_in_a_batch_streamed_and_cut_short(client):
 
 
 def test_one_by_one_with_the_anchor_it_is_plain_decoding(client):
-    streamed = ask(client, wedlm_entropy_threshold="none", wedlm_anchor=True, wedlm_window_size=4)
+    in_windows = ask(client, wedlm_entropy_threshold="none", wedlm_anchor=True, wedlm_window_size=4)
     assert (
-        streamed.choices[0].text == ask(client, wedlm_decoding="off", draft={"type": "none"}).choices[0].text
+        in_windows.choices[0].text
+        == ask(client, wedlm_decoding="off", draft={"type": "none"}).choices[0].text
     )
 
 

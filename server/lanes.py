@@ -1,4 +1,4 @@
-"""Work that would hold the event loop, done on threads in turn: each client waits for its own work only."""
+"""Work that would hold the event loop, done on threads, clients in rotation: each waits for its own work."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -18,13 +18,13 @@ _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
 OWNER = "reprise.owner"
 """Name of the entry in a request's scope that holds the digest of its checked API key."""
 SMALL_BYTES = 32 * 2**10
-"""What is larger is done on a thread: it would hold the event loop for longer than the switch takes."""
+"""A larger body is handled on a thread: it would hold the event loop for longer than the switch takes."""
 TRIM_AFTER_S = 2.0
 """How long after a body of more than LARGE_BYTES, or a long prompt, its memory is returned to the system."""
 LARGE_BYTES = 2**20
-"""What is larger has a thread of its own, so that others do not wait for it."""
+"""A larger body has a thread of its own, so that others do not wait for it."""
 VALUE_BYTES = 20
-"""What a value takes to parse and validate, besides its text, in bytes of text."""
+"""The work of parsing and validating a value, besides its text, in bytes of text."""
 
 
 def client_of(request: HTTPConnection) -> str:
@@ -39,7 +39,7 @@ def client_of(request: HTTPConnection) -> str:
 
 
 def weight_of(body: bytes) -> int:
-    """Return what a body takes to work on, in bytes of text."""
+    """Return the work that a body takes, as the bytes of a text that takes as much."""
     return len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
 
 
@@ -48,11 +48,11 @@ async def beside(request: Request, job: Callable[[], ResultT]) -> ResultT:
 
     Raises what the job raises.
     """
-    bodies: BodyTurns = request.app.state.service.bodies
+    bodies: BodyLanes = request.app.state.service.bodies
     return await bodies.run(request, weight_of(await request.body()), job)
 
 
-class Turns:
+class Lane:
     """A thread whose jobs are taken from one client after the other. Use it on one event loop only."""
 
     def __init__(self, purpose: str) -> None:
@@ -61,7 +61,7 @@ class Turns:
         self._is_busy = False
 
     async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job when it is the client's turn. Raises what the job raises.
+        """Run a job once one of every other client before it is done. Raises what the job raises.
 
         A job that has begun ends at its next slice if this is cancelled (see engine/wanted.py).
         """
@@ -79,7 +79,7 @@ class Turns:
             client, jobs = self._waiting.popitem(last=False)
             done, job = jobs.popleft()
             if jobs:
-                # To the end: all others have their turn first.
+                # To the end: all others come first.
                 self._waiting[client] = jobs
             if not done.done():
                 self._is_busy = True
@@ -104,11 +104,11 @@ def _is_wanted(done: asyncio.Future[Any]) -> bool:
     return not done.done()
 
 
-class BodyTurns:
+class BodyLanes:
     """The threads that read large bodies, and what is stored and as large."""
 
     def __init__(self) -> None:
-        self._large, self._huge = Turns("bodies"), Turns("huge-bodies")
+        self._large, self._huge = Lane("bodies"), Lane("huge-bodies")
         self._trimmer = ThreadPoolExecutor(1, thread_name_prefix="trim")
         self._trim: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -125,7 +125,7 @@ class BodyTurns:
             self.trim_soon()
 
     def trim_soon(self) -> None:
-        """Return what is freed by then to the system, TRIM_AFTER_S from now."""
+        """Return freed memory to the system, TRIM_AFTER_S from now."""
         if self._trim is None and not self._is_closed:
             self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
 

@@ -15,11 +15,11 @@ from engine.interface.events import Finished
 from engine.interface.request import DraftChoice, GenerationRequest
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel
-from engine.scheduler import draft_reading
-from engine.scheduler.draft_reading import Pace
+from engine.scheduler import draft_prefiller
+from engine.scheduler.draft_prefiller import Pace
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.draft_model.forecast import DraftForecast
-from engine.speculative.draft_model.reader import DraftReader
+from engine.speculative.draft_model.prefill import DraftPrefill
 from engine.speculative.draft_stats import TOO_LONG
 from engine.speculative.proposers import DraftSources
 from tests.engine.driven import Driven, expected_tokens, loaded_once
@@ -86,10 +86,10 @@ class Pair(Driven):
             **given | settings,
         )
 
-    def readers(self) -> Sequence[DraftReader]:
-        """Return the readers of the rows whose text is still to be read."""
+    def prefills(self) -> Sequence[DraftPrefill]:
+        """Return the prefills of the rows whose text is still to be read."""
         model = self.worker.batch.draft_model
-        return [reader for _, reader in model.unread()] if model else []
+        return [prefill for _, prefill in model.awaiting_prefill()] if model else []
 
     def is_read(self, name: str) -> bool:
         """Whether the draft model may draft for a request."""
@@ -138,7 +138,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pair, float], None]:
 
     def begin(pair: Pair, token_s: float) -> None:
         pair.draft.token_s = token_s
-        monkeypatch.setattr(draft_reading, "perf_counter", lambda: pair.draft.clock)
+        monkeypatch.setattr(draft_prefiller, "perf_counter", lambda: pair.draft.clock)
 
     return begin
 
@@ -220,7 +220,7 @@ def test_choices_of_one_prompt_read_it_once() -> None:
     for one in asked:
         pair.ask(one)
     pair.step_until(lambda: any(pair.is_read(one.id) for one in asked))
-    pair.step_until(lambda: not pair.readers())
+    pair.step_until(lambda: not pair.prefills())
     assert pair.draft.num_fed - num_fed < 240
     assert pair.finish_with(*asked) == [True, True, True]
 
@@ -306,7 +306,7 @@ def test_anything_may_happen_while_a_text_is_read(
     timed(pair, 0.01)
     pair.ask(neighbour)
     pair.ask(asked)
-    pair.step_until(lambda: any(reader.num_computed >= 60 for reader in pair.readers()))
+    pair.step_until(lambda: any(prefill.num_computed >= 60 for prefill in pair.prefills()))
     if event == "cancel":
         pair.worker.cancel("r")
     elif event == "fault":
@@ -332,7 +332,7 @@ def test_memory_for_reading_is_given_back_before_a_request_is_preempted(
     asked = [request(text_of(length, length), 40, name=f"{length}") for length in (150, 20)]
     for one in asked:
         pair.ask(one)
-    pair.step_until(lambda: any(reader.num_computed >= 60 for reader in pair.readers()))
+    pair.step_until(lambda: any(prefill.num_computed >= 60 for prefill in pair.prefills()))
     make_room, refusals = MemoryBudget.make_room, [False]
     monkeypatch.setattr(
         MemoryBudget, "make_room", lambda *args: refusals.pop() if refusals else make_room(*args)
@@ -366,7 +366,7 @@ def test_the_memory_of_a_text_that_is_read_is_counted() -> None:
     for _ in range(3):
         budget.room_bytes = budget.used_bytes
         assert budget.make_room(sequences, [], rows)
-    assert not budget.reserve_reading(500)
+    assert not budget.reserve_draft_prefill(500)
     assert not budget.make_room(sequences, [], rows, sequences)
     budget.room_bytes *= 2
     assert budget.make_room(sequences, [], rows, sequences)
@@ -406,4 +406,4 @@ def test_slices_grow_until_they_take_a_step_and_shrink_again() -> None:
     assert pace.token_s == before
     for _ in range(9):
         pace.observe(pace.num_tokens, 50.0, limit_s=0.2)
-    assert pace.num_tokens == draft_reading.MIN_SLICE_TOKENS
+    assert pace.num_tokens == draft_prefiller.MIN_SLICE_TOKENS

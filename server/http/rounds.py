@@ -1,4 +1,4 @@
-"""Turns for what connections have sent: the event loop does some of it at a time, then serves everyone."""
+"""Rounds of what connections have sent: the event loop does some of it at a time, then serves everyone."""
 
 import asyncio
 import time
@@ -9,13 +9,13 @@ from functools import partial
 ROUND_S = 0.005
 """How long a round of the event loop parses and starts requests; what is left waits for the next round."""
 REQUEST_S = 0.001
-"""What a request counts that starts in a round: its first step comes after it."""
+"""Seconds that a starting request counts in a round: its first step comes after the round."""
 
 
-class ReadTurns:
-    """What has been read and is not yet parsed, and requests that have not begun. Addresses take turns.
+class Rounds:
+    """Input that is not yet parsed, and requests that have not begun, in rounds of the event loop.
 
-    Use it on one event loop only, and for one thing of a connection at a time.
+    Addresses are served in rotation. Use it on one event loop only, for one thing of a connection at a time.
 
     Otherwise a round would take as long as all connections together that have sent something.
 
@@ -45,7 +45,7 @@ class ReadTurns:
             self._plan_next()
 
     def wait(self, address: str, action: Callable[[], None], more_s: float = 0.0) -> None:
-        """Do something in a later round, when it is the address' turn."""
+        """Do something in a later round, when the others before this address are served."""
         self._waiting.setdefault(address, deque()).append(partial(self.do, action, more_s))
         self._plan_next()
 
@@ -61,6 +61,6 @@ class ReadTurns:
             address, kept = self._waiting.popitem(last=False)
             first = kept.popleft()
             if kept:
-                # To the end: all others have their turn first.
+                # To the end: all others come first.
                 self._waiting[address] = kept
             first()

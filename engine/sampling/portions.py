@@ -1,9 +1,9 @@
-"""Cut a step's draws into pieces, so that sampling takes bounded memory.
+"""Cut a step's draws into portions, so that sampling takes bounded memory.
 
 A draw is one token to sample. With a vocabulary of 152,000 tokens, one (vocabulary,) array of float32 takes
 0.6 MB, and top p holds several of them per draw: gigabytes for the draws of a large verification step. So
-draws are sampled piece by piece, each in about PIECE_BYTES. A draw's token does not depend on the others in
-its piece. `reprise bench sampling --memory` measures what is counted here.
+draws are sampled portion by portion, each in about PORTION_BYTES. A draw's token does not depend on the
+others in its portion. `reprise bench sampling --memory` measures what is counted here.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import mlx.core as mx
 from engine.interface.request import Sampling
 from engine.sampling.filters import is_filtered
 
-PIECE_BYTES = 64 * 2**20
+PORTION_BYTES = 64 * 2**20
 """As many draws are sampled at once as fit into this, but at least one."""
 
 FLOAT_BYTES = 4
@@ -60,22 +60,22 @@ def find_needs(sampling: Sampling, vocab_size: int, has_grammar: bool) -> Needs:
     )
 
 
-def draws_per_piece(num_arrays: float, vocab_size: int) -> int:
+def draws_per_portion(num_arrays: float, vocab_size: int) -> int:
     """Return how many draws are sampled at once if each takes num_arrays arrays of (vocabulary,) float32."""
-    return max(1, int(PIECE_BYTES / (num_arrays * FLOAT_BYTES * vocab_size)))
+    return max(1, int(PORTION_BYTES / (num_arrays * FLOAT_BYTES * vocab_size)))
 
 
 def sampling_bytes(num_draws: int, num_arrays: float, vocab_size: int) -> int:
     """Return the memory that sampling num_draws such draws takes at most."""
-    num_at_once = min(num_draws, draws_per_piece(num_arrays, vocab_size))
+    num_at_once = min(num_draws, draws_per_portion(num_arrays, vocab_size))
     return int(num_at_once * num_arrays * FLOAT_BYTES * vocab_size)
 
 
 def pick_logits(logits: mx.array, places: Sequence[int], after: Sequence[mx.array]) -> mx.array:
-    """Return the logits at these places, for one piece: (places, vocabulary), of the type of logits.
+    """Return the logits at these places, for one portion: (places, vocabulary), of the type of logits.
 
-    logits: (n, vocabulary). after: arrays of the piece before. Without them MLX would be free to compute all
-        pieces side by side.
+    logits: (n, vocabulary). after: arrays of the portion before. Without them MLX would be free to compute
+        all portions side by side.
     """
     if after:
         logits = mx.depends([logits], list(after))[0]

@@ -1,18 +1,18 @@
-"""Decide whether a request is decoded by streaming, and how."""
+"""Decide whether a request is decoded in windows, and how."""
 
 from config.settings import Settings
 from engine.interface.models import ModelInfo
-from engine.interface.request import Streaming
+from engine.interface.request import WindowSettings
 from server.errors import BadRequestError
-from server.requests.streaming_decoding import StreamingDecodingFields
+from server.requests.windowed_decoding import WindowFields
 
 
-def choose_streaming(body: StreamingDecodingFields, info: ModelInfo, settings: Settings) -> Streaming | None:
-    """Return how a request streams; None if it does not.
+def choose_window(body: WindowFields, info: ModelInfo, settings: Settings) -> WindowSettings | None:
+    """Return the settings of a request that is decoded in windows; None if it is not.
 
     Raises BadRequestError, which names the field, for one that the model or the settings do not allow.
     """
-    given = [name for name in StreamingDecodingFields.model_fields if getattr(body, name) is not None]
+    given = [name for name in WindowFields.model_fields if getattr(body, name) is not None]
     decoding = body.wedlm_decoding or settings.wedlm_decoding
     if given and info.mask_token_id is None:
         phrase = f"is for WeDLM models, and this server's model is a {info.architecture}; leave it out"
@@ -21,7 +21,7 @@ def choose_streaming(body: StreamingDecodingFields, info: ModelInfo, settings: S
         if others := [name for name in given if name != "wedlm_decoding"]:
             raise _error(others[0], "is allowed only with wedlm_decoding: streaming")
         return None
-    if not info.can_stream or info.mask_token_id is None:
+    if not info.can_decode_windows or info.mask_token_id is None:
         raise _error("wedlm_decoding", "is 'streaming', which this model's caches do not support")
     if settings.exact:
         raise _error("wedlm_decoding", "is 'streaming', but this server's answers are exact (--exact)")
@@ -31,7 +31,7 @@ def choose_streaming(body: StreamingDecodingFields, info: ModelInfo, settings: S
     threshold, factor = body.wedlm_entropy_threshold, body.wedlm_pos_penalty_factor
     if threshold is None:
         threshold = "none" if settings.wedlm_entropy_threshold is None else settings.wedlm_entropy_threshold
-    return Streaming(
+    return WindowSettings(
         info.mask_token_id,
         size,
         None if threshold == "none" else threshold,

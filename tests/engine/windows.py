@@ -1,4 +1,4 @@
-"""Random WeDLM models, requests that stream, and the paper's algorithm for one of them, without caches."""
+"""Random WeDLM models, requests for windowed decoding, and the paper's algorithm for one, without caches."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from bench.architectures import tiny_models
 from bench.architectures.tiny_models import tiny_config
 from config.settings import BUNDLED_MODEL
-from engine.interface.request import GenerationRequest, Streaming
+from engine.interface.request import GenerationRequest, WindowSettings
 from engine.model import wedlm
 from engine.model.loading import LoadedModel, describe
 from engine.sampling.sampler import noise_key
@@ -33,7 +33,7 @@ def _config(family: str) -> dict[str, Any]:
 
 
 @functools.cache
-def make_streaming_model(family: str = "llama") -> LoadedModel:
+def make_window_model(family: str = "llama") -> LoadedModel:
     """Make a random WeDLM model with layers of that family."""
     config = _config(family)
     model = tiny_models.make_model(config)
@@ -41,24 +41,24 @@ def make_streaming_model(family: str = "llama") -> LoadedModel:
     return LoadedModel(model, make_tokenizer(), info)
 
 
-def write_streaming_model(folder: Path) -> None:
+def write_window_model(folder: Path) -> None:
     """Write a random WeDLM model with the bundled model's tokenizer to an existing folder."""
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(BUNDLED_MODEL / name, folder)
     (folder / "config.json").write_text(json.dumps(_config("llama") | {"eos_token_id": 2}))
-    weights = dict(tree_flatten(make_streaming_model().model.parameters()))
+    weights = dict(tree_flatten(make_window_model().model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
 
 
-def streaming(asked: GenerationRequest, **settings: Any) -> GenerationRequest:
-    """Let a request stream. settings: fields of Streaming."""
-    return replace(asked, streaming=Streaming(MASK, **({"entropy_threshold": SURE} | settings)))
+def windowed(asked: GenerationRequest, **settings: Any) -> GenerationRequest:
+    """Let a request be decoded in windows. settings: fields of WindowSettings."""
+    return replace(asked, window_settings=WindowSettings(MASK, **({"entropy_threshold": SURE} | settings)))
 
 
 def ask_for(prompt: Sequence[int], max_tokens: int = 24, **more: Any) -> GenerationRequest:
-    """Make a request that streams. more: of request(), and fields of Streaming."""
-    of_window = {name: more.pop(name) for name in list(more) if name in Streaming.__dataclass_fields__}
-    return streaming(request(prompt, max_tokens, **more), **of_window)
+    """Make a request that is decoded in windows. more: of request(), and fields of WindowSettings."""
+    of_window = {name: more.pop(name) for name in list(more) if name in WindowSettings.__dataclass_fields__}
+    return windowed(request(prompt, max_tokens, **more), **of_window)
 
 
 @dataclass
@@ -77,7 +77,7 @@ def reference(loaded: LoadedModel, asked: GenerationRequest) -> Reference:
     Every forward pass computes the whole text: what is settled, what is filled, then masks, under a causal
     mask, each token with its own position. It shares only noise_key() with the engine.
     """
-    how, sampling = asked.streaming, asked.sampling
+    how, sampling = asked.window_settings, asked.sampling
     assert how
     ends = loaded.tokenizer.eos_ids.union(asked.stop_tokens)
     start, text, found = len(asked.prompt), list(asked.prompt), Reference([])

@@ -6,7 +6,7 @@ from collections import Counter
 from uvicorn.server import ServerState
 
 from server.http.connection import uvicorn_config
-from server.http.read_turns import REQUEST_S, ROUND_S, ReadTurns
+from server.http.rounds import REQUEST_S, ROUND_S, Rounds
 from tests.server.http.nobody import Transport
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -33,19 +33,19 @@ async def test_of_connections_that_all_send_requests_few_begin_in_a_round():
     assert max(Counter(begun).values()) <= ROUND_S / REQUEST_S + 1
 
 
-async def test_addresses_take_turns_and_a_round_ends_when_its_time_is_over():
+async def test_addresses_are_served_in_rotation_and_a_round_ends_when_its_time_is_over():
     now_s, done = [0.0], []
 
     def work(name):
         now_s[0] += 0.6 * ROUND_S
         done.append(name)
 
-    turns = ReadTurns(lambda: now_s[0])
-    turns.do(lambda: work("first"))
-    assert turns.has_time
+    rounds = Rounds(lambda: now_s[0])
+    rounds.do(lambda: work("first"))
+    assert rounds.has_time
     for name in ("a1", "a2", "a3", "b1"):
-        turns.wait(name[0], lambda name=name: work(name))
-    assert not turns.has_time
+        rounds.wait(name[0], lambda name=name: work(name))
+    assert not rounds.has_time
     seen = []
     while len(done) < 5:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""One sequence as the draft model reads it: the committed text in the draft model's ids."""
+"""The draft prefill of one sequence: its committed text in the draft model's ids, computed slice by slice."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -24,22 +24,22 @@ MAX_UNSETTLED = ROLLBACK_TOKENS // 2
 """Maximum ids that may still change: caches must be able to roll these back together with a draft."""
 
 
-class UnreadableTextError(Exception):
-    """The draft model cannot read a text, so nothing is drafted; not a fault. The message says why."""
+class UndraftableTextError(Exception):
+    """The draft model cannot take a text, so nothing is drafted; not a fault. The message says why."""
 
 
 GiveUp = Callable[[Exception], None]
-"""Called with the exception that makes the draft model stop reading a sequence."""
+"""Called with the exception that ends a draft prefill."""
 
 
-class Reader(ABC):
-    """The part of one sequence that its drafter has read: a draft model, or a head of the target.
+class TextPrefill(ABC):
+    """The part of one sequence that its drafter has computed: a draft model, or a head of the target.
 
     caches, num_computed: the drafter's caches and the ids that they hold, from begin() until the row of the
         batch owns them. has_begun: whether begin() was called.
     num_before: leading ids of the text that it cannot compute itself, as they are not known to it.
     keep_at: numbers of ids at which the caches are to be kept in the prefix cache.
-    spent_s: seconds that reading has taken so far.
+    spent_s: seconds that it has taken so far.
     """
 
     def __init__(self) -> None:
@@ -81,16 +81,16 @@ class Reader(ABC):
 
     @abstractmethod
     def count_left(self, num_tokens: int) -> int:
-        """Count what is left to read and compute of a text of num_tokens; 0 once drafts may begin."""
+        """Count the tokens left to translate and compute of a text of num_tokens; 0 once drafts may begin."""
 
 
-class DraftReader(Reader):
-    """The part of one sequence that the draft model has read.
+class DraftPrefill(TextPrefill):
+    """The part of one sequence that the draft model has computed.
 
     context_tokens: the longest text that the draft model takes, in its own ids.
     opening: target tokens before the opening of the answer; 0 if it is not known.
     give_up: for the caller to call if the draft model cannot continue.
-    ids: the draft model's ids of all tokens read. num_settled: leading ids that never change.
+    ids: the draft model's ids of all tokens translated. num_settled: leading ids that never change.
     """
 
     def __init__(
@@ -103,47 +103,47 @@ class DraftReader(Reader):
         self.num_settled = 0
         self._context_tokens = context_tokens
         self._opening = opening
-        self._num_read = 0
+        self._num_translated = 0
 
-    def read(self, tokens: Sequence[int], num_ahead: int = 0) -> int:
-        """Read all committed tokens, including those read before.
+    def translate(self, tokens: Sequence[int], num_ahead: int = 0) -> int:
+        """Translate all committed tokens, including those translated before.
 
         num_ahead: ids that will be drafted after them.
         Returns the number of leading ids that are the same as before.
-        Raises UnreadableTextError, or whatever a tokenizer raises.
+        Raises UndraftableTextError, or whatever a tokenizer raises.
         """
         text = self.translator.translate_text(tokens)
         num_ids = len(text.ids)
         if num_ids + num_ahead > self._context_tokens:
-            raise UnreadableTextError(
+            raise UndraftableTextError(
                 f"the draft model reads {self._context_tokens} tokens; "
                 f"the text takes {num_ids} of its tokens and the draft {num_ahead}"
             )
         max_ids = MAX_IDS_PER_TOKEN * len(tokens) + SPARE_IDS
         if num_ids > max_ids:
-            raise UnreadableTextError(
+            raise UndraftableTextError(
                 f"{len(tokens)} tokens take {num_ids} of the draft model's; the limit is {max_ids}"
             )
         if num_ids - text.num_settled > MAX_UNSETTLED:
-            raise UnreadableTextError(
+            raise UndraftableTextError(
                 f"{num_ids - text.num_settled} of the draft model's tokens may still change; "
                 f"the limit is {MAX_UNSETTLED}"
             )
-        self.ids, self.num_settled, self._num_read = text.ids, text.num_settled, len(tokens)
+        self.ids, self.num_settled, self._num_translated = text.ids, text.num_settled, len(tokens)
         return text.num_same
 
-    def read_more(self, tokens: Sequence[int], max_tokens: int) -> int:
-        """Read up to max_tokens tokens of a text after those read before; return how many.
+    def translate_more(self, tokens: Sequence[int], max_tokens: int) -> int:
+        """Translate up to max_tokens tokens of a text after those translated before; return how many.
 
         Stops where the answer opens, so that the caches are kept there: the next turn may leave out the
-        reasoning. Raises as read() does.
+        reasoning. Raises as translate() does.
         """
-        start = self._num_read
+        start = self._num_translated
         end = min(len(tokens), start + max_tokens)
         if start < self._opening:
             end = min(end, self._opening)
         if end > start:
-            self.read(tokens if end == len(tokens) else tokens[:end])
+            self.translate(tokens if end == len(tokens) else tokens[:end])
         if end == self._opening:
             self.keep_at.add(self.num_settled)
         return end - start
@@ -151,10 +151,10 @@ class DraftReader(Reader):
     def compute(self, model: Any, tokens: Sequence[int], max_ids: int) -> int:
         """Feed the draft model the next ids of a text, and wait for it; return how many, at most max_ids.
 
-        Reads more of the text if that is needed. Raises as read() does.
+        Translates more of the text if that is needed. Raises as translate() does.
         """
         if self._num_to_compute < max_ids:
-            self.read_more(tokens, max_ids)
+            self.translate_more(tokens, max_ids)
         num_fed = self._until_kept(min(max_ids, self._num_to_compute))
         if num_fed:
             part = self.ids[self.num_computed : self.num_computed + num_fed]
@@ -168,8 +168,8 @@ class DraftReader(Reader):
         return self.ids[: self.num_computed]
 
     def count_left(self, num_tokens: int) -> int:
-        """Count the tokens left to read and compute of a text of num_tokens; 0 once drafts may begin."""
-        return num_tokens - self._num_read + self._num_to_compute
+        """Count the tokens left to translate and compute of a text of num_tokens; 0 once drafts may begin."""
+        return num_tokens - self._num_translated + self._num_to_compute
 
     @property
     def num_usable(self) -> int:

@@ -1,4 +1,4 @@
-"""Streaming decoding is the paper's algorithm, and the same alone, in a batch and after a restart."""
+"""Windowed decoding is the paper's algorithm, and the same alone, in a batch and after a restart."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from config.setting import SettingsError
 from config.settings import Settings
 from engine.engine import Engine
 from engine.interface.events import Delta
-from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Streaming, ThinkingBudget
+from engine.interface.request import DraftChoice, GenerationRequest, Grammar, ThinkingBudget, WindowSettings
 from engine.kv_cache import rows
 from engine.model.loading import LoadedModel, ModelError
 from engine.sampling.entropy import find_entropies
@@ -25,18 +25,18 @@ from tests.drafters.fakes import Coin, Liar, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven
 from tests.engine.foreseeing import foreseeing, no_lookups
-from tests.engine.streaming import (
+from tests.engine.support import VOCAB_SIZE, ask, make_loaded, oracle, prompt_of, request
+from tests.engine.windows import (
     LAYERS,
     MASK,
     Reference,
     ask_for,
-    make_streaming_model,
+    make_window_model,
     reference,
-    streaming,
+    windowed,
 )
-from tests.engine.support import VOCAB_SIZE, ask, make_loaded, oracle, prompt_of, request
 
-NEVER_END = tuple((token, -100.0) for token in make_streaming_model().tokenizer.eos_ids)
+NEVER_END = tuple((token, -100.0) for token in make_window_model().tokenizer.eos_ids)
 HOW: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"temperature": 0.8, "seed": 5},
@@ -52,7 +52,7 @@ HOW: dict[str, dict[str, Any]] = {
 @functools.cache
 def expected(asked: GenerationRequest, family: str = "llama") -> Reference:
     """Return what the paper's algorithm answers."""
-    return reference(make_streaming_model(family), asked)
+    return reference(make_window_model(family), asked)
 
 
 def run(engine: Engine, asked: list[GenerationRequest]) -> list[list[int]]:
@@ -61,13 +61,13 @@ def run(engine: Engine, asked: list[GenerationRequest]) -> list[list[int]]:
 
 
 def start_streaming(start_engine: StartEngine, family: str = "llama", **more: Any) -> Engine:
-    return start_engine(load=lambda _: make_streaming_model(family), **more)
+    return start_engine(load=lambda _: make_window_model(family), **more)
 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("family", LAYERS)
 def test_alone_it_equals_the_papers_algorithm(family: str, how: str) -> None:
-    asked, driven = ask_for(prompt_of(21), 30, **HOW[how]), Driven(make_streaming_model(family))
+    asked, driven = ask_for(prompt_of(21), 30, **HOW[how]), Driven(make_window_model(family))
     answer = driven.ask(asked)
     driven.finish()
     finished, wanted = answer.finished(), expected(asked, family)
@@ -87,15 +87,15 @@ def test_one_by_one_with_the_anchor_it_is_plain_decoding(
     family: str, temperature: float, start_engine: StartEngine
 ) -> None:
     engine, plain = start_streaming(start_engine, family), request(prompt_of(21), temperature=temperature)
-    asked = streaming(plain, has_anchor=True, entropy_threshold=None, window_size=3)
-    assert run(engine, [asked]) == [oracle(make_streaming_model(family), plain)]
+    asked = windowed(plain, has_anchor=True, entropy_threshold=None, window_size=3)
+    assert run(engine, [asked]) == [oracle(make_window_model(family), plain)]
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_rows_of_all_kinds_share_a_batch_while_others_join_and_leave(
     temperature: float, start_engine: StartEngine
 ) -> None:
-    loaded, asked, wanted = make_streaming_model(), [], {}
+    loaded, asked, wanted = make_window_model(), [], {}
     for i in range(18):
         sampling = {"temperature": temperature, "seed": i}
         one = request(prompt_of(5 + (i * 37) % 60, i), 8 + (i * 13) % 31, name=str(i), **sampling)
@@ -116,19 +116,19 @@ def test_rows_of_all_kinds_share_a_batch_while_others_join_and_leave(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_rows_whose_own_masks_draft_share_a_batch_with_rows_that_stream(
+def test_rows_whose_own_masks_draft_share_a_batch_with_rows_with_windows(
     temperature: float, start_engine: StartEngine
 ) -> None:
     loaded = foreseeing()
     engine = start_engine(load=lambda _: loaded, make_sources=no_lookups, draft_type="wedlm", max_rows=5)
     sampling = {"temperature": temperature}
     masked = [request(prompt_of(9 + 7 * i, i), 30 + i, name=f"masked {i}", **sampling) for i in range(4)]
-    streamed = [
-        ask_for(prompt_of(8 + 9 * i, i), 40, name=f"streamed {i}", entropy_threshold=2.0, **sampling)
+    in_windows = [
+        ask_for(prompt_of(8 + 9 * i, i), 40, name=f"windowed {i}", entropy_threshold=2.0, **sampling)
         for i in range(4)
     ]
-    alone = [run(engine, [one])[0] for one in streamed]
-    answers = [ask(engine, one) for pair in zip(masked, streamed, strict=True) for one in pair]
+    alone = [run(engine, [one])[0] for one in in_windows]
+    answers = [ask(engine, one) for pair in zip(masked, in_windows, strict=True) for one in pair]
     finished = [answer.finished() for answer in answers]
     assert [list(one.tokens) for one in finished[::2]] == [oracle(loaded, one) for one in masked]
     assert [list(one.tokens) for one in finished[1::2]] == alone
@@ -155,7 +155,7 @@ class Flaky:
 
 
 def test_a_failed_step_changes_no_answer(start_engine: StartEngine) -> None:
-    loaded = make_streaming_model()
+    loaded = make_window_model()
     flaky = LoadedModel(Flaky(loaded.model), loaded.tokenizer, loaded.info)
     engine = start_engine(load=lambda _: flaky, prefix_cache_bytes=0)
     asked = [ask_for(prompt_of(20 + i, i), 30, name=str(i)) for i in range(3)]
@@ -174,7 +174,7 @@ def test_rows_that_outgrow_their_groups_do_not_change(
 
 @pytest.mark.parametrize("how", ["greedy", "anchored", "penalized"])
 def test_a_restart_in_mid_window_changes_nothing(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    driven = Driven(make_streaming_model(), prefix_cache_bytes=0)
+    driven = Driven(make_window_model(), prefix_cache_bytes=0)
     budget, has_room = driven.worker.queue.memory_budget, []
     make_room = budget.make_room
     monkeypatch.setattr(budget, "make_room", lambda *given: has_room.pop() if has_room else make_room(*given))
@@ -203,7 +203,7 @@ def test_a_shorter_answer_is_a_beginning_of_the_longer_one(how: str, start_engin
 
 
 def test_the_end_of_the_context_changes_nothing(start_engine: StartEngine) -> None:
-    loaded = make_streaming_model()
+    loaded = make_window_model()
     short = dataclasses.replace(loaded, info=dataclasses.replace(loaded.info, context_tokens=64))
     engine = start_engine(load=lambda _: short)
     asked = ask_for(prompt_of(44), 20, logit_bias=NEVER_END)
@@ -234,7 +234,7 @@ class Counting:
 
 
 def test_a_step_is_exactly_one_forward_pass() -> None:
-    loaded = make_streaming_model()
+    loaded = make_window_model()
     model = Counting(loaded.model)
     driven = Driven(LoadedModel(model, loaded.tokenizer, loaded.info))
     for i in range(3):
@@ -250,23 +250,23 @@ def test_a_step_is_exactly_one_forward_pass() -> None:
 
 @pytest.mark.parametrize("kv_bits", [None, 8])
 def test_keys_and_values_are_those_of_a_plain_prefill(kv_bits: int | None) -> None:
-    driven = Driven(make_streaming_model(), kv_bits=kv_bits)
+    driven = Driven(make_window_model(), kv_bits=kv_bits)
     driven.ask(ask_for(prompt_of(21), 40, logit_bias=NEVER_END))
     driven.step_until(
         lambda: any(one.num_answered > 25 and any(one.window.places) for one in driven.worker.members)
     )
     (sequence,), held = driven.worker.members, driven.worker.rows.lengths[0]
     assert held > 30
-    streamed = driven.worker.rows.kv_slice(0, 0, held)
-    plain = Driven(make_streaming_model(), kv_bits=kv_bits)
+    in_windows = driven.worker.rows.kv_slice(0, 0, held)
+    plain = Driven(make_window_model(), kv_bits=kv_bits)
     plain.ask(request([*sequence.tokens[:held], 5], 4, logit_bias=NEVER_END))
     plain.step_until(lambda: bool(plain.worker.members))
     prefilled = plain.worker.rows.kv_slice(0, 0, held)
-    assert all(mx.array_equal(one, other) for one, other in zip(streamed, prefilled, strict=True))
+    assert all(mx.array_equal(one, other) for one, other in zip(in_windows, prefilled, strict=True))
 
 
 def test_all_modes_share_the_prefix_cache(start_engine: StartEngine) -> None:
-    engine, loaded = start_streaming(start_engine), make_streaming_model()
+    engine, loaded = start_streaming(start_engine), make_window_model()
     first = ask_for(prompt_of(50), logit_bias=NEVER_END)
     (answer,) = run(engine, [first])
     follow_up = request([*first.prompt, *answer, *prompt_of(9, 5)])
@@ -286,7 +286,7 @@ def test_quantized_caches_give_the_same_tokens_alone_and_in_a_batch(start_engine
     alone = [run(engine, [one])[0] for one in asked]
     assert run(engine, asked) == alone
     plain = request(prompt_of(21))
-    anchored = streaming(plain, has_anchor=True, entropy_threshold=None)
+    anchored = windowed(plain, has_anchor=True, entropy_threshold=None)
     assert run(engine, [anchored]) == run(engine, [plain])
 
 
@@ -296,7 +296,7 @@ def test_under_a_grammar_holes_fill_from_left_to_right(anchor: bool, start_engin
     plain = dataclasses.replace(
         request(prompt_of(21), 40, temperature=0.9), grammar=Grammar("regex", "([a-z]{3} [0-9]{3} ){4}end")
     )
-    asked = streaming(plain, has_anchor=anchor)
+    asked = windowed(plain, has_anchor=anchor)
     finished = ask(engine, asked).finished()
     drafting = finished.usage.drafting
     assert drafting.num_forwards == len(finished.tokens)
@@ -323,7 +323,7 @@ def test_an_end_right_of_a_hole_does_not_count(start_engine: StartEngine) -> Non
 
 
 def test_only_settled_tokens_are_sent_and_a_stop_string_right_of_a_hole_does_not_count() -> None:
-    driven = Driven(make_streaming_model())
+    driven = Driven(make_window_model())
     asked = ask_for(prompt_of(21), 30, logit_bias=NEVER_END)
     answer = driven.ask(asked)
     whole = expected(asked)
@@ -335,7 +335,7 @@ def test_only_settled_tokens_are_sent_and_a_stop_string_right_of_a_hole_does_not
             num_checked += bool(sequence.window and any(sequence.window.places))
     assert num_checked > 3
     stop = answer.text[12:15]
-    stopping = Driven(make_streaming_model())
+    stopping = Driven(make_window_model())
     cut = stopping.ask(dataclasses.replace(asked, stop=(stop,)))
     stopping.finish()
     assert cut.text == answer.text[: answer.text.index(stop)]
@@ -377,21 +377,23 @@ def test_a_thinking_budget_holds_and_then_the_window_opens(start_engine: StartEn
     assert run(engine, [*others, asked])[-1] == list(finished.tokens)
 
 
-def test_a_draft_model_drafts_for_the_others_and_not_for_rows_that_stream(start_engine: StartEngine) -> None:
-    loaded = make_streaming_model()
+def test_a_draft_model_drafts_for_the_others_and_not_for_rows_with_windows(start_engine: StartEngine) -> None:
+    loaded = make_window_model()
     of_model = {"load_draft": lambda _: loaded, "draft_type": "draft-model", "draft_model": "itself"}
     engine = start_streaming(start_engine, make_sources=no_lookups, **of_model)
     plain = [request(prompt_of(9 + 7 * i, i), 30, name=f"plain {i}", temperature=0.8) for i in range(2)]
-    streamed = [ask_for(prompt_of(8 + 9 * i, i), 30, name=f"streamed {i}", temperature=0.8) for i in range(2)]
-    answers = [ask(engine, one) for one in (*plain, *streamed)]
+    in_windows = [
+        ask_for(prompt_of(8 + 9 * i, i), 30, name=f"windowed {i}", temperature=0.8) for i in range(2)
+    ]
+    answers = [ask(engine, one) for one in (*plain, *in_windows)]
     finished = [answer.finished() for answer in answers]
     assert [list(one.tokens) for one in finished[:2]] == [oracle(loaded, one) for one in plain]
-    assert [list(one.tokens) for one in finished[2:]] == [expected(one).answer for one in streamed]
+    assert [list(one.tokens) for one in finished[2:]] == [expected(one).answer for one in in_windows]
     assert [bool(one.usage.drafting.num_accepted) for one in finished] == [True, True, False, False]
 
 
 def test_steps_of_wide_windows_take_no_more_memory_than_was_estimated() -> None:
-    loaded, own = make_streaming_model(), {"wedlm_window_size": 64, "prefix_cache_bytes": 0}
+    loaded, own = make_window_model(), {"wedlm_window_size": 64, "prefix_cache_bytes": 0}
     room = Driven(loaded, **own).worker.queue.memory_budget.bytes_alone(300)
     needed = loaded.info.weight_bytes + 2 * room
     before = mx.get_active_memory() - loaded.info.weight_bytes
@@ -406,7 +408,7 @@ def test_steps_of_wide_windows_take_no_more_memory_than_was_estimated() -> None:
 
 
 def test_a_cancelled_request_leaves_in_mid_window() -> None:
-    driven = Driven(make_streaming_model())
+    driven = Driven(make_window_model())
     other = ask_for(prompt_of(30, 2), 30, name="other")
     answer, left = (
         driven.ask(other),
@@ -421,10 +423,10 @@ def test_a_cancelled_request_leaves_in_mid_window() -> None:
 
 def test_a_row_that_streams_costs_its_neighbors_none_of_their_slowdown_budget() -> None:
     asked = request(prompt_of(9), 20, name="plain", logit_bias=NEVER_END)
-    liar = Liar({asked.prompt: oracle(make_streaming_model(), asked)}, VOCAB_SIZE, "suffix")
-    driven = Driven(make_streaming_model(), lambda _: DraftSources({"suffix": liar}, scored(1.0)))
+    liar = Liar({asked.prompt: oracle(make_window_model(), asked)}, VOCAB_SIZE, "suffix")
+    driven = Driven(make_window_model(), lambda _: DraftSources({"suffix": liar}, scored(1.0)))
     driven.ask(dataclasses.replace(asked, draft=DraftChoice("suffix")))
-    driven.ask(ask_for(prompt_of(21), 200, name="streaming", logit_bias=NEVER_END))
+    driven.ask(ask_for(prompt_of(21), 200, name="windowed", logit_bias=NEVER_END))
     driven.step_until(lambda: len(driven.worker.members) == 2)
     plain = next(one for one in driven.worker.members if not one.window)
     assert plain.drafts
@@ -464,16 +466,16 @@ def test_another_model_refuses_the_settings_at_start(settings: dict[str, Any], s
 
 def test_a_window_beyond_the_context_is_refused_at_start() -> None:
     with pytest.raises(ModelError, match="--wedlm-window-size 1024: the context has 1024 tokens"):
-        Driven(make_streaming_model(), wedlm_window_size=1024)
+        Driven(make_window_model(), wedlm_window_size=1024)
 
 
 def test_other_models_cannot_stream_and_a_wedlm_model_can() -> None:
-    assert not Driven(make_loaded("llama")).loaded.info.can_stream
-    assert Driven(make_streaming_model()).loaded.info.can_stream
+    assert not Driven(make_loaded("llama")).loaded.info.can_decode_windows
+    assert Driven(make_window_model()).loaded.info.can_decode_windows
 
 
 def test_a_window_that_is_filled_everywhere_is_settled_and_followed_by_holes() -> None:
-    settings = Streaming(MASK, window_size=3, entropy_threshold=1.0, pos_penalty_factor=0.0)
+    settings = WindowSettings(MASK, window_size=3, entropy_threshold=1.0, pos_penalty_factor=0.0)
     window = Window(settings).widen(3)
     settled, rest = window.fill([7, 8, 9], [0.5, 0.1, 0.9], [None] * 3)
     assert [one.token for one in settled] == [7, 8, 9]
@@ -481,14 +483,14 @@ def test_a_window_that_is_filled_everywhere_is_settled_and_followed_by_holes() -
 
 
 def test_a_window_gives_ranks_to_what_is_pending_then_filled_then_masked() -> None:
-    window = Window(Streaming(MASK), (None, Filled(7), None, Filled(8)))
+    window = Window(WindowSettings(MASK), (None, Filled(7), None, Filled(8)))
     assert window.tokens == [MASK, 7, MASK, 8]
     assert window.ranks(2) == [0, 1, 4, 2, 5, 3]
 
 
 def test_the_least_uncertain_hole_is_filled_if_none_is_certain_enough() -> None:
     window = Window(
-        Streaming(MASK, entropy_threshold=0.1, pos_penalty_factor=0.5), (None, None, Filled(4), None)
+        WindowSettings(MASK, entropy_threshold=0.1, pos_penalty_factor=0.5), (None, None, Filled(4), None)
     )
     settled, rest = window.fill([7, 8, 9], [2.0, 1.4, 0.6], [None] * 3)
     assert not settled

@@ -1,8 +1,8 @@
-"""Let the draft model read the texts of rows that decode, slice by slice, at the expense of slowdown budgets.
+"""Draft prefill: the draft model computes the texts of rows that decode, slice by slice, on slowdown budgets.
 
-A row decodes from its first token on, whatever the draft model has read. It reads only while no prompt is
-prefilled and every row has its first token. Every slice delays all rows, so the budget of each must allow it.
-Once the draft model has read a row's text, it may draft for it.
+A row decodes from its first token on, however far its draft prefill is. A slice is computed only while no
+prompt is prefilled and every row has its first token. It delays all rows, so the budget of each must allow
+it. Once a row's draft prefill is complete, the draft model may draft for it.
 """
 
 import logging
@@ -14,8 +14,8 @@ from engine.memory.budget import MemoryBudget
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_lookup import num_shared
 from engine.sequence.sequence import Sequence
+from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.draft_model.reader import Reader
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 from engine.speculative.proposers import Proposers
 
@@ -31,17 +31,17 @@ GROWING_SLICES = 6
 """The first slices are small and take longer per token: each replaces what was expected before."""
 
 RESERVED_STEPS = 1.0
-"""Plain steps of a slowdown budget that reading leaves for the first draft, besides the budget's reserve."""
+"""Plain steps of a slowdown budget that are left for the first draft, besides the budget's reserve."""
 
-READ_IN_ANSWERS = 4
-"""A text is read if this many answers like this one could pay for it: the next turn continues from there."""
+PREFILL_IN_ANSWERS = 4
+"""A text is prefilled if this many answers like this one could pay for it: the next turn continues there."""
 
 ALL_TEXT = 2**20
 """Maximum tokens of a text to look up in the prefix cache at once."""
 
 
 class Pace:
-    """How many tokens to read at once, so that it takes about as long as it may, by what earlier slices took.
+    """How many tokens a slice has, so that it takes about as long as it may, by what earlier ones took.
 
     The first slice has one token, and each next one at most twice as many as the one before it.
 
@@ -56,7 +56,7 @@ class Pace:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough slices were measured to expect what a text takes."""
+        """Whether enough slices were measured to estimate the time of a text."""
         return self._num_observed >= GROWING_SLICES
 
     def slice_s(self, num_left: int) -> float:
@@ -64,7 +64,7 @@ class Pace:
         return min(self.num_tokens, max(num_left, MIN_SLICE_TOKENS)) * self.token_s
 
     def observe(self, num_tokens: int, taken_s: float, limit_s: float) -> None:
-        """Learn what a slice took. A short one, at the end of a text, would teach too much per token.
+        """Learn from the time of a slice. A short one, at the end of a text, would teach too much per token.
 
         limit_s: how long one may take.
         """
@@ -77,11 +77,11 @@ class Pace:
         self.num_tokens = min(max(fitting, MIN_SLICE_TOKENS), 2 * self.num_tokens, self._max_tokens)
 
 
-class DraftReading:
-    """Chooses which texts the draft model reads, and when. Used by the engine's thread only.
+class DraftPrefiller:
+    """Chooses which texts the draft model prefills, and when. Used by the engine's thread only.
 
     A fault ends only the draft model's part: the answer needs the target model alone.
-    prefixes: what the draft model has read before.
+    prefixes: keys and values that the draft model has computed before.
     """
 
     def __init__(
@@ -114,57 +114,57 @@ class DraftReading:
             except Exception as fault:
                 sequence.give_up_draft_model(fault)
 
-    def begin(self, sequence: Sequence) -> Reader | None:
-        """Make a reader for a sequence that joins the rows; None if nothing is to be drafted for it."""
-        drafts, reader = sequence.drafts, None
+    def begin(self, sequence: Sequence) -> TextPrefill | None:
+        """Make the draft prefill of a sequence that joins the rows; None if no model drafts for it."""
+        drafts, prefill = sequence.drafts, None
         if drafts is None:
             return None
         drafts.forecast.is_ready = False
         try:
             if drafts.uses_model:
-                reader = self._make_reader(sequence)
+                prefill = self._make_prefill(sequence)
         except Exception as fault:
             sequence.give_up_draft_model(fault)
-        drafts.uses_model = reader is not None
-        return reader
+        drafts.uses_model = prefill is not None
+        return prefill
 
-    def _make_reader(self, sequence: Sequence) -> Reader | None:
+    def _make_prefill(self, sequence: Sequence) -> TextPrefill | None:
         if isinstance(self._draft_model, HeadDrafter):
-            prefill = sequence.prefill
-            head_reader = self._draft_model.make_reader(prefill.states, prefill.num_computed)
+            of_target = sequence.prefill
+            head_prefill = self._draft_model.make_prefill(of_target.states, of_target.num_computed)
             # Where a text like this one may continue.
-            head_reader.keep_at = {self.prefixes.opening(sequence.tokens), prefill.num_computed}
-            return head_reader
+            head_prefill.keep_at = {self.prefixes.opening(sequence.tokens), of_target.num_computed}
+            return head_prefill
         opening = self.prefixes.opening(sequence.tokens)
-        reader = self._draft_model.make_reader(len(sequence.tokens), sequence.give_up_draft_model, opening)
-        if reader and sequence.drafts:
+        prefill = self._draft_model.make_prefill(len(sequence.tokens), sequence.give_up_draft_model, opening)
+        if prefill and sequence.drafts:
             strategy = self._draft_model.translation.strategy
-            sequence.drafts.counts.track_translation(reader.translator, strategy)
-        return reader
+            sequence.drafts.counts.track_translation(prefill.translator, strategy)
+        return prefill
 
     def _is_wanted(self) -> bool:
         proposers = self._proposers
         pays = self._planner.model_pays(proposers.new_forecast(), proposers.limit)
-        return proposers.prompt_gate.should_read(pays)
+        return proposers.prompt_gate.should_prefill(pays)
 
     def begun(self, members: SequenceOf[Sequence]) -> list[Sequence]:
-        """Return the rows whose text is being read, in caches that are not theirs yet."""
-        return [members[row] for row, reader in self._draft_model.unread() if reader.caches]
+        """Return the rows whose draft prefill is under way, in caches that are not theirs yet."""
+        return [members[row] for row, prefill in self._draft_model.awaiting_prefill() if prefill.caches]
 
     def stop(self, members: SequenceOf[Sequence]) -> bool:
-        """Stop reading these texts for good, to free memory; return whether there are any."""
-        rows = [row for row, reader in self._draft_model.unread() if reader.caches]
+        """End all draft prefill that is under way, to free memory; return whether there was any."""
+        rows = [row for row, prefill in self._draft_model.awaiting_prefill() if prefill.caches]
         for row in rows:
             self._drop(members[row], row)
         return bool(rows)
 
     def _drop(self, sequence: Sequence, row: int) -> None:
-        self._draft_model.drop_reader(row)
+        self._draft_model.drop_prefill(row)
         if sequence.drafts:
             sequence.drafts.uses_model = False
 
     def keep_row(self, sequence: Sequence, row: int) -> None:
-        """Keep the part of a row's text that was read, before the row is removed, if memory allows a copy."""
+        """Keep the prefilled part of a row's text, before the row is removed, if memory allows a copy."""
         try:
             if self._may_copy(sequence):
                 self._draft_model.keep_row(row, sequence.tokens, self.prefixes)
@@ -173,34 +173,34 @@ class DraftReading:
             log.warning("a prefix of the draft model could not be cached", exc_info=True)
 
     def is_due(self, members: SequenceOf[Sequence]) -> bool:
-        """Whether a slice may be read now. Drops readers first that are of no use any more."""
+        """Whether a slice may be computed now. Drops draft prefills first that are of no use any more."""
         self._drop_hopeless(members)
         return self._choose(members) is not None
 
     def run(self, members: SequenceOf[Sequence]) -> None:
-        """Read at least one slice, if one is due, and more while all take no longer than they may.
+        """Compute at least one slice, if one is due, and more while all take no longer than they may.
 
         They may take a plain step or, within the shares of prefill time, as long as a prompt's chunk.
         """
-        start, has_read = perf_counter(), False
+        start, has_computed = perf_counter(), False
         while (chosen := self._choose(members)) is not None:
-            row, reader, plain_s = chosen
-            share_s = min(s.drafts.slowdown_budget.share_to_read_s for s in members if s.drafts)
+            row, prefill, plain_s = chosen
+            share_s = min(s.drafts.slowdown_budget.share_to_prefill_s for s in members if s.drafts)
             limit_s = max(plain_s, min(self._proposers.settings.max_stall_ms / 1000, share_s))
-            if has_read and perf_counter() - start + self._slice_s(members[row], reader) > limit_s:
+            if has_computed and perf_counter() - start + self._slice_s(members[row], prefill) > limit_s:
                 return
-            self._read_slice(members, row, reader, limit_s)
+            self._run_slice(members, row, prefill, limit_s)
             self._drop_hopeless(members)
-            has_read = True
+            has_computed = True
 
     def _drop_hopeless(self, members: SequenceOf[Sequence]) -> None:
-        """Drop texts that take longer to read than their answers can pay for, and heads idle for long."""
+        """Drop texts that take longer to prefill than their answers can pay for, and heads idle for long."""
         if isinstance(self._draft_model, HeadDrafter):
             for row in self._draft_model.idle_rows():
                 self._drop(members[row], row)
         plain_s = self._plain_s(members)
-        for row, reader in self._draft_model.unread() if plain_s else ():
-            if reader.has_begun and not self._is_payable(members[row], reader, plain_s or 0.0):
+        for row, prefill in self._draft_model.awaiting_prefill() if plain_s else ():
+            if prefill.has_begun and not self._is_payable(members[row], prefill, plain_s or 0.0):
                 # Another turn may continue here.
                 self.keep_row(members[row], row)
                 self._drop(members[row], row)
@@ -214,92 +214,96 @@ class DraftReading:
             return None
         return self._planner.costs.least_plain_s(len(members), self._planner.conditions(members))
 
-    def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, Reader, float] | None:
-        """Return the row to read next, the one with the least left to read; None if none may be read.
+    def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, TextPrefill, float] | None:
+        """Return the row to prefill next, the one with the least left; None if none may be.
 
-        Returns the row, its reader, and the seconds of a plain step.
+        Returns the row, its draft prefill, and the seconds of a plain step.
         """
-        unread = [
-            (row, reader)
-            for row, reader in self._draft_model.unread()
-            if (drafts := members[row].drafts) and drafts.uses_model and not reader.is_waiting
+        awaiting = [
+            (row, prefill)
+            for row, prefill in self._draft_model.awaiting_prefill()
+            if (drafts := members[row].drafts) and drafts.uses_model and not prefill.is_waiting
         ]
-        if not unread or (plain_s := self._plain_s(members)) is None:
+        if not awaiting or (plain_s := self._plain_s(members)) is None:
             return None
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
-        left_s = min(budget.left_to_read_s(plain_s) for budget in budgets) - (1 + RESERVED_STEPS) * plain_s
-        unread.sort(key=lambda one: one[1].count_left(len(members[one[0]].tokens)))
-        texts = [(members[row], reader) for row, reader in unread]
-        for row, reader in unread:
-            is_affordable = self._slice_s(members[row], reader) <= left_s
-            if is_affordable and not self._awaits(members[row], reader, texts):
-                return row, reader, plain_s
+        left_s = min(budget.left_to_prefill_s(plain_s) for budget in budgets) - (1 + RESERVED_STEPS) * plain_s
+        awaiting.sort(key=lambda one: one[1].count_left(len(members[one[0]].tokens)))
+        texts = [(members[row], prefill) for row, prefill in awaiting]
+        for row, prefill in awaiting:
+            is_affordable = self._slice_s(members[row], prefill) <= left_s
+            if is_affordable and not self._awaits(members[row], prefill, texts):
+                return row, prefill, plain_s
         return None
 
-    def _awaits(self, sequence: Sequence, reader: Reader, others: Iterable[tuple[Sequence, Reader]]) -> bool:
-        """Whether another text that begins like this one is read first, and then this one knows more."""
-        if reader.has_begun or not reader.num_before:
+    def _awaits(
+        self, sequence: Sequence, prefill: TextPrefill, others: Iterable[tuple[Sequence, TextPrefill]]
+    ) -> bool:
+        """Whether another text that begins like this one comes first, after which this one has less left."""
+        if prefill.has_begun or not prefill.num_before:
             return False
         return any(
-            other.num_before < reader.num_before and num_shared(sequence, of) >= reader.num_before
+            other.num_before < prefill.num_before and num_shared(sequence, of) >= prefill.num_before
             for of, other in others
         )
 
-    def _pace_of(self, reader: Reader) -> Pace:
-        return self._pace if reader.has_begun else self._lookup_pace
+    def _pace_of(self, prefill: TextPrefill) -> Pace:
+        return self._pace if prefill.has_begun else self._lookup_pace
 
-    def _slice_s(self, sequence: Sequence, reader: Reader) -> float:
+    def _slice_s(self, sequence: Sequence, prefill: TextPrefill) -> float:
         """Return the expected seconds of the next slice of a sequence's text."""
-        return self._pace_of(reader).slice_s(reader.count_left(len(sequence.tokens)))
+        return self._pace_of(prefill).slice_s(prefill.count_left(len(sequence.tokens)))
 
-    def _is_payable(self, sequence: Sequence, reader: Reader, plain_s: float) -> bool:
-        """Whether the sequence's budget can pay its part of what is left to read until its answer is over."""
+    def _is_payable(self, sequence: Sequence, prefill: TextPrefill, plain_s: float) -> bool:
+        """Whether the sequence's budget can pay for the rest of its draft prefill before its answer ends."""
         if not self._pace.is_known or sequence.drafts is None:
             return True
         budget = sequence.drafts.slowdown_budget
         num_left = sequence.request.max_tokens - sequence.num_answered
-        read_s = reader.spent_s + reader.count_left(len(sequence.tokens)) * self._pace.token_s
+        prefill_s = prefill.spent_s + prefill.count_left(len(sequence.tokens)) * self._pace.token_s
         if self.prefixes.cache:
-            read_s /= READ_IN_ANSWERS
-        # Each token of the answer earns a share of a step, and has to be read too.
+            prefill_s /= PREFILL_IN_ANSWERS
+        # Each token of the answer earns a part of a step, and has to be prefilled too.
         earned_s = num_left * max(0.0, budget.overhead * plain_s - self._pace.token_s)
-        payable_s = budget.left_to_read_s(plain_s) - (1 + RESERVED_STEPS) * plain_s + earned_s
-        return num_left > 1 and read_s <= reader.spent_s + payable_s
+        payable_s = budget.left_to_prefill_s(plain_s) - (1 + RESERVED_STEPS) * plain_s + earned_s
+        return num_left > 1 and prefill_s <= prefill.spent_s + payable_s
 
-    def _read_slice(self, members: SequenceOf[Sequence], row: int, reader: Reader, limit_s: float) -> None:
-        """Read a slice of a row's text, and charge its time to all rows."""
+    def _run_slice(
+        self, members: SequenceOf[Sequence], row: int, prefill: TextPrefill, limit_s: float
+    ) -> None:
+        """Compute a slice of a row's text, or look it up, and charge its time to all rows."""
         sequence, start = members[row], perf_counter()
         try:
-            read = self._compute if reader.has_begun else self._look_up
-            read(sequence, row, reader, limit_s)
+            run = self._compute if prefill.has_begun else self._look_up
+            run(sequence, row, prefill, limit_s)
         except Exception as fault:
-            self._draft_model.drop_reader(row)
+            self._draft_model.drop_prefill(row)
             sequence.give_up_draft_model(fault)
         taken_s = perf_counter() - start
-        reader.spent_s += taken_s
+        prefill.spent_s += taken_s
         for other in members:
             if other.drafts:
-                other.drafts.slowdown_budget.charge_reading(taken_s)
+                other.drafts.slowdown_budget.charge_draft_prefill(taken_s)
         if sequence.drafts:
             sequence.drafts.counts.drafter_s += taken_s
 
-    def _look_up(self, sequence: Sequence, row: int, reader: Reader, limit_s: float) -> None:
-        """Read a part of a text to find out how much of it the draft model has read before."""
+    def _look_up(self, sequence: Sequence, row: int, prefill: TextPrefill, limit_s: float) -> None:
+        """Look up a part of a text, to find out how much of it the draft model has computed before."""
         start, tokens = perf_counter(), sequence.tokens
-        num_read = self.prefixes.look_up(reader, tokens, self._lookup_pace.num_tokens)
-        self._lookup_pace.observe(num_read, perf_counter() - start, limit_s)
-        if reader.caches and not self._memory_budget.reserve_reading(len(tokens)):
+        num_tokens = self.prefixes.look_up(prefill, tokens, self._lookup_pace.num_tokens)
+        self._lookup_pace.observe(num_tokens, perf_counter() - start, limit_s)
+        if prefill.caches and not self._memory_budget.reserve_draft_prefill(len(tokens)):
             self._drop(sequence, row)
 
-    def _compute(self, sequence: Sequence, row: int, reader: Reader, limit_s: float) -> None:
+    def _compute(self, sequence: Sequence, row: int, prefill: TextPrefill, limit_s: float) -> None:
         """Feed the draft model a part of a text; after the last one it may draft."""
         start, tokens = perf_counter(), sequence.tokens
-        num_computed = reader.compute(self._draft_model.model, tokens, self._pace.num_tokens)
+        num_computed = prefill.compute(self._draft_model.model, tokens, self._pace.num_tokens)
         self._pace.observe(num_computed, perf_counter() - start, limit_s)
-        is_complete = reader.count_left(len(tokens)) == 0
+        is_complete = prefill.count_left(len(tokens)) == 0
         # A request that comes meanwhile may share this text.
-        if (is_complete or reader.num_computed in reader.keep_at) and self._may_copy(sequence):
-            self.prefixes.keep(reader, tokens)
+        if (is_complete or prefill.num_computed in prefill.keep_at) and self._may_copy(sequence):
+            self.prefixes.keep(prefill, tokens)
         if is_complete and sequence.drafts:
             self._draft_model.start_drafting(row)
             sequence.drafts.forecast.begin()

@@ -13,11 +13,11 @@ from cli.checks.check import Check
 from cli.checks.trial import Answer, Device
 from config.settings import Settings
 
-SHARED_TEXTS = (
+SHOWN_TEXTS = (
     "architecture", "cpu", "date", "device", "draft_type", "dtype", "mlx", "mlx_lm", "parity", "python",
     "reprise", "system", "workload",
 )  # fmt: skip
-"""Keys of which the values may be texts; of all others only numbers and truth values are shared."""
+"""Keys of which the values may be texts; of all others only numbers and truth values are shown."""
 
 MAX_ITEMS = 64
 """Items of a list; longer ones are samples, not summaries."""
@@ -26,7 +26,7 @@ _OF_ANSWER = ("num_tokens", "load_s", "tokens_per_s", "is_equal")
 _KEY = re.compile(r"\w{1,40}")
 
 
-def share(
+def make_report(
     settings: Settings,
     checks: Sequence[Check],
     device: Device | None,
@@ -75,13 +75,13 @@ def summarize(found: Any) -> Any:
         return {
             key: value if isinstance(value, str) else summarize(value)
             for key, value in known.items()
-            if not isinstance(value, str) or key in SHARED_TEXTS
+            if not isinstance(value, str) or key in SHOWN_TEXTS
         }
     if isinstance(found, list | tuple):
         return [summarize(item) for item in found[:MAX_ITEMS]]
     return found if isinstance(found, bool | int | float) else None
 
 
-def as_markdown(shared: dict[str, Any]) -> str:
+def as_markdown(report: dict[str, Any]) -> str:
     """Return the figures as a block for an issue."""
-    return f"```json\n{json.dumps(shared, indent=1)}\n```"
+    return f"```json\n{json.dumps(report, indent=1)}\n```"

@@ -1,4 +1,4 @@
-"""The fields that control streaming decoding, which only WeDLM models have."""
+"""The fields that control windowed decoding, which only WeDLM models have."""
 
 from typing import Annotated, Literal
 
@@ -9,7 +9,7 @@ from server.validation.fields import Count, RequestModel
 Threshold = Annotated[float, Field(ge=0)] | Literal["none"]
 
 
-class StreamingDecodingFields(RequestModel):
+class WindowFields(RequestModel):
     """How a WeDLM model decodes this request. Other models refuse these fields."""
 
     wedlm_decoding: Literal["off", "streaming"] | None = Field(
