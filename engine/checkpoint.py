@@ -14,9 +14,10 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm.utils
 
-from config.settings import display_name
+from config.model_settings import display_name
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
+from engine.model.image_processor import read_vision
 from engine.model.loading import ModelError, find_context_tokens
 from engine.model.model_folder import missing_shards, missing_tokenizer, unknown_architecture
 from engine.model.purpose import find_purpose
@@ -77,7 +78,7 @@ class CheckpointInfo:
     num_parameters: numbers that the weights stand for, those of heads in the same files among them.
     cache: None if it cannot be known without loading the model. drafters: draft types that it can have.
     refused: what would be refused, each with the reason.
-    vectors: how a model that embeds makes vectors; empty for any other.
+    vectors: how a model that embeds makes vectors; empty for any other. images: how one sees, in words.
     """
 
     name: str
@@ -97,6 +98,7 @@ class CheckpointInfo:
     drafters: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     vectors: str = ""
+    images: str = ""
 
 
 def check_folder(folder: Path) -> None:
@@ -154,7 +156,9 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         drafters = ("suffix", "ngram-mod", "ngram-simple", "draft-model")
         drafters += ("mtp",) if len(heads) == 1 and heads[0].fault is None else ()
         drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
-    return _describe(folder, source, config, files, "model", cache, heads, drafters, refused)
+    made = _describe(folder, source, config, files, "model", cache, heads, drafters, refused)
+    vision = read_vision(config, folder)
+    return replace(made, images=vision.describe()) if vision else made
 
 
 def _describe(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from config.settings import Settings, display_name
+from config.model_settings import display_name
+from config.settings import Settings
 from drafters.base import TableFileError
 from engine.faults.watchdog import Watchdog
 from engine.interface.errors import SharedTableError

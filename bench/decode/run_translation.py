@@ -19,7 +19,8 @@ from bench.economics.trials import forced_costs
 from bench.experiment import Row
 from bench.options import Flag
 from bench.tables import Column
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.model.loading import load_tokenizer
 from engine.speculative.translation.translation import Strategy
 

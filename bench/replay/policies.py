@@ -16,11 +16,11 @@ from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, S
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.interface.request import DraftType, GenerationRequest, Sampling
-from engine.scheduler.planner import Planner
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.gate import LOOKUPS
+from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import DraftSources, Proposers
 
 LIMIT = 31

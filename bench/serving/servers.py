@@ -18,7 +18,7 @@ from bench.errors import ArgumentsError, BenchError
 from bench.options import Flag
 from bench.serving.client import Server
 from bench.serving.traffic import Ask
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
 PLAIN, DRAFTING = f"{OWN}-none", f"{MLX_LM}-draft"

@@ -10,7 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from config.settings import Settings, display_name
+from config.model_settings import display_name
+from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
 from engine.embedding.memory import PassMemory
 from engine.embedding.worker import EmbeddingWorker

@@ -56,6 +56,10 @@ class VisionInfo:
     example_tokens: int
     processor: ImageProcessor | None = None
 
+    def describe(self) -> str:
+        """Return it in words, as `reprise info` and the banner have them."""
+        return f"sees images, {self.example_tokens:,} tokens for 1024x768"
+
 
 @dataclass(frozen=True, slots=True)
 class PromptImage:

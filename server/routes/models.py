@@ -5,11 +5,12 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
+from config.settings import Settings
 from engine.interface.embeddings import EmbeddingInfo
 from engine.interface.models import ModelEntry, ModelInfo
 from server.engine_protocol import ModelsProtocol
@@ -35,13 +36,15 @@ from server.messages_api.models import (
     messages_model,
     messages_models,
 )
-from server.output.openai_objects import (
+from server.output.model_cards import (
     EmbeddingCard,
     ListedModelCard,
     ListedModels,
+    Modalities,
     ModelCard,
     ModelList,
     ModelMeta,
+    VisionCard,
 )
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.threads import MODEL_FILES
@@ -275,6 +278,7 @@ def _card(service: Service, name: str) -> ModelCard:
         tool_format=markers.format_name,
         reasoning=markers.can_think,
         sampling_defaults=known_sampling(service, info),
+        **_seeing(service.settings, info),
     )
 
 
@@ -297,7 +301,19 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         fault=entry.fault,
         running=entry.num_running,
         waiting=entry.num_waiting,
+        **_seeing(service.settings, entry.info),
     )
+
+
+def _seeing(settings: Settings, info: ModelInfo | None) -> dict[str, Any]:
+    """Return the fields of a card about images; none for a model that sees none, or is not loaded."""
+    if info is None or (vision := info.vision) is None:
+        return {}
+    most = max(vision.min_tokens, min(vision.max_tokens, settings.max_image_tokens))
+    card = VisionCard(
+        example_tokens=min(most, vision.example_tokens), max_tokens=most, max_images=settings.max_images
+    )
+    return {"vision": card, "modalities": Modalities(input=["text", "image"])}
 
 
 def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
@@ -307,7 +323,7 @@ def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
     return EmbeddingCard(
         dimensions=info.dimensions,
         pooling=recipe.pooling,
-        is_guessed=recipe.is_guessed,
+        is_guessed=recipe.is_guessed or recipe.prompts_are_guessed,
         normalizes=recipe.normalizes,
         prompts=dict(recipe.prompts),
         default_prompt=recipe.default_prompt,
