@@ -83,7 +83,7 @@ class EmbeddingInfo:
     instruction: str = ""
 
     def describe(self) -> str:
-        """Describe it in a few words."""
+        """Describe the recipe in a few words."""
         return f"{self.dimensions} dimensions, {self.recipe.describe()}"
 
 
