@@ -1,6 +1,6 @@
 """Write the demo model's greedy answers and the states of its layers, from which drafting heads learn.
 
-`train_demo_model.py --size states` calls this module. The target never changes, so its forward passes are
+`train.py --size states` calls this module. The target never changes, so its forward passes are
 made once, in bfloat16 as it is served, and every head trains from the same files.
 """
 
@@ -12,11 +12,14 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-import train_demo_model as demo
-from demo_corpus import FAMILIES, Source, conversations
-from demo_corpus.rendering import render
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from demo_model.training.corpus import FAMILIES, Source, conversations
+from demo_model.training.corpus.rendering import render
+from demo_model.training.llama import Model, load_weights
+from demo_model.training.samples import Sample, collate, encode, grouped, targets
+from demo_model.training.sizes import ROOT
 
 # Layers of the target whose outputs are kept, counted from 0. The last one's gives the state after the norm.
 KEPT_LAYERS = (1, 2, 3, 4, 5)
@@ -43,39 +46,39 @@ class Answered:
     states: Tensor
 
 
-def load_target(folder: Path) -> demo.Model:
+def load_target(folder: Path) -> Model:
     """Load a model in bfloat16 as it is served; angles of rotary positions stay float32."""
-    model = demo.Model()
-    demo.load_weights(model, folder)
+    model = Model()
+    load_weights(model, folder)
     inverse = model.inverse
     model = model.bfloat16().eval().requires_grad_(False)
     model.inverse = inverse
     return model
 
 
-def samples(tokenizer: Tokenizer, rng: random.Random) -> Iterator[demo.Sample]:
+def samples(tokenizer: Tokenizer, rng: random.Random) -> Iterator[Sample]:
     """Yield samples without end: a share of the demo model's own mix, the rest of all families alike."""
     source = Source(rng)
     mix, makers = conversations(source), [make for name, (make, _) in FAMILIES.items() if name != LONG_FAMILY]
     while True:
         talk = next(mix) if rng.random() < SHARE_OF_MIX else rng.choice(makers)(source)
-        sample = demo.encode(tokenizer, render(talk))
+        sample = encode(tokenizer, render(talk))
         if len(sample[0]) <= MOST_TOKENS:
             yield sample
 
 
 @torch.no_grad()
-def answered(model: demo.Model, group: list[demo.Sample], num_judged: int = NUM_JUDGED) -> list[Answered]:
+def answered(model: Model, group: list[Sample], num_judged: int = NUM_JUDGED) -> list[Answered]:
     """Return samples of similar length with the target's greedy answers in place of the right ones.
 
     Where the target chooses another token than the right answer, that token is put in its place and the rest
     is judged again, num_judged times in all. Then it is cut off behind the first such choice.
     """
-    tokens, positions, picked = demo.collate(group, random.Random(0), 0.0)
+    tokens, positions, picked = collate(group, random.Random(0), 0.0)
     lengths = [len(ids) for ids, _ in group]
     for left in reversed(range(num_judged)):
         states = model.states(tokens, positions)
-        before, _ = demo.targets(tokens, picked)
+        before, _ = targets(tokens, picked)
         choices = tokens.clone()
         choices[picked] = model.read(states[-1][before]).argmax(-1)
         differs = choices != tokens
@@ -99,15 +102,15 @@ def write(arguments: argparse.Namespace) -> None:
     """Write shards of answered samples into the work folder until there are as many samples as asked for."""
     torch.set_num_threads(1)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer.from_file(str(demo.ROOT / "demo_model" / "tokenizer.json"))
-    model = load_target(demo.ROOT / "demo_model")
+    tokenizer = Tokenizer.from_file(str(ROOT / "demo_model" / "tokenizer.json"))
+    model = load_target(ROOT / "demo_model")
     for shard in range(-(-arguments.count // SHARD_SAMPLES)):
         path = arguments.work / f"states_{shard:03}.pt"
         if path.exists():
             continue
         stream = samples(tokenizer, random.Random(f"states {arguments.seed} {shard}"))
         pool = list(islice(stream, SHARD_SAMPLES))
-        groups = demo.grouped(pool, lambda sample: len(sample[0]), BATCH_TOKENS)
+        groups = grouped(pool, lambda sample: len(sample[0]), BATCH_TOKENS)
         made = [one for group in groups for one in answered(model, group)]
         new = path.with_suffix(".new")
         torch.save([vars(one) for one in made], new)

@@ -2,22 +2,25 @@
 
 The target's answers do not depend on drafts, so all drafts are made in one pass over each answer. Decoding
 is then counted step by step: a step brings the right tokens at the start of its draft, and one of the
-target's own. `train_demo_model.py --size mtp --evaluate` calls this module, for both.
+target's own. `train.py --size mtp --evaluate` calls this module, for both.
 """
 
 from dataclasses import dataclass, field
 
-import demo_heads
 import torch
-import train_demo_model as demo
-from demo_corpus import FAMILIES, held_out
-from demo_corpus.rendering import render
-from demo_heads import Batch, Head
-from demo_states import Answered, answered, load_target
-from demo_wedlm import spans
 from tokenizers import Tokenizer
 
-WIDTHS = {"mtp": demo_heads.NUM_RECURSIONS, "dflash": demo_heads.BLOCK_SIZE - 1}
+from demo_model.training import heads
+from demo_model.training.corpus import FAMILIES, held_out
+from demo_model.training.corpus.rendering import render
+from demo_model.training.heads import Batch, Head
+from demo_model.training.llama import Model
+from demo_model.training.samples import Sample, encode
+from demo_model.training.sizes import ROOT
+from demo_model.training.states import Answered, answered, load_target
+from demo_model.training.wedlm import spans
+
+WIDTHS = {"mtp": heads.NUM_RECURSIONS, "dflash": heads.BLOCK_SIZE - 1}
 # An answer ends behind this many tokens that are others than the right answer's.
 NUM_JUDGED = 24
 # Look-ups draft what stood behind the last place of these many tokens, the longest first.
@@ -62,7 +65,7 @@ class Tally:
                 self.num_drafted[place] += 1
 
 
-def answer(target: demo.Model, sample: demo.Sample) -> Answered:
+def answer(target: Model, sample: Sample) -> Answered:
     """Return a sample's first prompt with the target's own greedy answer and its states."""
     ids, picked = sample
     _, end = spans(picked)[0]
@@ -71,7 +74,7 @@ def answer(target: demo.Model, sample: demo.Sample) -> Answered:
 
 
 @torch.no_grad()
-def judge_drafts(head: Head, one: Answered, target: demo.Model, width: int) -> list[list[bool]]:
+def judge_drafts(head: Head, one: Answered, target: Model, width: int) -> list[list[bool]]:
     """Return which drafts behind each answer token but the last are the answer's own tokens."""
     batch = Batch([one], target)
     (anchors,) = one.picked[:-1].nonzero().T
@@ -104,20 +107,20 @@ def _copied(ids: list[int], size: int) -> list[int]:
 def evaluate(count: int, seed: int) -> None:
     """Print tokens a forward on count new held-out samples of each family, and right drafts by place."""
     torch.set_num_threads(1)
-    folder = demo.ROOT / "demo_model"
+    folder = ROOT / "demo_model"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    served, target = load_target(folder), demo_heads.load_target()
-    heads = {name: demo_heads.load(name, folder / name) for name in WIDTHS if (folder / name).is_dir()}
-    names = ["look-up", *heads]
+    served, target = load_target(folder), heads.load_target()
+    made = {name: heads.load(name, folder / name) for name in WIDTHS if (folder / name).is_dir()}
+    names = ["look-up", *made]
     total = {kind: {name: Tally() for name in names} for kind in ("copies", "others", "all")}
     print(f"| family | tokens | {' | '.join(names)} |\n|" + "---|" * (len(names) + 2))
     for family in FAMILIES:
         tallies = {name: Tally() for name in names}
         judged: dict[str, list[list[list[bool]]]] = {name: [] for name in names}
         for conversation in held_out(family, count, seed):
-            one = answer(served, demo.encode(tokenizer, render(conversation)))
+            one = answer(served, encode(tokenizer, render(conversation)))
             judged["look-up"].append(judge_lookups(one))
-            for name, head in heads.items():
+            for name, head in made.items():
                 judged[name].append(judge_drafts(head, one, target, WIDTHS[name]))
         for name, answers in judged.items():
             for rights in answers:

@@ -5,10 +5,6 @@ random, so there is nothing to memorize: a model that does well has learned to c
 """
 
 import random
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.lexicon import ADJECTIVES, COINED, FIELDS, IDENTIFIER_WORDS, NAMES, NOUNS, VERBS
 

@@ -7,7 +7,7 @@ same throughout a conversation.
 import random
 import re
 
-from demo_corpus.lexicon import ADJECTIVES, COINED, NAMES, NOUNS
+from demo_model.training.corpus.lexicon import ADJECTIVES, COINED, NAMES, NOUNS
 
 from bench.lexicon import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS  # isort: skip
 

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import train_demo_model as demo
-from demo_corpus import FAMILIES, held_out
-from demo_corpus.rendering import render
-from demo_wedlm import MASK, WEDLM_CONFIG, Sequence, spans, stack
 from tokenizers import Tokenizer
 from torch import Tensor
-from train_demo_model import Model, Past, Sample
+
+from demo_model.training.corpus import FAMILIES, held_out
+from demo_model.training.corpus.rendering import render
+from demo_model.training.llama import Model, Past, load_weights
+from demo_model.training.samples import Sample, collate, encode, targets
+from demo_model.training.sizes import CONFIG, ROOT
+from demo_model.training.wedlm import MASK, WEDLM_CONFIG, Sequence, spans, stack
 
 END = 2
 COPYING = ("edit", "record look-up", "quote a sentence", "list or repeat a passage")
@@ -147,8 +149,8 @@ def right_masks(model: Model, samples: list[Sample], width: int = 8) -> list[flo
 
 def is_exact(model: Model, sample: Sample) -> bool:
     """Say whether the greedy choice is right at every position of every answer of a sample."""
-    tokens, positions, picked = demo.collate([sample], random.Random(0), 0.0)
-    before, wanted = demo.targets(tokens, picked)
+    tokens, positions, picked = collate([sample], random.Random(0), 0.0)
+    before, wanted = targets(tokens, picked)
     with torch.no_grad():
         return bool((model(tokens, positions, before)[:, :MASK].argmax(-1) == wanted).all())
 
@@ -181,14 +183,14 @@ def evaluate(folder: Path, count: int, seed: int) -> None:
     """Print exact match beside the demo model's, right masks by distance, and gains of each mode."""
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    demo.CONFIG.update(vocab_size=MASK)
+    CONFIG.update(vocab_size=MASK)
     before = Model()
-    demo.load_weights(before, demo.ROOT / "demo_model")
-    demo.CONFIG.update(WEDLM_CONFIG)
+    load_weights(before, ROOT / "demo_model")
+    CONFIG.update(WEDLM_CONFIG)
     model = Model()
-    demo.load_weights(model, folder)
+    load_weights(model, folder)
     samples = {
-        family: [demo.encode(tokenizer, render(one)) for one in held_out(family, count, seed)]
+        family: [encode(tokenizer, render(one)) for one in held_out(family, count, seed)]
         for family in FAMILIES
     }
     print(

@@ -2,7 +2,7 @@
 
 The demo model gets a mask token, and learns to predict masked windows behind the visible text (WeDLM,
 arXiv:2512.22737) while its predictions of the next token stay near the demo model's, its teacher.
-`train_demo_model.py --size wedlm` calls this module.
+`train.py --size wedlm` calls this module.
 """
 
 import argparse
@@ -16,11 +16,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import train_demo_model as demo
-from demo_corpus import FAMILIES, Source, conversations
-from demo_corpus.rendering import render
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from demo_model.training.corpus import FAMILIES, Source, conversations
+from demo_model.training.corpus.rendering import render
+from demo_model.training.llama import Model, load_weights, save_whole
+from demo_model.training.muon import Muon, descend
+from demo_model.training.samples import Sample, collate, encode, grouped
+from demo_model.training.sizes import CONFIG, ROOT
+from demo_model.training.train import export as export_model
 
 MASK = 4096
 WEDLM_CONFIG = {
@@ -131,10 +136,10 @@ def spans(answer: list[bool]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def masked(sample: demo.Sample, rng: random.Random, progress: float) -> Sequence:
+def masked(sample: Sample, rng: random.Random, progress: float) -> Sequence:
     """Make a sequence of a sample: random tilings of each answer by windows, most of them wholly masked."""
     ids, answer = sample
-    _, positions, _ = demo.collate([sample], rng, progress)
+    _, positions, _ = collate([sample], rng, progress)
     sequence = Sequence(list(ids), positions[0].tolist())
     windows = []
     for start, end in spans(answer):
@@ -160,24 +165,22 @@ def training_batches(tokenizer: Tokenizer, rng: random.Random) -> Iterator[Batch
     while True:
         talks = [next(mix) if rng.random() < 0.5 else rng.choice(makers)(source) for _ in range(120)]
         samples = [
-            encoded
-            for talk in talks
-            if len((encoded := demo.encode(tokenizer, render(talk)))[0]) <= MOST_TOKENS
+            encoded for talk in talks if len((encoded := encode(tokenizer, render(talk)))[0]) <= MOST_TOKENS
         ]
         pool = [(masked(sample, rng, 1.0), sample[1]) for sample in samples]
-        groups = demo.grouped(pool, lambda pair: len(pair[0].tokens), BATCH_TOKENS * 1.1)
+        groups = grouped(pool, lambda pair: len(pair[0].tokens), BATCH_TOKENS * 1.1)
         rng.shuffle(groups)
         for group in groups:
             yield stack([s for s, _ in group], [a for _, a in group])
 
 
-def start(folder: Path) -> tuple[demo.Model, demo.Model]:
+def start(folder: Path) -> tuple[Model, Model]:
     """Return the demo model with a mask token, embedded as the others' mean, and the teacher."""
-    demo.CONFIG.update(vocab_size=MASK)
-    teacher = demo.Model()
-    demo.load_weights(teacher, folder)
-    demo.CONFIG.update(WEDLM_CONFIG)
-    model = demo.Model()
+    CONFIG.update(vocab_size=MASK)
+    teacher = Model()
+    load_weights(teacher, folder)
+    CONFIG.update(WEDLM_CONFIG)
+    model = Model()
     state = teacher.state_dict()
     rows = state["embed_tokens.weight"]
     model.load_state_dict(state | {"embed_tokens.weight": torch.cat((rows, rows.mean(0, keepdim=True)))})
@@ -190,7 +193,7 @@ class Training:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.checkpoint: Path = arguments.work / "checkpoint.pt"
-        self.model, self.teacher = start(demo.ROOT / "demo_model")
+        self.model, self.teacher = start(ROOT / "demo_model")
         matrices = [p for p in self.model.layers.parameters() if p.ndim == 2]
         others = [p for p in self.model.parameters() if not any(p is m for m in matrices)]
         self.optimizers = [
@@ -198,7 +201,7 @@ class Training:
                 torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
                 EMBEDDING_RATE,
             ),
-            (demo.Muon(matrices, lr=PEAK_RATE, weight_decay=0.0, dtype=torch.bfloat16), PEAK_RATE),
+            (Muon(matrices, lr=PEAK_RATE, weight_decay=0.0, dtype=torch.bfloat16), PEAK_RATE),
         ]
         self.seconds, self.step = 0.0, 0
         if self.checkpoint.exists():
@@ -235,7 +238,7 @@ class Training:
         keep = KEEP_START + (KEEP_END - KEEP_START) * self.progress
         (of_masks + keep * of_next + STATE_WEIGHT * of_state).backward()
         rate = min(1.0, (self.step + 1) / 50) * max(0.01, 1.0 - self.progress)
-        demo.descend(self.model, self.optimizers, rate)
+        descend(self.model, self.optimizers, rate)
         self.step += 1
         right = (logits.argmax(-1) == batch.wanted[hidden]).float().mean()
         return of_masks.item(), of_next.item(), of_state.item(), right.item()
@@ -243,14 +246,14 @@ class Training:
     def save(self) -> None:
         """Write the weights."""
         state = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o, _ in self.optimizers]}
-        demo.save_whole({**state, "seconds": self.seconds, "step": self.step}, self.checkpoint)
+        save_whole({**state, "seconds": self.seconds, "step": self.step}, self.checkpoint)
 
 
 def train(arguments: argparse.Namespace) -> None:
     """Train or resume for the given minutes in one process, print progress, and save often."""
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
-    tokenizer = Tokenizer.from_file(str(demo.ROOT / "demo_model" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(ROOT / "demo_model" / "tokenizer.json"))
     training = Training(arguments)
     stream = training_batches(tokenizer, random.Random(f"{arguments.seed} {training.step}"))
     seen: list[tuple[float, ...]] = []
@@ -275,17 +278,17 @@ def train(arguments: argparse.Namespace) -> None:
 
 def export(work: Path, out: Path) -> None:
     """Write the checkpoint as a model folder; the tokenizer is the demo model's with the mask token."""
-    tokenizer = Tokenizer.from_file(str(demo.ROOT / "demo_model" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(ROOT / "demo_model" / "tokenizer.json"))
     tokenizer.add_special_tokens(["<|mask|>"])
     tokenizer.save(str(work / "tokenizer.json"))
-    demo.CONFIG.update(WEDLM_CONFIG)
-    demo.export(work, out)
+    CONFIG.update(WEDLM_CONFIG)
+    export_model(work, out)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Evaluate, or train and export, as the command line of train_demo_model.py says."""
+    """Evaluate, or train and export, as the command line of train.py says."""
     if arguments.evaluate:
-        import_module("demo_masks").evaluate(arguments.out, arguments.count, seed=2_000_000)
+        import_module("demo_model.training.masks").evaluate(arguments.out, arguments.count, seed=2_000_000)
         return
     if not arguments.export:
         arguments.work.mkdir(parents=True, exist_ok=True)
