@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
+from typing import Protocol
 
 from config.groups import GROUPS
 from config.settings import SETTINGS, Settings
@@ -15,7 +16,7 @@ from engine.kv_cache.probes import kv_bits_fault
 from engine.kv_cache.rows import Sharing
 from engine.memory.budget import MemoryBudget
 from engine.memory.making import make_memory_budget
-from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
+from engine.model.loading import Load, LoadedModel, ModelError, Progress, StartProgress
 from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefiller import Prefiller
@@ -57,29 +58,66 @@ TRIALS = {"sharing": 100, "rollback": 27, "footprint": 68, "prefix": 10}
 """The tokens that each trial of a model feeds it, in order, by the beginning of its finding's name. Together
 they take 35 forward passes."""
 
+
+class Ranked(Protocol):
+    """The machines that share a model, seen from this one. abort: ends all requests, on any thread."""
+
+    abort: Callable[[str], None]
+
+    def load(self, progress: Progress | None) -> LoadedModel:
+        """Load this machine's part, once the others have theirs. Raises ModelError."""
+
+    def begin_serving(self) -> None:
+        """Note that the model is about to answer."""
+
+    def explain(self) -> str | None:
+        """Return why a request failed, if it is because a machine was lost."""
+
+    def count(self) -> dict[str, dict[str, float]]:
+        """Return values of each machine, by the metric's name and the rank."""
+
+
+@dataclass(frozen=True)
+class Makers:
+    """How the parts of a model's engine are made. What is None is as the settings say.
+
+    load: loads the model, on the engine's thread.
+    make_sources: makes the drafters; without it nothing is drafted.
+    load_draft: loads the draft model.
+    find_head: finds the head that drafts from the model's states.
+    costs: what steps cost; by default they are measured, while the engine is idle, and kept on disk.
+    waits_for_costs: whether they are known before the first request.
+    ranks: the machines that share the model; they load it.
+    """
+
+    load: Load | None = None
+    make_sources: MakeSources | None = None
+    load_draft: Load | None = None
+    find_head: FindHead | None = None
+    costs: StepCosts | None = None
+    waits_for_costs: bool = False
+    ranks: Ranked | None = None
+
+
 FREE = StepCosts({(1, 1): 1e-9})
 """Costs of the draft model's steps where they are not measured."""
 
 
 def make_worker(
     loaded: LoadedModel,
-    settings: Settings,
-    make_sources: MakeSources | None,
     draft: LoadedModel | None,
-    costs: StepCosts | None,
-    waits: bool,
+    settings: Settings,
+    makers: Makers,
     progress: StartProgress,
-    find_head: FindHead | None = None,
 ) -> Worker:
     """Set up a worker, with draft model, prefix cache and costs as the settings ask and the model allows.
 
-    make_sources: None to draft nothing. draft: the loaded draft model, if any.
-    costs: costs of steps, if they need not be measured; the draft model's steps then cost nothing.
-    waits: whether to measure costs now if they are not on disk; otherwise the worker does while it is idle.
+    draft: the loaded draft model, if any.
+    makers: the sources, the head and the costs; with given costs the draft model's steps cost nothing.
     progress: called with the name and the completed share of each slow stage.
-    find_head: returns the head that drafts from the model's hidden states, if there is one.
     Raises ModelError if the settings do not suit the model.
     """
+    make_sources, costs = makers.make_sources, makers.costs
     _show_trials(progress, loaded, *([draft] if draft else []))
     if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
         raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
@@ -91,7 +129,7 @@ def make_worker(
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
-    head = _make_head_drafter(loaded, find_head) if make_sources else None
+    head = _make_head_drafter(loaded, makers.find_head) if make_sources else None
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     model = translated or head
     memory_budget = make_memory_budget(loaded, settings, sharing, model, make_sources is not None)
@@ -107,7 +145,7 @@ def make_worker(
         calibrations = _make_calibrations(loaded, settings, sharing, translated)
         costs, *of_model = [one.costs for one in calibrations]
         model_costs = of_model[0] if of_model else FREE
-        if waits or settings.recalibrate:
+        if makers.waits_for_costs or settings.recalibrate:
             for one in calibrations:
                 one.finish(partial(progress, "Measuring what steps cost"))
     costs.batched = bool(sharing)

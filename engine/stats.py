@@ -1,19 +1,15 @@
-"""Count what the engine does. The engine's thread writes, but for the stalls; any thread may read."""
+"""Count what the engine does. The engine's thread writes; any thread may read."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from time import perf_counter
-from typing import get_args
-
-import mlx.core as mx
 
 from engine.interface.status import GAP_BOUNDS_S, EngineCounts
-from engine.stations import EngineStation, StationClock
 
 
 def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
-    """Return the sums of what several engines counted; the memory of MLX is not summed."""
+    """Return the sums of what several engines counted, without what is the thread's or MLX's."""
     return EngineCounts(
         num_failed_steps=sum(one.num_failed_steps for one in several),
         num_preemptions=sum(one.num_preemptions for one in several),
@@ -23,6 +19,7 @@ def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
         num_embedded=sum(one.num_embedded for one in several),
         num_embedded_tokens=sum(one.num_embedded_tokens for one in several),
         num_to_embed=sum(one.num_to_embed for one in several),
+        by_rank={name: values for one in several for name, values in one.by_rank.items()},
     )
 
 
@@ -32,16 +29,12 @@ class EngineStats:
     num_failed_steps: steps that raised.
     num_preemptions: sequences that were put back into the queue to free memory.
     num_plain_probes: plain steps that were taken only to learn what they cost.
-    num_stalls: times that the watchdog found requests but no progress. Written on the watchdog's thread.
-    stations: the seconds of the engine's thread by station, once it has been started.
     """
 
     def __init__(self) -> None:
         self.num_failed_steps = 0
         self.num_preemptions = 0
         self.num_plain_probes = 0
-        self.num_stalls = 0
-        self.stations = StationClock(get_args(EngineStation))
         self._gaps = [0] * (len(GAP_BOUNDS_S) + 1)
         self._gap_sum_s = 0.0
 
@@ -61,16 +54,11 @@ class EngineStats:
         return now
 
     def counts(self) -> EngineCounts:
-        """Return all counts, and the memory that MLX holds now."""
+        """Return all counts."""
         return EngineCounts(
             num_failed_steps=self.num_failed_steps,
             num_preemptions=self.num_preemptions,
             num_plain_probes=self.num_plain_probes,
-            num_stalls=self.num_stalls,
             gaps_up_to=tuple(accumulate(self._gaps)),
             gap_sum_s=self._gap_sum_s,
-            active_bytes=mx.get_active_memory(),
-            peak_bytes=mx.get_peak_memory(),
-            cache_bytes=mx.get_cache_memory(),
-            station_s=dict(self.stations.seconds),
         )

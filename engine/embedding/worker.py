@@ -48,7 +48,7 @@ class EmbeddingWorker:
     jobs: in the order of their arrival.
 
     num_embedded, num_embedded_tokens: inputs of which the vector is made, and their tokens.
-    num_steps: grows with every part of a pass.
+    num_progressed: grows with every part of a pass.
     """
 
     def __init__(self, max_stall_ms: float, max_tokens: int) -> None:
@@ -57,7 +57,7 @@ class EmbeddingWorker:
         self._max_stall_ms, self._max_tokens = max_stall_ms, max_tokens
         self.jobs: list[Job] = []
         self.num_embedded = self.num_embedded_tokens = 0
-        self.num_steps = self.num_passes = 0
+        self.num_progressed = self.num_passes = 0
         self.is_blocked = False
         self._pass: _Pass | None = None
         # Of one layer.
@@ -67,6 +67,11 @@ class EmbeddingWorker:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self.jobs) and self.model is not None
+
+    @property
+    def running(self) -> list[Job]:
+        """The requests that have not ended."""
+        return self.jobs
 
     @property
     def num_waiting(self) -> int:
@@ -117,7 +122,7 @@ class EmbeddingWorker:
                 self._begin(self.model, self.memory)
             if self._pass is not None:
                 self._advance(self.model, self._pass, limit_s)
-                self.num_steps += 1
+                self.num_progressed += 1
         # Weights, tokens and memory may raise anything.
         except Exception as fault:
             self._fail(fault)

@@ -119,7 +119,7 @@ class ModelEntry:
     info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens to fill in
         text with. None if it never was loaded.
     idle_left_s: seconds after which it is unloaded if it gets no request; None if it is not, or not loaded.
-    purpose: what it is for.
+    purpose: what it is for. tool_format: the name of its format of tool calls; None if it is not told.
     """
 
     name: str
@@ -139,3 +139,4 @@ class ModelEntry:
     can_infill: bool | None = None
     idle_left_s: float | None = None
     purpose: Purpose = "generate"
+    tool_format: str | None = None

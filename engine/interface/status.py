@@ -32,7 +32,8 @@ GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 
 class EngineCounts:
     """What the engine has counted since it started, and the memory that MLX holds.
 
-    num_failed_steps, num_preemptions, num_plain_probes, num_stalls: see EngineStats.
+    num_failed_steps, num_preemptions, num_plain_probes: see EngineStats.
+    num_stalls: times that the watchdog found requests but no progress.
     gaps_up_to: cumulative counts of the times between consecutive tokens of a sequence: gaps_up_to[i] counts
         those of at most GAP_BOUNDS_S[i], and the last entry counts all. Tokens of one step are committed
         together, so all but the first have a gap of 0.

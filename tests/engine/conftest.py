@@ -8,7 +8,7 @@ import pytest
 from config.settings import Settings
 from engine.engine import Engine
 from engine.model.loading import Load
-from engine.setup import FindHead, MakeSources, flat_costs
+from engine.setup import FindHead, Makers, MakeSources, flat_costs
 from engine.speculative.costs.step_costs import StepCosts
 from tests.engine.support import make_loaded
 
@@ -32,9 +32,8 @@ def start_engine() -> Iterator[StartEngine]:
         **settings: Any,
     ) -> Engine:
         make = load or (lambda _: make_loaded(name, wrap))
-        engine = Engine(
-            Settings(**settings), make, make_sources, load_draft, find_head, costs or flat_costs()
-        )
+        makers = Makers(make, make_sources, load_draft, find_head, costs or flat_costs())
+        engine = Engine(Settings(**settings), makers)
         engine.on_death = on_death
         engine.start()
         engines.append(engine)

@@ -9,7 +9,7 @@ from engine.interface.request import GenerationRequest
 from engine.model.loading import LoadedModel
 from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
-from engine.setup import FindHead, MakeSources, flat_costs, make_worker
+from engine.setup import FindHead, Makers, MakeSources, flat_costs, make_worker
 from engine.speculative.costs.step_costs import StepCosts
 from tests.engine.support import Answer, make_loaded, oracle
 
@@ -44,13 +44,10 @@ class Driven:
         self.grammars = Grammars(loaded.tokenizer)
         self.worker = make_worker(
             loaded,
-            Settings(**settings),
-            make_sources,
             draft,
-            costs or flat_costs(),
-            False,
+            Settings(**settings),
+            Makers(make_sources=make_sources, find_head=find_head, costs=costs or flat_costs()),
             lambda _what, _share: None,
-            find_head,
         )
         self.answers: dict[str, Answer] = {}
 

@@ -26,6 +26,7 @@ from engine.interface.events import (
     Usage,
 )
 from engine.interface.models import ModelInfo
+from engine.interface.one_model import OneModel
 from engine.interface.request import GenerationRequest, Grammar, PromptEnd
 from engine.interface.status import EngineCounts, EngineStatus
 from engine.text.fim import FimTokens
@@ -254,8 +255,8 @@ SCRIPTS: dict[str, Script] = {
 }
 
 
-class FakeEngine:
-    """An implementation of EngineProtocol. Public attributes may be changed between requests.
+class FakeEngine(OneModel):
+    """An implementation of ModelsProtocol. Public attributes may be changed between requests.
 
     drafting: the report of every sequence. counted, prefixes: the engine's and the prefix caches' counts.
     memory: the shared table's counts; None for no table.

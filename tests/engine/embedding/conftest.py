@@ -9,7 +9,7 @@ import pytest
 
 from config.settings import Settings
 from engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest
-from engine.pool.pool import ModelPool
+from engine.pool import ModelPool
 from tests.engine.embedding.encoder_folders import minilm
 
 WAIT_S = 120

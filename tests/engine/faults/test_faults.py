@@ -19,6 +19,7 @@ from engine.interface.events import Usage
 from engine.interface.request import GenerationRequest
 from engine.model.loading import ModelError
 from engine.sequence import Sequence
+from engine.setup import Makers
 from engine.speculative import shared_table
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Oracle, scored
@@ -287,11 +288,11 @@ def test_a_model_that_cannot_be_loaded_is_a_model_error() -> None:
         raise OSError("no such disk")
 
     with pytest.raises(ModelError, match="no such disk"):
-        Engine(Settings(), load).start()
+        Engine(Settings(), Makers(load)).start()
 
 
 def test_stopping_an_engine_that_never_started_or_twice_is_harmless(start_engine: StartEngine) -> None:
-    Engine(Settings(), lambda _: make_loaded("llama")).stop(drain_s=0)
+    Engine(Settings(), Makers(lambda _: make_loaded("llama"))).stop(drain_s=0)
     engine = start_engine()
     engine.stop(drain_s=0)
     engine.stop(drain_s=0)

@@ -9,7 +9,7 @@ SLICE_S = 0.05
 Runner = TypeVar("Runner", bound=Hashable)
 
 
-class Turns(Generic[Runner]):
+class TimeShares(Generic[Runner]):
     """Shares time evenly among those that have work: the one that has had the least goes first.
 
     One that comes back after it had no work is level with the others: idle time is not saved up.

@@ -1,6 +1,7 @@
 """Keep the requests of a model whose weights are not in memory, until they are again."""
 
 from collections import deque
+from collections.abc import Sequence as SequenceOf
 
 from engine.interface.events import Failed
 from engine.sequence import Sequence
@@ -9,18 +10,14 @@ from engine.sequence import Sequence
 class ParkedWorker:
     """Takes the place of a model's worker while its weights are not in memory: its sequences wait.
 
-    queue: itself, as it does nothing but wait. waiting: in the order of their submission.
+    waiting: in the order of their submission.
     """
 
-    has_work, plain_s = False, 0.0
+    has_work, is_blocked, plain_s, num_progressed = False, False, 0.0, 0
+    running: SequenceOf[Sequence] = ()
 
     def __init__(self) -> None:
         self.waiting: deque[Sequence] = deque()
-
-    @property
-    def queue(self) -> "ParkedWorker":
-        """Where the sequences wait."""
-        return self
 
     @property
     def live(self) -> list[Sequence]:
@@ -32,14 +29,20 @@ class ParkedWorker:
         self.waiting.append(sequence)
 
     def cancel(self, request_id: str) -> None:
-        """End a sequence."""
+        """End a sequence, and forget all that have ended."""
         for sequence in self.live:
             if sequence.request.id == request_id:
                 sequence.fail(Failed("cancelled", "the client left"))
+        self.waiting = deque(self.live)
+
+    def end_waiting(self, failed: Failed) -> None:
+        """End all sequences."""
+        for sequence in self.live:
+            sequence.fail(failed)
+        self.waiting.clear()
 
     def step(self) -> None:
-        """Forget the sequences that have ended."""
-        self.waiting = deque(self.live)
+        """Do nothing."""
 
     def measure_costs(self) -> bool:
         """Measure nothing."""

@@ -17,14 +17,16 @@ import pytest
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
-from engine.engine import Engine
 from engine.interface.errors import EngineError, ModelLoadError
 from engine.interface.events import Failed, Finished
 from engine.interface.request import GenerationRequest
 from engine.model.hub_cache import HubCache
 from engine.model.loading import ModelError
-from engine.pool.catalogue import Catalogue
-from engine.pool.pool import ModelPool
+from engine.models.catalogue import Catalogue
+from engine.models.generating import GeneratingEngine
+from engine.models.messages import Inbox
+from engine.pool import ModelPool
+from engine.setup import Makers
 from engine.speculative.proposers import DraftSources
 from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_model, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until
@@ -375,15 +377,15 @@ def test_every_kind_of_cache_gives_its_memory_back(
 
 
 def breaking_engine(
-    breaking: Callable[[Any], Any], settings: Settings, load: Any, *others: Any, **named: Any
-) -> Engine:
+    breaking: Callable[[Any], Any], settings: Settings, makers: Makers, inbox: Inbox
+) -> GeneratingEngine:
     """Make an engine; that of the model three has a model that breaks."""
 
     def load_breaking(progress: Any) -> Any:
-        loaded = load(progress)
+        loaded = makers.load(progress)
         return replace(loaded, model=breaking(loaded.model)) if loaded.info.name == "three" else loaded
 
-    return Engine(settings, load_breaking, *others, **named)
+    return GeneratingEngine(settings, replace(makers, load=load_breaking), inbox)
 
 
 def test_a_failing_step_of_one_model_leaves_the_others(models: Path, tmp_path: Path) -> None:

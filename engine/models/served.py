@@ -6,22 +6,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Any
 
-from engine.embedding.engine import EmbeddingEngine
-from engine.embedding.memory import PassMemory
-from engine.engine import Engine
 from engine.interface.models import ModelEntry, ModelInfo
-from engine.memory.budget import MemoryBudget
-from engine.pool.catalogue import FoundModel
-
-AnyEngine = Engine | EmbeddingEngine
+from engine.memory.sharing import Holder
+from engine.models.catalogue import FoundModel
+from engine.models.model_engine import ModelEngine
 
 
 class ModelUse:
     """A request's use of a loaded model, until end(). keep_s: how long to keep the model then; see end()."""
 
-    def __init__(self, engine: AnyEngine, end: Callable[["ModelUse"], None]) -> None:
-        self.engine = engine
+    def __init__(self, engine: ModelEngine, end: Callable[["ModelUse"], None]) -> None:
+        # One that generates or one that embeds, as the request found out before.
+        self.engine: Any = engine
         self.keep_s: float | None = None
         self._end: Callable[[ModelUse], None] | None = end
 
@@ -36,8 +34,8 @@ class ModelUse:
 
 
 @dataclass(eq=False)
-class PooledModel:
-    """A model that requests may ask for. The pool's lock guards what other threads read or change.
+class ServedModel:
+    """A model that requests may ask for. A lock guards what other threads read or change.
 
     found: where it is on disk. max_context_tokens: as its settings say.
     engine: exists while its weights are loaded, or requests wait for them.
@@ -51,9 +49,9 @@ class PooledModel:
 
     found: FoundModel
     max_context_tokens: int | None = None
-    engine: AnyEngine | None = None
+    engine: ModelEngine | None = None
     is_loaded: bool = False
-    budget: MemoryBudget | PassMemory | None = None
+    budget: Holder | None = None
     progress: float | None = None
     phase: str | None = None
     fault: str | None = None
@@ -77,7 +75,7 @@ class PooledModel:
     @property
     def is_answering(self) -> bool:
         """Whether any of its requests has not ended."""
-        return self.engine is not None and self.engine.num_live > 0
+        return self.engine is not None and self.engine.lifecycle.num_live > 0
 
     @property
     def is_wanted(self) -> bool:
