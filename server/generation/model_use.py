@@ -62,27 +62,30 @@ async def serve_model(
     """
     service = service_of(request)
     service.check_ready()
-    keep_s = None
-    if not service.models.is_fixed:
+    models, keep_s = service.models, None
+    if not models.is_fixed:
         keep_s = keep_alive_s(keep_alive)
-    elif keep_alive is not None:
-        note_ignored(request, ["keep_alive"])
+    else:
+        # Whatever the name: there is no other.
+        _check_purpose(models.first_name, models.info.purpose, purpose)
+        if keep_alive is not None:
+            note_ignored(request, ["keep_alive"])
     name = service.resolve(model, purpose)
 
     async def answer_with(use: ModelUseProtocol) -> Response:
         use.keep_s = keep_s
         end_later(request, use.end)
         _check_purpose(name, use.engine.info.purpose, purpose)
-        if not service.models.is_fixed:
+        if not models.is_fixed:
             record_of(request).model = name
         return await answer(service.of(use.engine, name))
 
-    if (use := service.models.use_loaded(name)) is not None:
+    if (use := models.use_loaded(name)) is not None:
         return await answer_with(use)
     name = await find_loadable(service, model, purpose)
-    if (use := service.models.use_loaded(name)) is not None:
+    if (use := models.use_loaded(name)) is not None:
         return await answer_with(use)
-    future = await MODEL_FILES.run(_acquire, service.models, name)
+    future = await MODEL_FILES.run(_acquire, models, name)
     waiting = _Waiting(service, name, future)
     if not stream:
         return await answer_with(await waiting.wait_long(request.receive))
