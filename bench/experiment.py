@@ -52,11 +52,11 @@ def first_difference(one: Tokens, other: Tokens) -> int | None:
 
 @dataclass(frozen=True)
 class Experiment(Generic[CaseT]):
-    """What to run.
+    """The arms, cases and rounds to run.
 
     arms: by name, in order. order: they are reversed in every other round, so that a machine that slows down
     favors none, or "rotate": each case begins with the next one. has_warm_up: whether a case also runs
-    unmeasured before. resume: a file that records every run and has those of an interrupted experiment.
+    unmeasured before. resume: a file that keeps every run and has those of an interrupted experiment.
     key: of this experiment; a file of another one is refused.
     """
 
@@ -69,15 +69,15 @@ class Experiment(Generic[CaseT]):
     key: str = ""
 
     def run(self) -> list[Row]:
-        """Run everything that is not recorded yet; return the rows of all runs, warm-ups included.
+        """Run everything that is not kept yet; return the rows of all runs, warm-ups included.
 
         Raises ArgumentsError if the file to resume from belongs to another experiment.
         """
-        recorded = self._recorded()
+        kept = self._kept()
         rows: list[Row] = []
         for number, case, arm in self._schedule():
             run = {"key": self.key, "arm": arm, "case": case, "round": number}
-            if (found := recorded.get((arm, case, number))) is None:
+            if (found := kept.get((arm, case, number))) is None:
                 found = self.arms[arm](self.cases[case])
                 if self.resume:
                     # The line break comes first, so that a line that was cut off spoils no other.
@@ -96,7 +96,7 @@ class Experiment(Generic[CaseT]):
             step = -1 if self.order == "reverse" and number % 2 else 1
             yield from ((number, case, arm) for arm in (names[first:] + names[:first])[::step])
 
-    def _recorded(self) -> dict[tuple[str, str, int], list[Row]]:
+    def _kept(self) -> dict[tuple[str, str, int], list[Row]]:
         """Return the rows of the runs in the file."""
         text = self.resume.read_text(encoding="utf-8") if self.resume and self.resume.exists() else ""
         known = {}

@@ -67,7 +67,7 @@ SHARED: dict[str, tuple[Any, str, str]] = {
     "cases": (count, "N", "Chats of each workload and length."),
     "max-tokens": (count, "N", "Maximum tokens of each answer."),
     "repeats": (count, "N", "Measured runs of each chat."),
-    "resume": (output_file, "FILE", "Record each run in FILE, and leave out the runs that it already has."),
+    "resume": (output_file, "FILE", "Keep each run in FILE, and leave out the runs that it already has."),
     "rounds": (count, "N", "Measured rounds, after one warm-up round."),
     "num-draft-tokens": (draft_lengths, "K,L", "Maximum draft lengths."),
     "draft-types": (names, "X,Y", "Draft types."),

@@ -1,4 +1,4 @@
-"""What commands print and write: the console, progress, errors, and the files."""
+"""The output of commands: the console, progress, errors, and the files."""
 
 import argparse
 import sys
@@ -24,7 +24,7 @@ def make_console(width: int) -> Console:
 
 def report(
     arguments: argparse.Namespace,
-    record: document.Document,
+    result: document.Document,
     rows: Sequence[tables.Row],
     columns: Sequence[tables.Column],
     title: str = "",
@@ -36,24 +36,24 @@ def report(
     """Print the table and the machine, and write the files that the user asked for. Raises OSError."""
     console = make_console(width)
     tables.print_rows(console, rows, columns, title, notes, group)
-    finish(console, arguments, record, rows)
+    finish(console, arguments, result, rows)
 
 
 def finish(
-    console: Console, arguments: argparse.Namespace, record: document.Document, rows: Sequence[tables.Row]
+    console: Console, arguments: argparse.Namespace, result: document.Document, rows: Sequence[tables.Row]
 ) -> None:
     """Print the machine, and write the files that the user asked for. rows: for the CSV. Raises OSError."""
-    machine = ", ".join(f"{key} {value}" for key, value in record["machine"].items())
+    machine = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
     console.print(machine, highlight=False, markup=False)
     if arguments.json:
-        document.write(arguments.json, record)
+        document.write(arguments.json, result)
     if getattr(arguments, "csv", None):
         tables.write_csv(arguments.csv, rows)
     if getattr(arguments, "html", None):
         # Imported here, so that it is loaded only when a page is written.
         from bench.page import write_page
 
-        write_page(arguments.html, [record])
+        write_page(arguments.html, [result])
 
 
 def run_command(name: str, run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
@@ -91,7 +91,7 @@ class Work:
         self._task = self._progress.add_task("", total=1.0)
 
     def plan(self, left: Mapping[str, float]) -> None:
-        """Say what is to be done from now on. What earlier work took tells nothing about it."""
+        """Set the stages that are still to be done. Earlier stages' times tell nothing about theirs."""
         self.left, self._taken = dict(left), {}
 
     def begin(self, label: str) -> None:
@@ -100,7 +100,7 @@ class Work:
         self._show(label, 0.0)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
-        """Begin a stage, which is all that is left; return a function to call after each unit of it."""
+        """Begin the only stage that is left; return a function to call after each unit of its work."""
         self.plan({label: weight})
         self.begin(label)
         return self.advance

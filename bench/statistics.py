@@ -49,7 +49,7 @@ def ratio(value: float | None, of: float | None) -> float | None:
     return value / of if value is not None and of else None
 
 
-def share_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> list[float]:
+def divide_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> list[float]:
     """Estimate the tokens of each chunk, adding up to total, where only the total is known.
 
     counted: tokens of each chunk's text by itself, at least 1 each: its share, unless all chunks have one.

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Findings:
-    """What the checks have found. device, answer: None if that failed."""
+    """The findings of all checks. device, answer: None if that failed."""
 
     checks: "list[Check]" = field(default_factory=list)
     device: "Device | None" = None
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             _print(check)
     num_problems = sum(check.level == "problem" for check in found.checks)
     if arguments.share:
-        _share(settings, found, arguments.results)
+        _print_report(settings, found, arguments.results)
     elif arguments.json:
         print(json.dumps({"checks": [asdict(check) for check in found.checks]}, indent=2))
     else:
@@ -181,12 +181,12 @@ def _print(check: "Check") -> None:
         console.print(Text(f"{'':<8}{check.advice}"))
 
 
-def _share(settings: Settings, found: Findings, results: list[Path]) -> None:
-    from cli.checks.sharing import as_markdown, share
+def _print_report(settings: Settings, found: Findings, results: list[Path]) -> None:
+    from cli.checks.report import as_markdown, make_report
 
     try:
-        shared = share(settings, found.checks, found.device, found.answer, results)
+        report = make_report(settings, found.checks, found.device, found.answer, results)
     except (OSError, ValueError) as fault:
         raise UsageError(f"--results: {fault}") from fault
     print("reprise: what follows is for the report; it holds no texts, names or paths", file=sys.stderr)
-    print(as_markdown(shared))
+    print(as_markdown(report))

@@ -5,6 +5,6 @@ from contextlib import suppress
 
 
 def return_freed() -> None:
-    """Return what was freed: glibc keeps it for every thread that has used much. Does nothing elsewhere."""
+    """Return freed memory to the system: glibc keeps some for every thread. Does nothing elsewhere."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -47,6 +47,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "default_max_tokens",
             "loop_guard_tokens",
             "max_n",
+            "max_images",
+            "max_image_tokens",
             "unknown_fields",
             "keep_billing_line",
             "max_body_bytes",
@@ -85,7 +87,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "ngram_table_file",
             "ngram_scope",
         ),
-        "Streaming decoding": (
+        "Windowed decoding": (
             "wedlm_decoding",
             "wedlm_window_size",
             "wedlm_entropy_threshold",

@@ -10,11 +10,11 @@ from config.setting import SettingsError, Value
 from config.settings import SETTINGS, Settings
 
 Section = Mapping[str, Value]
-"""What a section sets, by the settings' names."""
+"""Values of a section's settings, by their names."""
 
 OWN = (
     *("chat_template", "mask_token_id", "trust_remote_code", "adapter_path", "draft_model"),
-    *GROUPS["Streaming decoding"],
+    *GROUPS["Windowed decoding"],
 )
 """Settings that were chosen for the model that the server starts with. Others have them only by a section."""
 
@@ -44,7 +44,7 @@ DRAFT_TYPES_OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
 
 
 def check_section(name: str, given: object) -> Section:
-    """Return what the section of a model sets. Raises SettingsError for an unknown name or a wrong value."""
+    """Return the settings of a model's section. Raises SettingsError for an unknown name or a wrong value."""
     where = f'[models."{name}"]'
     if not isinstance(given, dict):
         raise SettingsError(f"{where} must be a section of settings")

@@ -197,6 +197,18 @@ class Settings:
         unset=f"{LOOP_GUARD_TOKENS}; for the bundled model 128, as its generation_config.json says",
     )
     max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
+    max_images: int = setting(
+        20,
+        "Maximum images of a conversation that a model sees. Of more, the oldest are shown as a line of "
+        "text, some at a time; a newest turn with more gets a 400.",
+        at_least=1,
+    )
+    max_image_tokens: int = setting(
+        2560,
+        "Maximum tokens of an image, as far as the model takes so few: larger ones are made smaller. A "
+        "client that asks for low detail gets 256 at most.",
+        at_least=1,
+    )
     unknown_fields: Literal["refuse", "ignore"] = setting(
         "ignore",
         "What to do with what of a request has no effect here or can only be shown as text: leave it out or "
@@ -348,20 +360,20 @@ class Settings:
         "once, and answers may differ from those of plain decoding.",
     )
     wedlm_window_size: int = setting(
-        16, "Tokens that streaming decoding looks ahead. A request may ask for fewer.", at_least=1
+        16, "Tokens that windowed decoding looks ahead. A request may ask for fewer.", at_least=1
     )
     wedlm_entropy_threshold: float | None = setting(
         0.3,
-        "Streaming decoding fills in all tokens of which the model is less uncertain than this, in nats, but "
+        "Windowed decoding fills in all tokens of which the model is less uncertain than this, in nats, but "
         "at least one. With none it fills in one at a time.",
         at_least=0,
     )
     wedlm_pos_penalty_factor: float = setting(
-        0.01, "Uncertainty that streaming decoding adds for each position ahead.", at_least=0
+        0.01, "Uncertainty that windowed decoding adds for each position ahead.", at_least=0
     )
     wedlm_anchor: bool = setting(
         False,
-        "Let every step of streaming decoding also fill in the next token, as plain decoding would.",
+        "Let every step of windowed decoding also fill in the next token, as plain decoding would.",
     )
     log_format: Literal["text", "json"] = setting("text", "Format of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = setting(

@@ -103,7 +103,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _sections(given: object, file: Path) -> dict[str, Section]:
-    """Return what the sections of a file set, by the models' names. Raises SettingsError."""
+    """Return the settings in the sections of a file, by the models' names. Raises SettingsError."""
     if not isinstance(given, dict):
         raise SettingsError(f'{SECTIONS} in {file} must be sections such as [models."qwen3-4b"]')
     return {name: check_section(name, section) for name, section in given.items()}

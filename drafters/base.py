@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 SLICE_TOKENS = 512
-"""Maximum number of tokens that one slice of work may read: about .06 ms where arrays do it."""
+"""Maximum number of tokens that one slice of work may index: about .06 ms where arrays do it."""
 
 Slices: TypeAlias = Iterator[int]
-"""Work in slices: each next() does one slice and returns the number of tokens that it read, at most
+"""Work in slices: each next() does one slice and returns the number of tokens that it took, at most
 SLICE_TOKENS. A slice takes about .06 ms and at most .12, however long the text is."""
 
 
@@ -34,7 +34,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class SignedLines:
-    """The lines of a text as patches have them: with a sign before each of them that says what becomes of it.
+    """The lines of a text as patches have them: each behind a sign that keeps, removes or adds it.
 
     kept, removed, added: the token ids of all lines with that sign.
     ends: (3, n) where each of the n lines ends in them.
@@ -52,7 +52,7 @@ View: TypeAlias = Sequence[int] | Frame | SignedLines
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
-    """What a drafter is given when a sequence begins.
+    """The facts that a drafter gets when a sequence begins.
 
     seq: the sequence's number, unique among open sequences.
     prompt: (n,) token ids, n >= 1. It does not change while the sequence is open.
@@ -102,7 +102,7 @@ NO_DRAFT = Draft()
 class Drafter(Protocol):
     """A source of drafts. One object serves all sequences; only the engine's thread calls it.
 
-    Calls for one sequence: open, then propose, observe and record_verified any number of times in any order,
+    Calls for one sequence: open, then propose, observe and note_verified any number of times in any order,
     then close. What a drafter keeps for a sequence is bounded by the sequence's tokens and freed by close.
 
     No call takes longer for a longer text. Work that grows with the text is returned by open and close as
@@ -112,7 +112,7 @@ class Drafter(Protocol):
     name: str
 
     def open(self, start: SequenceStart) -> Slices | None:
-        """Start drafting for a sequence. Returns the work of reading its text, None if there is none.
+        """Start drafting for a sequence. Returns the work of indexing its text, None if there is none.
 
         Before that work is done there may be fewer drafts. It ends without error if the sequence is closed.
         """
@@ -121,10 +121,10 @@ class Drafter(Protocol):
         """Propose the next tokens. Has no side effects on later drafts: asked twice, returns the same."""
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Record committed tokens: one or more, in order, drafted by this drafter, another or none."""
+        """Take note of committed tokens: one or more, in order, drafted by this drafter, another or none."""
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
-        """Record the result of verifying this drafter's last draft.
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Take note of the result of verifying this drafter's last draft.
 
         num_verified: tokens of the draft that were checked, >= 1. num_accepted: how many of them were
         accepted, counted from the first. Called after the tokens of that step were observed.
@@ -144,11 +144,11 @@ def finish(slices: Slices | None) -> None:
 
 
 @runtime_checkable
-class ReadsViews(Protocol):
+class IndexesViews(Protocol):
     """A drafter that also looks in texts which the sequence itself does not have."""
 
     def add_view(self, seq: int, view: View) -> Slices | None:
-        """Return the work of reading a text that an answer may copy, or take note of a form.
+        """Return the work of indexing a text that an answer may copy, or take note of a form.
 
         It ends without error if the sequence is closed. What it takes of memory close frees.
         """
@@ -165,13 +165,13 @@ class SharedTable(Protocol):
         """Forget everything. Returns the work of freeing its memory, None if there is none."""
 
     def save(self) -> str:
-        """Write the contents to the file named in the settings. Return a sentence that says what was written.
+        """Write the contents to the file of the settings. Return a sentence that says how much was saved.
 
         Raises TableFileError if no file is set or it cannot be written.
         """
 
     def load(self) -> str:
-        """Replace the contents with those of the file. Return a sentence that says what was read.
+        """Replace the contents with those of the file. Return a sentence that says how much was loaded.
 
         Raises TableFileError if the file is missing, damaged, or from another vocabulary or version. The
         present contents are then kept.
@@ -183,7 +183,7 @@ class KeptHistory(Protocol):
     """A drafter that keeps finished requests on disk from one run to the next."""
 
     def restore(self) -> Slices | None:
-        """Return the work of adding what an earlier run kept; None if that is nothing, or done already.
+        """Return the work of adding an earlier run's texts; None if there are none, or if it was done before.
 
         Raises TableFileError if the file is damaged or not this drafter's.
         """

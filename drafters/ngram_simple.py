@@ -90,7 +90,7 @@ class NgramSimpleDrafter:
         else:
             state.text.extend(tokens)
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Do nothing: the committed tokens are all that matters here."""
 
     def close(self, seq: int) -> Slices | None:

@@ -59,7 +59,7 @@ class PredictionDrafter:
     def open(self, start: SequenceStart) -> Slices | None:
         """Place the cursor at the prediction's start, and return the work of indexing the prediction.
 
-        Drafts end where the part that was read ends.
+        Drafts end where the part that is indexed ends.
         """
         if not start.prediction:
             self._sequences[start.seq] = None
@@ -68,8 +68,8 @@ class PredictionDrafter:
         cursor = CopyCursor(source.tokens)
         cursor.position = 0
         self._sequences[start.seq] = _Sequence(cursor, source.index, TailHashes(), array("I"))
-        slices = source.read()
-        # The first draft is the prediction's start, so that is read at once.
+        slices = source.index_tokens()
+        # The first draft is the prediction's start, so that is indexed at once.
         next(slices)
         return slices
 
@@ -100,7 +100,7 @@ class PredictionDrafter:
         bucket = bisect_right(RUN_STARTS, state.cursor.run) if state.recent else AT_START
         return Draft(tokens, self.name, bucket, PRIORS[bucket])
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Count accepted and rejected tokens, for the response's usage."""
         state = self._sequences[seq]
         if state is not None:

@@ -34,7 +34,7 @@ def score_in_slices(prompt: Sequence[int]) -> Generator[int, None, float]:
 
     prompt: (m,) token ids in [0, 2**63).
 
-    Yields the tokens read in each slice. Returns a score in [0, 1]; 0.0 for fewer than three tokens. The
+    Yields the number of tokens of each slice. Returns a score in [0, 1]; 0.0 for fewer than three tokens. The
     score cannot distinguish text that will be copied from text that merely repeats itself, so it only sets
     a prior.
     Source: mlx-serve's gate, which switches drafting off below 0.01.

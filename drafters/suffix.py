@@ -124,12 +124,12 @@ class _Sequence:
 
     @property
     def lines(self) -> Shelf | None:
-        """The lines of patches, as they keep and remove them; None without any."""
+        """The lines that patches keep and remove; None without patches."""
         return self.hunks.shelf if self.hunks is not None else None
 
     @property
     def value(self) -> tuple[int, int] | None:
-        """Where the earlier value starts and stops that the present one is often like; None without any."""
+        """The bounds of the earlier value that the present one probably copies; None without such a value."""
         return self.forms.source if self.forms is not None else None
 
 
@@ -168,10 +168,10 @@ class SuffixDrafter:
         text = GrowingText(start.prompt)
         state = _Sequence(start, text, CopyCursor(text.tokens, self._learn_changes))
         self._sequences[start.seq] = state
-        return self._read(state)
+        return self._index(state)
 
-    def _read(self, state: _Sequence) -> Slices:
-        yield from state.text.read()
+    def _index(self, state: _Sequence) -> Slices:
+        yield from state.text.index_tokens()
         self._update_best(state)
 
     def add_view(self, seq: int, view: View) -> Slices | None:
@@ -192,7 +192,7 @@ class SuffixDrafter:
         state = self._sequences[seq]
         cursor, text, forms, hunks = state.cursor, state.text, state.forms, state.hunks
         for token in tokens:
-            if hunks is None or not hunks.turn(cursor, token):
+            if hunks is None or not hunks.change_sign(cursor, token):
                 cursor.advance(token)
             text.append(token)
             state.end += 1
@@ -240,7 +240,7 @@ class SuffixDrafter:
         cursor, own = state.cursor, state.text.tokens
         if kind in (FINISHED, RESTORED):
             assert self._history is not None
-            return self._history.read(position, limit)
+            return self._history.copy(position, limit)
         if kind == SUCCESSOR:
             return own[position : position + 1].tolist()
         if kind in (CURSOR, INNER):
@@ -262,7 +262,7 @@ class SuffixDrafter:
                 tokens += state.forms.draft(own, limit - len(tokens), state.text.recall)[0]
         return tokens
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Do nothing: the committed tokens are all that matters here."""
 
     def close(self, seq: int) -> Slices | None:

@@ -7,12 +7,14 @@ from typing import Any
 import mlx.core as mx
 
 from engine.device import Device
-from engine.kv_cache.rows import BatchedRows, Rows, Sharing, make_rows
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.rows import Rows, Sharing, make_rows
 from engine.sampling.sampler import Sampler
-from engine.sequence import Prefill, Sequence
-from engine.speculative.draft_model.reader import Reader
+from engine.sequence.sequence import Sequence
+from engine.sequence.stages import Prefill
+from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
-from engine.speculative.heads.taps import Recorded
+from engine.speculative.heads.taps import TappedStates
 
 
 class Batch:
@@ -55,17 +57,20 @@ class Batch:
             self._sampler = Sampler(rows, self.vocab_size)
         return self._sampler
 
-    def join(self, sequence: Sequence, reader: Reader | None = None) -> None:
+    def join(self, sequence: Sequence, draft_prefill: TextPrefill | None = None) -> None:
         """Make a prefilled sequence the last row. Its last token is fed by the next step.
 
-        reader: will read the sequence's text for the draft model; None if it drafts nothing for it.
+        draft_prefill: of the sequence's text; None if no model drafts for it.
         If this raises, some caches may hold the sequence and others not: none of the rows can be used then.
         """
         prefill = sequence.prefill
         self.rows.add(prefill.caches, prefill.num_computed)
+        if prefill.looking and (delta := prefill.looking.delta):
+            assert isinstance(self.rows, BatchedRows)
+            self.rows.shared.shift(len(self.members), delta)
         if self.draft_model:
             # The same drafter has made it.
-            self.draft_model.add(reader)  # type: ignore[arg-type]
+            self.draft_model.add(draft_prefill)  # type: ignore[arg-type]
         # The rows own the caches from now on.
         sequence.prefill = Prefill()
         self.members.append(sequence)
@@ -90,15 +95,15 @@ class Batch:
             if isinstance(rows, BatchedRows):
                 rows.start_copies()
 
-    def recording(self) -> AbstractContextManager[Recorded | None]:
-        """Record the target's states in a forward pass over all rows, if a head reads those of any."""
-        return self.draft_model.record() if isinstance(self.draft_model, HeadDrafter) else nullcontext()
+    def tapping(self) -> AbstractContextManager[TappedStates | None]:
+        """Tap the target's states in a forward pass over all rows, if a head reads those of any."""
+        return self.draft_model.tapping() if isinstance(self.draft_model, HeadDrafter) else nullcontext()
 
-    def hand_over(self, recorded: Recorded | None, num_final: SequenceOf[int]) -> list[mx.array]:
+    def hand_over(self, tapped: TappedStates | None, num_final: SequenceOf[int]) -> list[mx.array]:
         """Hand the states of a forward pass over to the head; return them, not yet evaluated.
 
         num_final: (rows,) how many of the tokens fed stay in each row's caches.
         """
-        if recorded is None or not isinstance(self.draft_model, HeadDrafter):
+        if tapped is None or not isinstance(self.draft_model, HeadDrafter):
             return []
-        return self.draft_model.receive(recorded, num_final)
+        return self.draft_model.receive(tapped, num_final)

@@ -1,4 +1,4 @@
-"""Describe what a model's folder holds, from its configuration and the headers of its files.
+"""Describe a checkpoint: a model's folder, from its configuration and the headers of its files.
 
 No weights are read. What depends on the architecture is found from a model of mlx-lm whose arrays are never
 computed. Whether rows really share a forward pass is tried when the model is loaded (kv_cache/probes.py).
@@ -20,7 +20,7 @@ from engine.model import wedlm
 from engine.model.loading import ModelError, find_context_tokens
 from engine.model.model_folder import missing_shards, missing_tokenizer, unknown_architecture
 from engine.model.purpose import find_purpose
-from engine.model.recipe import find_longest, read_recipe
+from engine.model.recipe import find_longest, find_vectors, read_recipe
 from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.speculative.heads.formats import (
     NAMES,
@@ -145,7 +145,7 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
             _describe(folder, source, config, files, KINDS[purpose], refused=refused),
             context_tokens=find_longest(config, recipe),
         )
-        return replace(made, vectors=recipe.describe()) if purpose == "embed" else made
+        return replace(made, vectors=find_vectors(folder, config).describe()) if purpose == "embed" else made
     cache, unknown = find_cache(config, files)
     heads, head_faults = _describe_heads(folder, config)
     refused += ((unknown,) if unknown else ()) + head_faults + missing_tokenizer(folder)

@@ -1,4 +1,4 @@
-"""The device as the engine's thread sees it: what was dispatched and not read yet, and how long each took.
+"""The device as the engine's thread sees it: what was dispatched and not fetched yet, and how long each took.
 
 The device works in the order of dispatch, and the engine's thread waits in that order too. So the time
 between two waits belongs to what the second one waited for. But MLX holds a thread up in the middle of a
@@ -18,9 +18,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from engine.sampling.logprobs import Likelihood, Likelihoods
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
+from engine.sequence.step_error import StepError
 from engine.stations import station
-from engine.step_error import StepError
 
 NUM_PLAIN = 5
 """Plain steps of which the median says what one takes."""
@@ -37,17 +37,17 @@ Fail = Callable[[Exception], None]
 
 @dataclass
 class Step:
-    """A plain decode step that was dispatched and whose tokens have not been read yet.
+    """A plain decode step that was dispatched and whose tokens have not been fetched yet.
 
     members: the sequences that take part, in the order of their rows.
     tokens: (rows,) sampled token ids, on the device.
     measured: log probabilities of the tokens, if any request wants them.
-    follows_drafts: whether it was dispatched after drafts were verified, or a text read by the draft model.
+    follows_drafts: whether it was dispatched after drafts were verified, or draft prefill.
     is_steady: whether the device was busy when it was dispatched: with another step of the same sequences, or
         with something that is not part of its time.
-    is_computed: whether it was waited for before it was read.
+    is_computed: whether it was waited for before it was fetched.
     taken_s: the seconds that it took, once it was waited for; None if they are not known.
-    was_awaited: whether the device was busy longer than the engine's thread, known once it was read.
+    was_awaited: whether the device was busy longer than the engine's thread, known once it was fetched.
     """
 
     members: list[Sequence]
@@ -81,21 +81,21 @@ class Device:
     def __init__(self) -> None:
         self.step: Step | None = None
         self.settled_s = 0.0
-        self._read_at: float | None = None
+        self._lap_at: float | None = None
         self._num_skipped = 0
         self._chunks: list[_Chunk] = []
         self._plain_s: deque[float] = deque(maxlen=NUM_PLAIN)
 
     @property
     def plain_s(self) -> float:
-        """What a plain step takes, by the last few; 0 before any is known.
+        """Seconds of a plain step, the median of the last few; 0 before any is known.
 
         The measure of how long anything may keep rows waiting that takes as long as the model is large.
         """
         return median(self._plain_s) if self._plain_s else 0.0
 
     def note_plain(self, seconds: float) -> None:
-        """Record what a plain step took."""
+        """Add a plain step's seconds to those of which the median is taken."""
         self._plain_s.append(seconds)
 
     def dispatch_step(self, step: Step, states: SequenceOf[mx.array]) -> None:
@@ -143,8 +143,8 @@ class Device:
             chunk = self._chunks.pop()
             try:
                 mx.eval(chunk.is_computed)
-                before, self._read_at = self._read_at or 0.0, perf_counter()
-                taken_s = self._read_at - max(before, chunk.dispatched_at)
+                before, self._lap_at = self._lap_at or 0.0, perf_counter()
+                taken_s = self._lap_at - max(before, chunk.dispatched_at)
                 chunk.done(taken_s if chunk.is_measured else None)
             except Exception as fault:
                 self.reset()
@@ -152,7 +152,7 @@ class Device:
         self.settled_s += perf_counter() - start
 
     def take_step(self) -> Step | None:
-        """Return the step in flight, if there is one; the caller has to read it."""
+        """Return the step in flight, if there is one; the caller has to fetch it."""
         step, self.step = self.step, None
         return step
 
@@ -168,14 +168,14 @@ class Device:
             raise StepError(step.members, fault) from fault
         step.is_computed, step.taken_s = True, self.lap()
 
-    def read(self, step: Step) -> tuple[list[int], SequenceOf[Likelihood | None]]:
+    def fetch(self, step: Step) -> tuple[list[int], SequenceOf[Likelihood | None]]:
         """Wait for a step, and measure it; returns its rows' tokens and likelihoods. Raises StepError."""
         try:
             start = perf_counter()
             with station("waiting"):
                 tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
             step.was_awaited = step.is_computed or perf_counter() - start > MIN_WAIT_S
-            likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
+            likelihoods = step.measured.fetch() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
         if not step.is_computed:
@@ -189,7 +189,7 @@ class Device:
         self.skip_steps(1 if self.step is None or self.step.is_computed else 2)
 
     def skip_steps(self, num_steps: int) -> None:
-        """Do not measure the next steps that are read: they contain something else."""
+        """Do not measure the next steps that are fetched: they contain something else."""
         self._num_skipped = max(self._num_skipped, num_steps)
 
     def reset(self) -> None:
@@ -197,21 +197,21 @@ class Device:
 
         The time of what is in flight is then not known.
         """
-        self._read_at = None
+        self._lap_at = None
         self._chunks = [replace(chunk, is_measured=False) for chunk in self._chunks]
 
     def restart(self) -> None:
         """Measure the next step from now on. Nothing may be in flight."""
-        self._read_at = perf_counter()
+        self._lap_at = perf_counter()
 
     def clear(self) -> None:
         """Forget the last completion and all that is in flight, as nobody waits for it any more."""
-        self.step, self._read_at, self._chunks = None, None, []
+        self.step, self._lap_at, self._chunks = None, None, []
 
     def lap(self) -> float | None:
-        """Record the completion of a step. Returns the seconds since the last one, None if not known."""
-        before, self._read_at = self._read_at, perf_counter()
+        """Note the completion of a step. Returns the seconds since the last one, None if not known."""
+        before, self._lap_at = self._lap_at, perf_counter()
         if self._num_skipped:
             self._num_skipped -= 1
             return None
-        return None if before is None else self._read_at - before
+        return None if before is None else self._lap_at - before

@@ -17,7 +17,9 @@ from engine.kv_cache.rows import Sharing
 from engine.memory.budget import MemoryBudget
 from engine.memory.making import make_memory_budget
 from engine.model.loading import Load, LoadedModel, ModelError, Progress, StartProgress
-from engine.scheduler.draft_reading import DraftReading
+from engine.scheduler.checkpoints import Checkpoints
+from engine.scheduler.draft_prefiller import DraftPrefiller
+from engine.scheduler.kept_prefixes import KeptPrefixes
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
@@ -124,11 +126,12 @@ def make_worker(
     if settings.draft_type == MASKS and loaded.info.mask_token_id is None:
         raise ModelError(f"--draft-type {MASKS} is for WeDLM models; {loaded.info.name} is none")
     sharing = loaded.find_sharing(settings.kv_bits)
-    _prepare_streaming(loaded, settings, sharing)
+    _prepare_windows(loaded, settings, sharing)
     if make_sources and (fault := loaded.rollback_fault(settings.kv_bits, sharing)):
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
+    _blind(loaded, sharing)
     head = _make_head_drafter(loaded, makers.find_head) if make_sources else None
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     model = translated or head
@@ -169,12 +172,13 @@ def make_worker(
         info.mask_token_id,
         head.head.max_drafted if head else None,
     )
+    proposers.vocab_size = info.vocab_size
     queue = _make_queue(loaded, settings, memory_budget, device, head)
     queue.prefiller.step_costs = costs
     if is_measured:
         device.note_plain(costs.seconds(1, 1))
-    reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
-    return Worker(batch, queue, planner, proposers, calibrations, reading)
+    drafting = _make_draft_prefiller(model, proposers, planner, queue, settings) if model else None
+    return Worker(batch, queue, planner, proposers, calibrations, drafting)
 
 
 def _show_trials(progress: StartProgress, *models: LoadedModel) -> None:
@@ -189,11 +193,11 @@ def _show_trials(progress: StartProgress, *models: LoadedModel) -> None:
         one.findings.on_try = partial(show, f"Trying what {one.info.name} can do")
 
 
-def _prepare_streaming(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
-    """Find out whether the model can decode by streaming. Raises ModelError for settings it cannot use."""
+def _prepare_windows(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
+    """Find out whether the model can decode in windows. Raises ModelError for settings it cannot use."""
     info = loaded.info
     if info.mask_token_id is None:
-        for name in GROUPS["Streaming decoding"]:
+        for name in GROUPS["Windowed decoding"]:
             if getattr(settings, name) != SETTINGS[name].default:
                 raise ModelError(
                     f"{SETTINGS[name].flag} is for WeDLM models; {info.name} is a {info.architecture}"
@@ -208,7 +212,14 @@ def _prepare_streaming(loaded: LoadedModel, settings: Settings, sharing: Sharing
             f"--wedlm-window-size {size}: the context has {info.context_tokens} tokens, prompt and answer "
             "together; choose a smaller window"
         )
-    loaded.info = replace(info, can_stream=fault is None)
+    loaded.info = replace(info, can_decode_windows=fault is None)
+
+
+def _blind(loaded: LoadedModel, sharing: Sharing) -> None:
+    """Let a model see no images if its places have three axes and its rows share no forward pass."""
+    if loaded.sight and loaded.sight.language.has_axes and not sharing:
+        log.warning("%s sees no images: its rows share no forward pass", loaded.info.name)
+        loaded.sight, loaded.info = None, replace(loaded.info, vision=None)
 
 
 def _make_calibrations(
@@ -234,31 +245,33 @@ def _make_queue(
     """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
     num_bytes = _prefix_bytes(settings, memory_budget)
     num_bytes -= memory_budget.draft_model_share(num_bytes)
-    openings = loaded.tokenizer.openings
-    prefix_lookup = PrefixLookup(loaded, settings, num_bytes, openings, memory_budget)
-    if prefix_lookup.cache:
-        memory_budget.prefixes.append(prefix_lookup.cache)
-    prefiller = Prefiller(loaded.model, settings, prefix_lookup, device, head.taps if head else None)
-    return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
+    kept = KeptPrefixes(loaded, settings, num_bytes, memory_budget)
+    if kept.cache:
+        memory_budget.prefixes.append(kept.cache)
+    checkpoints = Checkpoints(kept, loaded.tokenizer.openings)
+    prefiller = Prefiller(loaded.model, settings, kept, checkpoints, device, head.taps if head else None)
+    prefiller.sight = loaded.sight
+    return RequestQueue(settings, memory_budget, PrefixLookup(kept, checkpoints), prefiller)
 
 
-def _make_draft_reading(
+def _make_draft_prefiller(
     model: RowDrafter, proposers: Proposers, planner: Planner, queue: RequestQueue, settings: Settings
-) -> DraftReading:
-    """Set up the reading of texts, by a draft model or a head, with a prefix cache of its own."""
+) -> DraftPrefiller:
+    """Set up draft prefill, of a draft model or a head, with a prefix cache of its own."""
     budget, lookup = queue.memory_budget, queue.prefix_lookup
+    opening = lookup.checkpoints.opening
     num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
     if isinstance(model, HeadDrafter):
         # Without the target's it would find nothing.
-        num_bytes *= lookup.cache is not None
+        num_bytes *= lookup.kept.cache is not None
         may_copy = partial(budget.may_copy, model=-1, num_copies=2)
-        prefixes: DraftPrefixes = HeadPrefixes(model, num_bytes, lookup.opening, lookup.store, may_copy)
+        prefixes: DraftPrefixes = HeadPrefixes(model, num_bytes, opening, lookup.kept.store, may_copy)
     else:
-        prefixes = DraftPrefixes(model.model, model.loaded.prefix_fault, num_bytes, lookup.opening)
+        prefixes = DraftPrefixes(model.model, model.loaded.prefix_fault, num_bytes, opening)
     if prefixes.cache:
         # First: without its prefixes only drafts come later.
         budget.prefixes.insert(0, prefixes.cache)
-    return DraftReading(model, proposers, planner, budget, prefixes)
+    return DraftPrefiller(model, proposers, planner, budget, prefixes)
 
 
 def _prefix_bytes(settings: Settings, memory_budget: MemoryBudget) -> int:

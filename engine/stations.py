@@ -38,7 +38,7 @@ LoopStation = Literal["connections", "bodies", "submission", "output", "format"]
 """Parts of the work of the server's event loop, in the order of a request."""
 
 OTHER = "other"
-"""What a thread does outside of all stations."""
+"""The station of a thread's time outside of all stations."""
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

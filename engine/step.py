@@ -1,11 +1,11 @@
 """The step: every row gets its next token, or a verification step several of them.
 
-    plan -> dispatch the next plain step, read the one in flight -> account -> commit
+    plan -> dispatch the next plain step, fetch the one in flight -> account -> commit
         \\-> draft -> cut -> verify -> accept -> roll back -> account -> commit
 
 Plain steps are pipelined: the device computes step n + 1 while step n is detokenized and sent. A verification
-step needs the newest tokens first, so the step in flight is read before it (worker.py), and the plan is made
-again.
+step needs the newest tokens first, so the step in flight is fetched before it (worker.py), and the plan is
+made again.
 """
 
 import time
@@ -19,14 +19,14 @@ from engine.batch import Batch
 from engine.device import Step
 from engine.sampling.logprobs import Likelihood, measure
 from engine.scheduler.planner import Planner, window_input, without_drafts
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
+from engine.sequence.step_error import StepError
 from engine.speculative import verify
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.verify import Outcome, RowInput
 from engine.speculative.window import WindowOutcome
 from engine.stations import station
 from engine.stats import EngineStats
-from engine.step_error import StepError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Decoder:
     """Advances all rows of a batch, one step at a time.
 
     num_commits: grows with every row's step; any thread may read it.
-    has_drafted: whether the next plain step follows drafts that were verified, or a text read by the draft
-        model.
+    has_drafted: whether the next plain step follows drafts that were verified, or draft
+        prefill.
     """
 
     def __init__(self, batch: Batch, planner: Planner, stats: EngineStats) -> None:
@@ -70,8 +70,8 @@ class Decoder:
         """Choose between a plain step and the verification of drafts.
 
         A grammar must see a token before it can mask the next one, so with a grammar in the batch every step
-        is read before the next: a verification step, though it may have no drafts to verify. So is every step
-        of rows with a window.
+        is fetched before the next: a verification step, though it may have no drafts to verify. So is every
+        step of rows with a window.
         """
         members, start = self._batch.members, time.perf_counter()
         drafting = [s for s in members if not s.window]
@@ -105,7 +105,7 @@ class Decoder:
             self._decode()
 
     def _decode(self) -> None:
-        """Dispatch the next plain step, then read the one that was in flight."""
+        """Dispatch the next plain step, then fetch the one that was in flight."""
         previous = self._device.step
         try:
             self._dispatch(previous)
@@ -114,10 +114,10 @@ class Decoder:
         except Exception as fault:
             # The step in flight is still valid: commit its tokens before the rows restart.
             if previous := self._device.take_step():
-                self.read(previous)
+                self.fetch(previous)
             raise StepError(self._batch.members, fault) from fault
         if previous:
-            self.read(previous)
+            self.fetch(previous)
 
     @station("dispatch")
     def _dispatch(self, previous: Step | None) -> None:
@@ -137,9 +137,9 @@ class Decoder:
                 penalties.observe(newest[row : row + 1])
             else:
                 sequence.count_for_penalties()
-        with batch.recording() as recorded:
+        with batch.tapping() as tapped:
             logits = batch.rows.forward(newest[:, None])[:, -1]
-        states = batch.hand_over(recorded, [1] * len(batch.members))
+        states = batch.hand_over(tapped, [1] * len(batch.members))
         tokens = sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in batch.members])
         measured = measure(logits, tokens, [s.request.top_logprobs for s in batch.members])
         self._device.dispatch_step(Step(list(batch.members), tokens, measured, self.has_drafted), states)
@@ -159,10 +159,10 @@ class Decoder:
         places = [ahead.get(s, len(ahead) + row) for row, s in enumerate(members)]
         return mx.concatenate([previous.tokens, known])[mx.array(places)]
 
-    def read(self, step: Step) -> None:
+    def fetch(self, step: Step) -> None:
         """Wait for a plain step's tokens, account for its time and commit them. Raises StepError."""
         planning_s, self._planning_s = self._planning_s, 0.0
-        tokens, likelihoods = self._device.read(step)
+        tokens, likelihoods = self._device.fetch(step)
         self._planner.accounts.charge_plain(
             [s.drafts.slowdown_budget if s.drafts else None for s in step.members],
             self._planner.conditions(step.members),
@@ -222,19 +222,19 @@ class Decoder:
             drafts.counts.drafter_s += taken_s / len(asking)
         for row, sequence in enumerate(members):
             if sequence.drafts:
-                sequence.drafts.forecast.record_work(work, row)
+                sequence.drafts.forecast.note_work(work, row)
         return work, taken_s
 
     def _accept(self, members: list[Sequence], inputs: SequenceOf[RowInput]) -> list[Outcome]:
         """Run the forward pass, and roll every row back to what it is to commit."""
         batch, rows = self._batch, self._batch.rows
         held = list(rows.lengths)
-        with batch.recording() as recorded:
+        with batch.tapping() as tapped:
             asked = verify.feed_drafts(rows, batch.sampler, inputs, [s.request.top_logprobs for s in members])
             self._device.compute(asked.arrays)
         outcomes = asked.outcomes()
         # Now, as they hold what all rows were fed.
-        mx.async_eval(batch.hand_over(recorded, [outcome.num_final for outcome in outcomes]))
+        mx.async_eval(batch.hand_over(tapped, [outcome.num_final for outcome in outcomes]))
         for row, outcome in enumerate(outcomes):
             rows.roll_back(row, held[row] + outcome.num_final)
         return outcomes

@@ -13,7 +13,7 @@ class UnwantedError(BaseException):
 
 
 def check_wanted() -> None:
-    """Go on if the result is wanted. Raises UnwantedError."""
+    """Raise UnwantedError if nobody waits for the result any more."""
     if not _IS_WANTED.get()():
         raise UnwantedError
 

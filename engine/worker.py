@@ -2,8 +2,8 @@
 
     retire -> admit -> make room -> plan -> run the step (step.py) -> prefill -> drafters' work -> draft model
 
-At the end of a step the draft model reads a part of a text, if it is behind and budgets allow it. While no
-prompt is prefilled, no prefix is kept and no text is read, reading a step is the only wait.
+At the end of a step comes a slice of draft prefill, if one is due and budgets allow it. While no prompt is
+prefilled, no prefix is kept and there is no draft prefill, fetching a step is the only wait.
 """
 
 import logging
@@ -18,16 +18,16 @@ from engine.faults.recovery import Recovery
 from engine.interface.events import Failed
 from engine.kv_cache.rows import Rows
 from engine.prefix_cache.trie import PrefixStatus
-from engine.scheduler.draft_reading import DraftReading
+from engine.scheduler.draft_prefiller import DraftPrefiller
 from engine.scheduler.planner import Planner
 from engine.scheduler.request_queue import RequestQueue
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
+from engine.sequence.step_error import StepError
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers
 from engine.stations import station
 from engine.stats import EngineStats
 from engine.step import Decoder
-from engine.step_error import StepError
 
 log = logging.getLogger("reprise.engine")
 
@@ -54,13 +54,13 @@ class Worker:
         planner: Planner,
         proposers: Proposers,
         calibrations: SequenceOf[Calibration] = (),
-        draft_reading: DraftReading | None = None,
+        draft_prefiller: DraftPrefiller | None = None,
     ) -> None:
         self.batch = batch
         self.queue = queue
         self.planner = planner
         self.proposers = proposers
-        self._draft_reading = draft_reading
+        self._draft_prefiller = draft_prefiller
         self.stats = EngineStats()
         self.device = batch.device
         self._decoder = Decoder(batch, planner, self.stats)
@@ -111,10 +111,10 @@ class Worker:
 
     def prefix_status(self) -> dict[str, PrefixStatus]:
         """Return the counts of the prefix caches of "target" and "draft". May be called on any thread."""
-        reading = self._draft_reading
+        drafting = self._draft_prefiller
         found = {
-            "target": self.queue.prefix_lookup.status(),
-            "draft": reading.prefixes.status() if reading else None,
+            "target": self.queue.prefix_lookup.kept.status(),
+            "draft": drafting.prefixes.status() if drafting else None,
         }
         return {model: status for model, status in found.items() if status}
 
@@ -146,7 +146,7 @@ class Worker:
         for sequence in self.live:
             if sequence.request.id == request_id:
                 if sequence in self.prefilling:
-                    self.queue.prefix_lookup.keep_cancelled(sequence)
+                    self.queue.prefix_lookup.kept.keep_cancelled(sequence)
                     self.device.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
 
@@ -199,7 +199,7 @@ class Worker:
             self.device.clear()
 
     def _restart(self, failed: StepError) -> None:
-        self.queue.prefix_lookup.drop_copies()
+        self.queue.prefix_lookup.kept.drop_copies()
         self._recovery.restart(failed)
         self.device.reset()
 
@@ -218,28 +218,28 @@ class Worker:
             return
         plan = self._decoder.plan()
         if self.device.step and not plan.is_plain:
-            # The plan was made without the token in flight: read it and plan again.
-            self._read_in_flight()
+            # The plan was made without the token in flight: fetch it and plan again.
+            self._fetch_in_flight()
             plan = self._decoder.plan()
         self._decoder.run(plan)
         self._prefill(len(self.batch.members))
         # Now the device is busy with what was dispatched.
         self.proposers.work.advance(self.device.plain_s)
-        if self._draft_reading:
-            self._read_texts(self._draft_reading)
+        if self._draft_prefiller:
+            self._prefill_drafts(self._draft_prefiller)
         self._num_steps += 1
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
 
     @station("drafters")
     def _open_drafters(self) -> None:
-        """Open the drafters of sequences that were just admitted: they read while the prompt prefills."""
+        """Open the drafters of sequences that were just admitted: they index the prompt while it prefills."""
         for sequence in self.prefilling:
             if sequence.drafts is None and not sequence.ended:
                 try:
                     sequence.drafts = self.proposers.begin(sequence.request, sequence.matcher)
-                    if self._draft_reading:
-                        self._draft_reading.choose(sequence)
+                    if self._draft_prefiller:
+                        self._draft_prefiller.choose(sequence)
                 except Exception as fault:
                     sequence.fail_with(fault)
 
@@ -250,11 +250,11 @@ class Worker:
         ended = [row for row, sequence in enumerate(self.batch.members) if sequence.ended]
         for row in ended:
             sequence = self.members[row]
-            if self.queue.prefix_lookup.keep_row(sequence, row, self.rows):
+            if self.queue.prefix_lookup.kept.keep_row(sequence, row, self.rows):
                 # It waited for its copy, and so for all that was dispatched before.
                 self.device.reset()
-            if self._draft_reading:
-                self._draft_reading.keep_row(sequence, row)
+            if self._draft_prefiller:
+                self._draft_prefiller.keep_row(sequence, row)
         if ended:
             self._free(ended)
 
@@ -264,22 +264,22 @@ class Worker:
 
     @station("memory")
     def _make_room(self) -> None:
-        """Let the draft model stop reading, then preempt the youngest sequences, until the next step fits."""
-        budget, reading = self.queue.memory_budget, self._draft_reading
+        """End draft prefill, then preempt the youngest sequences, until the next step fits."""
+        budget, drafting = self.queue.memory_budget, self._draft_prefiller
         while not budget.make_room(
             self.batch.members,
             self.prefilling,
             self.batch.rows_by_model,
-            reading.begun(self.members) if reading else (),
+            drafting.begun(self.members) if drafting else (),
         ):
-            if reading and reading.stop(self.members):
+            if drafting and drafting.stop(self.members):
                 continue
             # Alone it fits, unless other models hold the memory: then it waits for it.
             if len(self.running) < (1 if budget.shared else 2):
                 return
             if self.device.step:
                 # Its tokens are valid, and may end sequences.
-                self._read_in_flight()
+                self._fetch_in_flight()
             else:
                 self._preempt(max(self.running, key=lambda s: s.timing.submitted_at))
 
@@ -293,12 +293,12 @@ class Worker:
             self._free([self.members.index(sequence)])
         self.queue.put_back([sequence])
 
-    def _read_in_flight(self) -> None:
-        """Read the step in flight, and free the rows of sequences that it ended."""
+    def _fetch_in_flight(self) -> None:
+        """Fetch the step in flight, and free the rows of sequences that it ended."""
         if step := self.device.take_step():
             # It may be computed already: MLX's CPU build holds up the dispatch of a step until it nearly is.
             step.is_steady = False
-            self._decoder.read(step)
+            self._decoder.fetch(step)
             self._retire()
 
     def _awaits_prompts(self) -> bool:
@@ -327,19 +327,19 @@ class Worker:
         """
         if self.queue.prefiller.run(num_rows, self._join):
             self._num_fed += 1
-            # It is computed, and the device is busy with the chunk: nothing is gained by reading it later.
+            # It is computed, and the device is busy with the chunk: nothing is gained by fetching it later.
             if step := self.device.take_step():
-                self._decoder.read(step)
+                self._decoder.fetch(step)
 
     @station("draft_model")
-    def _read_texts(self, reading: DraftReading) -> None:
-        """Let the draft model read a part of a text, if this step leaves room for it."""
-        if self.prefilling or not reading.is_due(self.members):
+    def _prefill_drafts(self, prefiller: DraftPrefiller) -> None:
+        """Compute a slice of draft prefill, if this step leaves room for it."""
+        if self.prefilling or not prefiller.is_due(self.members):
             return
         # Its time is measured, so nothing else may be on the device.
         self.device.settle()
-        self._read_in_flight()
-        reading.run(self.members)
+        self._fetch_in_flight()
+        prefiller.run(self.members)
         # The next step is not dispatched ahead, which is a cost of drafting too.
         self.device.restart()
         self._decoder.has_drafted = True
@@ -348,8 +348,8 @@ class Worker:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
         sequence.make_row_sampling(self.batch.vocab_size)
         try:
-            reader = self._draft_reading.begin(sequence) if self._draft_reading else None
-            self.batch.join(sequence, reader)
+            draft_prefill = self._draft_prefiller.begin(sequence) if self._draft_prefiller else None
+            self.batch.join(sequence, draft_prefill)
         except Exception as fault:
             raise StepError([sequence], fault) from fault
         sequence.timing.joined_at = sequence.timing.joined_at or time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a person sees while the server starts: a progress bar, then the banner."""
+"""The output of a starting server for people: a progress bar, then the banner."""
 
 import time
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ LEAST_SHARE = 0.02
 """Share of a part of the start from which on it is said how long the rest takes."""
 
 EXACT_NOT_TRIED = "widths not tried; --exact and `reprise verify` find them"
-"""What the banner says about exact widths without --exact."""
+"""The banner's words about exact widths without --exact."""
 
 
 class LoadingBar:
@@ -98,7 +98,7 @@ class Pace:
         self._last: tuple[float, float] = (0.0, 0.0)
 
     def note(self, what: str, share: float, now_s: float) -> None:
-        """Note what share of a part is over, in [0, 1].
+        """Note a part's progress, in [0, 1].
 
         One that falls begins the part anew: a download goes before a load.
         """
@@ -255,7 +255,7 @@ def banner(
         "context": f"{info.context_tokens:,} tokens"
         + ", of a conversation and its answer together" * generates,
         **(
-            {"vectors": f"{info.embedding.dimensions} dimensions, {info.embedding.recipe.describe()}"}
+            {"vectors": info.embedding.describe()}
             if info.embedding
             else {"decoding": decoding, "drafts": drafts, "not used": info.head_fault}
         ),

@@ -11,6 +11,7 @@ from config.settings import Settings
 from engine.foreign.tool_calls import WrittenCall
 from engine.interface.embeddings import EmbeddingRequest
 from engine.interface.events import EmbeddingSink, Sink
+from engine.interface.images import ImageProcessor
 from engine.interface.models import ModelEntry, ModelInfo
 from engine.interface.request import GenerationRequest, Grammar, PromptEnd
 from engine.interface.status import EngineCounts, EngineStatus
@@ -78,9 +79,11 @@ class TokenizerProtocol(Protocol):
         tools: list[dict[str, Any]] | None = None,
         template_arguments: dict[str, Any] | None = None,
         end: PromptEnd = "answer",
+        processor: ImageProcessor | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation up to the answer or another end.
 
+        processor: of images, whose marks (engine/text/templates/image_parts.py) become one placeholder each.
         Raises ValueError if that fails.
         """
 

@@ -328,7 +328,7 @@ def from_engine(fault: EngineError) -> ApiError:
 
 
 def from_load(fault: Exception) -> ApiError:
-    """Make the error for a model that cannot be had, or not in time (TimeoutError, with its name).
+    """Make the error for a model that cannot be loaded, or not in time (TimeoutError, with its name).
 
     Raises the fault itself if it is no error of a request.
     """

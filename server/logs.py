@@ -23,7 +23,7 @@ _RECORD = "reprise.record"
 MAX_IGNORED_CHARACTERS = 1000
 MAX_LOGGED = 2**20
 """Maximum characters of a prompt or of an answer that are logged."""
-_PIECE_CHARACTERS = 2**14
+_FRAGMENT_CHARACTERS = 2**14
 
 
 @dataclass(slots=True)
@@ -122,10 +122,10 @@ class RequestRecord:
                 parts[-1] += f" ({_translation_text(self.translation)})"
         if self.undrafted:
             parts.append(f"{'few' if self.drafts else 'no'} drafts: {self.undrafted}")
-        is_streaming = self.wedlm_decoding == "streaming"
-        if is_streaming:
+        is_windowed = self.wedlm_decoding == "streaming"
+        if is_windowed:
             parts.append("wedlm_decoding streaming")
-        if self.drafts or is_streaming:
+        if self.drafts or is_windowed:
             parts.append(f"{self.num_completion_tokens / max(1, self.num_forwards):.1f} tokens/forward")
         return ", ".join([*parts, f"total {self.total_ms:.0f} ms"])
 
@@ -226,11 +226,11 @@ def log_prompt(what: str, text: str | bytes) -> None:
     shown, more = text[:MAX_LOGGED], len(text) - MAX_LOGGED
     if isinstance(shown, bytes):
         shown = shown.decode(errors="ignore" if more > 0 else "replace")
-    # In pieces, between which other threads run.
-    starts = range(0, len(shown), _PIECE_CHARACTERS)
-    pieces = (_UNPRINTABLE.sub(_escaped, shown[start : start + _PIECE_CHARACTERS]) for start in starts)
+    # In fragments, between which other threads run.
+    starts = range(0, len(shown), _FRAGMENT_CHARACTERS)
+    fragments = (_UNPRINTABLE.sub(_escaped, shown[start : start + _FRAGMENT_CHARACTERS]) for start in starts)
     rest = f"... and {more} more" if more > 0 else ""
-    _PROMPTS.info("%s %s%s", what, "".join(pieces), rest)
+    _PROMPTS.info("%s %s%s", what, "".join(fragments), rest)
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -229,7 +229,7 @@ def explain(fault: ListenError, settings: Settings) -> str:
 
 
 def find_user(url: str) -> Literal["reprise", "silent", "other"]:
-    """Return what has the port of an address. Reprise is known whatever key it wants."""
+    """Name the program that listens at an address. Reprise is known whatever key it wants."""
     try:
         with urllib.request.urlopen(f"{url}/", timeout=ASK_S) as response:
             return "reprise" if "Reprise" in json.load(response)["message"] else "other"

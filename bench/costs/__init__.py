@@ -1,4 +1,4 @@
-"""What single parts cost: sampling, drafters, and prefill by chunk size."""
+"""Costs of single parts: sampling, drafters, and prefill by chunk size."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -24,12 +24,12 @@ def measure_all(
     section: of the document. cases: the values of each argument of measure, which returns a row's figures.
     """
     rows: list[Row] = []
-    record = document.new_document(arguments, model) | {section: {"rows": rows}}
+    result = document.new_document(arguments, model) | {section: {"rows": rows}}
     combinations = [dict(zip(cases, values, strict=True)) for values in product(*cases.values())]
     with outputs.Work({"": len(combinations)}) as work:
         for case in combinations:
             work.begin(", ".join(map(str, case.values())))
             rows.append(case | measure(**case))
             work.advance()
-    outputs.report(arguments, record, rows, columns, notes=notes, width=100)
+    outputs.report(arguments, result, rows, columns, notes=notes, width=100)
     return 0

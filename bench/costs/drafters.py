@@ -1,7 +1,7 @@
 """`reprise bench drafters`: measure what drafters cost in processor time.
 
 us/token: microseconds per emitted token; each step is as in the engine: propose up to 31 tokens, observe the
-accepted ones and one more, record_verified. read: milliseconds for the prompt, which is also the prediction.
+accepted ones and one more, note_verified. read: milliseconds for the prompt, which is also the prediction.
 learn: milliseconds after the sequence ended. Both are done in slices; slice is the longest of them, or of the
 calls that return them. score: the gate's repetition score. Prompts: copy, random text of which the answer
 repeats stretches; random, prompt and answer random over 300 ids, so that many short matches are wrong; two
@@ -18,7 +18,7 @@ from random import Random
 from bench import options
 from bench.costs import measure_all
 from bench.tables import Column
-from drafters.base import Drafter, DraftQuery, ReadsViews, SequenceStart
+from drafters.base import Drafter, DraftQuery, IndexesViews, SequenceStart
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
@@ -90,7 +90,7 @@ def _costs(name: str, prompt: list[int], answer: list[int]) -> dict[str, float]:
         return {"token_us": 0.0, "read_ms": sum(read_ms), "learn_ms": 0.0, "slice_ms": max(read_ms)}
     drafter = DRAFTERS[name]()
     read_ms = _time_slices(partial(drafter.open, SequenceStart(0, prompt, prompt)))
-    if name.endswith("-views") and isinstance(drafter, ReadsViews):
+    if name.endswith("-views") and isinstance(drafter, IndexesViews):
         read_ms += _time_slices(partial(drafter.add_view, 0, prompt))
     start, at = time.thread_time(), 0
     while at < len(answer):
@@ -98,7 +98,7 @@ def _costs(name: str, prompt: list[int], answer: list[int]) -> dict[str, float]:
         accepted = min(count_accepted(draft, answer[at : at + len(draft)]), len(answer) - at - 1)
         drafter.observe(0, answer[at : at + accepted + 1])
         if draft:
-            drafter.record_verified(0, len(draft), accepted)
+            drafter.note_verified(0, len(draft), accepted)
         at += accepted + 1
     token_us = (time.thread_time() - start) / len(answer) * 1e6
     learn_ms = _time_slices(partial(drafter.close, 0))

@@ -95,7 +95,7 @@ def make_step(name: str, num_rows: int, vocab_size: int) -> Callable[[], None]:
         likelihoods = measure_likelihoods(logits, tokens, [top_logprobs] * num_rows)
         mx.eval(tokens, *(likelihoods.arrays if likelihoods else ()))
         if likelihoods:
-            likelihoods.read()
+            likelihoods.fetch()
 
     return step
 

@@ -17,21 +17,21 @@ from bench.replay.policies import best_single_width
 from bench.workloads import Chat, lengths_of, make_chats
 from config.settings import Settings
 from engine.interface.events import Finished
-from engine.interface.request import DraftChoice, DraftType, Streaming
+from engine.interface.request import DraftChoice, DraftType, WindowSettings
 from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to answer chats. streaming: how a WeDLM model fills tokens in.
+    """A way to answer chats. window_settings: how a WeDLM model fills tokens in.
 
     prepare: called before each run; by default the drafters forget what they have seen.
     """
 
     draft_type: DraftType = "none"
     num_draft_tokens: int | None = None
-    streaming: Streaming | None = None
+    window_settings: WindowSettings | None = None
     prepare: Callable[[LocalEngine], object] = lambda local: local.engine.table_reset()
 
 
@@ -129,7 +129,7 @@ class Answering(LocalEngine):
                 self.skipped[f"{first.workload}, turn {number}"] = None
                 continue
             before_j = self.meter.read() if self.meter else None
-            ends = self.answer([replace(one, streaming=arm.streaming) for one in requests])
+            ends = self.answer([replace(one, window_settings=arm.window_settings) for one in requests])
             after_j = self.meter.read() if self.meter else None
             if any(turn.is_measured for turn in asked):
                 rows.append({

@@ -47,11 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
         num_draft_tokens=max(arguments.num_draft_tokens),
     )  # fmt: skip
     costs = equal_costs(settings.num_draft_tokens + 1) if arguments.verify_all else None
-    record, found = measure(arguments, settings, costs, arms)
-    record["decode"] = found
+    result, found = measure(arguments, settings, costs, arms)
+    result["decode"] = found
     rows, notes = found["rows"], [*NOTES, *found["skipped"], *divergences(found["rows"])]
-    title = f"Decoding {record['model']['name']} with drafts, compared with plain decoding"
-    outputs.report(arguments, record, rows, COLUMNS, title, notes)
+    title = f"Decoding {result['model']['name']} with drafts, compared with plain decoding"
+    outputs.report(arguments, result, rows, COLUMNS, title, notes)
     return int(any(row["parity"] == "FAIL" for row in rows))
 
 
@@ -69,14 +69,14 @@ def measure(
         chats = [own] if own else local.chats((count or 1) * streams)
         cases = make_cases([alike[: count and count * streams] for alike in chats], streams)
         # Before the runs, so that the machine's load is that of other processes.
-        record = document.new_document(arguments, local.engine.info, None if costs else local.engine.costs)
-        resume = {"resume": getattr(arguments, "resume", None), "key": record["command"]}
+        result = document.new_document(arguments, local.engine.info, None if costs else local.engine.costs)
+        resume = {"resume": getattr(arguments, "resume", None), "key": result["command"]}
         runs = local.compare(arms, cases, arguments.repeats, stage, **resume)
         rows = rows_of(runs, check(local, cases, runs))
         samples = samples_of(runs, cases, local.engine.tokenizer)
     if not runs:
         raise ArgumentsError("no chats: all are too long for this model's context, or fewer than --streams")
-    return record, {
+    return result, {
         **{name: getattr(arguments, name) for name in ("repeats", "seed", "max_tokens")},
         "workloads_version": VERSION, "energy": meter.source or meter.reason, "rows": rows,
         "samples": samples,

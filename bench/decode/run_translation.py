@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     folders = dict.fromkeys(arguments.draft_model or BUNDLED_DRAFTS)
     pairs = pairs_of(arguments.model or BUNDLED_MODEL, folders, arguments.strategies)
     rows: list[Row] = []
-    # The adaptive engine comes first: it measures its step costs, which the document records.
+    # The adaptive engine comes first: it measures its step costs, which the document has.
     for (folder, strategy), is_adaptive in product(
         pairs, (False,) if arguments.no_adaptive else (True, False)
     ):
@@ -83,12 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
         made, found = measure(arguments, settings, costs, arms, stage)
         if not rows:
             # The samples are of this pair alone, so they are left out.
-            record = made | {"translation": found | {"rows": rows, "samples": []}}
+            result = made | {"translation": found | {"rows": rows, "samples": []}}
         about = {"draft_model": folder.resolve().name, "strategy": strategy, "is_adaptive": is_adaptive}
         whole = [row for row in found["rows"] if row["turn"] is None]
         rows += [about | row | dict.fromkeys(COUNTS, 0) | row["translation"] for row in whole]
-    title = f"Drafts for {record['model']['name']}"
-    outputs.report(arguments, record, rows, COLUMNS, title, [*NOTES, *divergences(rows)])
+    title = f"Drafts for {result['model']['name']}"
+    outputs.report(arguments, result, rows, COLUMNS, title, [*NOTES, *divergences(rows)])
     return int(any(row["parity"] == "FAIL" for row in rows))
 
 

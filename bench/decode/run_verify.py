@@ -142,9 +142,9 @@ def _report_parity(local: Answering, rows: Sequence[Row]) -> int:
     columns = [Column(one, one) for one in widths[0]]
     print_rows(outputs.make_console(120), widths, columns, WIDTHS_TITLE, notes, group="rows")
     section = {"what": "tokens", "rows": rows, "exact": exact.describe()}
-    record = document.new_document(arguments, info, verify=section)
+    result = document.new_document(arguments, info, verify=section)
     title = f"Drafted against plain answers of {info.name}{', exact mode' * arguments.exact}"
-    outputs.report(arguments, record, rows, COMPARED, title)
+    outputs.report(arguments, result, rows, COMPARED, title)
     return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
 
 
@@ -201,9 +201,9 @@ def _report_times(local: Answering, rows: Sequence[Row]) -> int:
         f"slow single times: {drafted} of {num_runs} with drafting, {plain} without, {chance} chance",
     )
     section = {"what": "speed", "rows": rows}
-    record = document.new_document(local.arguments, engine.info, engine.costs, verify=section)
+    result = document.new_document(local.arguments, engine.info, engine.costs, verify=section)
     title = f"Milliseconds of each request to {engine.info.name}, without drafting and with it"
-    outputs.report(local.arguments, record, rows, TIMED, title, notes, group="chat")
+    outputs.report(local.arguments, result, rows, TIMED, title, notes, group="chat")
     return int(over > 0 or not is_chance(plain, drafted))
 
 

@@ -1,6 +1,6 @@
-"""`reprise bench wedlm`: let a WeDLM model draft for itself, or decode by streaming, and count what it gains.
+"""`reprise bench wedlm`: let a WeDLM model draft for itself, or decode in windows, and count what it gains.
 
-Chats are answered plainly, with lookup drafts, with the model's own drafts, with both, and by streaming with
+Chats are answered plainly, with lookup drafts, with the model's own drafts, with both, and in windows with
 every combination of window, threshold and penalty. Drafts are decided upon by three price lists: free, where
 every width costs the same; what steps cost on this machine; and what they cost on another one, as published.
 Exit status 1 if a drafted answer differs from the plain one by a token.
@@ -23,7 +23,7 @@ from bench.options import Flag
 from bench.tables import Column
 from bench.workloads import WORKLOADS
 from config.settings import BUNDLED_MODEL
-from engine.interface.request import Streaming
+from engine.interface.request import WindowSettings
 from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ _SUMMED = (
 )  # fmt: skip
 DRAFTED = {"lookup": Arm("suffix"), "own": Arm("wedlm"), "lookup and own": Arm("auto")}
 COLUMNS = [
-    Column("chats", "chats", is_key=True), Column("arm", "drafts, or streaming", is_key=True),
+    Column("chats", "chats", is_key=True), Column("arm", "drafts, or window", is_key=True),
     Column("costs", "costs of steps", is_key=True), Column("tokens_per_forward", "tokens per\nforward", "2"),
     Column("fed_per_forward", "fed per\nforward", "1"), Column("generated_per_fed", "generated\n/ fed", "2"),
     Column("right", "right", "%"), Column("same", "same", "%"), Column("speedup", "speed of plain", "2"),
@@ -44,9 +44,9 @@ FLAGS = (
         model=BUNDLED_MODEL / "wedlm", workloads=("edits", "records", "quotes", "passages", "free"),
         max_tokens=256, cases=4, repeats=1, seed=1, json=None, csv=None,
     ),
-    Flag("--windows", options.levels, "N,M", (4, 8, 16), "Window sizes of streaming."),
-    Flag("--thresholds", options.numbers, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of streaming."),
-    Flag("--penalties", options.numbers, "X,Y", (0.01, 0.02), "Position penalties of streaming."),
+    Flag("--windows", options.levels, "N,M", (4, 8, 16), "Window sizes of windowed decoding."),
+    Flag("--thresholds", options.numbers, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of windowed decoding."),
+    Flag("--penalties", options.numbers, "X,Y", (0.01, 0.02), "Position penalties of windowed decoding."),
 )  # fmt: skip
 
 
@@ -60,30 +60,30 @@ def run(arguments: argparse.Namespace) -> int:
         with outputs.Work() as work, Answering(arguments, work, settings_of(arguments), costs) as local:
             if (token := local.engine.info.mask_token_id) is None:
                 raise ArgumentsError(f"{arguments.model} is not a WeDLM model")
-            arms = {"plain": PLAIN, **DRAFTED, **({} if costs else _streaming(arguments, token))}
+            arms = {"plain": PLAIN, **DRAFTED, **({} if costs else _windowed(arguments, token))}
             cases = make_cases(local.chats(arguments.cases))
             runs = local.compare(arms, cases, arguments.repeats, f"{name}: ")
             rows += _rows_of(runs, cases, local.engine.tokenizer, name)
-            record = document.new_document(arguments, local.engine.info)
-    record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": M4_PRO.name}
-    title = f"{record['model']['name']}: the model's own drafts, and streaming"
-    outputs.report(arguments, record, rows, COLUMNS, title, group="chats")
+            result = document.new_document(arguments, local.engine.info)
+    result["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": M4_PRO.name}
+    title = f"{result['model']['name']}: the model's own drafts, and windowed decoding"
+    outputs.report(arguments, result, rows, COLUMNS, title, group="chats")
     return int(any(row["same"] < 1 and not row["is_streaming"] for row in rows))
 
 
-def _streaming(arguments: argparse.Namespace, token: int) -> dict[str, Arm]:
-    """Return the arms that stream."""
+def _windowed(arguments: argparse.Namespace, token: int) -> dict[str, Arm]:
+    """Return the arms that decode in windows."""
     asked = product(arguments.windows, arguments.thresholds, arguments.penalties, (False, True))
     return {
         f"window {size}, threshold {limit:g}, penalty {penalty:g}{', anchor' * anchor}": Arm(
-            streaming=Streaming(token, size, limit, penalty, anchor)
+            window_settings=WindowSettings(token, size, limit, penalty, anchor)
         )
         for size, limit, penalty, anchor in asked
     }
 
 
 def _rows_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer, costs: str) -> Iterator[Row]:
-    """Yield a row for each kind of chats and arm; of one that streams also a row with the published costs.
+    """Yield a row for each kind of chats and arm; of one with windows also a row with the published costs.
 
     costs: the price list by which the runs drafted.
     """

@@ -52,11 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.economics.figures import INTERVALS, section
 
     with EnergyMeter() as meter, outputs.Work() as work:
-        trials, record = _measure(arguments, work, meter)
+        trials, result = _measure(arguments, work, meter)
     if not trials:
         raise BenchError("every answer was too short to measure")
-    curve = {one["width"] - 1: one["seconds"] for one in record["cost_curve"]}
-    found = record["economics"] = section(trials, curve, meter.source, meter.reason)
+    curve = {one["width"] - 1: one["seconds"] for one in result["cost_curve"]}
+    found = result["economics"] = section(trials, curve, meter.source, meter.reason)
     console, metered = outputs.make_console(120), found["energy"]["rows"]
     for name, title in TABLES.items():
         if rows := metered if name == "energy" else found[name]:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     lines += [] if metered else [f"Energy: not measured ({meter.reason or 'no answer was measured'})."]
     lines += [f"- {sentence}" for sentence in found["advice"]]
     console.print(*lines, sep="\n", highlight=False, markup=False)
-    outputs.finish(console, arguments, record, found["points"])
+    outputs.finish(console, arguments, result, found["points"])
     return 0
 
 
@@ -86,7 +86,7 @@ def _measure(
     fixed = {**options.draft_model_settings(arguments), "max_rows": 1, "calibration_file": None}
     with Answering(arguments, work, settings_of(arguments, **fixed), meter=meter) as local:
         chats = own or chain(*local.chats(arguments.chats, is_short=True))
-        record = document.new_document(arguments, local.engine.info, local.engine.costs)
+        result = document.new_document(arguments, local.engine.info, local.engine.costs)
         cases = {str(number): Case((chat,)) for number, chat in enumerate(chats)}
         # Alternating between workloads, of which each has this many chats.
         mixed = sorted(cases.items(), key=lambda case: int(case[0]) % arguments.chats)[: arguments.chats]
@@ -100,4 +100,4 @@ def _measure(
         work.begin(f"{stage}: warming up")
         trials += controlled_trials(local, dict(mixed), lengths, f"{stage}, controlled acceptance: ")
         trials += make_trials(local, cases, real, f"{stage}, real drafters: ")
-    return trials, record
+    return trials, result

@@ -69,7 +69,7 @@ class ControlledDrafter:
         """Advance past committed tokens."""
         del self._drafts[seq][: len(tokens)]
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Do nothing: this drafter does not learn."""
 
     def close(self, seq: int) -> None:

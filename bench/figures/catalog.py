@@ -60,7 +60,7 @@ EVERYDAY = {
     "records": "JSON records picked, changed or made of text", "summary": "a short text summarized",
     "chat": "questions with nothing to copy",
 }  # fmt: skip
-"""What the chats of bench/workloads/everyday.jsonl ask for."""
+"""Descriptions of the chats of bench/workloads/everyday.jsonl."""
 
 
 def _everyday(row: Row) -> str:

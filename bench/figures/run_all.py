@@ -100,17 +100,17 @@ def _document(command: str) -> dict[str, Any]:
 
 
 def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
-    """Write the record of a figure, and its table on the pages; with is_quick, print the table instead."""
-    record = record_of(FIGURES[name], found)
+    """Write the entry of a figure, and its table on the pages; with is_quick, print the table instead."""
+    entry = entry_of(FIGURES[name], found)
     if is_quick:
-        print(f"{name}\n\n{table_of(FIGURES[name], record)}", flush=True)
+        print(f"{name}\n\n{table_of(FIGURES[name], entry)}", flush=True)
         return
-    records = read_records() | {name: record}
-    # Records of tables that have other columns by now are dropped.
+    entries = read_entries() | {name: entry}
+    # Entries of tables that have other columns by now are dropped.
     ordered = {
-        one: records[one]
+        one: entries[one]
         for one, figure in FIGURES.items()
-        if one in records and all(len(line) == len(figure.columns) for line in records[one]["cells"])
+        if one in entries and all(len(line) == len(figure.columns) for line in entries[one]["cells"])
     }
     (ROOT / RECORD).write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for page in PAGES:
@@ -118,14 +118,14 @@ def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
         path.write_text(filled(path.read_text(encoding="utf-8"), ordered), encoding="utf-8")
 
 
-def read_records() -> dict[str, dict[str, Any]]:
-    """Return the records of all figures that were made."""
+def read_entries() -> dict[str, dict[str, Any]]:
+    """Return the entries of all figures that were made."""
     file = ROOT / RECORD
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
 
-def record_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what docs/figures.json keeps of a figure: command, date, machine, and the cells of its table."""
+def entry_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a figure's entry for docs/figures.json: command, date, machine, and the cells of its table."""
     names = "cpu", "cores", "system", "mlx", "mlx_lm", "load_at_start"
     machine = {name: found["machine"][name] for name in names if name in found["machine"]}
     return {
@@ -134,9 +134,9 @@ def record_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table_of(figure: Figure, record: Mapping[str, Any]) -> str:
+def table_of(figure: Figure, entry: Mapping[str, Any]) -> str:
     """Return the table of a figure as Markdown, and the line that says where it is from."""
-    cells, machine = record["cells"], record["machine"]
+    cells, machine = entry["cells"], entry["machine"]
     columns = [
         Column(itemgetter(at), one.heading)
         for at, one in enumerate(figure.columns)
@@ -145,24 +145,24 @@ def table_of(figure: Figure, record: Mapping[str, Any]) -> str:
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, mlx {machine['mlx']}"
     if load := machine.get("load_at_start"):
         where += f", load {load:.1f}"
-    return f"{markdown(cells, columns)}\n`{record['command']}`, {record['date']}, {where}.\n"
+    return f"{markdown(cells, columns)}\n`{entry['command']}`, {entry['date']}, {where}.\n"
 
 
-def published(records: Mapping[str, Any]) -> str:
+def published(entries: Mapping[str, Any]) -> str:
     """Return the table of figures that others published, with the cells of our tables beside them."""
-    cells = {name: record["cells"] for name, record in records.items()}
+    cells = {name: entry["cells"] for name, entry in entries.items()}
     return PUBLISHED.read_text(encoding="utf-8").format_map(cells)
 
 
-def filled(text: str, records: Mapping[str, Any]) -> str:
-    """Return a page with the tables of all figures that are recorded."""
+def filled(text: str, entries: Mapping[str, Any]) -> str:
+    """Return a page with the tables of all figures that were made."""
 
     def replace(block: re.Match[str]) -> str:
         start, name, end = block.groups()
         if name == "published":
             with suppress(KeyError):
-                return f"{start}{published(records)}{end}"
+                return f"{start}{published(entries)}{end}"
             return block[0]
-        return f"{start}{table_of(FIGURES[name], records[name])}{end}" if name in records else block[0]
+        return f"{start}{table_of(FIGURES[name], entries[name])}{end}" if name in entries else block[0]
 
     return _BLOCK.sub(replace, text)

@@ -24,7 +24,7 @@ MEASURES = {
     "known": "share of tokens that a table knows", "occupancy": "share of a table that is occupied",
     "overwritten": "share of writes that replace another token",
 }  # fmt: skip
-"""What plots can show, by the names in rows. At first, they show the first one that the rows have."""
+"""Measures that plots can show, by the names in rows. The first one that the rows have is shown first."""
 
 ABOUT = (
     "workload", "num_draft_tokens", "low", "high", "n", "ms", "plain_tps", "measured_speedup",

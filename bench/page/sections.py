@@ -168,7 +168,7 @@ def economics(document: Document) -> Parts:
 
 
 def _named(row: Row) -> Row:
-    """Return what charts need besides the fields of a row; buckets of earlier documents had other names."""
+    """Return the further fields that charts need of a row; buckets of earlier documents had other names."""
     kind, speedup = row.get("draft_type", "controlled"), row.get("speedup") or 0
     is_open = (row.get("low") or 1) < 1 < (row.get("high") or 1)
     return {

@@ -73,7 +73,7 @@ class FixedPlayer:
         self.costs = [0.0, *map(cost, range(1, limit + 2))]
 
     def play(self, pair: TokenPair) -> Outcome:
-        """Replay one answer, as the engine would: propose, verify, observe, record_verified."""
+        """Replay one answer, as the engine would: propose, verify, observe, note_verified."""
         (drafter,), costs, outcome = self.drafters, self.costs, Outcome()
         finish(drafter.open(SequenceStart(0, pair.prompt)))
         while follows := pair.answer[outcome.num_tokens :]:
@@ -84,14 +84,14 @@ class FixedPlayer:
             num_accepted = outcome.verify(drafted, follows, costs[1 + len(drafted)])
             drafter.observe(0, follows[: num_accepted + 1])
             if drafted:
-                drafter.record_verified(0, len(drafted), num_accepted)
+                drafter.note_verified(0, len(drafted), num_accepted)
         finish(drafter.close(0))
         return outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What replays share: a server's settings, the costs of steps, and the tokens that end lines."""
+    """The inputs of all replays: a server's settings, the costs of steps, and the tokens that end lines."""
 
     settings: Settings
     curve: Curve = FLAT
@@ -229,7 +229,7 @@ class FixedLookup:
         """Keep the tokens."""
         self.texts[seq] += "".join(map(chr, tokens))
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Learn nothing."""
 
     def close(self, seq: int) -> None:

@@ -17,7 +17,7 @@ from bench.workloads.chats import render_turn
 from engine.text.tokenizer import Tokenizer
 
 _loaded: dict[str, Any] = {}
-"""What load_model() loaded in this process: arguments of stream_generate()."""
+"""The model that load_model() loaded in this process: arguments of stream_generate()."""
 
 
 def start_loop(children: ExitStack, tokenizer: Tokenizer, max_tokens: int, *model: Any) -> Ask:

@@ -1,7 +1,7 @@
 """OpenAI-compatible servers as peers.
 
-The client often shares two cores with the server, so each piece of a response is only stored with its time,
-and parsed once all answers of a batch have ended.
+The client often shares two cores with the server, so each fragment of a response is only stored with its
+time, and parsed once all answers of a batch have ended.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from bench.serving.traffic import Answer, by_read
-from bench.statistics import share_tokens
+from bench.statistics import divide_tokens
 from bench.workloads import Turn
 
 
@@ -34,7 +34,7 @@ class Server:
 
     def ask(self, turns: Sequence[Turn], streams: int = 1) -> list[Answer]:
         """Stream greedy chat completions, at most `streams` at the same time, each on a new connection."""
-        # Pieces are stored as they come, so they must not be compressed.
+        # Fragments are stored as they come, so they must not be compressed.
         headers = {"Accept-Encoding": "identity", **self.headers}
         limits = httpx.Limits(max_keepalive_connections=0)
         client = httpx.Client(base_url=self.url, headers=headers, timeout=self.idle_limit_s, limits=limits)
@@ -63,7 +63,7 @@ class Server:
         return Answer(
             started_s=stream.started - began, duration_s=stream.ended - stream.started,
             tokens=0 if stream.error else tokens, has_usage=reported is not None, text="".join(texts),
-            arrivals=by_read(times, share_tokens(tokens, texts, [len(text) for text in texts])),
+            arrivals=by_read(times, divide_tokens(tokens, texts, [len(text) for text in texts])),
             num_prompt_tokens=stream.usage.get("prompt_tokens"), error=stream.error,
             is_early=bool(self.forbidden_ids) and not stream.error and tokens < self.max_tokens,
             is_refused=stream.status == httpx.codes.TOO_MANY_REQUESTS,
@@ -72,7 +72,7 @@ class Server:
 
 @dataclass(slots=True)
 class Stream:
-    """The response to one request: its pieces, and then what parse() finds. Times are perf_counter().
+    """The response to one request: its fragments, and then what parse() finds. Times are perf_counter().
 
     chunks: the time and text of each chunk that has text. ended: when [DONE] came, or the connection ended.
     """
@@ -80,15 +80,15 @@ class Stream:
     started: float
     ended: float = 0.0
     status: int = 0
-    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    fragments: list[tuple[float, bytes]] = field(default_factory=list)
     error: str | None = None
     chunks: list[tuple[float, str]] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
 
     def parse(self) -> None:
-        """Read the pieces. Any error ends up in self.error; nothing is raised."""
+        """Read the fragments. Any error ends up in self.error; nothing is raised."""
         if self.error is None and self.status != httpx.codes.OK:
-            body = b"".join(data for _, data in self.pieces)
+            body = b"".join(data for _, data in self.fragments)
             self.error = f"status {self.status}: {body[:200].decode(errors='replace').strip()}"
             return
         for at, event in self._events():
@@ -104,7 +104,7 @@ class Stream:
     def _events(self) -> Iterator[tuple[float, bytes]]:
         """Yield the data of each event, with the time when its line was complete."""
         line = b""
-        for at, data in self.pieces:
+        for at, data in self.fragments:
             *lines, line = (line + data).split(b"\n")
             yield from ((at, one[5:].strip()) for one in lines if one.startswith(b"data:"))
 
@@ -128,7 +128,7 @@ def receive(client: httpx.Client, body: dict[str, Any]) -> Stream:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             found.status = response.status_code
             for data in response.iter_raw():
-                found.pieces.append((perf_counter(), data))
+                found.fragments.append((perf_counter(), data))
     except httpx.ConnectError as fault:
         found.error = f"cannot connect: {fault}"
     except httpx.ReadTimeout:

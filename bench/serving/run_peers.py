@@ -52,15 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
     servers.check(arguments, (LOOP, SPECULATIVE))
     tokenizer = load_tokenizer(arguments.model)
     batches = batches_of(rounds_of(arguments, tokenizer), arguments.streams, arguments.mixed)
-    record = document.new_document(arguments)
-    resume = {"resume": arguments.resume, "key": record["command"]}
+    result = document.new_document(arguments)
+    resume = {"resume": arguments.resume, "key": result["command"]}
     with ExitStack() as children:
         peers = _peers(arguments, children, tokenizer)
         rows = traffic.ask_all(peers, batches, arguments.streams, **resume)
     found = traffic.figures_of(rows, "workload", "streams")
-    record["peers"] = {"workloads_version": VERSION, "rows": found}
+    result["peers"] = {"workloads_version": VERSION, "rows": found}
     notes, title = [*traffic.NOTES, *traffic.remarks(rows)], "The same greedy chats on each peer"
-    outputs.report(arguments, record, found, traffic.COLUMNS, title, notes, width=150)
+    outputs.report(arguments, result, found, traffic.COLUMNS, title, notes, width=150)
     return int(any(row["error"] for row in found))
 
 

@@ -55,17 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentsError("--repetitive makes random models; name them with --random-models")
     servers.check(arguments, [BARE] if arguments.bare else [])
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
-    record = document.new_document(arguments)
+    result = document.new_document(arguments)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, model in _models(arguments, Path(folder)):
             rows += [{"model": name, **row} for row in _measured(arguments, model, seed)]
     levels, remarks = traffic.figures_of(rows, "model", "streams"), traffic.remarks(rows)
     settings = {"model": arguments.model.resolve().name, "seed": seed}
-    record["serve"] = {"settings": settings, "levels": levels, "notes": remarks, "rows": rows}
+    result["serve"] = {"settings": settings, "levels": levels, "notes": remarks, "rows": rows}
     console, notes = outputs.make_console(_WIDTH), [*traffic.NOTES, *remarks]
     tables.print_rows(console, levels, traffic.COLUMNS, f"Prompts of seed {seed}", notes, "streams")
-    outputs.finish(console, arguments, record, rows)
+    outputs.finish(console, arguments, result, rows)
     return int(any(row["error"] for row in rows))
 
 

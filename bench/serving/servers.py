@@ -105,7 +105,7 @@ def run_server(name: str, command: Sequence[str]) -> Iterator[str]:
 
 
 def exit_on_sigterm() -> None:
-    """Turn SIGTERM into SystemExit, so that child processes are stopped when the benchmark is terminated."""
+    """Raise SystemExit on SIGTERM, so that child processes are stopped when the benchmark is terminated."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 

@@ -151,7 +151,7 @@ RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
     "ttft_ratio": lambda rows: (first_tokens_s(rows) or {}).get("p50"),
     "inter_token_ratio": lambda rows: (inter_tokens_s(rows) or {}).get("p50"),
 }  # fmt: skip
-"""What peers are compared by, round by round."""
+"""The figures by which peers are compared, round by round."""
 
 
 def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
@@ -216,7 +216,7 @@ def _texts(answers: Sequence[Row]) -> dict[tuple[str, int], str]:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Return what affects how the figures are to be read, and in how many answers it was seen."""
+    """Return remarks on how to read the figures, each with the number of answers that it is about."""
     seen: Counter[str] = Counter()
     for row in rows:
         if row["error"]:

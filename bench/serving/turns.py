@@ -54,10 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [_row(number, *ends) for number, ends in enumerate(turns, 1)]
     rows.append(_row(f"{arguments.turns}, restarted server", restarted[-1:], [chat[-1] for chat in cold]))
     is_equal = len({tuple(end.tokens for end in chat) for chat in (*warm, *cold, restarted)}) == 1
-    record = document.new_document(arguments, info, turns={"rows": rows, "equal": is_equal})
+    result = document.new_document(arguments, info, turns={"rows": rows, "equal": is_equal})
     title = f"Time to first token, medians of {arguments.repeats} chats"
     note = "all tokens equal" if is_equal else "FAIL: tokens differ"
-    report(arguments, record, rows, COLUMNS, title, [note], width=100, group="")
+    report(arguments, result, rows, COLUMNS, title, [note], width=100, group="")
     return 0 if is_equal else 1
 
 

@@ -104,7 +104,7 @@ def replay(
 
 
 def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Row:
-    """Return what a table of this size holds and drafts over the second half of the traffic.
+    """Return a table's occupancy and its drafts' figures over the second half of the traffic.
 
     overwritten: share of written tokens that replaced another one. known: share of answer tokens that the
     table predicts, one at a time; known_again: the same for answers whose text occurred before.

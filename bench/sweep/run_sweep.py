@@ -57,7 +57,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What the parts share: the engine, the setup of replays, and the chats with plain answers."""
+    """The inputs of all parts: the engine, the setup of replays, and the chats with plain answers."""
 
     local: Answering
     setup: Setup
@@ -88,11 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
         found: dict[str, Any] = {"workloads_version": VERSION, "cost_curves": [asdict(curve)]}
         for part in arguments.parts:
             found |= PARTS[part](Sweep(local, setup, chats, pairs))
-        record = document.new_document(arguments, engine.info, costs, sweep=found)
+        result = document.new_document(arguments, engine.info, costs, sweep=found)
     console = outputs.make_console(140)
     _print(console, found)
     flat = [{"part": part, **row} for part in TABLES for row in found.get(part, ())]
-    outputs.finish(console, arguments, record, flat)
+    outputs.finish(console, arguments, result, flat)
     return 0
 
 

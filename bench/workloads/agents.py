@@ -23,7 +23,7 @@ _SYSTEM = "You are a coding agent in the user's repository. Read a file before y
 _ASKS_FOR_BLOCKS = "Answer with SEARCH/REPLACE blocks, each with the path of its file above it."
 
 Answer = str | tuple[str, dict[str, str]]
-"""What the assistant says, or the tool that it calls and the arguments."""
+"""The assistant's text, or the tool that it calls and the arguments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def tools_of(turn: Turn) -> list[dict[str, Any]]:
 
 
 def views_of(maker: ViewMaker, turn: Turn) -> tuple[View, ...]:
-    """Return what a server makes of a turn's texts for drafters."""
+    """Return the views that a server would make of a turn's texts."""
     views: list[View] = []
     deque(maker.make(turn.for_template(), tools_of(turn), "", views), maxlen=0)
     return tuple(views)

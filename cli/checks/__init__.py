@@ -1,1 +1,1 @@
-"""What `reprise doctor` looks at: the machine, the disk and the port, and a model that answers."""
+"""The checks of `reprise doctor`: of the machine, the disk and the port, and of a model that answers."""

@@ -8,7 +8,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Check:
-    """What was found, for people. advice: the way out; empty if everything is well."""
+    """The finding of one check, for people. advice: the way out; empty if everything is well."""
 
     name: str
     level: Level

@@ -62,7 +62,7 @@ def _check_age(count: int, age_s: float) -> Check:
 
 
 def _check_model(entry: Any, now_s: float) -> Check:
-    """Say what a step that verifies drafts costs. entry: [rows, width, seconds, spread, measured_at] each."""
+    """Check the costs of one model. entry: [rows, width, seconds, spread, measured_at] each."""
     try:
         known = without_guesses({(rows, width): seconds for rows, width, seconds, *_ in entry})
         table = CostTable({(r, w): Measurement(s, *more) for r, w, s, *more in entry if (r, w) in known})

@@ -1,4 +1,4 @@
-"""What only MLX can tell, in a process of its own: what it computes on, and whether a model answers.
+"""Try MLX in a process of its own: which device it computes on, and whether a model answers.
 
 A fault in MLX or in a driver may end the process, which is then one of the things that are found.
 """
@@ -38,7 +38,7 @@ class TrialError(Exception):
 
 @dataclass(frozen=True)
 class Device:
-    """What MLX computes on. working_set_bytes: what Metal recommends to wire at most; None without Metal."""
+    """The device that MLX computes on. working_set_bytes: Metal's recommended limit; None without Metal."""
 
     name: str
     usable_bytes: int
@@ -75,7 +75,7 @@ class Trial:
     def call(
         self, function: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
     ) -> _Result:
-        """Return what the function returns in the process. Raises TrialError."""
+        """Run a function in the process, and return its result. Raises TrialError."""
         try:
             future = self._pool.submit(_outcome, partial(function, *given, **named))
             heard_at = monotonic()
@@ -115,7 +115,7 @@ def trial() -> Iterator[Trial]:
 
 
 def _outcome(function: Callable[[], _Result]) -> tuple[Any, str | None]:
-    """Return what a function returns, and what it raises as one line.
+    """Return a function's result, and its exception as one line.
 
     Not the exception: reading one of the engine's would import MLX into the process that waits, on a thread,
     and then that process may abort when it exits.
@@ -143,7 +143,7 @@ def say(stage: str, share: float) -> None:
 
 
 def find_device() -> Device:
-    """Return what MLX computes on here."""
+    """Return the device that MLX computes on here."""
     from engine.memory.machine import usable_bytes, working_set_bytes
     from engine.model.loading import device_name
 
@@ -158,7 +158,7 @@ def choose_first(settings: Settings) -> Settings:
 
 
 def inspect(source: str) -> dict[str, Any]:
-    """Return what `reprise info --json` says of a model's folder. Raises ModelError."""
+    """Return the facts of `reprise info --json` about a model's folder. Raises ModelError."""
     from engine.checkpoint import inspect_checkpoint
 
     return asdict(inspect_checkpoint(source))

@@ -45,10 +45,12 @@ def _print_table(models: list["ModelFolder"]) -> None:
     table.add_column("model", style="bold")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("context", justify="right", no_wrap=True)
-    table.add_column("for", no_wrap=True)
+    table.add_column("for", overflow="fold")
     table.add_column("cannot be served", overflow="fold")
     for model in models:
         context = "" if model.context_tokens is None else f"{model.context_tokens:,}"
         purpose = SPECIAL.get(model.purpose, "")
+        if model.embedding:
+            purpose = f"{purpose}: {model.embedding.describe()}"
         table.add_row(model.name, format_bytes(model.num_bytes), context, purpose, model.fault or "")
     Console(highlight=False, markup=False).print(table)

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def find(server: Server) -> list[dict[str, Any]]:
-    """Return of each model of a server its name, state, sizes and numbers of requests.
+    """Return the name, state, sizes and numbers of requests of each model of a server.
 
     Raises RefusedError and UsageError.
     """

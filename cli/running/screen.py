@@ -47,7 +47,7 @@ class AnswerScreen:
         return self
 
     def status(self, text: str) -> None:
-        """Say what is waited for, until text comes."""
+        """Show a status line until text comes."""
         self._status = text
 
     def think(self, text: str) -> None:
@@ -76,7 +76,7 @@ class AnswerScreen:
             self._console.print(Markdown(rest))
 
     def _tail(self) -> Group:
-        """Return what is not whole yet, as much of its end as the screen has room for."""
+        """Return the unfinished line, as much of its end as the screen has room for."""
         room = max(3, self._console.height - 4)
         if self._text:
             return Group(Markdown("\n".join(self._text.splitlines()[-room:])))

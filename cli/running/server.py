@@ -50,11 +50,11 @@ class Server:
         return cls(url, arguments.api_key)
 
     def get(self, path: str) -> Any:
-        """Return what GET answers. Raises RefusedError, and UsageError without a server of this kind."""
+        """Return GET's JSON. Raises RefusedError, and UsageError if no such server answers."""
         return self._read(path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return what POST answers, however long that takes. Raises as get() does."""
+        """Return the JSON that POST answers, however long that takes. Raises as get() does."""
         return self._read(path, body)
 
     def models(self) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ class Server:
 
 
 def _message(error: urllib.error.HTTPError) -> str | None:
-    """Return what an error response says; None if it is not one of Reprise."""
+    """Return an error response's message; None if it is not one of Reprise."""
     try:
         return str(json.load(error)["error"]["message"])
     except (ValueError, LookupError, TypeError):

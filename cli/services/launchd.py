@@ -81,7 +81,7 @@ class Launchd:
             time.sleep(0.2)
 
     def state(self) -> State:
-        """Return what launchctl says: running or not, the process, and how the last one ended."""
+        """Ask launchctl for the service's state: running or not, the process, and how the last one ended."""
         described = self._description()
         if described is None:
             return State(False, "not loaded")

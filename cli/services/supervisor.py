@@ -1,4 +1,4 @@
-"""What launchd and systemd have in common: a file that defines the service, and a program that acts on it."""
+"""The interface of launchd and systemd: a file that defines the service, and a program that acts on it."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ class ServiceError(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """What the supervisor says of the service. description: for people."""
+    """A service's state, as the supervisor reports it. description: for people."""
 
     is_running: bool
     description: str
@@ -31,7 +31,7 @@ class Supervisor(Protocol):
         """Return the file that defines the service."""
 
     def render(self, command: Sequence[str], folder: Path, stop_s: int) -> str:
-        """Return that file's text.
+        """Return the text of the service's file.
 
         command: absolute path and arguments. folder: where the server starts. stop_s: how long it may take to
             end, before it is killed.

@@ -68,7 +68,7 @@ class Systemd:
             call("systemctl", "--user", "disable", "--now", UNIT)
 
     def state(self) -> State:
-        """Return what systemctl says: the state, the process, and how the last one ended."""
+        """Ask systemctl for the service's state: running or not, the process, and how the last one ended."""
         self.check()
         names = ("LoadState", "ActiveState", "SubState", "MainPID", "ExecMainStatus")
         printed = call("systemctl", "--user", "show", UNIT, f"--property={','.join(names)}")

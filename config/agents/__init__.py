@@ -1,1 +1,1 @@
-"""What coding agents need to know of a server, and how that gets into their configuration files."""
+"""The facts about a server that coding agents need, and how they get into their configuration files."""

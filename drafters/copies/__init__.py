@@ -1,1 +1,1 @@
-"""What drafters that copy earlier text have in common: finding it, following it, and learning its changes."""
+"""Parts of drafters that copy earlier text: finding it, following it, and learning its changes."""

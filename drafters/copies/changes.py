@@ -90,13 +90,13 @@ class Changes:
             self._add(source, start - 1, stop, [source[start - 1], *replacement], num_needed=2)
 
     def succeed(self, change: Change, source: Ids, position: int) -> None:
-        """Record that a change was expected at a position and the answer made it."""
+        """Note that a change was expected at a position and the answer made it."""
         change.neighbours.add(_neighbours(source, position, position + len(change.source)))
         self._net_successes += change.num_seen == 1
         change.num_seen += 1
 
     def fail(self, change: Change, source: Ids, position: int) -> None:
-        """Record that a change was expected at a position and the answer copied the source unchanged."""
+        """Note that a change was expected at a position and the answer copied the source unchanged."""
         change.neighbours.discard(_neighbours(source, position, position + len(change.source)))
         change.is_strict = True
         self._net_successes -= change.num_seen == 1

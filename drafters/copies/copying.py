@@ -70,12 +70,12 @@ class CopyCursor:
         self._confirm_at, self._has_jumped = run + _CONFIRM_JUMP_TOKENS, True
 
     def start(self, source: Ids, position: int, stop: int, run: int = 0) -> None:
-        """Move to where the answer begins to copy a part of a source, whatever it copied before."""
+        """Begin to follow the answer at a part of a source, and leave the earlier place."""
         self.leave()
         self.jump(source, position, stop, run)
 
     def leave(self) -> None:
-        """Follow nothing, and do not look for the place where the answer was."""
+        """Stop following. The next search does not begin at the place that the answer left."""
         self.position = self._lost_at = self._unconfirmed_change = None
         self.run = 0
         self._since_lost.clear()

@@ -23,7 +23,7 @@ _FRAME = -1
 _SURE_TOKENS = 3  # tokens of what is fixed after which its last one may be one with the start of a value
 
 Recall = Callable[[list[int]], Sequence[int]]
-"""Returns what followed the end of the sequence and these tokens when they last occurred."""
+"""Returns the tokens that followed the sequence's end and these tokens when they last occurred."""
 
 NUM_KINDS = 5
 HEAD, FIRST, FIXED, COPIED, RECALLED = range(NUM_KINDS)
@@ -150,7 +150,7 @@ class Forms:
 
     @property
     def source(self) -> tuple[int, int] | None:
-        """Where the earlier value starts and ends that the present one is often like; None without any."""
+        """The bounds of the earlier value that the present one probably copies; None without such a value."""
         if self._frame is None or self.num_matched > 1:
             return None
         value = self._source_of(self._frame, self._next - 1)
@@ -169,11 +169,11 @@ class Forms:
 
     @property
     def kind(self) -> int:
-        """What the next token is, if it is fixed."""
+        """The next token, if it is fixed."""
         return FIXED if self.num_matched != 1 else FIRST if self._node is None else HEAD
 
     def draft(self, tokens: Sequence[int], limit: int, recall: Recall) -> tuple[list[int], list[int]]:
-        """Return up to limit tokens that follow, and their kinds: the rest of what is fixed, and values.
+        """Return up to limit tokens that follow, fixed ones and values, and the kind of each.
 
         If the answer is in a value, that ends here as its source does. tokens: of the sequence.
         """
@@ -207,7 +207,7 @@ class Forms:
         return drafted[:limit], kinds[:limit]
 
     def end_copy(self, copied: list[int]) -> list[int] | None:
-        """Return what is copied from elsewhere up to where a value ends there, and how the present one ends.
+        """Cut copied tokens where the copied value ends, and add the end of the present value.
 
         None if the answer is in no value, or none ends there.
         """
@@ -233,6 +233,6 @@ class Forms:
 
 
 def _close(frame: Frame, value: int, last: int | None) -> tuple[int, ...]:
-    """Return what follows a value's tokens but for its last one: this one, and what is fixed behind it."""
+    """Return the end of a value, its last token, with the fixed tokens behind it."""
     fixed = frame.fixed[value + 1]
     return fixed if last is None else frame.joints[value].get(last, (last, *fixed))

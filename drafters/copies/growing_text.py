@@ -12,10 +12,10 @@ _GROW_EVERY = 16  # tokens between two slices of growing, which are done long be
 
 
 class GrowingText:
-    """A text whose prompt is read in slices, while tokens are appended already.
+    """A text whose prompt is taken in and indexed in slices, while tokens are appended already.
 
-    prompt: the first tokens; the work of `read` takes them in.
-    tokens: all tokens read so far; grows in place. index: of them; may be behind while the prompt is read.
+    prompt: the first tokens; the work of index_tokens() takes them in.
+    tokens: all tokens taken in so far; grows in place. index: of them; may be behind until all is indexed.
     tail: hashes of the text's end.
     """
 
@@ -25,27 +25,27 @@ class GrowingText:
         self._growing: Slices | None = None
         self.tail = TailHashes(prompt)
         self._prompt: Sequence[int] = prompt
-        # The text's end, and the tokens after the prompt, until the prompt is read.
+        # The text's end, and the tokens after the prompt, until all of that is taken in.
         self._end: Ids = array("I", prompt[-MAX_MATCH_TOKENS:])
         self._later: list[int] = []
-        self._is_read = False
+        self._is_taken = False
 
     @property
     def end(self) -> Ids:
         """At least the last MAX_MATCH_TOKENS tokens of the text, or all there are."""
-        return self.tokens if self._is_read else self._end
+        return self.tokens if self._is_taken else self._end
 
-    def read_tokens(self) -> Slices:
-        """Read the tokens that are not read yet, without adding them to the index."""
-        while not self._is_read:
-            yield self._read_slice()
+    def take_tokens(self) -> Slices:
+        """Return the work of taking in the rest of the prompt, without adding it to the index."""
+        while not self._is_taken:
+            yield self._take_slice()
 
-    def _read_slice(self) -> int:
-        """Read the next tokens of the prompt; return how many."""
+    def _take_slice(self) -> int:
+        """Take in the next tokens of the prompt; return how many."""
         part = self._prompt[len(self.tokens) : len(self.tokens) + SLICE_TOKENS]
         self.tokens += array("I", part)
         if len(self.tokens) == len(self._prompt):
-            self._is_read, self._prompt = True, ()
+            self._is_taken, self._prompt = True, ()
             self.tokens.extend(self._later)
             self._later = []
             if (capacity := _capacity_for(len(self.tokens))) > self.index.capacity:
@@ -53,12 +53,12 @@ class GrowingText:
                 self.index = Occurrences(self.tokens, capacity)
         return len(part)
 
-    def read(self) -> Slices:
-        """Read the tokens that are not read yet, and add them to the index."""
+    def index_tokens(self) -> Slices:
+        """Return the work of taking in the rest of the prompt, and of adding all to the index."""
         yield from self.index.touch()
         while True:
-            if not self._is_read:
-                self._read_slice()
+            if not self._is_taken:
+                self._take_slice()
             if not (num_tokens := self._index_slice(self.index)):
                 return
             yield num_tokens
@@ -81,14 +81,14 @@ class GrowingText:
     def append(self, token: int) -> None:
         """Append a token."""
         hashes = self.tail.append(token)
-        if not self._is_read:
+        if not self._is_taken:
             self._later.append(token)
             self._end.append(token)
             del self._end[:-MAX_MATCH_TOKENS]
             return
         index, tokens = self.index, self.tokens
         tokens.append(token)
-        # An index that is behind gets to this token in its turn.
+        # An index that is behind gets to this token later.
         if index.end == len(tokens) - 1:
             index.append(hashes)
         if len(tokens) >= index.capacity - index.capacity // 8:
@@ -100,12 +100,12 @@ class GrowingText:
 
     def find_earlier(self) -> Match | None:
         """Return the longest earlier occurrence of the end of the text, in what is indexed of it."""
-        if self.index.end == len(self.tokens) and self._is_read:
+        if self.index.end == len(self.tokens) and self._is_taken:
             return self.index.find_earlier(self.tokens)
         return self.index.find(self.tail.hashes, self.end)
 
     def recall(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return what followed the end of the text and of these tokens when it last occurred; () if never."""
+        """Return the tokens that last followed the text's end and these tokens; () if none did."""
         end = (self.end[-MAX_MATCH_TOKENS:] + array("I", tokens))[-MAX_MATCH_TOKENS:]
         match = self.index.find(TailHashes(end).hashes, end)
         if match is None or match.length < _MIN_RECALL_TOKENS:

@@ -109,7 +109,7 @@ class History:
 
     def _add(self, owner: str, text: GrowingText, num_resets: int) -> Slices:
         self._writer = writer = object()
-        yield from text.read_tokens()
+        yield from text.take_tokens()
         tokens = text.tokens
         num_shared, oldest = yield from self._find_shared_start(owner, tokens)
         if self._writer is not writer or self._num_resets != num_resets:
@@ -206,8 +206,8 @@ class History:
                 use.used_at = index.end
         return expected == token
 
-    def read(self, position: int, limit: int) -> list[int]:
-        """Return up to limit tokens from a position to the end of its text; none if it is no longer kept."""
+    def copy(self, position: int, limit: int) -> list[int]:
+        """Copy up to limit tokens from a position to the end of its text; none if it is no longer kept."""
         index = self._index
         if not index.start <= position < index.end:
             return []

@@ -95,7 +95,7 @@ class Hunks:
             match if line != _NOWHERE and self._starts[sign][line] >= match.position - match.length else None
         )
 
-    def turn(self, cursor: CopyCursor, token: int) -> bool:
+    def change_sign(self, cursor: CopyCursor, token: int) -> bool:
         """Move the cursor past a token of the answer, if it begins a line with another sign than expected."""
         before, self._newest = self._newest, token
         if cursor.position is None:
@@ -217,7 +217,7 @@ class Hunks:
             line, num_kept = line + 1, num_kept + 1
 
     def _go_on_removing(self, first: int, line: int) -> Iterator[Part]:
-        """Yield what follows removed lines: a second one is seldom the last."""
+        """Yield the added lines that follow removed lines: a second one is seldom the last."""
         if line - first == 1:
             yield from self._go_on_adding(first, line, ADD)
             return

@@ -156,7 +156,7 @@ class Occurrences:
                     yield 0
 
     def forget(self) -> None:
-        """Keep no position any more. Later ones are counted on, so that no old one is taken for a new one."""
+        """Empty the index. Positions go on counting up, so that no old one is taken for a new one."""
         self._first = self.end
 
     @property

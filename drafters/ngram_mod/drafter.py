@@ -79,9 +79,9 @@ class NgramModDrafter:
         for token in tokens:
             state.advance(token)
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Start a cooldown if several drafts in a row had a low acceptance rate."""
-        self._sequences[seq].record_acceptance(num_accepted / num_verified)
+        self._sequences[seq].note_acceptance(num_accepted / num_verified)
 
     def close(self, seq: int) -> Slices | None:
         """Free the sequence, even if its open raised, and return the work of writing its other tokens."""
@@ -184,7 +184,7 @@ class _Sequence:
             if self.run >= RECOVERY_RUN:
                 self.num_cooling, self.next_cooldown = 0, FIRST_COOLDOWN
 
-    def record_acceptance(self, rate: float) -> None:
+    def note_acceptance(self, rate: float) -> None:
         if rate >= LOW_ACCEPTANCE:
             self.num_low, self.next_cooldown = 0, FIRST_COOLDOWN
             return

@@ -20,7 +20,7 @@ from drafters.base import Slices
 DEFAULT_SIZE = 4 * 1024 * 1024
 DEFAULT_N = 16
 EMPTY = -1
-"""What token() returns for an empty slot."""
+"""The value of token() for an empty slot."""
 MULTIPLIER = 6364136223846793005
 
 _MASK = (1 << 64) - 1

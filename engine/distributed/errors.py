@@ -1,4 +1,4 @@
-"""What goes wrong between ranks."""
+"""Errors between ranks."""
 
 
 class RanksLostError(BaseException):

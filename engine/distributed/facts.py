@@ -1,4 +1,4 @@
-"""What ranks must have in common before they compute together, and how they compare it."""
+"""Facts that ranks must have in common before they compute together, and how they compare them."""
 
 import hashlib
 import platform

@@ -20,7 +20,7 @@ Tell = Callable[[str | None], bool]
 
 
 class Replica:
-    """Keeps what rank 0 keeps, of this rank's shard, under the same numbers.
+    """Keeps this rank's part of rank 0's caches, rows and slices, under the same numbers.
 
     tell: asks rank 0 for the ranks' agreement.
     num_done: the number of the last command done. objects: what rank 0 keeps too, by number.

@@ -65,7 +65,7 @@ def await_ranks(
 
 
 def join_rank_0(place: Place, facts: Facts, timeout_s: float) -> Channel:
-    """Connect to rank 0, and say what this rank is. Raises ModelError if rank 0 does not answer in time."""
+    """Connect to rank 0, and send this rank's facts. Raises ModelError if rank 0 does not answer in time."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -159,6 +159,6 @@ def _try_send(channel: Channel, message: Any) -> None:
 
 
 def refuse_all(channels: Sequence[Channel], reason: str) -> None:
-    """Tell ranks why there will be no work."""
+    """Send ranks the reason why the model will not be served."""
     for channel in channels:
         _try_send(channel, {"refused": reason})

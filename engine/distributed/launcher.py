@@ -21,7 +21,7 @@ MAX_WAIT_S = 0.1
 def select_readable(
     readers: Sequence[int], writers: Sequence[int], others: Sequence[int], timeout_s: float
 ) -> tuple[list[int], list[int], list[int]]:
-    """Stand in for select.select(): wait until something can be read, whatever can be written.
+    """Replace select.select(): wait until a file is readable, without waiting for writable ones.
 
     Where standard input has ended, stop_processes() is called: the command that wrote to it is gone.
     """
@@ -39,7 +39,7 @@ def has_ended(pipe: int) -> bool:
 
 
 def stop_processes() -> None:
-    """Stop the processes here and on other machines as cli.launch does, which can no longer do it."""
+    """Stop the processes here and on other machines, in place of cli.launch, which has ended."""
     # A standard input that does not end takes the place of the one that has ended.
     reader, writer = os.pipe()
     os.write(writer, CTRL_C)

@@ -36,10 +36,10 @@ class Followers(Protocol):
     num_sent: int
 
     def gather(self) -> list[str | None]:
-        """Wait for every rank's word on a command: what is wrong, or None. Raises RanksLostError."""
+        """Wait for every rank's answer to a command: a fault in words, or None. Raises RanksLostError."""
 
     def explain(self, wait_s: float) -> str | None:
-        """Return the sentence that says which rank was lost, None if none is. Waits that long for it."""
+        """Return a sentence that names the lost rank; None if none is lost within the seconds to wait."""
 
 
 class Leader:
@@ -112,7 +112,7 @@ class Leader:
             raise RuntimeError(faults[0])
 
     def new_handle(self) -> Handle:
-        """Return the handle of what the last command made."""
+        """Return the handle of the object that the last command made."""
         self._num_objects += 1
         return Handle(self._num_objects, self._dropped)
 

@@ -1,4 +1,4 @@
-"""What rank 0 hands to the engine in place of a model: whatever is done with it, all ranks do.
+"""Rank 0's stand-in for a model, given to the engine: all ranks repeat every operation on it.
 
 The engine's functions on caches choose by the type of what they are given (functools.singledispatch), so they
 come here for a SharedModel, its caches and its slices, and nowhere else.
@@ -12,9 +12,11 @@ import mlx.core as mx
 
 from engine.distributed.leader import Handle, Leader
 from engine.distributed.shard import Shard, share_tokens
+from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.columns import Ranks
 from engine.kv_cache.per_row import Caches, make_caches
-from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, Sharing, make_batched_rows, make_rows
+from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
+from engine.kv_cache.separate_rows import SeparateRows
 from engine.kv_cache.slices import KVSlice, State, cut_slice, leading, rebuild, split_slice, take_state
 from engine.speculative.heads.head import owner_of_body
 
@@ -85,7 +87,7 @@ class _SharedRows:
 
     def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
         if any(one is not None for one in ranks):
-            raise ValueError("rows over several machines do not stream")
+            raise ValueError("rows over several machines are not decoded in windows")
         given = [list(map(int, tokens)) for tokens in fed]
         local = as_operation(super().forward_ragged)  # type: ignore[misc]
         logits: mx.array = self.leader.do("forward_ragged", local, self, given)
@@ -118,7 +120,7 @@ class SharedBatchedRows(_SharedRows, BatchedRows):
         self.leader.do("limit_growth", as_operation(super().limit_growth), self, max_cells)
 
     def start_copies(self) -> None:
-        """Start copying, on all ranks, what rows that joined or left have moved."""
+        """Start the copies on all ranks for rows that joining or leaving rows moved."""
         self.leader.do("start_copies", as_operation(super().start_copies), self)
 
 
@@ -133,7 +135,7 @@ class SharedSeparateRows(_SharedRows, SeparateRows):
 
 
 def make_shared(leader: Leader, name: str, local: Callable[..., Any], *given: Any) -> list[Any]:
-    """Do an operation whose result the other ranks keep too; within another one it is a part of that."""
+    """Do an operation whose result all ranks keep. Within another operation it is a part of that."""
     if leader.is_commanding:
         held: list[Any] = local(*given)
         return held
@@ -141,7 +143,7 @@ def make_shared(leader: Leader, name: str, local: Callable[..., Any], *given: An
 
 
 def as_operation(local: Any) -> Any:
-    """Return a method as an operation: its first argument, the object, is bound already."""
+    """Return a method as an operation, with the object bound as the first argument."""
     return lambda _, *given: local(*given)
 
 

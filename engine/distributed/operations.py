@@ -1,4 +1,4 @@
-"""What rank 0 asks the other ranks to do: the calls on a model's caches and rows, by name."""
+"""The operations that rank 0 asks of the other ranks: calls on a model's caches and rows, by name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -77,4 +77,4 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "state_of_parts": _call("state"),
     }
 )
-"""All that a rank may be asked to do. A follower does nothing else, whatever it is sent."""
+"""The operations that a rank may be asked for. A follower does nothing else, whatever it is sent."""

@@ -23,7 +23,7 @@ from engine.prefix_cache.weights_digest import weights_fingerprint
 
 @dataclass(frozen=True)
 class PartFacts:
-    """What one rank holds, as rank 0 gets it.
+    """The description of one rank's part of the model, as rank 0 gets it.
 
     layers: of each rank of a pipeline; None if each has a part of all.
     kinds: its number of caches of each kind. recurrent: whether any keeps state that every token overwrites.

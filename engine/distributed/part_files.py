@@ -49,7 +49,7 @@ class PartFiles:
                 path.unlink(missing_ok=True)
 
     def save(self, name: str, kv_slice: KVSlice, state: State) -> None:
-        """Copy what a file is to hold, and start to write it."""
+        """Copy the arrays of a file, and start to write them."""
         contents = disk_file.copy_contents(kv_slice, state)
         # Which tokens these are, only rank 0 needs to know.
         header = Header(self._fingerprint, "", 0, np.array([], np.int32), bool(state))
@@ -81,7 +81,7 @@ class PartFiles:
 
 
 class ReadParts:
-    """What was read of files that follow each other.
+    """The contents of files that follow each other.
 
     starts, ends: where each begins and how far it is used, from the start of the prompt.
     Waits for the files. Raises PrefixFileError if one cannot be read.

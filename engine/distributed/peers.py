@@ -51,7 +51,7 @@ class Peers:
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def gather(self) -> list[str | None]:
-        """Wait for every rank's word on the present command. Raises RanksLostError."""
+        """Wait for every rank's answer to the present command. Raises RanksLostError."""
         return [self._word(words)[0] for words in self._words]
 
     def wait_for_parts(self, tick: Tick) -> list[dict[str, Any]]:

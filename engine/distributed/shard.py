@@ -89,7 +89,7 @@ def _exchanges() -> Iterator[list[mx.array]]:
         for name, exchange in originals.items():
             setattr(mx.distributed, name, collecting(exchange))
         # Pipelines make a cache wait for what was sent, so that it is sent at all. Here it is in any case,
-        # and no other array is known as the state that a recorded function returned.
+        # and no other array is known as the state that a traced function returned.
         mx.depends = _independent
         yield made
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.distributed.leader import Handle, Leader
 from engine.distributed.mirrored import SharedModel, as_operation, make_shared
 from engine.kv_cache.slices import KVSlice, State
-from engine.prefix_cache.disk import Loading, PrefixStore, Record, join_contents, make_store
+from engine.prefix_cache.disk import Loading, PrefixFile, PrefixStore, join_contents, make_store
 from engine.prefix_cache.disk_file import Contents
 from engine.prefix_cache.trie import CutSlice, Tokens
 
@@ -33,7 +33,7 @@ class SharedPrefixStore(PrefixStore):
         # Another split has other parts.
         whole = hashlib.sha256(f"{fingerprint} {model.shard.place}".encode()).hexdigest()
         super().__init__(folder, budget_bytes, whole, needs_state)
-        names = list(self._index.records)
+        names = list(self._index.files)
         try:
             self._tell("keep_parts", names, asks=True)
         except RuntimeError as fault:
@@ -52,7 +52,7 @@ class SharedPrefixStore(PrefixStore):
         loading = super().start_load(prompt)
         if not self._is_shared:
             return loading
-        self._tell("begin_parts", [record.path.name for record in loading.records], makes=True)
+        self._tell("begin_parts", [file.path.name for file in loading.files], makes=True)
         return replace(loading, others=_OnOthers(self._model.leader))
 
     def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
@@ -70,7 +70,7 @@ class SharedPrefixStore(PrefixStore):
             )
         except RuntimeError as fault:
             log.warning("dropped a saved prefix that another rank cannot read: %s", fault)
-            self._forget(loading.records[0])
+            self._forget(loading.files[0])
             return None
         parts = _OnOthers(leader)
         shared_cut = partial(make_shared, leader, "cut_parts", as_operation(cut), parts)
@@ -87,11 +87,11 @@ class SharedPrefixStore(PrefixStore):
         )
         return contents
 
-    def _forget(self, record: Record) -> None:
-        is_known = record.path.name in self._index.records
-        super()._forget(record)
+    def _forget(self, file: PrefixFile) -> None:
+        is_known = file.path.name in self._index.files
+        super()._forget(file)
         if is_known and self._is_open:
-            self._tell("drop_part", record.path.name)
+            self._tell("drop_part", file.path.name)
 
     def _tell(self, name: str, *given: object, makes: bool = False, asks: bool = False) -> None:
         self._model.leader.do(name, _nothing, self._model, *given, makes=makes, asks=asks)

@@ -1,141 +1,180 @@
-"""BERT and its relatives (RoBERTa, XLM-RoBERTa, CamemBERT) in MLX.
+"""BERT and those that followed it (see design.py) in MLX: one encoder, and the names of its weights.
 
-    token, position and type embeddings -> norm -> layers: attention -> norm -> feed forward -> norm
-
-The norm follows each sum. RoBERTa counts positions from the padding token's id + 1.
+token, type and position embeddings -> norm -> layers: attention, feed forward -> states
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import mlx.core as mx
-from mlx.nn.layers.activations import gelu, gelu_approx, relu, silu
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from engine.model.loading import ModelError
-from engine.model.recipe import find_first_position
-
-ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    "gelu": gelu,
-    "gelu_new": gelu_approx,
-    "gelu_pytorch_tanh": gelu_approx,
-    "relu": relu,
-    "silu": silu,
-}
+from engine.embedding.design import ACTIVATIONS, Config, Design, find_design
+from engine.embedding.masks import Masks, attend_less_with_distance, attend_near, attend_to_all
 
 _NAMES = (
     ("embeddings.LayerNorm", "embeddings.norm"),
+    ("emb_ln", "embeddings.norm"),
     ("embeddings.word_embeddings", "embeddings.tokens"),
+    ("embeddings.tok_embeddings", "embeddings.tokens"),
     ("embeddings.position_embeddings", "embeddings.positions"),
     ("embeddings.token_type_embeddings", "embeddings.types"),
     ("encoder.layer.", "layers."),
+    ("encoder.layers.", "layers."),
     ("attention.self.", "attention."),
+    ("mixer.", "attention."),
+    ("attn.", "attention."),
     ("attention.output.dense", "attention.out"),
+    ("attention.out_proj", "attention.out"),
+    ("attention.o_proj", "attention.out"),
+    ("attention.Wo", "attention.out"),
     ("attention.output.LayerNorm", "attention_norm"),
+    ("attn_norm", "attention_norm"),
+    ("attn_ln", "attention_norm"),
+    ("norm1", "attention_norm"),
+    ("mlp_norm", "norm"),
+    ("mlp_ln", "norm"),
+    ("mlp.layernorm", "norm"),
+    ("norm2", "norm"),
     ("intermediate.dense", "up"),
     ("output.dense", "down"),
     ("output.LayerNorm", "norm"),
+    ("mlp.fc12", "gate"),
+    ("mlp.fc11", "up"),
+    ("mlp.fc1", "up"),
+    ("mlp.fc2", "down"),
+    ("mlp.down_proj", "down"),
+    ("mlp.Wo", "down"),
+    ("mlp.wo", "down"),
+    ("head.", "classifier."),
+    ("classifier.out_proj", "classifier.out"),
     (".gamma", ".weight"),
     (".beta", ".bias"),
 )
-"""Parts of the names that transformers gives weights, and what they are called here, in order."""
+"""Parts of the names that checkpoints give weights, and what they are called here, in order."""
 
-_PREFIXES = ("bert.", "roberta.", "model.")
-_UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
+_JOINED = {
+    "attention.Wqkv": ("attention.query", "attention.key", "attention.value"),
+    "attention.qkv_proj": ("attention.query", "attention.key", "attention.value"),
+    "mlp.Wi": ("gate", "up"),
+    "mlp.gated_layers": ("gate", "up"),
+    "mlp.up_gate_proj": ("up", "gate"),
+}
+"""Weights that some checkpoints keep as one, and those that they are here, in the order of their rows."""
 
-
-Config = dict[str, Any]
-"""What config.json says, with what it may leave out; see complete()."""
-
-
-def complete(config: Config) -> Config:
-    """Return a configuration with all that an encoder needs. Raises ModelError for what is not known here."""
-    whole = {
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "hidden_act": "gelu",
-        "position_embedding_type": "absolute",
-    } | config
-    if whole["hidden_act"] not in ACTIVATIONS:
-        raise ModelError(f"the activation {whole['hidden_act']} is not known here")
-    if whole["position_embedding_type"] != "absolute":
-        raise ModelError(f"positions of type {whole['position_embedding_type']} are not known here")
-    return whole
+_PREFIXES = ("bert.", "roberta.", "model.", "new.")
+_UNUSED = ("pooler.", "cls.", "lm_head.", "decoder.", "embeddings.position_ids")
 
 
 class Attention(Module):
-    """Attention of every token to all tokens of its text."""
+    """Attention of every token to the tokens of its text. is_local: to those nearby."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, design: Design, *, is_local: bool) -> None:
         super().__init__()
         self.num_heads = config["num_attention_heads"]
         self.query, self.key, self.value, self.out = (
             Linear(config["hidden_size"], config["hidden_size"]) for _ in range(4)
         )
+        self._is_local, self._base, self._scale = is_local, design.bases[is_local], design.position_scale
 
-    def __call__(self, hidden: mx.array, mask: mx.array) -> mx.array:
-        """Return what each token attends to. hidden: (texts, tokens, size). mask: (texts, 1, 1, tokens)."""
+    def __call__(self, hidden: mx.array, masks: Masks) -> mx.array:
+        """Return what each token attends to. hidden: (texts, tokens, size)."""
         num_texts, num_tokens, size = hidden.shape
 
         def split(states: mx.array) -> mx.array:
             return states.reshape(num_texts, num_tokens, self.num_heads, -1).transpose(0, 2, 1, 3)
 
         queries, keys, values = split(self.query(hidden)), split(self.key(hidden)), split(self.value(hidden))
+        if self._base:
+            queries, keys = self._rotate(queries), self._rotate(keys)
         scale = queries.shape[-1] ** -0.5
-        found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+        found = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=scale, mask=masks[self._is_local]
+        )
         return self.out(found.transpose(0, 2, 1, 3).reshape(num_texts, num_tokens, size))
+
+    def _rotate(self, states: mx.array) -> mx.array:
+        return mx.fast.rope(
+            states, states.shape[-1], traditional=False, base=self._base, scale=self._scale, offset=0
+        )
 
 
 class Layer(Module):
     """One layer: attention and a feed-forward network."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, design: Design, index: int) -> None:
         super().__init__()
-        self.attention = Attention(config)
-        self.attention_norm = LayerNorm(config["hidden_size"], config["layer_norm_eps"])
-        self.up = Linear(config["hidden_size"], config["intermediate_size"])
-        self.down = Linear(config["intermediate_size"], config["hidden_size"])
-        self.norm = LayerNorm(config["hidden_size"], config["layer_norm_eps"])
+        size, inner = config["hidden_size"], config["intermediate_size"]
+        self.attention = Attention(config, design, is_local=index in design.local)
+        if not (design.norms_first and index == 0):
+            self.attention_norm = LayerNorm(size, config["layer_norm_eps"])
+        if design.is_gated:
+            self.gate = Linear(size, inner)
+        self.up, self.down = Linear(size, inner), Linear(inner, size)
+        self.norm = LayerNorm(size, config["layer_norm_eps"])
         self._activation = ACTIVATIONS[config["hidden_act"]]
+        self._norms_first = design.norms_first
 
-    def __call__(self, hidden: mx.array, mask: mx.array) -> mx.array:
+    def __call__(self, hidden: mx.array, masks: Masks) -> mx.array:
         """Return the states after this layer. See Attention for shapes."""
-        hidden = self.attention_norm(hidden + self.attention(hidden, mask))
-        after: mx.array = self.norm(hidden + self.down(self._activation(self.up(hidden))))
+        if self._norms_first:
+            # The first layer has no norm of its own: its states come from that of the embeddings.
+            normed = self.attention_norm(hidden) if "attention_norm" in self else hidden
+            hidden = hidden + self.attention(normed, masks)
+            return hidden + self._feed_forward(self.norm(hidden))
+        hidden = self.attention_norm(hidden + self.attention(hidden, masks))
+        after: mx.array = self.norm(hidden + self._feed_forward(hidden))
         return after
+
+    def _feed_forward(self, hidden: mx.array) -> mx.array:
+        if "gate" in self:
+            return self.down(self._activation(self.gate(hidden)) * self.up(hidden))
+        return self.down(self._activation(self.up(hidden)))
 
 
 class Embeddings(Module):
-    """The sum of what a token, its position and its type stand for."""
+    """The sum of what a token, its type and its position stand for."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, design: Design) -> None:
         super().__init__()
-        self.tokens = Embedding(config["vocab_size"], config["hidden_size"])
-        self.positions = Embedding(config["max_position_embeddings"], config["hidden_size"])
-        self.types = Embedding(config["type_vocab_size"], config["hidden_size"])
-        self.norm = LayerNorm(config["hidden_size"], config["layer_norm_eps"])
+        size = config["hidden_size"]
+        self.tokens = Embedding(config["vocab_size"], size)
+        if config["type_vocab_size"]:
+            self.types = Embedding(config["type_vocab_size"], size)
+        if design.positions == "learned":
+            self.positions = Embedding(config["max_position_embeddings"], size)
+        self.norm = LayerNorm(size, config["layer_norm_eps"])
+        self._first_position = design.first_position
 
-    def __call__(self, tokens: mx.array, types: mx.array, first_position: int) -> mx.array:
+    def __call__(self, tokens: mx.array, types: mx.array) -> mx.array:
         """Return the first states. tokens, types: (texts, tokens)."""
-        positions = mx.arange(first_position, first_position + tokens.shape[1])
-        first: mx.array = self.norm(self.tokens(tokens) + self.types(types) + self.positions(positions))
-        return first
+        first = self.tokens(tokens)
+        if "types" in self:
+            first = first + self.types(types)
+        if "positions" in self:
+            first = first + self.positions(mx.arange(tokens.shape[1]) + self._first_position)
+        normed: mx.array = self.norm(first)
+        return normed
 
 
 class Classifier(Module):
-    """Rates a pair of texts by the state of the first token."""
+    """Rates a pair of texts by its states."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, design: Design) -> None:
         super().__init__()
-        self.dense = Linear(config["hidden_size"], config["hidden_size"])
-        self.out = Linear(config["hidden_size"], 1)
+        size = config["hidden_size"]
+        self.dense, self.out = Linear(size, size), Linear(size, 1)
+        if design.norms_first:
+            self.norm = LayerNorm(size, config["layer_norm_eps"])
+        self._pools_mean = config.get("classifier_pooling") == "mean"
+        self._activation = ACTIVATIONS[config.get("classifier_activation", "gelu")]
 
     def __call__(self, states: mx.array) -> mx.array:
-        """Return (1,) the logit of a pair. states: (size,) of its first token."""
-        return self.out(mx.tanh(self.dense(states[None])))[0]
+        """Return (1,) the logit of a pair. states: (tokens, size)."""
+        pooled = states.mean(axis=0, keepdims=True) if self._pools_mean else states[:1]
+        rated = self.dense(pooled)
+        rated = self.norm(self._activation(rated)) if "norm" in self else mx.tanh(rated)
+        return self.out(rated)[0]
 
 
 class Encoder(Module):
@@ -143,39 +182,57 @@ class Encoder(Module):
 
     def __init__(self, config: Config, *, ranks: bool = False) -> None:
         super().__init__()
-        self.embeddings = Embeddings(config)
-        self.layers = [Layer(config) for _ in range(config["num_hidden_layers"])]
+        self._design = design = find_design(config)
+        self.embeddings = Embeddings(config, design)
+        self.layers = [Layer(config, design, index) for index in range(config["num_hidden_layers"])]
+        if design.norms_first:
+            self.final_norm = LayerNorm(config["hidden_size"], config["layer_norm_eps"])
         if ranks:
-            self.classifier = Classifier(config)
-        self._first_position = find_first_position(config)
+            self.classifier = Classifier(config, design)
+        for path, part in self.named_modules():
+            if path.rpartition(".")[2] in design.unbiased and not path.startswith("classifier.out"):
+                part.pop("bias", None)
 
-    def begin(self, tokens: mx.array, types: mx.array, num_tokens: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the states before the first layer, and the mask of what is a token and not padding.
+    def begin(self, tokens: mx.array, types: mx.array, num_tokens: mx.array) -> tuple[mx.array, Masks]:
+        """Return the states before the first layer, and the masks.
 
         tokens, types: (texts, tokens), padded at the end. num_tokens: (texts,).
         """
-        mask = mx.arange(tokens.shape[1])[None] < num_tokens[:, None]
-        return self.embeddings(tokens, types, self._first_position), mask[:, None, None]
+        hidden, width = self.embeddings(tokens, types), tokens.shape[1]
+        if self._design.positions == "alibi":
+            num_heads = self.layers[0].attention.num_heads
+            whole = attend_less_with_distance(num_tokens, width, num_heads, hidden.dtype)
+        else:
+            whole = attend_to_all(num_tokens, width)
+        window = self._design.window
+        return hidden, Masks(whole, attend_near(num_tokens, width, window) if window else whole)
 
     def end(self, hidden: mx.array) -> mx.array:
-        """Return the states as they are: a layer ends with its norm."""
-        return hidden
+        """Return the states after the last layer, with the norm that follows it, if any."""
+        states: mx.array = self.final_norm(hidden) if "final_norm" in self else hidden
+        return states
+
+    def rate(self, states: mx.array) -> mx.array:
+        """Return (1,) the logit of a pair. states: (tokens, size)."""
+        return self.classifier(states)
 
 
 def rename(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the weights of a checkpoint of transformers by the names used here, without other heads."""
-    found = {}
+    """Return the weights of a checkpoint by the names used here, without other heads."""
+    found, ranks = {}, any(key.startswith("classifier.") for key in weights)
     for given, array in weights.items():
         name = next((given.removeprefix(one) for one in _PREFIXES if given.startswith(one)), given)
-        if name.startswith("pooler.dense") and any(key.startswith("classifier.") for key in weights):
+        if name.startswith("pooler.dense") and ranks:
             # BERT's classifier takes what its pooler makes; RoBERTa's has a layer of its own.
             name = name.replace("pooler.dense", "classifier.dense")
         elif name in ("classifier.weight", "classifier.bias", "classifier.scales", "classifier.biases"):
             name = name.replace("classifier.", "classifier.out.")
-        name = name.replace("classifier.out_proj", "classifier.out")
-        if name.startswith(_UNUSED):
+        if name.startswith(_UNUSED) or (name.startswith("head.") and not ranks):
             continue
         for theirs, ours in _NAMES:
             name = name.replace(theirs, ours)
-        found[name] = array
+        joined = next((one for one in _JOINED if one in name), None)
+        parts = _JOINED[joined] if joined else ("",)
+        for part, rows in zip(parts, mx.split(array, len(parts)), strict=True):
+            found[name.replace(joined, part) if joined else name] = rows
     return found

@@ -1,6 +1,7 @@
 """The engine of a model that embeds or ranks."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 
 import mlx.core as mx
@@ -31,7 +32,9 @@ class EmbeddingEngine(ModelEngine):
         self, settings: Settings, name: str, inbox: Inbox, count_decoding: Callable[[], int]
     ) -> None:
         super().__init__(settings, inbox)
-        self.worker = EmbeddingWorker(settings.max_stall_ms, settings.prefill_chunk_tokens)
+        self.worker = EmbeddingWorker(
+            settings.max_stall_ms, settings.prefill_chunk_tokens, settings.prefix_cache_bytes
+        )
         self._name, self._count_decoding = name, count_decoding
 
     def embed(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
@@ -47,6 +50,11 @@ class EmbeddingEngine(ModelEngine):
             num_embedded_tokens=worker.num_embedded_tokens,
             num_to_embed=worker.num_waiting,
         )
+
+    def prefix_status(self) -> dict[str, dict[str, int]]:
+        """Return the counts of what texts begin with; empty for models that attend in both directions."""
+        prefixes = self.worker.prefixes
+        return {"target": asdict(prefixes.kept.status())} if prefixes else {}
 
     def load(self, on_progress: StartProgress) -> None:
         """See ModelEngine."""

@@ -11,12 +11,15 @@ import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
-from config.settings import Settings
-from engine.embedding.decoder import DECODERS, Decoder
-from engine.embedding.encoder import Config, Encoder, complete, rename
+from config.settings import Settings, display_name
+from engine.embedding.decoder import DECODERS, GEMMA, Decoder
+from engine.embedding.design import Config, complete
+from engine.embedding.encoder import Encoder, rename
+from engine.embedding.judging import JUDGE, describe_judge, find_answers
 from engine.embedding.vectors import VectorMaker, load_dense
-from engine.interface.embeddings import EmbeddingInfo, Recipe
+from engine.interface.embeddings import EmbeddingInfo, Purpose, Recipe
 from engine.interface.models import ModelInfo
+from engine.memory.machine import wire_weights
 from engine.model.loading import ModelError, describe, load_model, load_tokenizer
 from engine.model.purpose import ENCODERS, find_purpose
 from engine.model.recipe import find_longest, read_recipe
@@ -40,8 +43,8 @@ class EmbeddingModel:
 
     def finish(self, states: mx.array, first_pooled: int, dimensions: int | None) -> mx.array:
         """Return the vector of a text, or the score of a pair. states: (tokens, size) of the last layer."""
-        if isinstance(self.body, Encoder) and self.info.purpose == "rerank":
-            return mx.sigmoid(self.body.classifier(states[0]).astype(mx.float32))
+        if self.info.purpose == "rerank":
+            return mx.sigmoid(self.body.rate(states).astype(mx.float32))
         return self.maker.make(states, first_pooled, dimensions)
 
 
@@ -51,13 +54,22 @@ def load_embedding_model(settings: Settings, name: str, progress: Progress | Non
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         recipe = read_recipe(folder, config)
-        make = _load_encoder if config.get("model_type") in ENCODERS else _load_decoder
-        body, config, tokenizer, info = make(folder, config, name, progress)
+        if config.get("model_type") in ENCODERS:
+            body, config, tokenizer, info = _load_encoder(folder, config, name, progress)
+        else:
+            is_named = name == display_name(settings.rerank_model or "")
+            purpose: Purpose = "rerank" if is_named else find_purpose(folder, config)
+            body, config, tokenizer, info = _load_decoder(folder, config, name, progress, purpose)
         maker = VectorMaker(recipe, load_dense(recipe.dense))
-        embedding = _describe(recipe, config, maker, tokenizer, ranks=info.purpose == "rerank")
+        if isinstance(body, Decoder) and info.purpose == "rerank":
+            embedding = describe_judge(tokenizer)
+        else:
+            embedding = _describe(recipe, config, maker, tokenizer, ranks=info.purpose == "rerank")
     # Weights may raise anything.
     except Exception as fault:
         raise ModelError(f"cannot load the model {settings.model_source}: {fault}") from fault
+    if settings.wire_weights:
+        wire_weights()
     limits = find_longest(config, recipe), settings.max_context_tokens
     longest = min([limit for limit in limits if limit], default=info.context_tokens)
     info = replace(info, context_tokens=longest, embedding=embedding)
@@ -74,11 +86,23 @@ def _load_encoder(folder: Path, given: Config, name: str, progress: Progress | N
     return encoder, config, load_tokenizer(folder), replace(info, purpose=purpose)
 
 
-def _load_decoder(folder: Path, config: Config, name: str, progress: Progress | None) -> _Loaded:
-    if config.get("model_type") not in DECODERS:
-        raise ModelError(f"{config.get('model_type')} models cannot embed here yet")
-    loaded = load_model(str(folder), name, None, progress)
-    return Decoder(loaded.model, config), config, loaded.tokenizer, replace(loaded.info, purpose="embed")
+def _load_decoder(
+    folder: Path, config: Config, name: str, progress: Progress | None, purpose: Purpose
+) -> _Loaded:
+    kind = config.get("model_type")
+    if kind not in DECODERS:
+        raise ModelError(f"{kind} models cannot embed here yet")
+    if purpose == "rerank" and kind != JUDGE:
+        raise ModelError(f"it generates text; of models that do, only {JUDGE} models rank (Qwen3-Reranker)")
+    loaded = load_model(str(folder), name, None, progress, split=_widen if kind == GEMMA else None)
+    answers = find_answers(loaded.tokenizer) if purpose == "rerank" else None
+    info = replace(loaded.info, purpose="rerank" if answers else "embed")
+    return Decoder(loaded.model, config, answers), config, loaded.tokenizer, info
+
+
+def _widen(model: Any) -> None:
+    """Compute EmbeddingGemma in float32: in float16 it overflows, and bfloat16 is coarse."""
+    model.set_dtype(mx.float32)
 
 
 def _load_weights(encoder: Encoder, folder: Path, config: Config, progress: Progress | None) -> None:
@@ -93,8 +117,17 @@ def _load_weights(encoder: Encoder, folder: Path, config: Config, progress: Prog
         for name, array in rename(given).items()
     }
     if quantization := config.get("quantization"):
-        sizes = {key: quantization[key] for key in ("group_size", "bits", "mode") if key in quantization}
-        quantize(encoder, **sizes, class_predicate=lambda path, _: f"{path}.scales" in exact)
+
+        def find_sizes(path: str, part: Any) -> dict[str, Any] | bool:
+            # The configuration names exceptions by the checkpoint's names; the sizes say the same.
+            if (scales := exact.get(f"{path}.scales")) is None:
+                return False
+            size = part.weight.shape[-1]
+            bits = 32 * exact[f"{path}.weight"].shape[-1] // size
+            mode = quantization.get("mode", "affine")
+            return {"group_size": size // scales.shape[-1], "bits": bits, "mode": mode}
+
+        quantize(encoder, class_predicate=find_sizes)
     encoder.load_weights(list(exact.items()))
     encoder.eval()
     flat: Any = tree_flatten(encoder.parameters())
@@ -133,7 +166,7 @@ def _describe(
         before=tuple(before),
         between=tuple(pair.ids[first + len(sample) : second]),
         after=tuple(after),
-        second_type=min(int(pair.type_ids[second]), config.get("type_vocab_size", 1) - 1),
+        second_type=min(int(pair.type_ids[second]), max(0, config.get("type_vocab_size", 1) - 1)),
     )
 
 

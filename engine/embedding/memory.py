@@ -1,53 +1,85 @@
 """Estimate the memory that a pass takes at most, and hold it while it runs."""
 
-from engine.embedding.encoder import Config
+from engine.embedding.design import Config
 from engine.memory.sharing import SharedMemory
+from engine.prefix_cache.trie import PrefixCache
 
 NUMBER_BYTES = 4
-NUM_HIDDEN, NUM_INNER, NUM_SCORES = 16, 4, 4
-"""Arrays of a layer that exist at once at most: of the size of its states, of its inner states, and of what
-each token attends to."""
+NUM_HIDDEN, NUM_INNER, NUM_SCORES, NUM_COPIES = 16, 4, 4, 4
+"""Arrays of a layer that exist at once at most: of the size of its states, of its inner states, of what
+each token attends to, and of the keys and values of a head in each text."""
+
+HEAD_GROWTH_TOKENS = 256
+"""mlx-lm's caches grow by so many tokens."""
+
+PREFIX_BYTES = 256 * 2**20
+"""For heads of texts, unless --prefix-cache-bytes says otherwise. They give way to whatever needs memory."""
 
 
-def bytes_of(config: Config, num_texts: int, num_tokens: int) -> int:
-    """Return an upper estimate of the memory of a pass of so many texts, padded to so many tokens."""
+def bytes_of(config: Config, num_texts: int, num_tokens: int, num_before: int = 0) -> int:
+    """Return an upper estimate of the memory of a pass of so many texts, padded to so many tokens.
+
+    num_before: tokens of their head, which is computed first, or kept.
+    """
     heads = config["num_attention_heads"]
     # All heads together may be wider than the states, as in Qwen3.
     size = max(config["hidden_size"], heads * (config.get("head_dim") or 0))
     each = NUM_HIDDEN * size + NUM_INNER * config["intermediate_size"]
-    each += NUM_SCORES * heads * num_tokens
-    return int(NUMBER_BYTES * num_texts * num_tokens * each)
+
+    def of(texts: int, tokens: int, seen: int) -> int:
+        return int(NUMBER_BYTES * texts * tokens * (each + NUM_SCORES * heads * seen))
+
+    whole = of(num_texts, num_tokens, num_before + num_tokens)
+    if not num_before:
+        return whole
+    num_kept = config["num_hidden_layers"] + NUM_COPIES * num_texts
+    held_bytes = 2 * NUMBER_BYTES * size * (num_before + HEAD_GROWTH_TOKENS) * num_kept
+    return int(held_bytes) + max(whole, of(1, num_before, num_before))
 
 
 class PassMemory:
-    """What a model that embeds holds of the memory of all models. shared: set by the pool."""
+    """The memory that a model that embeds holds.
 
-    def __init__(self, weight_bytes: int, config: Config) -> None:
+    prefixes: the heads of texts that it keeps; None if it keeps none. shared: set by the pool.
+    """
+
+    def __init__(self, weight_bytes: int, config: Config, prefixes: PrefixCache | None = None) -> None:
         self.weight_bytes = weight_bytes
         self.shared: SharedMemory | None = None
-        self._config = config
+        self._config, self._prefixes = config, prefixes
         self._pass_bytes = 0
 
     @property
     def held_bytes(self) -> int:
-        """Weights, and what the pass takes that runs."""
-        return self.weight_bytes + self._pass_bytes
+        """Weights, heads, and what the pass takes that runs."""
+        return self.weight_bytes + self._pass_bytes + self._kept_bytes
 
-    def give_up(self, num_bytes: int) -> bool:  # noqa: ARG002 - it keeps nothing
-        """Drop nothing: it keeps no prefixes."""
-        return False
+    def give_up(self, num_bytes: int) -> bool:
+        """Drop heads of at least so many bytes, or all; return whether any were dropped."""
+        before = self._kept_bytes
+        if self._prefixes:
+            self._prefixes.shrink_to(max(0, before - num_bytes))
+        return self._kept_bytes < before
 
-    def take(self, num_texts: int, num_tokens: int) -> bool:
-        """Reserve the memory of a pass, until release(); return False if there is not so much now."""
-        needed = bytes_of(self._config, num_texts, num_tokens)
-        if self.shared and not self.shared.make_room(needed, self):
-            return False
+    def take(self, num_texts: int, num_tokens: int, num_before: int = 0) -> bool:
+        """Reserve the memory of a pass, until release(); return False if there is not so much now.
+
+        num_before: tokens of its head.
+        """
+        needed = bytes_of(self._config, num_texts, num_tokens, num_before)
+        while self.shared and not self.shared.make_room(needed + self._kept_bytes, self):
+            if not self.give_up(needed):
+                return False
         self._pass_bytes = needed
         return True
 
     def release(self) -> None:
         """Give the memory of a pass back."""
         self._pass_bytes = 0
+
+    @property
+    def _kept_bytes(self) -> int:
+        return self._prefixes.num_bytes if self._prefixes else 0
 
     def fault(self, num_tokens: int) -> str | None:
         """Say that a text of so many tokens can never be computed; None if it can."""

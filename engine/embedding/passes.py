@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest
+from engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest, TokenIds
 from engine.interface.events import EmbeddingSink, Failed
 
 SHARE = 4
@@ -18,13 +18,15 @@ MAX_PADDING = 4
 class Job:
     """A request and what is made of it. left: indices of its inputs without a vector, the longest first.
 
-    num_left: their tokens. is_alone: whether it shares no pass with other requests, as one with it failed.
+    num_left: their tokens. head: what all begin with, which is computed once.
+    is_alone: whether it shares no pass with other requests, as one with it failed.
     """
 
     request: EmbeddingRequest
     sink: EmbeddingSink
     left: list[int] = field(default_factory=list)
     num_left: int = 0
+    head: TokenIds = ()
     vectors: dict[int, bytes] = field(default_factory=dict)
     is_alone: bool = False
     ended: bool = False
@@ -95,32 +97,43 @@ def by_job(members: Iterable[Member]) -> dict[Job, set[int]]:
 
 
 Fits = Callable[[int, int], bool]
-"""Says whether a pass may have so many texts, padded to so many tokens."""
+"""Says whether a pass may have so many texts, padded to so many tokens after their head."""
 
 
 def choose_members(jobs: Sequence[Job], num_passes: int, fits: Fits) -> list[Member]:
     """Choose the texts of the next pass, the longest first; at least one, whether it fits or not.
 
+    All begin with the head of the first one's request.
     jobs: in the order of their arrival, each with something left. num_passes: that were chosen before.
     """
-    is_oldests_turn = num_passes % SHARE == SHARE - 1
-    first = jobs[0] if is_oldests_turn else min(jobs, key=lambda job: job.num_left)
+    is_for_oldest = num_passes % SHARE == SHARE - 1
+    first = jobs[0] if is_for_oldest else min(jobs, key=lambda job: job.num_left)
     members = [Member(first, first.left[0])]
     longest = members[0].num_tokens
-    others = () if first.is_alone else (job for job in jobs if job is not first and not job.is_alone)
-    for member in _alike([first, *others], longest):
+    num_head = len(first.head)
+    others = () if first.is_alone else (job for job in jobs if job is not first and _may_join(job, first))
+    for member in _alike([first, *others], longest, num_head):
         if member != members[0]:
-            if not fits(len(members) + 1, longest):
+            if not fits(len(members) + 1, longest - num_head):
                 break
             members.append(member)
     return members
 
 
-def _alike(jobs: Iterable[Job], longest: int) -> Iterable[Member]:
-    """Yield the texts that may share a pass with one of so many tokens, request by request."""
+def _may_join(job: Job, first: Job) -> bool:
+    """Say whether a request's texts may share a pass with another's; none computes its head once more."""
+    is_alike = job.head[: len(first.head)] == first.head and bool(job.head) == bool(first.head)
+    return is_alike and not job.is_alone
+
+
+def _alike(jobs: Iterable[Job], longest: int, num_head: int) -> Iterable[Member]:
+    """Yield the texts that may share a pass with one of so many tokens, request by request.
+
+    num_head: leading tokens that are computed before.
+    """
     for job in jobs:
         for index in job.left[job.first_up_to(longest) :]:
             padding = longest - len(job.request.inputs[index].tokens)
-            if padding * MAX_PADDING >= longest:
+            if padding * MAX_PADDING >= longest - num_head:
                 break
             yield Member(job, index)

@@ -1,4 +1,4 @@
-"""Turn a text's hidden states into its vector: pool, dense layers, cut, normalize. In float32.
+"""Convert a text's hidden states into its vector: pool, dense layers, cut, normalize. In float32.
 
 Every text is pooled by itself, so that its vector cannot depend on those beside it.
 """

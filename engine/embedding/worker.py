@@ -6,17 +6,20 @@ of about the same length; they are padded at the end, and what is padding is mas
 
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from engine.embedding.loading import EmbeddingModel
-from engine.embedding.memory import PassMemory
+from engine.embedding.memory import PREFIX_BYTES, PassMemory
 from engine.embedding.passes import Job, Member, by_job, choose_members
-from engine.interface.embeddings import EmbeddingRequest
+from engine.embedding.prefixes import Before, Prefixes
+from engine.interface.embeddings import EmbeddingInput, EmbeddingRequest, TokenIds
 from engine.interface.events import EmbeddingSink, Failed
+from engine.kv_cache.per_row import Caches
 from engine.memory.prefill_budget import PrefillLimits
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.stations import station
@@ -26,18 +29,29 @@ log = logging.getLogger("reprise.engine")
 
 @dataclass
 class _Pass:
-    """Texts whose states are being computed. num_layers: that are done. width: tokens of the longest."""
+    """Texts whose states are being computed, after those of their head if that is not kept.
+
+    head: what all begin with. caches: of the head, while it is being computed.
+    hidden, mask: what the next layer gets. num_layers: that are done. before: of each layer, what stands
+    before the tokens that are fed; empty if nothing does.
+    num_rows, width, num_before: fed texts, tokens of the longest, and tokens before these.
+    """
 
     members: list[Member]
-    hidden: mx.array
-    mask: Any
-    width: int
+    head: TokenIds
+    caches: Caches | None = None
+    hidden: mx.array = field(default_factory=lambda: mx.array(0))
+    mask: Any = None
     num_layers: int = 0
+    before: Sequence[Any] = ()
+    num_rows: int = 0
+    width: int = 0
+    num_before: int = 0
 
     @property
     def num_tokens(self) -> int:
-        """All tokens, padding included."""
-        return len(self.members) * self.width
+        """All tokens that are fed, padding included."""
+        return self.num_rows * self.width
 
 
 class EmbeddingWorker:
@@ -47,16 +61,21 @@ class EmbeddingWorker:
     max_tokens: of a pass, padding included, unless one text has more.
     jobs: in the order of their arrival.
 
+    prefix_bytes: for heads of texts; None for what PassMemory allows.
+
+    prefixes: heads that are kept; None if the model has none.
     num_embedded, num_embedded_tokens: inputs of which the vector is made, and their tokens.
-    num_progressed: grows with every part of a pass.
+    num_computed: tokens that were fed, without padding. num_progressed: grows with every part of a pass.
     """
 
-    def __init__(self, max_stall_ms: float, max_tokens: int) -> None:
+    def __init__(self, max_stall_ms: float, max_tokens: int, prefix_bytes: int | None = None) -> None:
         self.model: EmbeddingModel | None = None
         self.memory: PassMemory | None = None
+        self.prefixes: Prefixes | None = None
+        self._prefix_bytes = PREFIX_BYTES if prefix_bytes is None else prefix_bytes
         self._max_stall_ms, self._max_tokens = max_stall_ms, max_tokens
         self.jobs: list[Job] = []
-        self.num_embedded = self.num_embedded_tokens = 0
+        self.num_embedded = self.num_embedded_tokens = self.num_computed = 0
         self.num_progressed = self.num_passes = 0
         self.is_blocked = False
         self._pass: _Pass | None = None
@@ -81,16 +100,21 @@ class EmbeddingWorker:
     def load(self, model: EmbeddingModel) -> None:
         """Go on with a model that is loaded now."""
         self.model, self._costs = model, PrefillCosts()
-        self.memory = PassMemory(model.info.weight_bytes, model.config)
+        self.prefixes = self._make_prefixes(model)
+        kept = self.prefixes.kept if self.prefixes else None
+        self.memory = PassMemory(model.info.weight_bytes, model.config, kept)
+        for job in self.jobs:
+            job.head = self._find_head(job.request)
 
     def unload(self) -> None:
         """Let go of the model; requests wait."""
         self._put_back()
-        self.model = self.memory = None
+        self.model = self.memory = self.prefixes = None
 
     def submit(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
         """Queue a request."""
         self.jobs.append(Job.of(request, sink))
+        self.jobs[-1].head = self._find_head(request)
 
     def cancel(self, request_id: str) -> None:
         """End a request. What of it is in a pass is computed with the pass, unless nobody else is in it."""
@@ -134,59 +158,97 @@ class EmbeddingWorker:
         """Choose the texts of a pass and embed their tokens, unless there is no memory now."""
         jobs = [job for job in self.jobs if job.left]
         members = choose_members(jobs, self.num_passes, self._fits)
-        width = members[0].num_tokens
-        while not memory.take(len(members), width):
-            if len(members) == 1:
-                self._wait_for_memory(members[0], memory.fault(width))
+        head = members[0].job.head
+        while not memory.take(len(members), members[0].num_tokens - len(head), len(head)):
+            if len(members) > 1:
+                members = members[: len(members) // 2]
+            elif head:
+                # The whole text alone takes less.
+                members[0].job.head = head = ()
+            else:
+                self._wait_for_memory(members[0], memory.fault(members[0].num_tokens))
                 return
-            members = members[: len(members) // 2]
         self.is_blocked = False
         self.num_passes += 1
         for job, indices in by_job(members).items():
             job.take(indices)
-        tokens, types = np.zeros((2, len(members), width), np.int32)
-        for row, member in enumerate(members):
-            tokens[row, : member.num_tokens] = member.input.tokens
-            if (second := member.input.first_of_second) is not None:
+        # Known before anything is computed, so that a failure finds the suspects.
+        self._pass = begun = _Pass(members, head)
+        if not self.prefixes or not head:
+            self._feed_texts(model, begun)
+            return
+        caches, num_held = self.prefixes.find(head)
+        if num_held == len(head):
+            self._feed_texts(model, begun, caches)
+        else:
+            begun.caches = begun.before = caches
+            self._feed(model, begun, [EmbeddingInput(head[num_held:])], num_held)
+
+    def _feed_texts(self, model: EmbeddingModel, begun: _Pass, caches: Sequence[Any] = ()) -> None:
+        """Embed the tokens of texts that come after their head. caches: of the head, computed."""
+        num_head = len(begun.head)
+        begun.caches, begun.before = None, [Before(cache) for cache in caches]
+        self._feed(model, begun, [member.input.after(num_head) for member in begun.members], num_head)
+
+    def _feed(
+        self, model: EmbeddingModel, begun: _Pass, inputs: Sequence[EmbeddingInput], num_before: int
+    ) -> None:
+        """Embed tokens of the rows of a pass. inputs: the first one has most tokens."""
+        width = len(inputs[0].tokens)
+        tokens, types = np.zeros((2, len(inputs), width), np.int32)
+        for row, one in enumerate(inputs):
+            tokens[row, : len(one.tokens)] = one.tokens
+            if (second := one.first_of_second) is not None:
                 assert model.info.embedding
                 types[row, second:] = model.info.embedding.second_type
-        num_tokens = mx.array([member.num_tokens for member in members])
-        # Known before anything is computed, so that a failure finds the suspects.
-        self._pass = begun = _Pass(members, mx.array(0), "", width)
-        begun.hidden, begun.mask = model.body.begin(mx.array(tokens), mx.array(types), num_tokens)
+        lengths = mx.array([len(one.tokens) for one in inputs])
+        begun.num_rows, begun.width, begun.num_before, begun.num_layers = len(inputs), width, num_before, 0
+        begun.hidden, begun.mask = model.body.begin(mx.array(tokens), mx.array(types), lengths)
+        self.num_computed += sum(len(one.tokens) for one in inputs)
 
     def _fits(self, num_texts: int, width: int) -> bool:
         """Say whether a layer of a pass takes no longer than rows may wait, which may come before its end."""
         num_tokens = num_texts * width
         return num_tokens <= self._max_tokens and self._layer_s(num_tokens, width) <= self._limit_s(1)
 
-    def _layer_s(self, num_tokens: int, width: int) -> float:
-        """Return an upper estimate of a layer's seconds: that of a chunk whose tokens attend to a text."""
-        return self._costs.seconds(num_tokens, width - num_tokens // 2)
+    def _layer_s(self, num_tokens: int, seen: int) -> float:
+        """Return an upper estimate of a layer's seconds: that of a chunk whose tokens attend to a text.
+
+        seen: tokens of that text, its head included.
+        """
+        return self._costs.seconds(num_tokens, seen - num_tokens // 2)
 
     def _advance(self, model: EmbeddingModel, running: _Pass, limit_s: float) -> None:
         layers, num_tokens = model.body.layers, running.num_tokens
-        num_fitting = int(limit_s / max(1e-9, self._layer_s(num_tokens, running.width)))
+        seen = running.num_before + running.width
+        num_fitting = int(limit_s / max(1e-9, self._layer_s(num_tokens, seen)))
         until = min(len(layers), running.num_layers + max(1, num_fitting))
         num_layers = until - running.num_layers
         start, hidden = time.perf_counter(), running.hidden
-        for layer in layers[running.num_layers : until]:
-            hidden = layer(hidden, running.mask)
+        for index in range(running.num_layers, until):
+            hidden = layers[index](hidden, running.mask, *running.before[index : index + 1])
         if until == len(layers):
             hidden = model.body.end(hidden)
         mx.eval(hidden)
         taken_s = time.perf_counter() - start
-        self._costs.observe(num_tokens, running.width - num_tokens // 2, taken_s / num_layers)
+        self._costs.observe(num_tokens, seen - num_tokens // 2, taken_s / num_layers)
         running.hidden, running.num_layers = hidden, until
-        if until == len(layers):
-            self._finish(model, running)
+        if until < len(layers):
+            return
+        if running.caches is None:
+            self._finish(model, running, hidden)
+        else:
+            assert self.prefixes
+            self.prefixes.keep(running.head, running.caches)
+            self._feed_texts(model, running, running.caches)
 
-    def _finish(self, model: EmbeddingModel, done: _Pass) -> None:
-        """Make the vectors of a pass, and end the requests that are complete."""
+    def _finish(self, model: EmbeddingModel, done: _Pass, hidden: mx.array) -> None:
+        """Make the vectors of a pass, and end the requests that are complete. hidden: of the last layer."""
+        num_head = len(done.head)
         made = [
             model.finish(
-                done.hidden[row, : member.num_tokens],
-                member.input.first_pooled,
+                hidden[row, : member.num_tokens - num_head],
+                max(0, member.input.first_pooled - num_head),
                 member.job.request.dimensions,
             )
             for row, member in enumerate(done.members)
@@ -201,6 +263,16 @@ class EmbeddingWorker:
             if len(job.vectors) == len(job.request.inputs):
                 job.finish()
         self.drop_ended()
+
+    def _make_prefixes(self, model: EmbeddingModel) -> Prefixes | None:
+        """Return what keeps heads of texts, if the model's tokens do not depend on later ones."""
+        make, embedding = getattr(model.body, "make_caches", None), model.info.embedding
+        if not self._prefix_bytes or embedding is None or make is None or make() is None:
+            return None
+        return Prefixes(make, self._prefix_bytes, pools_last=embedding.recipe.pooling == "last")
+
+    def _find_head(self, request: EmbeddingRequest) -> TokenIds:
+        return self.prefixes.find_head(request) if self.prefixes else ()
 
     def _wait_for_memory(self, member: Member, fault: str | None) -> None:
         self.is_blocked = fault is None

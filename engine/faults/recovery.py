@@ -5,9 +5,9 @@ import logging
 from engine.batch import Batch
 from engine.faults.bisection import Bisection
 from engine.scheduler.request_queue import RequestQueue
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
+from engine.sequence.step_error import StepError
 from engine.stats import EngineStats
-from engine.step_error import StepError
 
 log = logging.getLogger("reprise.engine")
 
@@ -57,7 +57,7 @@ class Recovery:
             return
         members = self._batch.members
         for row, sequence in enumerate(members):
-            self._queue.prefix_lookup.keep_row(sequence, row, self._batch.rows)
+            self._queue.prefix_lookup.kept.keep_row(sequence, row, self._batch.rows)
         self._batch.clear()
         self._queue.put_back(members + self._take_prefilling())
 

@@ -56,7 +56,7 @@ class TemplateProcess:
 
 
 def _placeholder(value: object) -> str:
-    """Return what transformers shows a template for a value that JSON cannot represent."""
+    """Return the text that transformers puts in a prompt for a value that JSON cannot represent."""
     return f"<{type(value).__name__}>"
 
 

@@ -12,12 +12,14 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 START_LIMIT_S = 60.0
 MAX_REPLY_BYTES = 64 * 2**20
+Job = Literal["templates", "tool_calls", "schemas", "grammars", "images"]
 _SCRIPT = Path(__file__).with_name("child_script.py")
 _PASSED_VARIABLES = ("PATH", "TZ", "LANG", "LC_ALL")
 """Environment variables that the process inherits. All others stay out, since they may hold keys."""
@@ -25,7 +27,7 @@ _PASSED_VARIABLES = ("PATH", "TZ", "LANG", "LC_ALL")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call may take. cpu_s: CPU time. wall_s: time, from sending the call to its reply."""
+    """Limits of one call. cpu_s: CPU time. wall_s: time, from sending the call to its reply."""
 
     cpu_s: float
     wall_s: float
@@ -43,9 +45,7 @@ class ChildProcess:
     library: the folder of the library that does the job.
     """
 
-    def __init__(
-        self, job: Literal["templates", "tool_calls", "schemas", "grammars"], library: Path, limits: Limits
-    ) -> None:
+    def __init__(self, job: Job, library: Path, limits: Limits) -> None:
         self._job = job
         self._library = library
         self._limits = limits
@@ -59,15 +59,19 @@ class ChildProcess:
         with self._lock:
             self._start()
 
-    def call(self, body: bytes) -> dict[str, Any]:
-        """Send a call, as JSON, and return the reply. Raises ChildError."""
+    def call(self, body: bytes, attached: bytes = b"") -> dict[str, Any]:
+        """Send a call, as JSON, and return the reply, with what it has attached. Raises ChildError.
+
+        attached: bytes that the job gets beside the call, under that name.
+        """
         with self._lock:
             try:
                 child = self._start()
                 if not self._is_ready:
-                    self._exchange(child, None, START_LIMIT_S)
+                    self._exchange(child, (), START_LIMIT_S)
                     self._is_ready = True
-                return self._exchange(child, body, self._limits.wall_s)
+                lengths = len(body).to_bytes(4, "little") + len(attached).to_bytes(4, "little")
+                return self._exchange(child, (lengths + body, attached), self._limits.wall_s)
             except (OSError, EOFError, ValueError):
                 self._end()
                 with contextlib.suppress(OSError):
@@ -99,9 +103,9 @@ class ChildProcess:
         return self._child
 
     def _exchange(
-        self, child: "subprocess.Popen[bytes]", body: bytes | None, limit_s: float
+        self, child: "subprocess.Popen[bytes]", sent: Sequence[bytes], limit_s: float
     ) -> dict[str, Any]:
-        """Send a call, if there is one, and wait for the reply.
+        """Send the parts of a call, if there is one, and wait for the reply.
 
         Raises OSError, EOFError or ValueError if no whole reply arrives within limit_s.
         """
@@ -110,13 +114,16 @@ class ChildProcess:
         timer = threading.Timer(limit_s, child.kill)
         timer.start()
         try:
-            if body is not None:
-                child.stdin.write(len(body).to_bytes(4, "little") + body)
-                child.stdin.flush()
-            length = int.from_bytes(_read(child.stdout, 4), "little")
-            if length > MAX_REPLY_BYTES:
+            for part in sent:
+                child.stdin.write(part)
+            child.stdin.flush()
+            lengths = _read(child.stdout, 8)
+            length, num_bytes = (int.from_bytes(half, "little") for half in (lengths[:4], lengths[4:]))
+            if max(length, num_bytes) > MAX_REPLY_BYTES:
                 raise EOFError
             reply: dict[str, Any] = json.loads(_read(child.stdout, length))
+            if num_bytes:
+                reply["attached"] = _read(child.stdout, num_bytes)
         finally:
             timer.cancel()
             timer.join()

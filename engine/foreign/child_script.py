@@ -1,8 +1,9 @@
 """Run foreign code that may loop or fill memory: the script of the processes of child_process.py.
 
-It imports nothing of Reprise. It reads calls from stdin and writes replies to stdout. Each is four bytes of
-length, then JSON. Arguments: the job (a key of JOBS), the folder of the library that does it, the maximum
-number of bytes of memory, and the maximum number of seconds of CPU time for each call.
+It imports nothing of Reprise but image_job.py. It reads calls from stdin and writes replies to stdout. Each
+is two lengths of four bytes, then JSON, then bytes that a handler gets, or returns, as "attached". Arguments:
+the job (a key of JOBS), the folder of the library that does it, the maximum number of bytes of memory, and
+the maximum number of seconds of CPU time for each call.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ _LATER_IMPORTS = "{{ strftime_now('%d %B %Y') }}{{ messages | tojson(indent=2) }
 
 
 def handle_templates(transformers: Path) -> Handle:
-    """Return a function that renders conversations with transformers' function; calls are its arguments."""
+    """Return a function that renders a conversation with transformers; it takes the call's arguments."""
     render = _load_render(transformers)
 
     def handle(call: dict[str, Any]) -> Reply:
@@ -105,6 +106,15 @@ def handle_grammars(_: Path) -> Handle:
     return handle
 
 
+def handle_images(folder: Path) -> Handle:
+    """Return a function that decodes images. folder: where image_job.py is, which says what a call has."""
+    os.nice(PARSER_NICENESS)
+    _pretend("engine", folder.parent)
+    _pretend("engine.foreign", folder)
+    handler: Handle = importlib.import_module("engine.foreign.image_job").make_handler()
+    return handler
+
+
 class _NotJsonError(Exception):
     """A text is not JSON."""
 
@@ -121,6 +131,7 @@ JOBS: dict[str, Callable[[Path], Handle]] = {
     "tool_calls": handle_tool_calls,
     "schemas": handle_schemas,
     "grammars": handle_grammars,
+    "images": handle_images,
 }
 
 
@@ -140,18 +151,22 @@ def read_calls(parse: Parse, text: str, tools: list[dict[str, Any]]) -> list[dic
 
 def serve(handle: Handle, cpu_limit_s: float, calls: BinaryIO, replies: BinaryIO) -> None:
     """Reply to calls until the input ends. A call that takes more CPU time ends the process."""
-    while length := calls.read(4):
-        body = calls.read(int.from_bytes(length, "little"))
+    while lengths := calls.read(8):
+        call = json.loads(calls.read(int.from_bytes(lengths[:4], "little")))
+        if num_bytes := int.from_bytes(lengths[4:], "little"):
+            call["attached"] = calls.read(num_bytes)
         # Without a handler the signal ends the process, even within a regular expression.
         signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
-        write_reply(replies, handle(json.loads(body)))
+        write_reply(replies, handle(call))
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def write_reply(replies: BinaryIO, reply: Reply) -> None:
     """Write one reply."""
+    attached = reply.pop("attached", b"")
     body = json.dumps(reply).encode()
-    replies.write(len(body).to_bytes(4, "little") + body)
+    replies.write(len(body).to_bytes(4, "little") + len(attached).to_bytes(4, "little") + body)
+    replies.write(attached)
     replies.flush()
 
 

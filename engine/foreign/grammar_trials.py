@@ -29,7 +29,7 @@ class GrammarTrials:
         self._process.start()
 
     def check(self, text: str, limits: dict[str, int]) -> None:
-        """Compile a grammar, and throw it away; what else is wrong with it is not told. Blocks.
+        """Compile a grammar as a trial of its time and memory. Other faults are not reported. Blocks.
 
         text: in llguidance's own format. limits: the arguments of LLParserLimits.
         Raises TrialError.

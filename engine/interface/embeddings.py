@@ -1,6 +1,7 @@
-"""What the server and the engine exchange about texts that become vectors, and pairs that become scores."""
+"""Requests and results of embedding and ranking, exchanged between the server and the engine."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,9 @@ Purpose = Literal["generate", "embed", "rerank"]
 
 SPECIAL: Mapping[Purpose, str] = {"embed": "embeddings", "rerank": "ranking"}
 """What models are for that generate no text, in words."""
+
+MAX_ALIKE = 1024
+"""Leading tokens of a request's inputs that are compared with each other."""
 
 Pooling = Literal["mean", "cls", "last", "max"]
 
@@ -44,7 +48,7 @@ class Recipe:
     is_guessed: bool = False
 
     def describe(self) -> str:
-        """Describe it in a few words."""
+        """Describe the recipe in a few words."""
         why = ", by its architecture" if self.is_guessed else ""
         prompts = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
         return f"pooling {self.pooling}{why}{prompts}"
@@ -57,6 +61,8 @@ class EmbeddingInfo:
     dimensions: numbers of a vector; 1 for a model that ranks.
     before, after: the special tokens around a text or a pair. between: those between the texts of a pair.
     second_type: the token type of a pair's second text, and of what follows it.
+    pair: text before a document, with {query} and {instruction}, of a model that reads a pair as one text.
+    instruction: what a query is for, unless a request says so.
     """
 
     dimensions: int
@@ -65,6 +71,12 @@ class EmbeddingInfo:
     between: TokenIds = ()
     after: TokenIds = ()
     second_type: int = 0
+    pair: str | None = None
+    instruction: str = ""
+
+    def describe(self) -> str:
+        """Describe it in a few words."""
+        return f"{self.dimensions} dimensions, {self.recipe.describe()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +90,39 @@ class EmbeddingInput:
     first_pooled: int = 0
     first_of_second: int | None = None
 
+    def after(self, num_tokens: int) -> "EmbeddingInput":
+        """Return what comes after its leading tokens."""
+        second = self.first_of_second
+        return EmbeddingInput(
+            self.tokens[num_tokens:],
+            max(0, self.first_pooled - num_tokens),
+            None if second is None else max(0, second - num_tokens),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Texts to be embedded, or pairs to be rated. dimensions: of each vector; None for all there are."""
+    """Texts to be embedded, or pairs to be rated. dimensions: of each vector; None for all there are.
+
+    num_alike: leading tokens that all inputs have in common, or fewer; see count_alike().
+    """
 
     id: str
     inputs: tuple[EmbeddingInput, ...]
     dimensions: int | None = None
+    num_alike: int = 0
+
+
+def count_alike(inputs: Sequence[EmbeddingInput]) -> int:
+    """Return how many leading tokens all inputs have in common, up to MAX_ALIKE. May take long."""
+    leading = [one.tokens[:MAX_ALIKE] for one in inputs]
+    return count_common(min(leading), max(leading))
+
+
+def count_common(one: TokenIds, other: TokenIds) -> int:
+    """Return how many leading tokens two texts have in common."""
+    most = min(len(one), len(other))
+    return bisect_left(range(most), True, key=lambda at: one[: at + 1] != other[: at + 1])
 
 
 @dataclass(frozen=True, slots=True)

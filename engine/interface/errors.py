@@ -4,7 +4,7 @@ from typing import Literal
 
 
 class UnbrokenTextError(Exception):
-    """A text has more than so many characters without a place where it can be cut."""
+    """A text has too many characters without a place where it can be cut."""
 
 
 class GrammarError(ValueError):

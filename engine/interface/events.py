@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from engine.interface.embeddings import Embedded
-from engine.interface.request import Streaming
+from engine.interface.request import WindowSettings
 
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
 class DraftingReport:
-    """What drafting did for one sequence.
+    """Counts and times of the drafting for one sequence.
 
     num_drafted, num_accepted: drafted tokens that the target model checked, and those it accepted.
     num_forwards: forward passes that decoding the answer took, without prefill.
@@ -67,7 +67,7 @@ class Usage:
     num_completion_tokens: tokens of the answer, an end-of-answer token included.
     queue_s: until admission. prefill_s: until prefill was complete. first_token_s: until the first token was
         committed. total_s: until the end. If the sequence ended before one of these, its end counts.
-    drafting: what drafting did. streaming: how the answer was streamed; None for plain decoding.
+    drafting: what drafting did. window_settings: of windowed decoding; None for plain decoding.
     is_loop: whether the answer was ended because it only repeated itself.
     """
 
@@ -79,7 +79,7 @@ class Usage:
     first_token_s: float = 0.0
     total_s: float = 0.0
     drafting: DraftingReport = DraftingReport()
-    streaming: Streaming | None = None
+    window_settings: WindowSettings | None = None
     is_loop: bool = False
 
     @property
@@ -110,7 +110,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How far a prompt is. Its last token is computed with the first token of the answer.
+    """The progress of a prompt's prefill. Its last token is computed with the first token of the answer.
 
     num_tokens, num_cached, num_processed: tokens of the prompt, those that were cached, and those that are
         done, the cached ones included. taken_s: seconds since it was admitted.

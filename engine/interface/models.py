@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.interface.embeddings import EmbeddingInfo, Purpose
+from engine.interface.images import VisionInfo
 
 HeadKind = Literal["mtp", "dflash"]
-"""What drafts from a model's hidden states: an MTP head, or a DFlash drafter."""
+"""The kind of a drafter of hidden states: an MTP head, or a DFlash drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,10 @@ class ModelInfo:
     batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
     sampling_defaults, answer_limits: what its makers recommend.
     mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
-    can_stream: whether it can decode by streaming.
+    can_decode_windows: whether it can decode in windows (WeDLM).
     ranks: what each machine holds, for people; empty if the model is on one.
     purpose: what it is for. embedding: how it makes vectors or scores; None for a model that generates.
+    vision: how it sees images; None if it does not.
     """
 
     name: str
@@ -100,10 +102,11 @@ class ModelInfo:
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     answer_limits: AnswerLimits = AnswerLimits()
     mask_token_id: int | None = None
-    can_stream: bool = False
+    can_decode_windows: bool = False
     ranks: tuple[str, ...] = ()
     purpose: Purpose = "generate"
     embedding: EmbeddingInfo | None = None
+    vision: VisionInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,8 @@ class ModelEntry:
     info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens to fill in
         text with. None if it never was loaded.
     idle_left_s: seconds after which it is unloaded if it gets no request; None if it is not, or not loaded.
-    purpose: what it is for. tool_format: the name of its format of tool calls; None if it is not told.
+    purpose: what it is for. embedding: what vectors it makes, if it does; its tokens only once it was loaded.
+    tool_format: the name of its format of tool calls; None if it is not told.
     """
 
     name: str
@@ -139,4 +143,5 @@ class ModelEntry:
     can_infill: bool | None = None
     idle_left_s: float | None = None
     purpose: Purpose = "generate"
+    embedding: EmbeddingInfo | None = None
     tool_format: str | None = None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from drafters.base import Frame as Frame
 from drafters.base import SignedLines as SignedLines
 from drafters.base import View as View
+from engine.interface.images import PromptImage
 
 PromptEnd = Literal["answer", "messages", "final_message"]
 """Where a conversation's prompt ends: where the answer begins, after the messages, or within the last one,
@@ -75,8 +76,8 @@ class DraftChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Streaming:
-    """Streaming decoding of one request by a WeDLM model, which may answer differently than plain decoding.
+class WindowSettings:
+    """Windowed decoding of one request by a WeDLM model, which may answer differently than plain decoding.
 
     mask_token: ModelInfo.mask_token_id. window_size: tokens and holes right of the settled text, >= 1.
     entropy_threshold: a hole is filled whose entropy, in nats, is less; None to fill one at a time.
@@ -145,11 +146,12 @@ class GenerationRequest:
     reports_progress: whether to report how far the prompt is, in deltas before the answer's.
     reports_usage: whether each delta reports the counts and times so far.
     reports_origins: whether each delta reports which drafter its text is from.
-    streaming: how several tokens are filled in at once; None for plain decoding, with or without drafts.
+    window_settings: how several tokens are filled in at once; None for plain decoding, drafts or not.
     head_tokens: leading tokens of the prompt before what the user says first: system text and tools. 0 if not
         known.
+    images: those in the prompt, in order. Its tokens have the model's placeholder where an image is.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
-        loop_guard.py.
+        sequence/loop_guard.py.
     """
 
     id: str
@@ -168,6 +170,7 @@ class GenerationRequest:
     reports_progress: bool = False
     reports_usage: bool = False
     reports_origins: bool = False
-    streaming: Streaming | None = None
+    window_settings: WindowSettings | None = None
     loop_guard_tokens: int = 0
     head_tokens: int = 0
+    images: tuple[PromptImage, ...] = ()

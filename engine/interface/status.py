@@ -30,7 +30,7 @@ GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """What the engine has counted since it started, and the memory that MLX holds.
+    """Counts of the engine since it started, and the memory that MLX holds.
 
     num_failed_steps, num_preemptions, num_plain_probes: see EngineStats.
     num_stalls: times that the watchdog found requests but no progress.

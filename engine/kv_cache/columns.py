@@ -51,7 +51,9 @@ class RowLengths:
     lengths: (rows,) tokens in the caches before the current forward.
     widths: (rows,) tokens that the current forward adds to each row; width is the largest of them.
     are_equal: whether all rows have the same length.
-    offset: tokens before the current forward: an int if all rows have the same length, else (rows,).
+    offset: where rope places the tokens of the current forward: an int if all rows agree, else (rows,).
+    deltas: (rows,) what to add to a token's index to get its place; 0 but for rows with images. has_deltas:
+        whether any is not 0.
     fed: (rows,) the widths on the device; None if no row is padded.
     padding: (rows, 1, width, 1) True where a row is padded; None if no row is.
     ranks: (rows,) of each token that the current forward adds to a row, if it sees those of no higher rank
@@ -64,6 +66,8 @@ class RowLengths:
         self.width = 0
         self.are_equal = True
         self.offset: int | mx.array = 0
+        self.deltas: list[int] = []
+        self.has_deltas = False
         self.fed: mx.array | None = None
         self.padding: mx.array | None = None
         self.ranks: Sequence[Ranks | None] = ()
@@ -71,16 +75,25 @@ class RowLengths:
     def add(self) -> None:
         """Append an empty row."""
         self.lengths.append(0)
+        self.deltas.append(0)
+
+    def shift(self, row: int, delta: int) -> None:
+        """Let rope place a row's tokens at their index plus delta."""
+        self.deltas[row] = delta
+        self.has_deltas = any(self.deltas)
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
         self.lengths[row] = self.lengths[-1]
         self.lengths.pop()
+        self.deltas[row] = self.deltas[-1]
+        self.deltas.pop()
+        self.has_deltas = any(self.deltas)
 
     def begin_forward(
         self, widths: Sequence[int], width: int = 0, ranks: Sequence[Ranks | None] = ()
     ) -> None:
-        """Compute what every layer of the next forward uses.
+        """Compute the lengths, widths and padding of the next forward, for the caches of all layers.
 
         widths: (rows,) tokens to add, each >= 1. width: of the forward, if it has other rows too.
         ranks: (rows,) see the attribute.
@@ -93,6 +106,9 @@ class RowLengths:
             self.padding = (mx.arange(self.width) >= self.fed[:, None])[:, None, :, None]
         self.are_equal = len(set(self.lengths)) == 1
         self.offset = self.lengths[0] if self.are_equal else mx.array(self.lengths)
+        if self.has_deltas:
+            places = [length + delta for length, delta in zip(self.lengths, self.deltas, strict=True)]
+            self.offset = places[0] if len(set(places)) == 1 else mx.array(places)
 
     def follow(self, other: "RowLengths") -> None:
         """Take over what begin_forward computed for the same rows in the same order."""
@@ -173,7 +189,7 @@ class Columns:
             numbers.append(0)
 
     def place(self, row: int) -> None:
-        """Decide where the tokens of a row lie that is about to be written, from its length.
+        """Decide where a row's tokens will lie in the buffers, from the row's length.
 
         The caller writes its live tokens there, with zeros around them.
         """
@@ -281,7 +297,7 @@ class Columns:
         ]
 
     def end_forward(self) -> None:
-        """Record what the forward has erased, after RowLengths.end_forward."""
+        """Note the columns that the forward has erased, after RowLengths.end_forward."""
         self._masks = {}
         if not self.uniform:
             self.dirty_ends = self._ends()

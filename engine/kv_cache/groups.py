@@ -25,7 +25,7 @@ FIRST_LIMIT = 2048
 
 
 def find_limit(num_tokens: int, first_limit: int | None) -> int | None:
-    """Return the limit of the group for a row of that many tokens; None, no limit, if there is no first."""
+    """Return the limit of the group for a row of num_tokens; None, no limit, if there is no first limit."""
     if first_limit is None:
         return None
     limit = first_limit
@@ -52,7 +52,7 @@ class Group:
 
 
 class PerGroup:
-    """What each group has in the place of one array or mask, or of several arrays, for all rows."""
+    """Values by group, where all rows would have one: an array, a mask, or several arrays."""
 
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts
@@ -102,7 +102,7 @@ class Groups:
         return self._places[row] is not None
 
     def place_of(self, row: int) -> tuple[Group, int]:
-        """Return the group and the slot of a row that is in one."""
+        """Return a row's group and its slot there. The row must be in a group."""
         place = self._places[row]
         assert place is not None
         return place
@@ -184,7 +184,7 @@ class Groups:
         return rows
 
     def begin_forward(self) -> None:
-        """Compute what the layers of the next forward use, after RowLengths.begin_forward of all rows."""
+        """Compute the groups' lengths and columns for the next forward, after that of all rows' lengths."""
         if not self._is_laid_out:
             self._lay_out()
         for group in self._groups:
@@ -215,12 +215,12 @@ class Groups:
         return [array[pick] for pick in self._picks]
 
     def join(self, parts: list[mx.array]) -> mx.array:
-        """Return the array of (rows, ...) that has these parts."""
+        """Return the array of (rows, ...), joined from the parts of all groups."""
         joined = mx.concatenate(parts)
         return joined if self._order is None else joined[self._order]
 
     def limit_growth(self, max_cells: int, needed_cells: Callable[[Group], int]) -> None:
-        """Share max_cells slots times columns among the groups. needed_cells: returns those a group needs."""
+        """Divide max_cells (slots times columns) among the groups, by those that needed_cells says."""
         self._max_cells = max_cells
         cells = list(map(needed_cells, self._groups))
         for group, num_cells in zip(self._groups, cells, strict=True):

@@ -50,7 +50,7 @@ class FittedQuantizedKVCache(QuantizedKVCache):
         return super().update_and_fetch(keys, values)
 
     def restore(self, keys: Sequence[mx.array], values: Sequence[mx.array], offset: int) -> None:
-        """Set the keys and values of offset tokens, quantized as this cache does it: three arrays each."""
+        """Set keys and values of offset tokens, quantized with this cache's bits: three arrays each."""
         packed, scales, _ = keys
         group_size = packed.shape[-1] * 32 // self.bits // scales.shape[-1]
         self.state = tuple(keys), tuple(values), offset, group_size, self.bits
@@ -95,6 +95,11 @@ def arrays_of(cache: Any) -> list[mx.array]:
     return [leaf for _, leaf in flat if isinstance(leaf, mx.array)]
 
 
+def cache_arrays(caches: Sequence[object]) -> list[object]:
+    """Return the arrays to evaluate so that these caches hold no lazy array."""
+    return [cache.state for cache in caches if not cache.empty()]  # type: ignore[attr-defined]
+
+
 def is_recurrent(cache: Any) -> bool:
     """Return whether a cache keeps state that every token overwrites."""
     return type(cache) is ArraysCache
@@ -110,8 +115,17 @@ def can_trim(cache: Any) -> bool:
     return type(cache) in (KVCache, FittedQuantizedKVCache) or isinstance(cache, WindowKVCache)
 
 
+def check_length(row: int, length: int, min_length: int, held: int) -> None:
+    """Raise ValueError if a row of held tokens cannot be rolled back to a length, min_length at least."""
+    if not min_length <= length <= held:
+        raise ValueError(
+            f"row {row} holds {held} tokens and can be rolled back to a length from {min_length} to {held}, "
+            f"not to {length}"
+        )
+
+
 class Snapshot:
-    """What a row's caches hold at one length, so that they can be restored after the next update."""
+    """The contents of a row's caches at one length, to restore them after the next update."""
 
     def __init__(self, caches: Caches, length: int) -> None:
         """Take a snapshot. caches: they hold length tokens, and each is recurrent or can be trimmed."""

@@ -31,7 +31,7 @@ SHORT_LIMIT = 8
 
 
 def find_sharing(model: Any, kv_bits: int | None = None) -> Sharing:
-    """Return what rows of different lengths can share in a forward of this model; log why not more."""
+    """Try how much rows of different lengths can share in a forward of this model; log why not more."""
     if fault := batch_fault(model, kv_bits):
         log.info("each row has a forward pass of its own: %s", fault)
         return Sharing.NOTHING

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from engine.kv_cache.batched import row_arrays
+from engine.kv_cache.buffers import row_arrays
 from engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves
 from engine.kv_cache.sliding_window import WindowKVCache
 

@@ -15,17 +15,20 @@ from weakref import WeakKeyDictionary, ref
 
 import mlx.core as mx
 
-from engine.kv_cache.batched import GROWTH_TOKENS
+from engine.interface.images import VisionInfo
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.extents import GROWTH_TOKENS
 from engine.kv_cache.per_row import Caches, leaves
-from engine.kv_cache.rows import BatchedRows, Rows
+from engine.kv_cache.rows import Rows
 from engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
 from engine.memory.demands import Demand, SamplingMemory, StepDemands
 from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
-from engine.memory.prefill_budget import count_fitting, share_tokens
+from engine.memory.prefill_budget import count_fitting, divide_tokens
 from engine.memory.sharing import SharedMemory
 from engine.prefix_cache.trie import PrefixCache
-from engine.sampling.pieces import ALL_NEEDS, find_needs
-from engine.sequence import Sequence
+from engine.sampling.portions import ALL_NEEDS, find_needs
+from engine.sequence.sequence import Sequence
+from engine.vision.sight import KeptFeatures, Sight
 
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""
@@ -33,8 +36,14 @@ ANSWER_TOKENS = GROWTH_TOKENS
 CHUNK_STEP = 64
 """Prompt tokens by which chunks are lengthened while there is memory for them."""
 
-SHARED_TOKENS = 1024
-"""Tokens at which the models' caches are compared, to share the prefix cache's memory."""
+COMPARED_TOKENS = 1024
+"""Tokens at which the models' caches are compared, to divide the prefix cache's memory."""
+
+KEPT_SHARE = 64
+"""Features of images that no prompt needs now take at most 1/KEPT_SHARE of the memory beside weights."""
+
+Kept = PrefixCache | KeptFeatures
+"""What is dropped when rows need its memory."""
 
 Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
 """Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
@@ -48,7 +57,7 @@ class MemoryBudget:
     largest_chunk_tokens: maximum prompt tokens fed at once; chunk_tokens: those for which memory is reserved.
     shared: the memory that other models share with these; None if there are no others.
     has_masks: whether the target model predicts at masks, whose entropies every row may want.
-    prefixes: the prefix caches, which give up memory that rows need, the first one first.
+    prefixes: what is kept for later prompts and gives up memory that rows need, the first one first.
     """
 
     def __init__(
@@ -69,7 +78,10 @@ class MemoryBudget:
         self.chunk_tokens = estimator.chunk_tokens
         self._largest_chunk_tokens = largest_chunk_tokens
         self._has_masks = has_masks
-        self.prefixes: list[PrefixCache] = []
+        self._sight: Sight | None = None
+        # The most that an image takes until it was fed.
+        self._image_bytes = 0
+        self.prefixes: list[Kept] = []
         self._used_bytes = 0
         # Of the last estimate, if only rows ran: its room, and the lengths of rows up to which it holds.
         self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
@@ -79,6 +91,13 @@ class MemoryBudget:
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
         self._refused_tokens = 0
         self._refused_beside: Running = ([], [])
+
+    def see(self, sight: Sight, vision: VisionInfo) -> None:
+        """Count what images take from now on, and what is kept of them."""
+        largest = vision.merge_size, vision.max_tokens * vision.merge_size
+        self._sight, self._image_bytes = sight, sight.tower.forecast_bytes(largest)
+        sight.kept.limit_bytes = self.room_bytes // KEPT_SHARE
+        self.prefixes.append(sight.kept)
 
     @property
     def used_bytes(self) -> int:
@@ -92,7 +111,7 @@ class MemoryBudget:
 
     @property
     def held_bytes(self) -> int:
-        """What other models cannot have: see shared_memory.py."""
+        """The bytes that other models cannot have: see memory/sharing.py."""
         return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:
@@ -118,7 +137,7 @@ class MemoryBudget:
 
     def bytes_alone(self, num_tokens: int) -> int:
         """Return the bytes that a sequence of that length needs with no other sequence running."""
-        alone = [Demand(num_tokens, self._most_sampling)]
+        alone = [Demand(num_tokens, self._most_sampling, vision_bytes=self._image_bytes)]
         return max(self._estimator.full(alone, []).total, self._estimator.full([], alone).total)
 
     def may_begin(
@@ -145,14 +164,14 @@ class MemoryBudget:
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
         rows: SequenceOf[Rows],
-        reading: SequenceOf[Sequence] = (),
+        draft_prefills: SequenceOf[Sequence] = (),
     ) -> bool:
         """Drop cached prefixes until the next step fits; return whether it does.
 
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
-        reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
+        draft_prefills: sequences whose draft prefill is under way, in caches that are not a row's yet.
         """
-        if self._is_steady(members, prefilling, reading):
+        if self._is_steady(members, prefilling, draft_prefills):
             return True
         self._steady = 0, []
         if self.shared and not self._reserve([*members, *prefilling]):
@@ -165,9 +184,9 @@ class MemoryBudget:
             return self._estimate_step(members, prefilling, num_tokens, shared, own)
 
         estimate = estimate_step(self.chunk_tokens)
-        read = sum(self._reading_bytes(len(s.tokens)) for s in reading)
-        self._shrink_prefixes(self.left_bytes - estimate.total - read)
-        spare = self.left_bytes - estimate.total - read - self._prefix_bytes
+        prefilled = sum(self._draft_prefill_bytes(len(s.tokens)) for s in draft_prefills)
+        self._shrink_prefixes(self.left_bytes - estimate.total - prefilled)
+        spare = self.left_bytes - estimate.total - prefilled - self._prefix_bytes
         if prefilling and spare > 0:
             # Of half at most: buffers may grow ahead of need into the rest.
             larger = self._feed_more(estimate_step, estimate.total + spare // 2)
@@ -176,7 +195,7 @@ class MemoryBudget:
         self._limit_mlx(estimate.operation)
         if spare < 0:
             return False
-        self._used_bytes = estimate.total + read
+        self._used_bytes = estimate.total + prefilled
         for model, model_rows in zip(self._models, rows, strict=True):
             footprint = model.footprint
             if isinstance(model_rows, BatchedRows) and footprint.token_bytes:
@@ -191,8 +210,8 @@ class MemoryBudget:
                 model_rows.limit_growth(num_cells + ahead)
                 held = sum(slots * columns for slots, columns in model_rows.extents)
                 self._used_bytes += max(0, held - num_cells) * cell_bytes
-        # Beside other models both what is left and MLX's limit change at their turns.
-        if not (prefilling or reading or self.shared):
+        # Beside other models both what is left and MLX's limit change while they run.
+        if not (prefilling or draft_prefills or self.shared):
             self._steady = self.room_bytes, [(s, len(s.tokens) + STEADY_TOKENS) for s in members]
         return True
 
@@ -200,11 +219,11 @@ class MemoryBudget:
         self,
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
-        reading: SequenceOf[Sequence],
+        draft_prefills: SequenceOf[Sequence],
     ) -> bool:
         """Whether the last estimate had room for this step as well."""
         room_bytes, steady = self._steady
-        if prefilling or reading or room_bytes != self.room_bytes or len(members) != len(steady):
+        if prefilling or draft_prefills or room_bytes != self.room_bytes or len(members) != len(steady):
             return False
         return all(
             one is s and len(s.tokens) <= limit for s, (one, limit) in zip(members, steady, strict=True)
@@ -252,7 +271,9 @@ class MemoryBudget:
         rows: of the target model, if they share buffers. windows: each prompt's own caches, one per window.
         """
         complete, others = [], []
-        chunks = share_tokens([s.num_to_prefill for s in prefilling], num_tokens)
+        chunks = divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
+        if self._sight:
+            chunks = [_until_image(s, chunk) for s, chunk in zip(prefilling, chunks, strict=True)]
         for sequence, chunk in zip(prefilling, chunks, strict=True):
             sequence.prefill.max_chunk_tokens = chunk
             columns = {one.window: one.columns_after(chunk) for one in windows.get(sequence, ())}
@@ -296,12 +317,12 @@ class MemoryBudget:
         windows = footprint.window_bytes(lambda window: min(num_tokens, window + BLOCK_TOKENS))
         return footprint.fixed_bytes // 2 + windows
 
-    def reserve_reading(self, num_tokens: int) -> bool:
-        """Reserve memory until the next make_room() for reading a text; return whether there is enough.
+    def reserve_draft_prefill(self, num_tokens: int) -> bool:
+        """Reserve memory for a draft prefill until the next make_room(); return whether there is enough.
 
         num_tokens: target tokens of the text.
         """
-        needed = self._reading_bytes(num_tokens)
+        needed = self._draft_prefill_bytes(num_tokens)
         left = self.left_bytes - self._used_bytes - needed
         if left >= 0:
             self._shrink_prefixes(left)
@@ -316,8 +337,8 @@ class MemoryBudget:
             cache.shrink_to(max(0, num_bytes - others))
             kept = others + cache.num_bytes
 
-    def _reading_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of the caches with which the draft model reads a text, until they are a row's."""
+    def _draft_prefill_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the caches of a text's draft prefill, until they are a row's."""
         draft = self._models[-1]
         if not draft.sharing:
             # Rows that do not share buffers are counted as if they held the text already.
@@ -326,7 +347,7 @@ class MemoryBudget:
 
     def draft_model_share(self, num_bytes: int) -> int:
         """Return the part of num_bytes that holds as many of its tokens as the rest holds of the target's."""
-        target, *draft = [m.footprint.row_bytes(SHARED_TOKENS, self.chunk_tokens) for m in self._models]
+        target, *draft = [m.footprint.row_bytes(COMPARED_TOKENS, self.chunk_tokens) for m in self._models]
         return num_bytes * sum(draft) // (target + sum(draft))
 
     def _demand(
@@ -341,13 +362,25 @@ class MemoryBudget:
                 request.top_logprobs is not None or self._has_masks,
                 request.prompt_logprobs,
             )
-        return Demand(num_tokens, sampling, windows or {})
+        if not (sequence.request.images and self._sight):
+            return Demand(num_tokens, sampling, windows or {})
+        left_bytes = self._sight.working_bytes(sequence.request.images, sequence.prefill.num_computed)
+        return Demand(num_tokens, sampling, windows or {}, left_bytes)
 
 
 def _windows_of(caches: Caches) -> list[WindowKVCache]:
     """Return a sequence's cache of each window; those of all layers are alike."""
     by_window = {one.window: one for one in leaves(caches) if isinstance(one, WindowKVCache)}
     return list(by_window.values())
+
+
+def _until_image(sequence: Sequence, chunk: int) -> int:
+    """Return how many of a chunk's tokens may be fed, or have to be, because of the prompt's images."""
+    prefill = sequence.prefill
+    if not (chunk and (looking := prefill.looking)):
+        return chunk
+    looking.turn(start := prefill.num_computed)
+    return max(1, looking.end_of(start, start + chunk) - start)
 
 
 def _length_to_admit(sequence: Sequence) -> int:

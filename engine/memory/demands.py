@@ -1,18 +1,19 @@
-"""What sequences and steps ask of memory, and what the models need for them."""
+"""The memory demands of sequences and steps, and the models' sizes that decide them."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from engine.kv_cache.rows import BatchedRows, Sharing
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.rows import Sharing
 from engine.kv_cache.sliding_window import window_columns
 from engine.memory.footprint import Cells, Footprint
-from engine.sampling.pieces import LIKELIHOOD_ARRAYS, Needs
+from engine.sampling.portions import LIKELIHOOD_ARRAYS, Needs
 
 PENALTY_BYTES = 16
 BIAS_BYTES = 8
-"""What a row's penalties and its biases take per token of the vocabulary. Penalties have two arrays, both
+"""Bytes of a row's penalties and of its biases per token of the vocabulary. Penalties have two arrays, both
 twice while they change; a row may have another bias for its first tokens."""
 
 
@@ -23,7 +24,7 @@ class ModelMemory:
     sharing: what its rows share.
     width: maximum tokens that a decoding row feeds in one step.
     ids_per_token, spare_ids: n target tokens take at most n * ids_per_token + spare_ids ids of this model.
-    max_ids: the longest text that it reads, in its own ids; None for no limit.
+    max_ids: the longest text that it takes, in its own ids; None for no limit.
     """
 
     footprint: Footprint
@@ -47,7 +48,7 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class SamplingMemory:
-    """What the sampling of one sequence takes of memory.
+    """Memory that the sampling of one sequence takes.
 
     row_bytes: kept for its row. num_arrays: arrays of (vocabulary,) float32 that one of its draws takes.
     prompt_logprobs: whether its prompt's log probabilities are wanted.
@@ -69,15 +70,17 @@ class SamplingMemory:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one sequence asks of memory.
+    """One sequence's demand for memory.
 
     num_tokens: its length. sampling: of its tokens.
+    vision_bytes: what its images take until they were fed.
     windows: columns of its own buffers of sliding windows after the step, if they are known, by window.
     """
 
     num_tokens: int
     sampling: SamplingMemory
     windows: Mapping[int, int] = field(default_factory=dict)
+    vision_bytes: int = 0
 
     def window_columns(self, num_columns: int, widest_chunk: int) -> Cells:
         """Return the columns of its own buffers; if not known, for num_columns fed in chunks."""
@@ -86,7 +89,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class StepDemands:
-    """What a step has to have room for.
+    """A step's demand for memory.
 
     rows: that decode. complete: prompts that the step completes, so that they join the rows. others: prompts
         that have caches of their own, with the tokens that these hold after the step.
@@ -104,7 +107,7 @@ class StepDemands:
 
     @cached_property
     def joined(self) -> list[Demand]:
-        """What shares buffers after the step."""
+        """The sequences that share buffers after the step."""
         return [*self.rows, *self.complete]
 
     @cached_property

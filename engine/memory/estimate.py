@@ -6,12 +6,12 @@ estimate = what is kept + the growth of one layer + working memory
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from engine.kv_cache.batched import GROWTH_TOKENS, max_slots, round_columns
+from engine.kv_cache.extents import GROWTH_TOKENS, max_slots, round_columns
 from engine.kv_cache.groups import count_cells
 from engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from engine.memory.demands import Demand, ModelMemory, StepDemands
 from engine.memory.footprint import Cells
-from engine.sampling.pieces import LIKELIHOOD_ARRAYS, sampling_bytes
+from engine.sampling.portions import LIKELIHOOD_ARRAYS, sampling_bytes
 
 PROMPT_LOGPROBS_CHUNK = 128
 """Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own."""
@@ -60,6 +60,7 @@ class Estimator:
         if not step.everyone:
             return Estimate()
         kept = sum(one.sampling.row_bytes for one in step.everyone)
+        kept += sum(one.vision_bytes for one in step.prompts)
         growth = forward = logits = 0
         for model in self.models:
             kept += self._kept_bytes(model, step)
@@ -70,8 +71,9 @@ class Estimator:
                 logits = max(logits, model.logits_bytes(1, PROMPT_LOGPROBS_CHUNK))
         for_sampling = self._sampling_bytes(step)
         working = max(forward, logits + for_sampling)
-        # No operation of sampling takes more than half of what a piece does; half of a growth is its keys.
-        return Estimate(kept, growth, working, max(forward, for_sampling // 2, growth // 2))
+        # No operation of sampling takes more than half of what a portion does; half of a growth is its keys.
+        looking = max((one.vision_bytes for one in step.prompts), default=0)
+        return Estimate(kept, growth, working, max(forward, for_sampling // 2, growth // 2, looking))
 
     def full(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:
         """Estimate rows, and prompts that were computed to their end, whichever steps that takes."""
@@ -80,7 +82,7 @@ class Estimator:
     def _kept_bytes(self, model: ModelMemory, step: StepDemands) -> int:
         """Return the bytes of a model's caches."""
         footprint, rows, joined = model.footprint, step.rows, step.joined
-        kept = len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
+        kept = len(rows) * (footprint.trace_bytes + model.width * footprint.trace_token_bytes)
         for num_columns, window_cells in self._apart(model, step):
             kept += footprint.token_bytes * num_columns + footprint.fixed_bytes
             kept += footprint.window_bytes(window_cells)
@@ -116,14 +118,14 @@ class Estimator:
         num_rows, width = len(step.rows), model.width
         seen = width * self.num_cells(model, step.rows)
         if model is self.models[0]:
-            read, chunk = max((one.num_tokens for one in step.prompts), default=0), step.chunk_tokens
+            longest, chunk = max((one.num_tokens for one in step.prompts), default=0), step.chunk_tokens
         else:
-            # The draft model reads the text of rows.
-            read, chunk = model.num_ids(step.longest), self.chunk_tokens
-        num_fed = min(chunk, read)
+            # Draft prefill takes the text of rows.
+            longest, chunk = model.num_ids(step.longest), self.chunk_tokens
+        num_fed = min(chunk, longest)
         return max(
             model.footprint.forward_bytes(num_rows * width, seen),
-            model.footprint.forward_bytes(num_fed, num_fed * (read + self._ahead_tokens)),
+            model.footprint.forward_bytes(num_fed, num_fed * (longest + self._ahead_tokens)),
         )
 
     def _most_columns(self, model: ModelMemory, step: StepDemands) -> int:
@@ -133,7 +135,7 @@ class Estimator:
         """Return the columns of the caches that share no buffers, of full attention and of windows."""
         prompts = [] if model.sharing else list(step.complete)
         if model is self.models[0]:
-            # The draft model has not begun to read them; what it reads is counted by _reading_bytes().
+            # Their draft prefill has not begun; what it takes is counted by _draft_prefill_bytes().
             prompts += step.others
         apart = [(one, self.prompt_columns(model, one.num_tokens)) for one in prompts]
         if not model.sharing:

@@ -45,8 +45,8 @@ class Footprint:
     seen_bytes: of a forward pass, per token fed and token in the caches: masks, and the scores of attention
         where they are written to memory.
     logits_bytes: per position whose logits are computed.
-    record_bytes: per row, of what is kept after a verification step to roll recurrent state back.
-    record_token_bytes: of the same, per token that such a step feeds.
+    trace_bytes: per row, of what is kept after a verification step to roll recurrent state back.
+    trace_token_bytes: of the same, per token that such a step feeds.
     """
 
     fixed_bytes: int
@@ -56,8 +56,8 @@ class Footprint:
     fed_bytes: int = 0
     seen_bytes: float = 0.0
     logits_bytes: int = 0
-    record_bytes: int = 0
-    record_token_bytes: int = 0
+    trace_bytes: int = 0
+    trace_token_bytes: int = 0
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> "Footprint":
@@ -100,7 +100,7 @@ def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Fo
     """
     caches = make_caches(model, kv_bits)
     fixed_bytes, token_bytes, layer_bytes = 0, 0, 0
-    record_bytes = record_token_bytes = 0
+    trace_bytes = trace_token_bytes = 0
     windows: dict[int, int] = {}
     with _tight_memory():
         short, short_logits = _probe(model, caches)
@@ -126,9 +126,9 @@ def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Fo
             whole = _forward_bytes(model, make_caches(model, kv_bits), RECURRENT_TOKENS)
             fed = max(fed, whole / RECURRENT_TOKENS)
             # Rows apart keep a snapshot.
-            record_bytes = fixed_bytes // 2
+            trace_bytes = fixed_bytes // 2
             if batched:
-                record_bytes, record_token_bytes = _record_bytes(model, kv_bits)
+                trace_bytes, trace_token_bytes = _trace_bytes(model, kv_bits)
     return Footprint(
         fixed_bytes,
         token_bytes,
@@ -137,12 +137,12 @@ def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Fo
         fed_bytes=ceil(fed),
         seen_bytes=growth / (PROBE_TOKENS * SEEN_TOKENS) + MASK_BYTES,
         logits_bytes=ceil(short_logits / PROBE_TOKENS),
-        record_bytes=record_bytes,
-        record_token_bytes=record_token_bytes,
+        trace_bytes=trace_bytes,
+        trace_token_bytes=trace_token_bytes,
     )
 
 
-def _record_bytes(model: Any, kv_bits: int | None) -> tuple[int, int]:
+def _trace_bytes(model: Any, kv_bits: int | None) -> tuple[int, int]:
     """Return the bytes that a verification step leaves, per row and per token fed.
 
     The state after the step is part of them, the state before it is not.

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from config.settings import Settings
 from engine.interface.models import MemoryLimit
-from engine.kv_cache.batched import GROWTH_TOKENS
+from engine.kv_cache.extents import GROWTH_TOKENS
 from engine.kv_cache.recurrent import MAX_LATER_STATES
 from engine.kv_cache.rows import Sharing
 from engine.memory.budget import MemoryBudget
@@ -17,7 +17,7 @@ from engine.memory.footprint import Footprint, measure
 from engine.memory.machine import usable_bytes, wire_weights
 from engine.model.loading import LoadedModel, ModelError
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
-from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
+from engine.speculative.draft_model.prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 
 log = logging.getLogger("reprise.engine")
@@ -52,7 +52,7 @@ def make_memory_budget(
         given = min(given, weight_bytes + loaded.room_bytes)
     footprint = _find_footprint(loaded, settings.kv_bits, bool(sharing))
     width = 1 + settings.num_draft_tokens * may_draft
-    if loaded.info.can_stream:
+    if loaded.info.can_decode_windows:
         # A step may settle the whole window, and the next one feeds that and a new window.
         width = max(width, 2 * settings.wedlm_window_size)
     models = [ModelMemory(footprint, sharing, width)]
@@ -74,18 +74,24 @@ def make_memory_budget(
                 max_ids,
             )
         )
+    chunk_tokens = min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens)
+    if loaded.sight and loaded.info.vision and loaded.sight.tower.sees_whole_image:
+        # An image is fed as a whole.
+        chunk_tokens = max(chunk_tokens, loaded.info.vision.max_tokens)
     memory_budget = MemoryBudget(
         weight_bytes,
         given - weight_bytes,
         Estimator(
             models,
             loaded.info.vocab_size,
-            chunk_tokens=min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens),
+            chunk_tokens=chunk_tokens,
             ahead_tokens=width + STEADY_TOKENS,
         ),
-        largest_chunk_tokens=settings.prefill_chunk_tokens,
+        largest_chunk_tokens=max(chunk_tokens, settings.prefill_chunk_tokens),
         has_masks=loaded.info.mask_token_id is not None,
     )
+    if loaded.sight and loaded.info.vision:
+        memory_budget.see(loaded.sight, loaded.info.vision)
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)
     return memory_budget
 
@@ -134,7 +140,7 @@ def _drafting_footprint(draft_model: DraftModel) -> Footprint:
     """Measure what a draft model needs, with the states that it keeps after drafted tokens."""
     footprint = _find_footprint(draft_model.loaded, None, bool(draft_model.sharing))
     state_bytes = footprint.fixed_bytes // 2 if draft_model.sharing else 0
-    return replace(footprint, record_bytes=footprint.record_bytes + MAX_LATER_STATES * state_bytes)
+    return replace(footprint, trace_bytes=footprint.trace_bytes + MAX_LATER_STATES * state_bytes)
 
 
 def _limit_context(

@@ -1,4 +1,4 @@
-"""Share the seconds that one step has for prompts. Decoding rows wait for them, so they are few."""
+"""Divide the seconds that one step has among prompts. Decoding rows wait for them, so they are few."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ Seconds = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """What one step may spend on prompts: seconds, but never more than max_tokens.
+    """The time that one step may spend on prompts: seconds, but never more than max_tokens.
 
     min_tokens: fed if not even one token fits into the seconds.
     """
@@ -62,7 +62,7 @@ def plan_prefill(
     most: Sequence[int] | None = None,
     num_passed: int = 0,
 ) -> list[int]:
-    """Share a step's seconds among prompts that lack remaining[i] >= 0 tokens; returns each one's tokens.
+    """Divide a step's seconds among prompts that lack remaining[i] >= 0 tokens; returns each one's tokens.
 
     most: the maximum tokens of each. num_passed: steps since the oldest prompt was fed.
 
@@ -103,8 +103,8 @@ def plan_prefill(
     return chunks
 
 
-def share_tokens(remaining: Sequence[int], max_tokens: int) -> list[int]:
-    """Share max_tokens among prompts as plan_prefill() would if time were no limit."""
+def divide_tokens(remaining: Sequence[int], max_tokens: int) -> list[int]:
+    """Divide max_tokens among prompts as plan_prefill() would if time were no limit."""
     limits = PrefillLimits(math.inf, 0, max_tokens)
     return plan_prefill(remaining, [lambda _: 0.0] * len(remaining), limits)
 

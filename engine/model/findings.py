@@ -31,7 +31,7 @@ Found = TypeVar("Found")
 
 
 class Findings:
-    """What is known of one model. path: the file; None to keep nothing.
+    """Findings about one model. path: the file that keeps them; None for none.
 
     on_try: called with the name of what is about to be tried, as that can take as long as many steps.
     """

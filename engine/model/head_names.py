@@ -73,6 +73,12 @@ def _classes_without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
 
     def without_heads(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         own = {name: array for name, array in weights.items() if name_in_head(name, num_layers) is None}
-        return sanitize(self, own)
+        if "embed_tokens.weight" not in own:
+            return sanitize(self, own)
+        # A body that was saved alone, to embed: it has no output head.
+        self.args.tie_word_embeddings = True
+        own = sanitize(self, {f"model.{name}": array for name, array in own.items()})
+        self.pop("lm_head", None)
+        return own
 
     return type(model.__name__, (model,), {"sanitize": without_heads, "__module__": model.__module__}), args

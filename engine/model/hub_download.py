@@ -98,7 +98,7 @@ class _Download:
             for future in as_completed([pool.submit(self._fetch, file) for file in missing]):
                 future.result()
         finally:
-            # Also after Ctrl-C: the threads end at their next piece, and what they have stays.
+            # Also after Ctrl-C: the threads end at their next part, and what they have stays.
             self._is_stopped = True
             pool.shutdown(cancel_futures=True)
         snapshot_download(
@@ -173,14 +173,14 @@ class _StopError(Exception):
 
 
 class _Counted:
-    """What http_get uses of a file, with a call that hears the file's size after every change."""
+    """A file as http_get uses it, with a callback that gets the file's size after every change."""
 
     def __init__(self, stream: BinaryIO, hear: Callable[[int], None]) -> None:
         self._stream, self._hear = stream, hear
         self.seek, self.tell = stream.seek, stream.tell
 
     def write(self, data: bytes) -> int:
-        """Write a piece of the file."""
+        """Write a part of the file."""
         written = self._stream.write(data)
         self._hear(self._stream.tell())
         return written
@@ -209,7 +209,7 @@ def _list_files(cache: HubCache, name: str) -> tuple[str, list[RepoSibling]]:
 
 @contextmanager
 def _explained(cache: HubCache, name: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises into HubError."""
+    """Raise HubError in place of the exceptions of huggingface_hub."""
     try:
         yield
     except HubError:

@@ -30,6 +30,7 @@ from engine.model.head_names import leave_heads_out
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_reading import read_once
+from engine.vision.sight import Sight
 
 log = logging.getLogger("reprise.engine")
 
@@ -68,6 +69,7 @@ class LoadedModel:
     """A model, its tokenizer, its public description, and what was found out about it.
 
     room_bytes: memory for everything but weights, if another machine has less; None for one machine.
+    sight: what it sees images with; None if it does not.
     """
 
     model: Any
@@ -75,6 +77,7 @@ class LoadedModel:
     info: ModelInfo
     findings: Findings = field(default_factory=Findings)
     room_bytes: int | None = None
+    sight: Sight | None = None
 
     def find_sharing(self, kv_bits: int | None = None) -> Sharing:
         """Find out how much rows of different lengths can share in a forward pass; see probes.py."""

@@ -1,4 +1,4 @@
-"""Say what a model's folder holds by its small files, for lists of many models; checkpoint.py says more.
+"""Describe a model's folder by its small files, for lists of many models; checkpoint.py says more.
 
 No weights are read and no model is built, so a folder that is called whole here may still fail to load.
 """
@@ -12,9 +12,10 @@ from typing import Any
 
 import mlx_lm.utils
 
-from engine.interface.embeddings import Purpose
-from engine.model.loading import find_context_tokens
+from engine.interface.embeddings import EmbeddingInfo, Purpose
+from engine.model.loading import ModelError, find_context_tokens
 from engine.model.purpose import ENCODERS, find_purpose
+from engine.model.recipe import find_vectors
 
 INDEX = "model.safetensors.index.json"
 """File that names the shards of a model."""
@@ -30,6 +31,7 @@ class ModelFolder:
     num_bytes: of its files on disk. weight_bytes: of its safetensors files.
     context_tokens: None if its configuration does not say.
     fault: why it cannot be loaded; None if nothing speaks against it. purpose: what it is for.
+    embedding: what vectors it makes; None if it makes none.
     """
 
     name: str
@@ -39,6 +41,7 @@ class ModelFolder:
     context_tokens: int | None = None
     fault: str | None = None
     purpose: Purpose = "generate"
+    embedding: EmbeddingInfo | None = None
 
 
 def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
@@ -47,12 +50,16 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
     weights = [file for file in files if file.match("model*.safetensors") and file.parent == path]
     config: dict[str, Any] = {}
     purpose: Purpose = "generate"
+    embedding = None
     try:
         config = _read_config(path)
         purpose = find_purpose(path, config)
         context_tokens = find_context_tokens(config)
         fault = _find_fault(path, config, files)
-    except (AttributeError, TypeError, ValueError, OSError) as error:
+        embedding = find_vectors(path, config) if purpose == "embed" else None
+    except ModelError as error:
+        fault = str(error)
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         context_tokens, fault = None, f"config.json cannot be read: {error}"
     return ModelFolder(
         name=path.resolve().name if name is None else name,
@@ -62,6 +69,7 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
         context_tokens=context_tokens,
         fault=fault,
         purpose=purpose,
+        embedding=embedding,
     )
 
 

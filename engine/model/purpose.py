@@ -5,16 +5,25 @@ from typing import Any
 
 from engine.interface.embeddings import Purpose
 
-ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
+ROBERTAS = frozenset({"roberta", "xlm-roberta", "camembert"})
+"""Model types whose positions follow that of the padding token."""
+
+ENCODERS = ROBERTAS | {"bert", "modernbert", "nomic_bert", "new", "gte"}
 """Model types with weights that engine/embedding/encoder.py reads."""
 
 MODULES = "modules.json"
 """File of sentence-transformers that names what follows the model: pooling, dense layers, normalization."""
 
+LOGIT_SCORE = "LogitScore"
+"""Module of sentence-transformers that rates a pair by the logits of two tokens."""
+
 
 def find_purpose(folder: Path, config: dict[str, Any]) -> Purpose:
-    """Say what a model is for. config: of its config.json."""
+    """Return a model's purpose: to generate, embed or rank. config: of its config.json."""
     architecture = next(iter(config.get("architectures") or ()), "")
     if config.get("model_type") in ENCODERS:
         return "rerank" if str(architecture).endswith("ForSequenceClassification") else "embed"
-    return "embed" if (folder / MODULES).is_file() else "generate"
+    modules = folder / MODULES
+    if not modules.is_file():
+        return "generate"
+    return "rerank" if LOGIT_SCORE in modules.read_text(encoding="utf-8", errors="replace") else "embed"

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.interface.embeddings import Dense, Pooling, Recipe
+from engine.interface.embeddings import Dense, EmbeddingInfo, Pooling, Recipe
 from engine.model.loading import ModelError, find_context_tokens
-from engine.model.purpose import ENCODERS, MODULES
+from engine.model.purpose import ENCODERS, LOGIT_SCORE, MODULES, ROBERTAS
 
 _OLD_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
@@ -41,6 +41,8 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
             dense.append(Dense(path, bool(given.get("bias", True)), activation))
         elif kind == "Normalize":
             normalizes = True
+        elif kind == LOGIT_SCORE:
+            return Recipe("last", prompts=prompts, default_prompt=default, max_tokens=max_tokens)
         elif kind != "Transformer":
             raise ModelError(f"{folder / MODULES} names {kind}, which is not known here")
     if pooling is None:
@@ -51,15 +53,24 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
     return Recipe(pooling, counts_prompt, tuple(dense), normalizes, prompts, default, max_tokens)
 
 
+def find_vectors(folder: Path, config: dict[str, Any]) -> EmbeddingInfo:
+    """Say what vectors a model makes, before it is loaded: without its special tokens. Raises ModelError."""
+    recipe = read_recipe(folder, config)
+    last = _read(recipe.dense[-1].folder / "config.json", {}) if recipe.dense else {}
+    return EmbeddingInfo(int(last.get("out_features", config["hidden_size"])), recipe)
+
+
 def find_first_position(config: dict[str, Any]) -> int:
-    """Return the position of an encoder's first token: RoBERTa's follow that of the padding token."""
-    return 0 if config.get("model_type") == "bert" else int(config.get("pad_token_id", 1)) + 1
+    """Return the first of an encoder's learned positions: RoBERTa's follow that of the padding token."""
+    is_learned = config.get("position_embedding_type", "absolute") == "absolute"
+    is_after = config.get("model_type") in ROBERTAS and is_learned
+    return int(config.get("pad_token_id", 1)) + 1 if is_after else 0
 
 
 def find_longest(config: dict[str, Any], recipe: Recipe) -> int | None:
     """Return the tokens of the longest text, special tokens included; None if nothing says so."""
     found = find_context_tokens(config)
-    if found and config.get("model_type") in ENCODERS:
+    if found:
         found -= find_first_position(config)
     return min((limit for limit in (found, recipe.max_tokens) if limit), default=None)
 
@@ -75,7 +86,7 @@ def _pooling_of(given: dict[str, Any], path: Path) -> Pooling:
 
 
 def _read(file: Path, otherwise: Any) -> Any:
-    """Return what a JSON file holds; otherwise what is given. Raises ModelError if it cannot be read."""
+    """Return a JSON file's value, or `otherwise` without the file. Raises ModelError if it cannot be read."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -112,16 +112,16 @@ class Catalogue:
         return self._named(self._settings.model_name, self._settings.model_source)
 
     def _beside(self, name: str) -> FoundModel:
-        """Return a model that is named to embed or rank: one that decodes may not say that it embeds."""
+        """Return a model that is named to embed or rank: one that decodes may not say so."""
         settings, source = self._settings, self._settings.beside[name]
         found = self._named(name, source)
         if not found.folder.path.is_dir():
             fault = f"there is no folder {source}, and no model of that name in the hub's cache"
             return replace(found, folder=replace(found.folder, fault=fault))
-        is_silent = found.folder.purpose == "generate" and not found.folder.fault
-        if not is_silent or name != display_name(settings.embedding_model or ""):
+        if found.folder.purpose != "generate" or found.folder.fault:
             return found
-        return replace(found, folder=replace(found.folder, purpose="embed"))
+        embeds = name == display_name(settings.embedding_model or "")
+        return replace(found, folder=replace(found.folder, purpose="embed" if embeds else "rerank"))
 
     def _named(self, name: str, source: str) -> FoundModel:
         """Return the model of a folder, or in the hub's cache. name: by which it is known."""

@@ -20,7 +20,7 @@ from engine.models.messages import STOPPING, Call, Cancel, Inbox, Message, Stop,
 from engine.models.model_engine import ModelEngine
 from engine.models.parked import ParkedWorker
 from engine.sampling.grammar import Grammars
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 from engine.setup import Makers, make_worker
 from engine.speculative import kept_acceptance, shared_table
 from engine.speculative.costs.step_costs import StepCosts
@@ -147,7 +147,7 @@ class GeneratingEngine(ModelEngine):
                 if not self.lifecycle.is_dead:
                     self._learn(worker)
             finally:
-                worker.queue.prefix_lookup.close()
+                worker.queue.prefix_lookup.kept.close()
         self._forget()
 
     @property

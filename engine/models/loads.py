@@ -305,7 +305,7 @@ def _collect() -> None:
     if is_frozen:
         gc.freeze()
     mx.clear_cache()
-    # What a model had besides arrays, such as its tokenizer, was many small pieces.
+    # What a model had besides arrays, such as its tokenizer, was many small allocations.
     return_freed()
 
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence as SequenceOf
 
 from engine.interface.events import Failed
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 
 
 class ParkedWorker:

@@ -104,6 +104,7 @@ class ServedModel:
             can_call=self.can_call,
             can_think=self.can_think,
             purpose=self.info.purpose if self.info else self.found.folder.purpose,
+            embedding=self.info.embedding if self.info else self.found.folder.embedding,
             can_infill=self.can_infill,
             idle_left_s=self._idle_left_s(keep_s),
         )

@@ -41,7 +41,7 @@ MAX_UNWRITTEN_BYTES = 512 * 2**20
 
 
 @dataclass(eq=False, slots=True)
-class Record:
+class PrefixFile:
     """A file in the index.
 
     parent: the file that holds the tokens before this one's; None if there are none.
@@ -51,10 +51,10 @@ class Record:
 
     path: Path
     header: Header
-    parent: "Record | None"
+    parent: "PrefixFile | None"
     num_bytes: int
     used_at: float
-    children: "list[Record]" = field(default_factory=list)
+    children: "list[PrefixFile]" = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -64,14 +64,14 @@ class Record:
 
 @dataclass
 class _Index:
-    """The files of a folder. roots: those that continue none. records: all, by name.
+    """The files of a folder. roots: those that continue none. files: all, by name.
 
     writing: those that are not written yet. num_bytes: of all.
     """
 
-    roots: list[Record] = field(default_factory=list)
-    records: dict[str, Record] = field(default_factory=dict)
-    writing: list[tuple[Record, Future[int]]] = field(default_factory=list)
+    roots: list[PrefixFile] = field(default_factory=list)
+    files: dict[str, PrefixFile] = field(default_factory=dict)
+    writing: list[tuple[PrefixFile, Future[int]]] = field(default_factory=list)
     num_bytes: int = 0
 
 
@@ -79,12 +79,12 @@ class _Index:
 class Loading:
     """A load in progress.
 
-    records: the files, from the first token on. ends: how far each file is used, as a number of tokens from
+    files: from the first token on. ends: how far each file is used, as a number of tokens from
     the start of the prompt. future: the contents of each file, or the exception that reading it raised.
     others: what other machines read meanwhile; None if the model is on one.
     """
 
-    records: list[Record]
+    files: list[PrefixFile]
     ends: list[int]
     future: Future[list[Contents | Exception]]
     others: Any = None
@@ -92,7 +92,7 @@ class Loading:
     @property
     def starts(self) -> list[int]:
         """Where each file starts, as a number of tokens from the start of the prompt."""
-        return [record.header.start for record in self.records]
+        return [file.header.start for file in self.files]
 
 
 class PrefixStore:
@@ -136,7 +136,7 @@ class PrefixStore:
         return self._index.num_bytes
 
     def __len__(self) -> int:
-        return len(self._index.records)
+        return len(self._index.files)
 
     def match(self, prompt: Tokens) -> int:
         """Return how many of the prompt's leading tokens can be loaded from files; never its last one."""
@@ -144,14 +144,14 @@ class PrefixStore:
 
     def start_load(self, prompt: Tokens) -> Loading:
         """Start reading the tokens that match() counts."""
-        record, length = self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)
-        records = list(_with_ancestors(record))[::-1]
-        ends = [child.header.start for child in records[1:]] + [length]
+        file, length = self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)
+        files = list(_with_ancestors(file))[::-1]
+        ends = [child.header.start for child in files[1:]] + [length]
         now = time.time()
-        for one in records:
+        for one in files:
             one.used_at = now
-        future = self._thread.submit(_read_all, [one.path for one in records], now)
-        return Loading(records, ends, future)
+        future = self._thread.submit(_read_all, [one.path for one in files], now)
+        return Loading(files, ends, future)
 
     def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
         """Wait for a load; return the arguments for PrefixCache.put(), or None if a file cannot be read."""
@@ -163,10 +163,10 @@ class PrefixStore:
 
     def _contents(self, loading: Loading) -> list[Contents] | None:
         contents = []
-        for record, each in zip(loading.records, loading.future.result(), strict=True):
+        for file, each in zip(loading.files, loading.future.result(), strict=True):
             if isinstance(each, Exception):
                 log.warning("dropped a saved prefix that cannot be read: %s", each)
-                self._forget(record)
+                self._forget(file)
                 return None
             contents.append(each)
         return contents
@@ -189,19 +189,19 @@ class PrefixStore:
             return
         # NAME_PATTERN matches this name.
         name = hashlib.sha256(self._fingerprint.encode() + added.tobytes()).hexdigest()[:40] + SUFFIX
-        if name in self._index.records:
+        if name in self._index.files:
             return
         header = Header(
             self._fingerprint, parent.path.name if parent else "", start, added[start:], bool(state)
         )
         contents = self._copy(name, kv_slice, state)
-        record = Record(self._folder / name, header, parent, size, time.time())
-        self._add(record)
-        self._index.writing.append((record, self._thread.submit(_write, record.path, header, contents)))
+        file = PrefixFile(self._folder / name, header, parent, size, time.time())
+        self._add(file)
+        self._index.writing.append((file, self._thread.submit(_write, file.path, header, contents)))
         self._shrink()
 
     def _copy(self, name: str, kv_slice: KVSlice, state: State) -> Contents:  # noqa: ARG002 - for others
-        """Copy what a file of this name will hold."""
+        """Copy the arrays that a file of this name will hold."""
         return disk_file.copy_contents(kv_slice, state)
 
     def close(self) -> None:
@@ -210,77 +210,77 @@ class PrefixStore:
 
     def _num_unwritten_bytes(self) -> int:
         """Return the bytes that still wait for the disk. Forgets files that could not be written."""
-        for record, writing in self._index.writing:
+        for file, writing in self._index.writing:
             if writing.done() and (fault := writing.exception()):
                 log.warning("could not write a prefix to %s: %s", self._folder, fault)
-                self._forget(record)
+                self._forget(file)
         self._index.writing = [one for one in self._index.writing if not one[1].done()]
-        return sum(record.num_bytes for record, _ in self._index.writing)
+        return sum(file.num_bytes for file, _ in self._index.writing)
 
     def _scan(self) -> None:
-        found: dict[str, Record] = {}
+        found: dict[str, PrefixFile] = {}
         for path in self._folder.glob(f"*{SUFFIX}"):
             try:
                 header, stat = disk_file.read_header(path), path.stat()
             except (PrefixFileError, OSError) as fault:
                 log.warning("ignored a file in %s: %s", self._folder, fault)
                 continue
-            found[path.name] = Record(path, header, None, stat.st_size, stat.st_mtime)
+            found[path.name] = PrefixFile(path, header, None, stat.st_size, stat.st_mtime)
         # Parents first: a file whose parent is gone is useless and deleted.
-        for record in sorted(found.values(), key=lambda one: one.header.start):
-            name, start = record.header.parent, record.header.start
-            record.parent = self._index.records.get(name)
-            if name and not (record.parent and record.parent.header.start < start <= record.parent.end):
-                record.path.unlink(missing_ok=True)
+        for file in sorted(found.values(), key=lambda one: one.header.start):
+            name, start = file.header.parent, file.header.start
+            file.parent = self._index.files.get(name)
+            if name and not (file.parent and file.parent.header.start < start <= file.parent.end):
+                file.path.unlink(missing_ok=True)
             else:
-                self._add(record)
+                self._add(file)
 
-    def _add(self, record: Record) -> None:
-        self._index.records[record.path.name] = record
-        (record.parent.children if record.parent else self._index.roots).append(record)
-        self._index.num_bytes += record.num_bytes
+    def _add(self, file: PrefixFile) -> None:
+        self._index.files[file.path.name] = file
+        (file.parent.children if file.parent else self._index.roots).append(file)
+        self._index.num_bytes += file.num_bytes
 
-    def _longest_match(self, tokens: Array, needs_state: bool) -> tuple[Record | None, int]:
+    def _longest_match(self, tokens: Array, needs_state: bool) -> tuple[PrefixFile | None, int]:
         """Return the file that matches the most leading tokens, and how many; (None, 0) if none does.
 
         needs_state: match a file only up to its end, and only if it has state there.
         """
-        best: Record | None = None
-        length, open_records = 0, [(record, 0) for record in self._index.roots]
-        while open_records:
-            record, matched = open_records.pop()
-            header = record.header
+        best: PrefixFile | None = None
+        length, open_files = 0, [(file, 0) for file in self._index.roots]
+        while open_files:
+            file, matched = open_files.pop()
+            header = file.header
             if header.start > matched or header.fingerprint != self._fingerprint:
                 continue
-            here = tokens[header.start : record.end]
+            here = tokens[header.start : file.end]
             different = np.flatnonzero(header.tokens[: len(here)] != here)
             matched = header.start + (int(different[0]) if len(different) else len(here))
-            is_usable = not needs_state or (header.has_state and matched == record.end)
+            is_usable = not needs_state or (header.has_state and matched == file.end)
             if is_usable and matched > max(length, header.start):
-                best, length = record, matched
-            open_records += [(child, matched) for child in record.children]
+                best, length = file, matched
+            open_files += [(child, matched) for child in file.children]
         return best, length
 
     def _shrink(self) -> None:
         """Delete files that have no children, until the rest fit the budget."""
         now = time.time()
 
-        def cost(record: Record) -> tuple[float, float]:
-            idle_s = max(0.0, now - record.used_at)
-            return idle_s * record.num_bytes / len(record.header.tokens), -record.used_at
+        def cost(file: PrefixFile) -> tuple[float, float]:
+            idle_s = max(0.0, now - file.used_at)
+            return idle_s * file.num_bytes / len(file.header.tokens), -file.used_at
 
         while self.num_bytes > self._budget_bytes:
-            self._forget(max((one for one in self._index.records.values() if not one.children), key=cost))
+            self._forget(max((one for one in self._index.files.values() if not one.children), key=cost))
 
-    def _forget(self, record: Record) -> None:
+    def _forget(self, file: PrefixFile) -> None:
         """Delete a file and all that continue it."""
-        for child in list(record.children):
+        for child in list(file.children):
             self._forget(child)
-        if self._index.records.pop(record.path.name, None) is None:
+        if self._index.files.pop(file.path.name, None) is None:
             return
-        (record.parent.children if record.parent else self._index.roots).remove(record)
-        self._index.num_bytes -= record.num_bytes
-        self._thread.submit(record.path.unlink, missing_ok=True)
+        (file.parent.children if file.parent else self._index.roots).remove(file)
+        self._index.num_bytes -= file.num_bytes
+        self._thread.submit(file.path.unlink, missing_ok=True)
 
 
 @singledispatch
@@ -329,8 +329,8 @@ def _read(path: Path, used_at: float) -> Contents | Exception:
         return fault
 
 
-def _with_ancestors(record: Record | None) -> Iterator[Record]:
+def _with_ancestors(file: PrefixFile | None) -> Iterator[PrefixFile]:
     """Yield a file, its parent, and so on up to the file with the first token."""
-    while record:
-        yield record
-        record = record.parent
+    while file:
+        yield file
+        file = file.parent

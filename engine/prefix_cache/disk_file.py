@@ -33,7 +33,7 @@ class PrefixFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is known about a file without reading its KV slice and state.
+    """The header of a prefix file: the facts known without reading its KV slice and state.
 
     fingerprint: identifies the model and everything else that must agree.
     parent: name of the file with the tokens before this one's; "" if there are none.

@@ -1,6 +1,7 @@
 """Compute a fingerprint of a model's weights: the same for equal weights, different for others."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -10,13 +11,14 @@ BLOCK_WORDS = 16 * 2**20
 """32-bit words that one sum covers."""
 
 
-def weights_fingerprint(model: Any) -> str:
+def weights_fingerprint(model: Any, others: Sequence[mx.array] = ()) -> str:
     """Return a digest of the names, shapes, dtypes and numbers of all parameters: 32 hexadecimal digits.
 
-    Reads every parameter once, on the device.
+    Reads every parameter once, on the device. others: of a part of it that is not in the model.
     """
     digest = hashlib.sha256()
-    for name, array in sorted(dict(tree_flatten(model.parameters())).items()):
+    numbered = {str(number): array for number, array in enumerate(others)}
+    for name, array in sorted((dict(tree_flatten(model.parameters())) | numbered).items()):
         digest.update(f"{name} {array.shape} {array.dtype} ".encode())
         for total in _sums(array):
             digest.update(total.to_bytes(4, "little"))

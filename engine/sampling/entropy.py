@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from engine.sampling.pieces import LIKELIHOOD_ARRAYS, draws_per_piece, pick_logits
+from engine.sampling.portions import LIKELIHOOD_ARRAYS, draws_per_portion, pick_logits
 
 LEAST_LOGIT = -1e9
 """Takes the place of an impossible token's logit, whose product with its probability must be 0."""
@@ -13,10 +13,10 @@ LEAST_LOGIT = -1e9
 def find_entropies(logits: mx.array, places: Sequence[int], after: Sequence[mx.array]) -> mx.array:
     """Return the entropies of the distributions at temperature 1: (places,) float32, in nats.
 
-    logits: (n, vocabulary). Large numbers of places are done piece by piece, as in pieces.py.
+    logits: (n, vocabulary). Large numbers of places are done portion by portion, as in portions.py.
     after: arrays to be computed before, so that both need no memory at once.
     """
-    size = draws_per_piece(LIKELIHOOD_ARRAYS, logits.shape[-1])
+    size = draws_per_portion(LIKELIHOOD_ARRAYS, logits.shape[-1])
     found: list[mx.array] = []
     for start in range(0, len(places), size):
         picked = pick_logits(logits, places[start : start + size], found[-1:] or after).astype(mx.float32)

@@ -51,7 +51,7 @@ _LIMIT_REACHED = re.compile("too many|max is|too big|too complex", re.IGNORECASE
 """Matches llguidance's errors about a limit of the above."""
 
 ANY = "any"
-"""What a grammar of this kind is compiled to."""
+"""The compiled form of a grammar of this kind."""
 
 Mask = NDArray[np.bool_]
 """(vocabulary,) True where a token is allowed."""

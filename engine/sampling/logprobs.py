@@ -6,7 +6,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from engine.sampling.largest import find_largest
-from engine.sampling.pieces import LIKELIHOOD_ARRAYS, draws_per_piece, pick_logits
+from engine.sampling.portions import LIKELIHOOD_ARRAYS, draws_per_portion, pick_logits
 
 Likelihood = tuple[float, list[tuple[int, float]]]
 """A token's log probability, and (token id, log probability) of the likeliest tokens, the likeliest first."""
@@ -17,7 +17,7 @@ LEAST_LOGPROB = -9999.0
 
 
 class Likelihoods:
-    """The likelihoods of one step's draws, for requests that want them. On the device until they are read."""
+    """The likelihoods of one step's draws, for requests that want them; on the device until fetched."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class Likelihoods:
         self._draws = [draw for draw, num in enumerate(wanted) if num is not None]
         vocab_size = logits.shape[-1]
         num_top = min(max(num or 0 for num in wanted), vocab_size)
-        size = draws_per_piece(LIKELIHOOD_ARRAYS, vocab_size)
-        pieces: list[list[mx.array]] = []
+        size = draws_per_portion(LIKELIHOOD_ARRAYS, vocab_size)
+        portions: list[list[mx.array]] = []
         for start in range(0, len(self._draws), size):
-            piece = self._draws[start : start + size]
-            at = [places[draw] for draw in piece] if places is not None else piece
-            picked = pick_logits(logits, at, pieces[-1] if pieces else [])
-            drawn = tokens if len(piece) == len(wanted) else tokens[mx.array(piece)]
-            pieces.append(_measure(picked.astype(mx.float32), drawn, num_top))
-        self.arrays = [mx.concatenate(list(parts)) for parts in zip(*pieces, strict=True)]
+            portion = self._draws[start : start + size]
+            at = [places[draw] for draw in portion] if places is not None else portion
+            picked = pick_logits(logits, at, portions[-1] if portions else [])
+            drawn = tokens if len(portion) == len(wanted) else tokens[mx.array(portion)]
+            portions.append(_measure(picked.astype(mx.float32), drawn, num_top))
+        self.arrays = [mx.concatenate(list(parts)) for parts in zip(*portions, strict=True)]
 
-    def read(self) -> list[Likelihood | None]:
+    def fetch(self) -> list[Likelihood | None]:
         """Wait for the device; return (draws,) likelihoods, None for draws that do not want one."""
         logprobs, *top = cast("list[list[Any]]", [array.tolist() for array in self.arrays])
         found: list[Likelihood | None] = [None] * len(self._wanted)

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from engine.interface.request import Sampling
 from engine.sampling.filters import is_filtered, keep_likely
-from engine.sampling.pieces import Needs, draws_per_piece, needs_penalties, pick_logits
+from engine.sampling.portions import Needs, draws_per_portion, needs_penalties, pick_logits
 
-Pieces = list[tuple[Needs, list[int]]]
-"""The work that each piece of the draws needs, and the indices of its draws."""
+Portions = list[tuple[Needs, list[int]]]
+"""The work that each portion of the draws needs, and the indices of its draws."""
 
 _MASK_64 = (1 << 64) - 1
 _FORBIDDEN = -1e5
@@ -176,7 +176,7 @@ class Sampler:
         self._one_per_row = [Draw(row) for row in range(len(rows))]
         self._has_early_bias = any(row.early_bias is not None for row in rows)
         # By the size of the vocabulary.
-        self._plain_pieces: dict[int, Pieces] = {}
+        self._plain_portions: dict[int, Portions] = {}
         self.temperatures = mx.array([s.temperature or 1.0 for s in self.settings])[:, None]
         self.noisy = mx.array([s.temperature > 0 for s in self.settings])[:, None]
 
@@ -195,47 +195,47 @@ class Sampler:
             nothing drafted and no mask.
         places: (draws,) index of each draw's logits; None for the order of the draws.
 
-        Large numbers of draws are sampled piece by piece, in the memory that pieces.py counts.
+        Large numbers of draws are sampled portion by portion, in the memory that portions.py counts.
         """
         if draws is None:
-            draws, pieces = self._one_per_row, self._pieces_of_rows(positions, logits.shape[-1])
+            draws, portions = self._one_per_row, self._portions_of_rows(positions, logits.shape[-1])
         else:
-            pieces = self._pieces(draws, positions, logits.shape[-1])
+            portions = self._portions(draws, positions, logits.shape[-1])
         if places is None:
             places = range(len(draws))
         tokens: list[mx.array] = []
-        for needs, piece in pieces:
-            picked = pick_logits(logits, [places[at] for at in piece], tokens[-1:])
+        for needs, portion in portions:
+            picked = pick_logits(logits, [places[at] for at in portion], tokens[-1:])
             tokens.append(
-                self._draw(picked, [draws[at] for at in piece], [positions[at] for at in piece], needs)
+                self._draw(picked, [draws[at] for at in portion], [positions[at] for at in portion], needs)
             )
         if len(tokens) == 1:
             return tokens[0]
-        order = np.argsort([at for _, piece in pieces for at in piece])
+        order = np.argsort([at for _, portion in portions for at in portion])
         return mx.concatenate(tokens)[mx.array(order)]
 
-    def _pieces_of_rows(self, positions: Sequence[int], size: int) -> Pieces:
-        """Return the pieces of one draw per row: the same in every step, unless a bias depends on them."""
-        if self._has_early_bias or size not in self._plain_pieces:
-            self._plain_pieces[size] = self._pieces(self._one_per_row, positions, size)
-        return self._plain_pieces[size]
+    def _portions_of_rows(self, positions: Sequence[int], size: int) -> Portions:
+        """Return the portions of one draw per row: the same in every step, unless a bias depends on them."""
+        if self._has_early_bias or size not in self._plain_portions:
+            self._plain_portions[size] = self._portions(self._one_per_row, positions, size)
+        return self._plain_portions[size]
 
-    def _pieces(self, draws: Sequence["Draw"], positions: Sequence[int], size: int) -> Pieces:
-        """Divide draws into pieces. size: of the logits' vocabulary."""
+    def _portions(self, draws: Sequence["Draw"], positions: Sequence[int], size: int) -> Portions:
+        """Divide draws into portions. size: of the logits' vocabulary."""
         # The draws of a group need the same work, so none pays for what only others need.
         groups: dict[Needs, list[int]] = {}
         for at, draw in enumerate(draws):
             groups.setdefault(self._needs(draw, positions[at]), []).append(at)
-        pieces: Pieces = []
+        portions: Portions = []
         for needs, group in groups.items():
-            num = draws_per_piece(needs.num_arrays, size)
-            pieces += [(needs, group[start : start + num]) for start in range(0, len(group), num)]
-        return pieces
+            num = draws_per_portion(needs.num_arrays, size)
+            portions += [(needs, group[start : start + num]) for start in range(0, len(group), num)]
+        return portions
 
     def _draw(
         self, logits: mx.array, draws: Sequence["Draw"], positions: Sequence[int], needs: Needs
     ) -> mx.array:
-        """Sample one piece of draws that all need the same work: (draws,) ids."""
+        """Sample one portion of draws that all need the same work: (draws,) ids."""
         logits = self._adjust(logits.astype(mx.float32), draws, positions, needs)
         if needs.noise:
             rows = [draw.row for draw in draws]
@@ -298,7 +298,7 @@ class Draw:
 
 
 def _dense_bias(sampling: Sampling, vocab_size: int, forbidden: Collection[int]) -> mx.array | None:
-    """Return what is added to the logits: (vocabulary,). forbidden: tokens that are not to be chosen."""
+    """Return a request's bias on the logits: (vocabulary,). forbidden: tokens that are not to be chosen."""
     if not (sampling.logit_bias or sampling.allowed or forbidden):
         return None
     num = len(sampling.logit_bias)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from drafters.base import NO_DRAFT
 from engine.scheduler.candidate_widths import CandidateWidths
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 from engine.speculative.accounts import StepAccounts
 from engine.speculative.costs.conditions import USUAL, Conditions, context_class
 from engine.speculative.costs.exact_widths import Exactness

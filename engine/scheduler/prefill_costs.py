@@ -1,4 +1,4 @@
-"""What chunks of prompts cost, learned from measured ones.
+"""The seconds that chunks of prompts take, learned from measured ones.
 
 A chunk of n tokens after m others takes about f + n * (a + b * (m + n / 2)) seconds: a forward pass has a
 fixed part, a part for each token, and a part for each token and each that it attends to. Estimates are upper

@@ -13,13 +13,15 @@ from engine.kv_cache.rows import cache_arrays
 from engine.memory import prefill_budget
 from engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
 from engine.sampling.logprobs import Likelihoods
+from engine.scheduler.checkpoints import Checkpoints
+from engine.scheduler.kept_prefixes import KeptPrefixes
 from engine.scheduler.prefill_costs import PrefillCosts
-from engine.scheduler.prefix_lookup import PrefixLookup
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
+from engine.sequence.step_error import StepError
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.heads.taps import Taps
 from engine.stations import station
-from engine.step_error import StepError
+from engine.vision.sight import Looking, Sight
 
 MAX_CUT_SHARE = 0.02
 """Share of a prompt's time that it may take longer because state is kept of it for later prompts."""
@@ -43,21 +45,25 @@ class Prefiller:
         self,
         model: Any,
         settings: Settings,
-        prefix_lookup: PrefixLookup,
+        kept: KeptPrefixes,
+        checkpoints: Checkpoints,
         device: Device,
         taps: Taps | None = None,
     ) -> None:
         """taps: what a head of the target reads, if there is one."""
         self.prefilling: list[Sequence] = []
         self._taps = taps
+        self.sight: Sight | None = None
         self._model = model
         self._settings = settings
-        self._prefix_lookup = prefix_lookup
+        self._kept, self._checkpoints = kept, checkpoints
         self.device = device
         self.step_costs: StepCosts | None = None
         # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
         # say little about its chunks of 32.
         self._costs: defaultdict[tuple[bool, bool], PrefillCosts] = defaultdict(PrefillCosts)
+        # Of a slice of the tower's work, by the image's patches.
+        self._tower_costs: defaultdict[bool, PrefillCosts] = defaultdict(PrefillCosts)
         # Steps since the oldest prompt was fed.
         self._num_passed = 0
 
@@ -69,7 +75,9 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
-        self._prefix_lookup.plan_checkpoints(sequence, self._max_cuts(sequence))
+        if sequence.request.images and self.sight:
+            sequence.prefill.looking = Looking(self.sight, sequence.request.images)
+        self._checkpoints.plan(sequence, self._max_cuts(sequence))
         sequence.report_progress(sequence.prefill.num_computed)
         if sequence.needs_prompt_logprobs:
             # The first token follows none, so no chunk measures it.
@@ -92,7 +100,9 @@ class Prefiller:
             if sequence.ended:
                 continue
             try:
-                if chunk:
+                if chunk and (looking := sequence.prefill.looking) and looking.num_left:
+                    self._look(sequence, looking, chunk, self._tower_costs[num_rows > 0])
+                elif chunk:
                     self._feed(sequence, chunk, self._costs_of(sequence, num_rows))
                 if sequence.num_to_prefill == 0 and not sequence.needs_prompt_logprobs:
                     self._complete(sequence, join)
@@ -104,8 +114,8 @@ class Prefiller:
 
     def _complete(self, sequence: Sequence, join: Callable[[Sequence], None]) -> None:
         """Let a sequence join the rows, as its prompt is complete."""
-        if self._prefix_lookup.wants_end(sequence):
-            self._prefix_lookup.start_keeping(sequence, sequence.prefill.num_computed)
+        if self._checkpoints.wants_end(sequence):
+            self._kept.start_keeping(sequence, sequence.prefill.num_computed)
         join(sequence)
         # Only now: if the engine dies meanwhile, the sequence must still be found.
         self.prefilling.remove(sequence)
@@ -120,8 +130,17 @@ class Prefiller:
         limits = prefill_budget.PrefillLimits.of_step(
             num_rows, self._settings.max_stall_ms, sum(most), self.device.plain_s
         )
-        costs = [partial(self._seconds, s, self._costs_of(s, num_rows)) for s in self.prefilling]
+        costs: list[prefill_budget.Seconds] = [
+            partial(self._seconds, s, self._costs_of(s, num_rows)) for s in self.prefilling
+        ]
         remaining = [s.num_to_prefill for s in self.prefilling]
+        for at, sequence in enumerate(self.prefilling):
+            if looking := sequence.prefill.looking:
+                looking.turn(num_computed := sequence.prefill.num_computed)
+                most[at] = min(most[at], looking.end_of(num_computed, num_computed + most[at]) - num_computed)
+                if looking.num_left:
+                    # Its slices are its tokens until it has seen the image.
+                    most[at], costs[at] = looking.num_left, self._slices_s(looking, num_rows)
         chunks = prefill_budget.plan_prefill(remaining, costs, limits, most, self._num_passed)
         self._num_passed = 0 if chunks[0] else self._num_passed + 1
         return chunks
@@ -129,6 +148,11 @@ class Prefiller:
     def _costs_of(self, sequence: Sequence, num_rows: int) -> PrefillCosts:
         """Return the costs of a sequence's chunks. Log probabilities need logits, which others do not."""
         return self._costs[num_rows > 0, sequence.needs_prompt_logprobs]
+
+    def _slices_s(self, looking: Looking, num_rows: int) -> Callable[[int], float]:
+        """Return an upper estimate of the seconds that so many slices of the tower's work take."""
+        slice_s = self._tower_costs[num_rows > 0].seconds(looking.num_patches, 0)
+        return lambda num_slices: num_slices * slice_s
 
     def _max_cuts(self, sequence: Sequence) -> int:
         """Return how often a prompt may be cut, each for about a forward pass of one token."""
@@ -146,14 +170,29 @@ class Prefiller:
         plain_s = self.device.plain_s
         return max(plain_s, costs.seconds(num_fed, sequence.prefill.num_computed, plain_s))
 
+    def _look(self, sequence: Sequence, looking: Looking, num_slices: int, costs: PrefillCosts) -> None:
+        """Let the tower do the next slices of its work on the image that a prompt has come to."""
+        num_patches, drafts = looking.num_patches, sequence.drafts
+
+        def done(seconds: float | None) -> None:
+            costs.observe(num_patches, 0, seconds)
+            if drafts and seconds:
+                drafts.slowdown_budget.prefill_s += seconds
+
+        for _ in range(min(num_slices, looking.num_left)):
+            if not sequence.ended:
+                self.device.dispatch(looking.advance(), done, lambda fault: self._fail(sequence, fault))
+
     def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts) -> None:
         """Feed the next tokens of a prompt, in parts if state is to be kept of a length between them."""
         prefill = sequence.prefill
         if sequence.needs_prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
         end = min(prefill.num_computed + chunk, len(sequence.tokens) - 1)
+        if prefill.looking:
+            end = prefill.looking.end_of(prefill.num_computed, end)
         within = (length for length in prefill.kept_lengths if prefill.num_computed < length < end)
-        cuts = [] if self._prefix_lookup.can_look_back else sorted(within)
+        cuts = [] if self._kept.can_look_back else sorted(within)
         if cuts and end < len(sequence.tokens) - 1 and cuts[-1] >= end - (1 - SNAP_SHARE) * chunk:
             end = cuts.pop()
         for stop in (*cuts, end):
@@ -164,12 +203,11 @@ class Prefiller:
         """Feed the tokens of a prompt up to a length, then keep the state of the lengths that are wanted."""
         prefill = sequence.prefill
         num_before = prefill.num_computed
-        part = sequence.tokens[num_before:stop]
-        logits, states = self._forward(sequence, mx.array(part)[None])
+        logits, states = self._forward(sequence, stop)
         measured = _likelihoods(sequence, logits[0]) if sequence.needs_prompt_logprobs else None
         arrays = [*cache_arrays(prefill.caches), *states, *(measured.arrays if measured else ())]
         # Not `prefill`: it would keep the caches from the rows that take them over.
-        num_fed, drafts = len(part), sequence.drafts
+        num_fed, drafts = stop - num_before, sequence.drafts
 
         def done(seconds: float | None) -> None:
             costs.observe(num_fed, num_before, seconds)
@@ -179,7 +217,7 @@ class Prefiller:
                 drafts.slowdown_budget.prefill_s += seconds
             if measured and not sequence.ended:
                 with station("prefill"):
-                    sequence.emit_prompt_logprobs(num_before + 1, measured.read())
+                    sequence.emit_prompt_logprobs(num_before + 1, measured.fetch())
             sequence.report_progress(num_before + num_fed)
 
         self.device.dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
@@ -187,29 +225,32 @@ class Prefiller:
         prefill.widest_chunk = max(prefill.widest_chunk, num_fed)
         for length in sorted(prefill.kept_lengths):
             if num_before < length <= stop and not sequence.ended:
-                self._prefix_lookup.start_keeping(sequence, length)
+                self._kept.start_keeping(sequence, length)
 
     def finish_keeping(self) -> None:
         """Put the state that chunks have passed into the prefix cache, once they are computed."""
-        if self._prefix_lookup.is_keeping:
+        if self._kept.is_keeping:
             self.device.settle()
-            self._prefix_lookup.finish_keeping()
+            self._kept.finish_keeping()
 
-    def _forward(self, sequence: Sequence, tokens: mx.array) -> tuple[mx.array, list[mx.array]]:
-        """Feed (1, width) tokens; return their logits, and their states if a head is to read them."""
-        caches = sequence.prefill.caches
+    def _forward(self, sequence: Sequence, stop: int) -> tuple[mx.array, list[mx.array]]:
+        """Feed the tokens up to a length; return their logits, and their states if a head is to read them."""
+        caches, start = sequence.prefill.caches, sequence.prefill.num_computed
+        if looking := sequence.prefill.looking:
+            return looking.feed(sequence.tokens, start, stop, caches), []
+        tokens = mx.array(sequence.tokens[start:stop])[None]
         if self._taps is None or not (sequence.drafts and sequence.drafts.uses_model):
             return self._model(tokens, cache=caches), []
-        with self._taps.record() as recorded:
+        with self._taps.tapping() as tapped:
             logits = self._model(tokens, cache=caches)
-        states = [each[0] for each in recorded.states()]
+        states = [each[0] for each in tapped.states()]
         for each in states:
             sequence.prefill.states.add(each)
         return logits, states
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
         """Handle a chunk whose computation failed. Raises StepError if its sequence has joined the rows."""
-        self._prefix_lookup.drop_copies()
+        self._kept.drop_copies()
         if sequence in self.prefilling:
             sequence.fail_with(fault)
         elif not sequence.ended:

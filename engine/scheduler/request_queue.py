@@ -8,7 +8,7 @@ from engine.kv_cache.rows import Rows
 from engine.memory.budget import MemoryBudget
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 from engine.stations import station
 
 MAX_OVERTAKEN = 16

@@ -7,7 +7,7 @@ from time import perf_counter
 NUM_KEPT = 64
 """Number of recent answers that count."""
 MIN_WAIT_S = 1.0
-"""What the wait is rounded up to: a client that asks more often gains nothing."""
+"""Seconds to which the wait is rounded up: a client that asks more often gains nothing."""
 MAX_WAIT_S = 60.0
 """A longer wait would be a guess, and OpenAI's clients ignore longer ones."""
 
@@ -23,11 +23,11 @@ class AnswerTimes:
         self._changed_at: float | None = None
 
     def begin(self) -> None:
-        """Record that a request came when there was none."""
+        """Note that a request came while no other ran."""
         self._changed_at = perf_counter()
 
     def end(self, taken_s: float | None, is_last: bool) -> None:
-        """Record that a request ended. taken_s: since its admission; None if it was not answered.
+        """Note that a request ended. taken_s: since its admission; None if it was not answered.
 
         is_last: whether none is left.
         """
@@ -36,7 +36,7 @@ class AnswerTimes:
             self._taken_s.append(taken_s)
 
     def wait_s(self) -> float:
-        """Return the seconds until the requests that run now will have ended: as many as earlier ones took.
+        """Return the seconds until the running requests will end, if they take as long as earlier ones.
 
         Or as many as have passed since the last end, if these are more: what has taken long takes longer.
         """

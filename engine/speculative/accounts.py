@@ -32,7 +32,7 @@ class StepAccounts:
         budgets: of its rows. taken_s: its seconds; None if they are not known and cannot be charged.
         is_steady: whether it was dispatched while another plain step of the same rows was in flight, as all
             steps of plain decoding are. Such a step shows what plain steps cost.
-        follows_drafts: whether it was not because drafts were verified, or a text read, before it.
+        follows_drafts: whether it was not because verified drafts, or draft prefill, came before it.
         planning_s: how much of its seconds went into planning drafts.
         """
         costs, num_rows = self._costs, len(budgets)
@@ -64,7 +64,7 @@ class StepAccounts:
         """Account for a verification step.
 
         budgets, widths, num_committed: of its rows. taken_s: its seconds, with drafting_s of them for the
-        draft model's work, if it did any. least_widths: of its rows, had they no drafts, if any streams.
+        draft model's work, if it did any. least_widths: of its rows, had they no drafts, if any has a window.
         """
         costs, num_rows = self._costs, len(widths)
         plain_s = costs.least_plain_s(num_rows, under)
@@ -75,13 +75,13 @@ class StepAccounts:
         elif max(widths) > 1:
             costs.observe_wide(widths, taken_s - drafting_s, under)
         elif work is None and under.sampling == MASKED:
-            # With a grammar every token is read before the next step, drafting or not.
+            # With a grammar every token is fetched before the next step, drafting or not.
             costs.observe_plain(num_rows, taken_s, under)
             plain_s = taken_s
         if work and self._model_costs:
             self._model_costs.observe(num_rows, work.num_fed, work.num_drafted, drafting_s, under)
         if least_widths:
-            # The others are not charged for what the row that streams takes.
+            # The others are not charged for what the row with a window takes.
             share = costs.step_s(least_widths, under) / costs.step_s(widths, under)
             plain_s = min(1.0, share) * (taken_s - drafting_s)
         for budget, num_tokens in zip(budgets, num_committed, strict=True):

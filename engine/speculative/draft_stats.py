@@ -96,7 +96,7 @@ class DraftCounts:
             self.price = price
 
     def why_undrafted(self) -> str:
-        """Return in words why most steps had no draft; empty if most had one, or if nothing may draft."""
+        """Explain why most steps had no draft; empty if most had one, or if no drafter may draft."""
         if not self.undrafted or sum(self.undrafted.values()) * 2 < self.num_forwards:
             if self.by_source or self.num_forwards < 2:
                 return ""
@@ -120,7 +120,7 @@ class DraftCounts:
         )
 
     def track_translation(self, translator: "Translator", strategy: str) -> None:
-        """Have a new translator of the draft model's drafts continue the counts of the previous one."""
+        """Let a new translator continue the counts of the previous one."""
         self.strategy = strategy
         self.translation = translator.counts = self.translation or translator.counts
 

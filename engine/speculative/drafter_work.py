@@ -1,4 +1,4 @@
-"""The work that drafters put off: reading prompts and learning finished texts, in slices between steps."""
+"""The work that drafters put off: indexing prompts and learning finished texts, in slices between steps."""
 
 from collections import deque
 
@@ -10,8 +10,8 @@ STEP_SLICES = 4
 
 STEP_SHARE, SLICE_S = 0.1, 0.0001
 """Beside a long step as many slices as this share of a plain step holds, if each takes so many seconds, as
-few do. The device is busy meanwhile. In a second a step drafts nothing from what it has not
-read, so a slow model must not read as slowly."""
+few do. The device is busy meanwhile. In a second a step drafts nothing from what is not
+indexed, so a slow model must not index as slowly."""
 
 MAX_CLOSING = 64
 """Maximum number of finished texts that wait to be learned; the oldest is dropped first."""
@@ -20,35 +20,35 @@ MAX_CLOSING = 64
 class DrafterWork:
     """The slices that are left to do, of all sequences.
 
-    Prompts take turns, so that a short one never waits for a long one. Finished texts are learned one after
-    the other, as drafters ask for, and as many slices of them are done as of prompts. What a step does is
-    bounded by the number of slices, and each of them by its tokens, so no clock is read.
+    A slice of each prompt is done in rotation, so that a short one never waits for a long one. Finished texts
+    are learned one after the other, as drafters ask for, and as many slices of them are done as of prompts.
+    What a step does is bounded by the number of slices, and each of them by its tokens, so no clock is read.
 
     step_slices, step_share: see STEP_SLICES and STEP_SHARE.
     """
 
     def __init__(self, step_slices: int = STEP_SLICES, step_share: float = STEP_SHARE) -> None:
         self.step_slices, self.step_share = step_slices, step_share
-        self._reading: dict[int, Slices] = {}
+        self._indexing: dict[int, Slices] = {}
         self._closing: deque[Slices] = deque(maxlen=MAX_CLOSING)
-        self._has_read = False
+        self._has_indexed = False
 
     @property
     def is_left(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self._reading or self._closing)
+        return bool(self._indexing or self._closing)
 
-    def is_reading(self, seq: int) -> bool:
-        """Whether anything is left to read for a sequence."""
-        return seq in self._reading
+    def is_indexing(self, seq: int) -> bool:
+        """Whether anything is left to index for a sequence."""
+        return seq in self._indexing
 
-    def read(self, seq: int, slices: Slices) -> None:
-        """Do these slices in the steps to come, unless the sequence is closed before."""
-        self._reading[seq] = slices
+    def index(self, seq: int, slices: Slices) -> None:
+        """Queue the slices that index a sequence's prompt; closing the sequence drops them."""
+        self._indexing[seq] = slices
 
     def close(self, seq: int, slices: Slices) -> None:
-        """Stop reading a sequence's prompt, and do these slices instead."""
-        self._reading.pop(seq, None)
+        """Stop indexing a sequence's prompt, and do these slices instead."""
+        self._indexing.pop(seq, None)
         self._closing.append(slices)
 
     def advance(self, plain_s: float = 0.0) -> None:
@@ -67,12 +67,12 @@ class DrafterWork:
             self._do_slice()
 
     def _do_slice(self) -> None:
-        """Do the next slice, of prompts and finished texts in turn."""
-        self._has_read = bool(self._reading) and not (self._has_read and self._closing)
-        if self._has_read:
-            seq = next(iter(self._reading))
-            slices = self._reading.pop(seq)
+        """Do the next slice, of prompts and finished texts alternately."""
+        self._has_indexed = bool(self._indexing) and not (self._has_indexed and self._closing)
+        if self._has_indexed:
+            seq = next(iter(self._indexing))
+            slices = self._indexing.pop(seq)
             if next(slices, None) is not None:
-                self._reading[seq] = slices
+                self._indexing[seq] = slices
         elif self._closing and next(self._closing[0], None) is None:
             self._closing.popleft()

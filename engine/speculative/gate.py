@@ -4,7 +4,7 @@ The decision is only a start. While the answer is decoded, measured acceptance a
 (acceptance.py, draft_length.py), and slowdown_budget.py bounds the loss.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from config.settings import Settings
 from engine.interface.request import GenerationRequest
@@ -25,7 +25,7 @@ DOUBT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """What the gate decided for one request.
+    """The gate's decision for one request.
 
     decision: "lookup", one of MODELS, "wedlm" or "plain", as timings report it. reason: why, for people.
     drafters: names of the drafters to ask, in order; among them the one of MODELS that there is if it may
@@ -47,7 +47,7 @@ class GateDecision:
 
 SWITCHED_OFF = GateDecision("plain", "drafting is switched off")
 
-STREAMED = GateDecision("plain", "the answer is streamed")
+WINDOWED = GateDecision("plain", "the answer is decoded in windows")
 
 
 def decide(
@@ -63,12 +63,26 @@ def decide(
     score: repetition of the prompt, in [0, 1]; None if it is not known yet. If it is needed, the decision is
         not final then.
     """
-    if request.streaming:
-        return STREAMED
+    if not (request.images and model):
+        return _decide(request, settings, model, has_masks, score)
+    decision = _decide(request, settings, None, False, score)
+    if decision is SWITCHED_OFF:
+        return decision
+    # A draft model reads no images, and a head reads tokens that stand for none.
+    return replace(decision, reason=f"{decision.reason}; {model} drafts no answers about images")
+
+
+def _decide(
+    request: GenerationRequest, settings: Settings, model: str | None, has_masks: bool, score: float | None
+) -> GateDecision:
+    if request.window_settings:
+        return WINDOWED
     draft_type = request.draft.type or settings.draft_type
     if draft_type == "none" or request.draft.max_tokens == 0:
         return SWITCHED_OFF
     first = ("prediction",) if request.prediction else ()
+    if draft_type in (*MODELS, MASKS) and request.images:
+        return GateDecision("lookup" if first else "plain", "asked for by name", first)
     if draft_type in (*MODELS, MASKS):
         return GateDecision(draft_type, "asked for by name", (*first, draft_type))
     lookups = LOOKUPS[draft_type]

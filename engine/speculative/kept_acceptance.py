@@ -24,7 +24,7 @@ def find_file(settings: Settings, model_name: str, vocabulary: str) -> Path | No
 
 
 def restore(counts: AcceptanceCounts, file: Path | None) -> None:
-    """Add what an earlier run has learned. A file that is missing or cannot be read is left out."""
+    """Add the acceptance rates of an earlier run. A file that is missing or cannot be read is left out."""
     found = {} if file is None else read_object(file, log, "acceptance rates are learned anew")
     for source, buckets in found.items():
         try:
@@ -39,7 +39,7 @@ def restore(counts: AcceptanceCounts, file: Path | None) -> None:
 
 
 def save(counts: AcceptanceCounts, file: Path | None) -> None:
-    """Write what was learned to the file, if there is one. Logs a failure."""
+    """Write the learned acceptance rates to the file, if there is one. Logs a failure."""
     if file is None:
         return
     by_source: dict[str, list[tuple[int, float, float]]] = {}

@@ -72,7 +72,7 @@ class MaskDrafts:
         self._predicted = Draft(predicted[1:], MASKS, by_token=by_token)
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Learn from the committed tokens of one step."""
+        """Score the masks' predictions by the committed tokens of one step."""
         judged = self._draft.tokens[: len(tokens)]
         if judged:
             at_places = Draft(judged, PLACE, by_token=PLACE_PRIORS[: len(judged)])
@@ -125,7 +125,7 @@ def mask_values(rates: Sequence[float], step_s: Callable[[int], float]) -> list[
 
 
 def add_masks(estimate: DraftEstimate, values: Sequence[float], limit: int) -> DraftEstimate:
-    """Return an estimate of a draft that is cut wherever it pays, with masks behind it.
+    """Return the estimate of a draft that is shortened where that pays, and has masks behind it.
 
     values: of mask_values(). limit: maximum tokens and masks together.
     """

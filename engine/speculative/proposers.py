@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, ReadsViews, SequenceStart, Slices, View
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, IndexesViews, SequenceStart, Slices, View
 from engine.interface.events import DraftingReport
 from engine.interface.request import GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
@@ -21,6 +21,7 @@ from engine.speculative.drafter_work import DrafterWork
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
 from engine.speculative.mask_drafts import MASKS, MaskDrafts
 from engine.stations import spend
+from engine.vision.keys import prompt_keys, without_images
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
@@ -55,6 +56,7 @@ class Proposers:
     line_ends: tokens of the vocabulary that end a line.
     mask_token_id: the target's mask token, if it drafts for itself.
     work: what the drafters put off.
+    vocab_size: number of token ids. Ids beyond are keys of images, which no draft has; None for no limit.
     """
 
     def __init__(
@@ -77,12 +79,17 @@ class Proposers:
         self.token_yield = TokenYield()
         self.prompt_gate = PromptGate()
         self.work = DrafterWork()
+        self.vocab_size: int | None = None
 
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> "SequenceDrafts":
         """Choose a sequence's drafters and open them. A drafter that raises is left out.
 
         Their work is done in the steps to come, and the score that the gate may need is computed before.
         """
+        if request.images and self.vocab_size:
+            # Drafters tell images apart, whose tokens are the same.
+            keys = prompt_keys(request.prompt, request.images, self.vocab_size)
+            request = replace(request, prompt=tuple(keys))
         has_masks = self.mask_token_id is not None
         decide_by_score = partial(decide, request, self.settings, self.model, has_masks)
         gate = decide_by_score()
@@ -104,7 +111,10 @@ class Proposers:
             ],
             self.work,
         )
+        drafts.vocab_size = self.vocab_size
         drafts.uses_model = self.model in gate.drafters
+        if request.images and self.model:
+            log.info("request %s: %s", request.id, gate.reason)
         if self.mask_token_id is not None and MASKS in gate.drafters:
             drafts.masks = MaskDrafts(self.mask_token_id, acceptance)
         if self.can_draft and gate is not SWITCHED_OFF:
@@ -137,6 +147,7 @@ class SequenceDrafts:
     masks: what the target drafts for itself, if it can.
     matcher: the state of the answer's grammar, if it has one. Drafts obey it, and tokens that it forces are
         a draft of their own.
+    vocab_size: see Proposers.
     asked_s: seconds that drafters took for the last proposal, to be counted as theirs by the caller.
     """
 
@@ -152,6 +163,7 @@ class SequenceDrafts:
     masks: MaskDrafts | None = None
     matcher: "Matcher | None" = None
     request_id: str = ""
+    vocab_size: int | None = None
     counts: DraftCounts = field(default_factory=DraftCounts)
     asked_s: float = 0.0
     _views: Sequence[View] = ()
@@ -166,33 +178,35 @@ class SequenceDrafts:
         score: Callable[[Sequence[int]], Generator[int, None, float]],
         decide_by_score: Callable[[float], GateDecision],
     ) -> None:
-        """Open the sequence's drafters. They read the prompt later, and are asked meanwhile.
+        """Open the sequence's drafters. They index the prompt later, and are asked meanwhile.
 
         score, decide_by_score: to decide by the prompt's score, unless the gate's decision is final.
         """
         began, self.request_id = perf_counter(), request.id
         start = SequenceStart(self.seq, request.prompt, request.prediction, request.tenant)
-        reading: list[Slices] = [
-            self._read(drafter, slices)
+        indexing: list[Slices] = [
+            self._index(drafter, slices)
             for drafter in self.drafters[:]
             if (slices := self._guard(drafter, partial(drafter.open, start)))
         ]
         self._views = request.views
         if not self.gate.is_final:
-            reading.insert(0, self._score(partial(score, request.prompt), decide_by_score))
-        if reading or self._views:
-            self.work.read(self.seq, _in_turns(itertools.chain.from_iterable(reading), self._read_views()))
+            indexing.insert(0, self._score(partial(score, request.prompt), decide_by_score))
+        if indexing or self._views:
+            self.work.index(
+                self.seq, _alternate(itertools.chain.from_iterable(indexing), self._index_views())
+            )
         self.counts.open_s = perf_counter() - began
 
-    def _read_views(self) -> Slices:
-        """Let drafters read the views that were not read yet."""
+    def _index_views(self) -> Slices:
+        """Let drafters index the views that they have not yet."""
         while self._num_views < len(self._views):
             view = self._views[self._num_views]
             self._num_views += 1
             for drafter in self.drafters[:]:
-                if isinstance(drafter, ReadsViews):
+                if isinstance(drafter, IndexesViews):
                     slices = self._guard(drafter, partial(drafter.add_view, self.seq, view))
-                    yield from self._read(drafter, slices or iter(()))
+                    yield from self._index(drafter, slices or iter(()))
             # A form takes as long as a slice.
             yield 0
 
@@ -215,8 +229,8 @@ class SequenceDrafts:
                 self.drafters.remove(drafter)
                 self._guard(drafter, partial(drafter.close, self.seq))
 
-    def _read(self, drafter: Drafter, slices: Slices) -> Slices:
-        """Let a drafter read the prompt, unless it is closed before."""
+    def _index(self, drafter: Drafter, slices: Slices) -> Slices:
+        """Let a drafter index the prompt, unless it is closed before."""
         while drafter in self.drafters:
             start = perf_counter()
             num_tokens = self._guard(drafter, partial(next, slices, None))
@@ -239,7 +253,7 @@ class SequenceDrafts:
 
     @property
     def can_draft(self) -> bool:
-        """Whether anything may draft now or later. Once nothing may, nothing ever will."""
+        """Whether any drafter may draft for the sequence, now or later. Once False, it stays False."""
         return bool(self.drafters or self.uses_model or self.masks or self.matcher)
 
     @property
@@ -313,6 +327,8 @@ class SequenceDrafts:
             except Exception as fault:
                 self._drop(drafter, fault)
                 continue
+            if draft.tokens and self.vocab_size:
+                draft = without_images(draft, self.vocab_size)
             if draft.tokens:
                 self._note_asked(start)
                 if self.matcher:
@@ -331,7 +347,7 @@ class SequenceDrafts:
     def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_verified: int = 0) -> None:
         """Pass the committed tokens of one step to the drafters, and learn from every draft proposed for it.
 
-        Views that have come meanwhile are read in the steps to come.
+        views that have come meanwhile are indexed in the steps to come.
         verified, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
         self.counts.num_forwards += 1
@@ -354,14 +370,14 @@ class SequenceDrafts:
         self.counts.add_tokens(verified.source, num_accepted, len(tokens))
         if num_verified:
             self.counts.add_draft(verified.source, num_verified, num_accepted)
-        if self._num_views < len(self._views) and not self.work.is_reading(self.seq):
-            self.work.read(self.seq, self._read_views())
+        if self._num_views < len(self._views) and not self.work.is_indexing(self.seq):
+            self.work.index(self.seq, self._index_views())
         start = perf_counter()
         for drafter in self.drafters[:]:
             try:
                 drafter.observe(self.seq, tokens)
                 if num_judged and drafter.name == verified.source:
-                    drafter.record_verified(self.seq, num_judged, num_accepted)
+                    drafter.note_verified(self.seq, num_judged, num_accepted)
             except Exception as fault:
                 self._drop(drafter, fault)
         self._spend(start)
@@ -420,8 +436,8 @@ class SequenceDrafts:
             self._guard(drafter, partial(drafter.close, self.seq))
 
 
-def _in_turns(*works: Slices) -> Slices:
-    """Do a slice of each work in turn."""
+def _alternate(*works: Slices) -> Slices:
+    """Do a slice of one work after the other, until all are done."""
     left = list(works)
     while left:
         for slices in left[:]:

@@ -1,4 +1,4 @@
-"""What drafters share between requests: find it, reset it, restore it at start and save it on exit."""
+"""The texts and tables that drafters share between requests: find, reset, restore and save them."""
 
 import logging
 from pathlib import Path

@@ -25,7 +25,7 @@ from engine.stations import station
 
 @dataclass(slots=True)
 class Asked:
-    """What to draw from the logits of the tokens that a row feeds.
+    """The draws of one row from the logits of the tokens that it feeds.
 
     draws, positions, wanted: (draws,) arguments of Sampler.sample() and measure().
     places: (draws,) index, among the tokens fed, of the one after which each is drawn.
@@ -39,7 +39,7 @@ class Asked:
     uncertain: list[int] = field(default_factory=list)
 
     def add(self, other: "Asked", start: int) -> None:
-        """Add what a row asks whose tokens' logits begin at index start."""
+        """Add a row's draws, whose logits begin at index start."""
         self.draws += other.draws
         self.positions += other.positions
         self.places += [start + place for place in other.places]
@@ -50,7 +50,7 @@ class Asked:
 # Not frozen, as it takes twice as long to create: a step has one for each row.
 @dataclass(slots=True)
 class RowInput:
-    """What a verification step feeds for one row: its newest token, and a draft behind it.
+    """One row's input of a verification step: its newest token, and a draft behind it.
 
     newest: its newest committed token, the only one that its cache lacks.
     draft: (k,) tokens of `source` to verify.
@@ -77,7 +77,7 @@ class RowInput:
 
     @property
     def ranks(self) -> Ranks | None:
-        """Which of these tokens see which. See Rows.forward_ragged()."""
+        """The ranks of the tokens fed, which decide which of them see which; see Rows.forward_ragged()."""
         return None
 
     @property
@@ -91,7 +91,7 @@ class RowInput:
         return 1
 
     def ask(self, row: int, num_top: int | None) -> Asked:
-        """Ask for each drafted token, the one after them, and the masks' predictions.
+        """Return the draws of the drafted tokens, of the token after them, and of the masks' predictions.
 
         num_top: GenerationRequest.top_logprobs.
         """
@@ -131,7 +131,7 @@ class RowInput:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one row commits.
+    """One row's result of a step: the tokens that it commits.
 
     verified: the row's input. tokens: the accepted draft tokens and the bonus token, so at least one; of a
         row with a window what is settled, perhaps nothing.
@@ -164,7 +164,7 @@ class Verification:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What is to be computed before outcomes()."""
+        """The arrays to compute before outcomes()."""
         return [self.tokens, self.entropies, *(self.measured.arrays if self.measured else ())]
 
     def outcomes(self) -> list[Outcome]:
@@ -173,7 +173,7 @@ class Verification:
         entropies: list[float] = self.entropies.tolist()  # type: ignore[assignment]
         measured: list[Likelihood | None] = [None] * len(sampled)
         if self.measured:
-            measured = self.measured.read()
+            measured = self.measured.fetch()
         outcomes: list[Outcome] = []
         start = start_uncertain = 0
         for row_input, asked in zip(self.inputs, self.asked, strict=True):

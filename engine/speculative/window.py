@@ -1,4 +1,4 @@
-"""Streaming decoding of a WeDLM model: several tokens of an answer are filled in at once, in any order.
+"""Windowed decoding of a WeDLM model: several tokens of an answer are filled in at once, in any order.
 
     settled text                 window
     t0 .. tn | tn+1 .. tn+p |  h0  f1  h2  h3        f1: filled, h0 h2 h3: holes
@@ -17,7 +17,7 @@ Source: WeDLM (arXiv:2512.22737), algorithm 1. A mask says what tokens see; ther
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.interface.request import Streaming
+from engine.interface.request import WindowSettings
 from engine.kv_cache.columns import Ranks
 from engine.sampling.grammar import Mask
 from engine.sampling.logprobs import Likelihood
@@ -35,13 +35,13 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What stands right of one sequence's settled text.
+    """The tokens and holes right of one sequence's settled text.
 
     settings: the request's. places: of the positions after that text, None for a hole. The first one is a
         hole, and so are all positions after these places.
     """
 
-    settings: Streaming
+    settings: WindowSettings
     places: tuple[Filled | None, ...] = ()
 
     def widen(self, size: int) -> "Window":
@@ -50,7 +50,7 @@ class Window:
 
     @property
     def tokens(self) -> list[int]:
-        """What is fed for the window: a mask token for each hole."""
+        """The tokens fed for the window: a mask token for each hole."""
         return [place.token if place else self.settings.mask_token for place in self.places]
 
     @property
@@ -82,7 +82,7 @@ class Window:
         return draws
 
     def logits_at(self, num_pending: int) -> list[int]:
-        """Return the index, among the tokens fed, of the one whose logits each hole is drawn from."""
+        """Return, for each hole, the index among the fed tokens whose logits the hole is drawn from."""
         places = [num_pending + hole for hole in self.holes]
         if self.settings.has_anchor:
             # At a token that is no mask the model predicts the next one, as in plain decoding.
@@ -123,7 +123,7 @@ class Window:
 
 @dataclass(slots=True)
 class WindowInput(RowInput):
-    """What a step feeds for a row with a window: the text that its cache lacks, and the window behind it.
+    """A step's input for a row with a window: the text that its cache lacks, and the window behind it.
 
     pending: the committed tokens that the cache lacks, the newest last.
     """
@@ -138,7 +138,7 @@ class WindowInput(RowInput):
 
     @property
     def ranks(self) -> Ranks | None:
-        """Which of these tokens see which."""
+        """The ranks of the tokens fed, which decide which of them see which."""
         return self.window.ranks(len(self.pending))
 
     @property
@@ -148,7 +148,7 @@ class WindowInput(RowInput):
 
     @property
     def least_width(self) -> int:
-        """The same: its window is no draft."""
+        """The number of tokens fed, as without drafting: a window is no draft."""
         return self.width
 
     def ask(self, row: int, num_top: int | None) -> Asked:
@@ -173,6 +173,6 @@ class WindowInput(RowInput):
 
 @dataclass(slots=True)
 class WindowOutcome(Outcome):
-    """What a row with a window commits. window: what stands right of it."""
+    """The result of a step for a row with a window. window: right of the committed tokens."""
 
     window: Window = field(kw_only=True)

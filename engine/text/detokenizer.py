@@ -1,4 +1,4 @@
-"""Turn committed tokens into text that can be sent: whole characters, and nothing of a stop string."""
+"""Convert committed tokens into text that can be sent: whole characters, and nothing of a stop string."""
 
 from codecs import getincrementaldecoder
 from collections import deque
@@ -10,7 +10,7 @@ from engine.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Turns the tokens of one answer into text, one token at a time.
+    """Converts the tokens of one answer into text, one token at a time.
 
     The text is that of all tokens decoded together, but each token is decoded only alone and after the latest
     token that gave text. Bytes that cannot become a character any more are U+FFFD at once.

@@ -73,7 +73,7 @@ class Pieces(Sequence[bytes]):
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """What is known of a tokenizer's vocabulary.
+    """A tokenizer's vocabulary as bytes, with facts about it.
 
     fingerprint: a digest of it, equal for two tokenizers exactly if their vocabularies are equal.
     longest_token: characters of the longest token string.

@@ -12,6 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.foreign.chat_templates import isolate_templates
 from engine.foreign.tool_calls import PARSERS, WrittenCall
+from engine.interface.images import ImageProcessor
 from engine.interface.request import PromptEnd
 from engine.text.call_formats import HARMONY_ENDS, has_parser, inner_tokens, recognize
 from engine.text.encoding import TextEncoder
@@ -283,12 +284,14 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         template_arguments: dict[str, Any] | None = None,
         end: PromptEnd = "answer",
+        processor: ImageProcessor | None = None,
     ) -> list[int]:
         """Return the ids of chat messages, up to the beginning of the assistant's answer or another end.
 
         messages: in OpenAI's form, content as a string or None. Those that the template would refuse, or show
             in part, are changed as templates/fit.py says.
         template_arguments: the server has refused those that clients must not set.
+        processor: of images, whose marks (see templates/image_parts.py) become one placeholder each.
         Raises TemplateError if there is no template or it rejects the messages.
         """
         if not self.has_chat_template:
@@ -296,4 +299,6 @@ class Tokenizer:
         if self.markers.is_harmony:
             return self._template.render_unchanged(messages, tools, template_arguments or {}, end)
         is_generic = self.markers.is_generic
-        return self._template.render(messages, tools, template_arguments or {}, end, is_generic=is_generic)
+        return self._template.render(
+            messages, tools, template_arguments or {}, end, is_generic=is_generic, processor=processor
+        )

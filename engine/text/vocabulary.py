@@ -123,7 +123,7 @@ class Vocabulary:
         return b"".join([pieces[token] for token in ids if token < size])
 
     def encode(self, text: bytes) -> list[int] | None:
-        """Return the ids of text as a continuation of other text; their bytes are exactly text.
+        """Encode text as a continuation of other text; the ids' bytes are exactly the text's.
 
         Returns None if the tokenizer does not reproduce the text: it normalizes, it lacks a character, or
         the text is not UTF-8. Never raises.

@@ -14,7 +14,7 @@ SILENT = frozenset(("prompt_cache_breakpoint", "annotations"))
 
 
 def read_chat(given: Json, notes: Notes) -> Json:
-    """Return the fields of a chat with its conversation in the normal form; one that is there already stays.
+    """Return a chat's fields, with its conversation in the normal form. A conversation in that form stays.
 
     Raises BadRequestError if no prompt can be made of it, or a tool cannot be called.
     """

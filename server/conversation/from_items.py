@@ -7,7 +7,7 @@ from typing import Any
 
 from server.conversation.from_chats import ASSISTANT_ONLY, OF_API, ROLES, apart, chat_message, named
 from server.conversation.from_messages import joined
-from server.conversation.model import Call, Json, Message
+from server.conversation.model import Call, Json, Media, Message, Part
 from server.conversation.parts import (
     arguments_of,
     as_string,
@@ -177,7 +177,10 @@ def as_listed(item: Any, item_id: str) -> Json:
         listed |= {"name": named(item, "", notes), key: as_string(item.get(key))}
         return listed | {key: item[key] for key in ("namespace",) if isinstance(item.get(key), str)}
     if kind in _OUTPUTS:
-        return {"call_id": "", **listed, "output": "".join(map(str, parts_of(item.get("output"), "", notes)))}
+        shown = parts_of(item.get("output"), "", notes)
+        has_images = any(isinstance(part, Media) and part.data for part in shown)
+        output = _listed_parts(shown) if has_images else "".join(map(str, shown))
+        return {"call_id": "", **listed, "output": output}
     if kind == "reasoning":
         content = [{"type": "reasoning_text", "text": _reasoning(item, "", notes)}]
         return {**listed, "summary": [], "content": content}
@@ -196,12 +199,25 @@ def _listed_message(item: Json, notes: Notes) -> Json:
         if role == "assistant" and isinstance(part, dict) and part.get("type") == "refusal":
             parts.append({"type": "refusal", "refusal": as_string(part.get("refusal"))})
             continue
-        text = "".join(map(str, part_of(part, "", notes)))
-        shown = {"type": "output_text", "text": text, "annotations": []}
-        parts.append(shown if role == "assistant" else {"type": "input_text", "text": text})
+        found = part_of(part, "", notes)
+        if role == "assistant":
+            text = "".join(map(str, found))
+            parts.append({"type": "output_text", "text": text, "annotations": []})
+        else:
+            parts += _listed_parts(found or [""])
     kept = (*ASSISTANT_ONLY, "name", "tool_call_id")
     listed = {"role": role, "content": parts} | {key: item[key] for key in kept if key in item}
     return listed if thought is None else {"reasoning_content": thought, **listed}
+
+
+def _listed_parts(parts: Iterable[Part]) -> list[Json]:
+    """Return parts as the API lists them. What is no image is text."""
+    return [
+        {"type": "input_image", "detail": part.detail, "image_url": f"data:;base64,{part.data}"}
+        if isinstance(part, Media) and part.data
+        else {"type": "input_text", "text": str(part)}
+        for part in parts
+    ]
 
 
 def encode_reasoning(reasoning: str) -> str:

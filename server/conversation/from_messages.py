@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from server.conversation.from_chats import chat_message, named
-from server.conversation.model import Call, Message, Part, Role
+from server.conversation.model import Call, Media, Message, Part, Role
 from server.conversation.parts import arguments_of, as_string, note_unknown, part_of, parts_of
 from server.validation.notes import Notes
 
@@ -79,6 +79,8 @@ def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Mess
 def _as_error(parts: list[Part]) -> list[Part]:
     """Mark a result as an error, unless it says so itself."""
     text = "\n".join(map(str, parts))
+    if any(isinstance(part, Media) for part in parts):
+        return ["Error:", *parts]
     return parts if text.lower().startswith("error") else [f"Error: {text}".rstrip()]
 
 

@@ -4,18 +4,27 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Json = dict[str, Any]
+Detail = Literal["low", "high", "auto"]
 Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What the model cannot be shown. kind: image, audio, video or document. name: its title, or ""."""
+    """A part that a model which reads text is not shown.
+
+    kind: image, audio, video or document. name: its title, or "".
+    at: its path in the request. The others are of images: data, in base64, or why there is none; detail.
+    """
 
     kind: str
     name: str = ""
+    at: str = field(default="", compare=False)
+    data: str = field(default="", repr=False)
+    fault: str = ""
+    detail: Detail = "auto"
 
     def __str__(self) -> str:
-        """Return what the model is shown instead, the same at every turn: no sizes, no dates."""
+        """Return the text that stands in for it, the same at every turn: no sizes, no dates."""
         return f"[{self.kind}{self.name and ' ' + self.name}: this model reads text]"
 
 

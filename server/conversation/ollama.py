@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from server.conversation.from_chats import from_chats
-from server.conversation.model import Json, Media, Message, Part
+from server.conversation.images import image
+from server.conversation.model import Json, Message, Part
 from server.conversation.settled import check_answerable, check_size, settle
 from server.conversation.tools import ToolReader
 from server.validation.notes import Notes
@@ -40,17 +41,16 @@ def read_ollama_messages(given: Any, notes: Notes) -> tuple[Message, ...]:
     made = from_chats(chat, "messages", notes)
     for index, one in enumerate(messages):
         if isinstance(one, dict) and one.get("images"):
-            shown = placeholders(one["images"], f"{made[index].at}.images", notes)
+            shown = images_of(one["images"], f"{made[index].at}.images")
             made[index] = replace(made[index], parts=(*shown, *made[index].parts))
     settled = settle(made, notes)
     check_answerable(settled)
     return settled
 
 
-def placeholders(images: Any, path: str, notes: Notes) -> list[Part]:
-    """Return what is shown instead of images."""
-    notes.as_text(path)
-    return [Media("image")] * (len(images) if isinstance(images, list) else 1)
+def images_of(given: Any, path: str) -> list[Part]:
+    """Return the images of a message. path: of the array."""
+    return [image(one, path) for one in (given if isinstance(given, list) else [given])]
 
 
 class _Calls:

@@ -1,4 +1,4 @@
-"""What the model is shown of the parts of messages, results and items: the one place that says it.
+"""Choose the texts that the model is shown for parts of messages, results and items; the one place for it.
 
 docs/guide.md has these tables.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from server.conversation.images import image_of
 from server.conversation.model import Json, Media, Part
 from server.errors import BadRequestError
 from server.validation.body import check_values
@@ -32,7 +33,7 @@ MEDIA = {
     **dict.fromkeys(("video", "video_url"), "video"),
     **dict.fromkeys(("document", "file", "input_file"), "document"),
 }
-"""Parts that are shown as a placeholder, or as their text if they have some."""
+"""Parts that are shown as a placeholder, or as their text if they have some; images to a model that sees."""
 LEFT_OUT = frozenset(
     (
         *("redacted_thinking", "container_upload", "fallback", "tool_addition", "tool_removal"),
@@ -81,7 +82,7 @@ def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
 
 
 def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
-    """Return what the model is shown of a part: none, one or, of a document, several parts."""
+    """Return the parts that the model is shown for a part: none, one or, for a document, several."""
     if isinstance(given, str):
         notes.understood(path)
         return [given]
@@ -121,7 +122,9 @@ def note_unknown(given: Json, known: Iterable[str], path: str, notes: Notes) -> 
 
 
 def _media(given: Json, kind: str, path: str, notes: Notes) -> list[Part]:
-    """Return a placeholder, or the text of a document that is text."""
+    """Return an image, a placeholder, or the text of a document that is text."""
+    if kind == "image":
+        return [image_of(given, path)]
     notes.as_text(path)
     holders = (given.get(key) for key in ("source", "file", "input_audio"))
     inner = next((one for one in holders if isinstance(one, dict)), {})

@@ -12,6 +12,11 @@ from server.validation.notes import Notes
 MAX_MESSAGES = 4096
 MAX_PARTS = 8192
 """Maximum parts of a whole conversation, those of results included: translating each takes time."""
+SEEING = (
+    ", or serve a model that sees: Qwen3-VL, Qwen3.5, Qwen2.5-VL, Gemma 3 or 4, Mistral 3 or Pixtral "
+    "(GET /v1/models says of each whether it does)"
+)
+"""What a client can do whose model does not see."""
 
 
 def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "entries") -> list[Any]:
@@ -71,19 +76,30 @@ def settle(messages: Iterable[Message], notes: Notes) -> tuple[Message, ...]:
 
 
 def _as_users(result: Message) -> Message:
-    return Message("user", (f"<tool_response>\n{result.text}\n</tool_response>",), at=result.at)
+    if all(isinstance(part, str) for part in result.parts):
+        return Message("user", (f"<tool_response>\n{result.text}\n</tool_response>",), at=result.at)
+    return Message("user", ("<tool_response>", *result.parts, "</tool_response>"), joint="\n", at=result.at)
 
 
-def check_answerable(messages: Sequence[Message]) -> None:
-    """Refuse a newest turn that only media make sense of. Raises BadRequestError."""
-    last = max((i for i, one in enumerate(messages) if one.role == "assistant"), default=-1)
-    newest = [one for one in messages[last + 1 :] if one.role != "system"]
+def check_answerable(messages: Sequence[Message], *, sees: bool = True) -> None:
+    """Refuse a newest turn that only media make sense of. Raises BadRequestError.
+
+    sees: whether the model sees images, or may do so. It is asked again once that is known.
+    """
+    newest = [one for one in messages[newest_start(messages) :] if one.role != "system"]
     media = [part for one in newest for part in one.parts if isinstance(part, Media)]
     has_text = any(isinstance(part, str) and part.strip() for one in newest for part in one.parts)
-    if media and not has_text and all(one.role != "tool" for one in newest):
+    is_seen = sees and any(part.kind == "image" for part in media)
+    if media and not has_text and not is_seen and all(one.role != "tool" for one in newest):
         at = newest[-1].at
         raise BadRequestError(
-            f"'{at}' has nothing but media ({media[0].kind}), and this model reads text. Send some with it.",
+            f"'{at}' has nothing but media ({media[0].kind}), and this model reads text. Send some with it"
+            f"{SEEING if media[0].kind == 'image' else ''}.",
             param=at,
             code="unsupported_content_part",
         )
+
+
+def newest_start(messages: Sequence[Message]) -> int:
+    """Return the index of the first message after the last answer."""
+    return 1 + max((i for i, one in enumerate(messages) if one.role == "assistant"), default=-1)

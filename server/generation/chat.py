@@ -16,6 +16,7 @@ from server.generation.prompts import ChatPrompt, json_grammar
 from server.generation.respond import respond
 from server.generation.service import Service
 from server.http.request_log import note_ignored, note_relaxed, record_of
+from server.lanes import beside, client_of
 from server.output.checked import WholeSchemas, checked
 from server.output.parser import parser_factory
 from server.output.parts import MakeParser, ToolCallRules
@@ -25,7 +26,6 @@ from server.requests.chat import ChatRequest
 from server.tool_formats.bare_calls import bare_calls
 from server.tool_formats.formats import find_format
 from server.tool_formats.reader import make_reader
-from server.turns import beside, client_of
 from server.validation.json_schema import check_schema
 from server.validation.relaxed_schema import RelaxedSchema, modern
 
@@ -86,6 +86,7 @@ async def answer_chat(
         prompt.head_tokens,
         prompt.views,
         prompt.make_views,
+        prompt.images,
     )
 
 

@@ -151,7 +151,7 @@ def _text_and_calls(markers: Markers, is_parallel: bool) -> list[str]:
 
 
 def _split_at_token(text: str, markers: Markers) -> tuple[str, Marker | None, str]:
-    """Return what is before the special token in a text, the token if there is one, and what is after."""
+    """Split a text at its special token: the text before, the token if there is one, and the text after."""
     token = next((m for m in markers.inner if len(m.tokens) == 1 and m.text in text), None)
     before, _, after = (text, "", "") if token is None else text.partition(token.text)
     return json.dumps(before, ensure_ascii=False), token, json.dumps(after, ensure_ascii=False)

@@ -7,7 +7,13 @@ from typing import Any, cast
 
 from fastapi import Request
 
-from engine.interface.embeddings import Embedded, EmbeddingInfo, EmbeddingInput, EmbeddingRequest
+from engine.interface.embeddings import (
+    Embedded,
+    EmbeddingInfo,
+    EmbeddingInput,
+    EmbeddingRequest,
+    count_alike,
+)
 from engine.interface.errors import EngineError
 from engine.interface.events import Failed
 from engine.interface.models import ModelInfo
@@ -17,9 +23,9 @@ from server.generation.engine_requests import check_token_ids
 from server.generation.prompts import TokenIds
 from server.generation.service import Service
 from server.http.request_log import note_ignored, record_of
+from server.lanes import beside
 from server.requests.embeddings import Cut, EmbeddingsRequest
 from server.requests.rerank import RerankRequest
-from server.turns import beside
 
 _SAME = {
     "query": ("query", "search_query"),
@@ -77,19 +83,33 @@ def _as_inputs(
 
 async def encode_pairs(request: Request, service: Service, body: RerankRequest) -> tuple[EmbeddingInput, ...]:
     """Return the query with each document as the model reads them. Raises as encode_inputs()."""
-    info = service.engine.info
-    (query,) = await service.prompts.encode_texts(request, [body.query])
-    documents = await service.prompts.encode_texts(request, body.documents)
-    return await beside(request, partial(_as_pairs, body, info, query, documents))
+    info, embedding = service.engine.info, service.engine.info.embedding
+    assert embedding
+    head = body.query
+    if embedding.pair:
+        head = embedding.pair.format(query=body.query, instruction=body.instruction or embedding.instruction)
+    elif body.instruction is not None:
+        note_ignored(request, ["instruction"])
+    (query,) = await service.prompts.encode_texts(request, [head])
+    documents: Sequence[str] = body.documents
+    if embedding.pair:
+        # As one text: a document's first token may begin with the space before it.
+        documents = [f"{head} {document}" for document in documents]
+    encoded = await service.prompts.encode_texts(request, documents)
+    return await beside(request, partial(_as_pairs, body, info, query, encoded))
 
 
 def _as_pairs(
     body: RerankRequest, info: ModelInfo, query: TokenIds, documents: Sequence[TokenIds]
 ) -> tuple[EmbeddingInput, ...]:
-    """Put the query before each document, with the special tokens. Raises BadRequestError."""
+    """Put the query before each document, unless it is there, and the special tokens around both.
+
+    Raises BadRequestError.
+    """
     embedding = info.embedding
     assert embedding
     head = (*embedding.before, *query, *embedding.between)
+    num_there = len(query) if embedding.pair else 0
     room = info.context_tokens - len(head) - len(embedding.after)
     if room < 1:
         most = info.context_tokens - len(head) + len(query) - len(embedding.after) - 1
@@ -100,8 +120,9 @@ def _as_pairs(
         )
     limit = min(room, body.max_tokens_per_doc or room)
     pairs = []
-    for index, document in enumerate(documents):
-        cut = _cut(document[: body.max_tokens_per_doc], limit, body.truncate, f"documents[{index}]", info)
+    for index, text in enumerate(documents):
+        document = text[num_there:][: body.max_tokens_per_doc]
+        cut = _cut(document, limit, body.truncate, f"documents[{index}]", info)
         pairs.append(EmbeddingInput((*head, *cut, *embedding.after), first_of_second=len(head)))
     return tuple(pairs)
 
@@ -124,7 +145,8 @@ async def embed(
         if not done.done():
             done.set_result(event)
 
-    asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions)
+    num_alike = await beside(request, partial(count_alike, inputs))
+    asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions, num_alike)
     try:
         engine.embed(asked, lambda event: service.call_on_loop(lambda: note(event)))
     except EngineError as fault:

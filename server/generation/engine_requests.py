@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import get_args
 
 from config.settings import LOOP_GUARD_TOKENS, Settings
+from engine.interface.images import PromptImage
 from engine.interface.models import AnswerLimits, ModelInfo
 from engine.interface.request import DraftType, GenerationRequest, Grammar, Sampling, View
 from engine.stations import station
 from server.errors import BadRequestError, ContextLengthError
-from server.generation.streaming_decoding import choose_streaming
+from server.generation.windowed_decoding import choose_window
 from server.requests.generation_fields import GenerationFields
 
 GREEDY_BELOW = 1e-5
@@ -29,10 +30,11 @@ def make_engine_requests(
     grammar: Grammar | None = None,
     head_tokens: int = 0,
     views: Sequence[View] = (),
+    images: tuple[PromptImage, ...] = (),
 ) -> list[GenerationRequest]:
     """Make one engine request for each choice: all choices of the first prompt first, as OpenAI does.
 
-    prediction, tenant, grammar, head_tokens, views: see GenerationRequest; the same for all choices.
+    prediction, tenant, grammar, head_tokens, views, images: see GenerationRequest; the same for all choices.
     Raises BadRequestError if the model or the settings forbid a token id, the length, n or how to decode.
     """
     if body.n > settings.max_n:
@@ -50,8 +52,14 @@ def make_engine_requests(
             param=body.prompt_field,
             code="invalid_value",
         )
+    if images and body.truncate_prompt_tokens is not None:
+        raise BadRequestError(
+            "'truncate_prompt_tokens' could cut an image in two; send 'truncation': 'auto' with images.",
+            param="truncate_prompt_tokens",
+            code="invalid_value",
+        )
     check_ids(body, info)
-    streaming = choose_streaming(body, info, settings)
+    window_settings = choose_window(body, info, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
     limits = info.answer_limits if defaults else AnswerLimits()
@@ -83,9 +91,10 @@ def make_engine_requests(
                     reports_progress=body.stream and body.return_progress,
                     reports_usage=body.stream and body.timings_per_token,
                     reports_origins=body.draft.trace,
-                    streaming=streaming,
+                    window_settings=window_settings,
                     loop_guard_tokens=guard,
                     head_tokens=max(0, head_tokens - len(whole) + len(prompt)),
+                    images=images,
                 )
             )
     return requests
@@ -153,7 +162,7 @@ _OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
 
 
 def draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) -> BadRequestError | None:
-    """Return what is wrong with the source of drafts that a request names; None if the server has it."""
+    """Return the fault of the source of drafts that a request names; None if the server has that source."""
     kind, missing, remedy = body.draft.type, "", ""
     if kind == "draft-model" and (settings.draft_model is None or info.head):
         missing, remedy = "has no draft model", ", or start the server with --draft-model"

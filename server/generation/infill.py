@@ -8,14 +8,14 @@ from server.engine_protocol import TokenizerProtocol
 from server.errors import BadRequestError
 
 SNIPPET = "\n\n--- snippet ---\n\n"
-"""What precedes another file for a model that knows no further files, as in llama-server."""
+"""The text before another file for a model that knows no further files, as in llama-server."""
 THIS_FILE = "filename"
-"""What the file with the hole is called after others."""
+"""The name of the file with the hole, if others precede it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """What is before and after the text that is asked for, and (name, text) of other files."""
+    """The texts before and after the hole, and (name, text) of other files."""
 
     before: str
     after: str

@@ -13,9 +13,12 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
+from config.settings import Settings
 from engine.interface.errors import EngineError, GrammarError, UnbrokenTextError
-from engine.interface.request import DraftType, Grammar, PromptEnd, View
+from engine.interface.images import ImageProcessor, PromptImage
+from engine.interface.request import Grammar, PromptEnd, View
 from engine.text.fim import FimTokens
+from engine.text.templates.image_parts import before_images
 from server.engine_protocol import EngineProtocol
 from server.errors import (
     BadRequestError,
@@ -25,10 +28,12 @@ from server.errors import (
     retry_after,
 )
 from server.generation.engine_requests import check_token_ids, context_error
+from server.generation.images import ImageReader, Placed, Seen
 from server.generation.infill import Hole, encode_hole
 from server.generation.truncation import fit, newest_turn
 from server.http.request_log import note_relaxed
 from server.http.tenants import key_digest
+from server.lanes import Lane, beside, client_of
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
@@ -39,7 +44,6 @@ from server.tool_formats.harmony_prompt import (
     to_harmony_messages,
     to_harmony_tools,
 )
-from server.turns import Turns, beside, client_of
 from server.validation.closed_schema import closed
 from server.validation.grammar_errors import explain_grammar_error
 from server.validation.json_schema import check_schema
@@ -53,7 +57,7 @@ Json = dict[str, Any]
 LANES = (2**14, 2**18, sys.maxsize)
 """The most characters of the jobs of each thread, which take some 20 ms, 300 ms, or several seconds."""
 TEXTS_AT_ONCE = 64
-"""Texts of a request that are encoded before other clients have their turn."""
+"""Texts of a request that are encoded before other clients come next."""
 LIMIT_S = 60.0
 """Maximum time from a prompt's arrival until it is encoded."""
 ResultT = TypeVar("ResultT")
@@ -70,7 +74,7 @@ class ChatPrompt:
     prediction: token ids of the output that the client predicts; often none.
     is_thinking: the prompt has already opened the model's reasoning.
     num_dropped: the oldest messages that were left out, as the request asked for it.
-    head_tokens, views: see GenerationRequest. make_views: has those made that are not there yet.
+    head_tokens, views, images: see GenerationRequest. make_views: has those made that are not there yet.
     """
 
     tokens: TokenIds
@@ -80,6 +84,7 @@ class ChatPrompt:
     head_tokens: int = 0
     views: Sequence[View] = ()
     make_views: Callable[[], None] | None = None
+    images: tuple[PromptImage, ...] = ()
 
 
 def json_grammar(schema: dict[str, Any]) -> Grammar:
@@ -154,31 +159,35 @@ class PromptEncoder:
     """Renders chat templates, encodes prompts and compiles grammars.
 
     There is a thread for each of LANES, so that a job waits for none that is much longer, and one for
-    grammars. Clients take turns on each. A job that has begun cannot be stopped, so text that is certainly
-    too long for the context is refused before it is encoded.
+    grammars. Each serves one client after the other. A job that has begun cannot be stopped, so text that is
+    certainly too long for the context is refused before it is encoded.
 
     max_pending: maximum number of requests of a client that wait, or whose jobs run.
-    draft_type: of requests that do not say.
+    settings: the model's.
 
     making_views: the views that are being made.
     """
 
     def __init__(
-        self, engine: EngineProtocol, max_pending: int, metrics: Metrics, draft_type: DraftType = "auto"
+        self, engine: EngineProtocol, max_pending: int, metrics: Metrics, settings: Settings
     ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._max_pending = max_pending
         self._num_pending: Counter[str] = Counter()
-        self._lanes = {size: Turns(f"prompts-{size}") for size in LANES}
-        self._grammars = Turns("grammars")
-        self._views = Turns("views")
-        self._draft_type = draft_type
+        self._lanes = {size: Lane(f"prompts-{size}") for size in LANES}
+        self._grammars = Lane("grammars")
+        self._views = Lane("views")
+        self._draft_type = settings.draft_type
+        self._images = ImageReader(settings, self._run)
         self._view_maker = ViewMaker(engine, MAX_VIEW_BYTES)
         self.making_views: set[asyncio.Task[None]] = set()
 
     async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
         """Render and encode a conversation. Raises BadRequestError, and what _run() raises."""
+        vision = self._engine.info.vision
+        seen = await self._images.read(request, body.messages, vision.processor if vision else None)
+        given, body = body, body.model_copy(update={"messages": seen.messages})
         messages, tools, num_characters = await beside(request, partial(_shown, body))
         reserved = None
         if body.truncation == "auto":
@@ -200,7 +209,10 @@ class PromptEncoder:
             predicted,
             body.prompt_end,
             reserved,
+            seen,
         )
+        if seen.pictures:
+            messages, tools, _ = await beside(request, partial(_shown, given))
         return self._with_views(prompt, request, body, messages, tools)
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
@@ -324,8 +336,9 @@ class PromptEncoder:
         """Stop the threads and drop the jobs that still wait for them."""
         for task in self.making_views:
             task.cancel()
-        for turns in (*self._lanes.values(), self._grammars, self._views):
-            turns.close()
+        for lane in (*self._lanes.values(), self._grammars, self._views):
+            lane.close()
+        self._images.close()
 
     async def _encode(
         self, request: Request, size: int, job: Callable[..., ResultT], *arguments: object
@@ -339,9 +352,9 @@ class PromptEncoder:
                 request.app.state.service.bodies.trim_soon()
 
     async def _run(
-        self, request: Request, turns: Turns, job: Callable[..., ResultT], *arguments: object
+        self, request: Request, lane: Lane, job: Callable[..., ResultT], *arguments: object
     ) -> ResultT:
-        """Run a job when it is the client's turn.
+        """Run a job on a lane.
 
         Raises ClientGoneError if the client disconnects first, TooBusyError if too many of its jobs are
         waiting, and UnavailableError if it takes longer than LIMIT_S or the server stops.
@@ -351,7 +364,7 @@ class PromptEncoder:
             raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
         self._num_pending[client] += 1
         start_s = time.perf_counter()
-        running = asyncio.ensure_future(turns.run(client, partial(job, *arguments)))
+        running = asyncio.ensure_future(lane.run(client, partial(job, *arguments)))
         # The body has been read, so the next message is a disconnect.
         disconnect = asyncio.ensure_future(request.receive())
         either: set[asyncio.Future[Any]] = {running, disconnect}
@@ -405,7 +418,7 @@ class PromptEncoder:
         task.add_done_callback(self.making_views.discard)
 
     async def _run_slices(self, client: str, slices: Iterator[None], is_first: bool) -> None:
-        """Make views slice by slice; clients take turns. An answer needs none, so a fault is only logged."""
+        """Make views slice by slice. An answer needs none, so a fault is only logged."""
         try:
             while await self._views.run(client, partial(next, slices, True)) is None and not is_first:
                 pass
@@ -427,16 +440,25 @@ class PromptEncoder:
         predicted: str,
         end: PromptEnd,
         reserved_tokens: int | None,
+        seen: Seen,
     ) -> ChatPrompt:
-        """Render and encode. reserved_tokens: for the answer if turns may be left out; None if none may."""
+        """Render and encode.
+
+        reserved_tokens: for the answer if turns may be left out; None if none may. seen: places the images.
+        """
         is_harmony, shown_tools = self._engine.tokenizer.markers.is_harmony, tools
         if is_harmony:
             shown_tools, arguments = to_harmony_tools(tools), to_harmony_arguments(arguments)
 
+        # By the prompt's identity: of several conversations that are encoded, one is kept.
+        images: dict[int, Placed] = {}
+
         def encode(some: Sequence[dict[str, Any]]) -> TokenIds:
-            return self._render(
-                to_harmony_messages(some) if is_harmony else list(some), shown_tools, arguments, end
-            )
+            shown = to_harmony_messages(some) if is_harmony else list(some)
+            ids = self._render(shown, shown_tools, arguments, end, seen.processor)
+            placed = seen.place(ids, some)
+            images[id(placed.tokens)] = placed
+            return placed.tokens
 
         prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
         if len(prediction) >= self._engine.info.context_tokens:
@@ -450,8 +472,15 @@ class PromptEncoder:
             tokens, num_dropped = fit(messages, self._engine.info.context_tokens, reserved_tokens, encode)
         is_thinking = self._engine.tokenizer.opens_thinking(tokens)
         said = next((one["content"] for one in messages if one["role"] == "user"), None)
-        head_tokens = self._engine.tokenizer.find_head_end(tokens, said or "")
-        return ChatPrompt(tokens, prediction, is_thinking, num_dropped, head_tokens)
+        head_tokens = self._engine.tokenizer.find_head_end(tokens, before_images(said or ""))
+        return ChatPrompt(
+            tokens,
+            prediction,
+            is_thinking,
+            num_dropped,
+            head_tokens,
+            images=images[id(tokens)].images,
+        )
 
     def _render(
         self,
@@ -459,10 +488,15 @@ class PromptEncoder:
         tools: list[dict[str, Any]],
         arguments: dict[str, Any],
         end: PromptEnd,
+        processor: ImageProcessor | None,
     ) -> TokenIds:
+        # A tokenizer of a model that sees nothing need not know of images.
+        more = {} if processor is None else {"processor": processor}
         try:
             # None, not an empty list: some templates treat an empty list as a request with tools.
-            rendered = self._engine.tokenizer.render_chat(messages, tools or None, arguments or None, end)
+            rendered = self._engine.tokenizer.render_chat(
+                messages, tools or None, arguments or None, end, **more
+            )
         # TemplateError is a ValueError; importing it would import MLX.
         except ValueError as fault:
             raise BadRequestError(f"{fault}", param="messages", code="template_error") from fault

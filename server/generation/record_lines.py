@@ -68,8 +68,8 @@ def _lines(
         line = {"time": now, "id": engine_request.id, "model": service.engine.info.name} | fields
         line |= _text(service, engine_request, end)
         line["draft_type"] = engine_request.draft.type or service.settings.draft_type
-        if engine_request.streaming:
-            line["streaming"] = asdict(engine_request.streaming)
+        if engine_request.window_settings:
+            line["streaming"] = asdict(engine_request.window_settings)
         yield json.dumps(line | _counts(end)).encode() + b"\n"
 
 

@@ -70,7 +70,7 @@ class RequestOutput:
         """
         parts: list[tuple[int, Part]] = []
         if self._events:
-            # More had arrived than are read at once. Let other requests have their turn.
+            # More had arrived than are read at once. Let other requests come next.
             await asyncio.sleep(0)
         deadline = time.monotonic() + self._service.settings.keep_alive_s
         while not parts and time.monotonic() <= deadline:
@@ -93,9 +93,9 @@ class RequestOutput:
                 if start + MAX_DELTAS_AT_ONCE > len(deltas):
                     self._events.append((index, self.submission.finished[index]))
                 while not self._is_everything_read:
-                    # Merged here and not only at the end: that would be one long piece of work.
+                    # Merged here and not only at the end: that would be much work at once.
                     parts += merge_adjacent(part for _, part in await self._read_events())
-                    # Let other requests have their turn.
+                    # Let other requests come next.
                     await asyncio.sleep(0)
             outputs.append(ChoiceOutput.of(parts))
         return outputs
@@ -144,7 +144,7 @@ class RequestOutput:
         return text + parser.end(event)
 
     async def format(self, write: Callable[[], bytes], *, is_long: bool = False) -> bytes:
-        """Return what a presenter writes of a whole text or of the whole output.
+        """Let a presenter write a whole text or the whole output; return the frames.
 
         On a thread if that is long, or if there are log probabilities: for a long answer they take seconds.
         """
@@ -202,7 +202,7 @@ class RequestOutput:
 
 
 def _reports(delta: Delta) -> list[ReportPart]:
-    """Return what a delta reports beside its text."""
+    """Return a delta's extras: log probabilities, usage and progress."""
     fields: dict[str, BaseModel] = {}
     if (told := delta.progress) is not None:
         fields["prompt_progress"] = PromptProgress(

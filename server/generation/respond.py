@@ -1,4 +1,4 @@
-"""Turn token ids into a response: the steps shared by all endpoints that generate."""
+"""Convert token ids into a response: the steps shared by all endpoints that generate."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from functools import partial
 
 from fastapi import Request, Response
 
+from engine.interface.images import PromptImage
 from engine.interface.request import Grammar, View
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation.engine_requests import draft_fault, make_engine_requests
@@ -17,12 +18,12 @@ from server.generation.sse import TokenStream, write_frames
 from server.generation.submission import Submission
 from server.http.request_log import note_ignored, record_of
 from server.http.tenants import tenant_of
+from server.lanes import SMALL_BYTES
 from server.output.openai_format import ResponseHead
 from server.output.parts import MakeParser
 from server.output.presenter import Presenter
 from server.requests.generation_fields import GenerationFields
-from server.requests.streaming_decoding import StreamingDecodingFields
-from server.turns import SMALL_BYTES
+from server.requests.windowed_decoding import WindowFields
 
 
 async def respond(
@@ -37,10 +38,11 @@ async def respond(
     head_tokens: int = 0,
     views: Sequence[View] = (),
     on_first: Callable[[], None] | None = None,
+    images: tuple[PromptImage, ...] = (),
 ) -> Response:
     """Generate a whole response or a stream. Raises ApiError before any of the response is sent.
 
-    on_first: called when the first token has come.
+    on_first: called when the first token has come. images: of the one prompt.
     """
     record = record_of(request)
     body = _without_what_is_not_here(request, service, body)
@@ -56,6 +58,7 @@ async def respond(
         grammar,
         head_tokens,
         views,
+        images,
     )
     submission = Submission(service, engine_requests, body.n, _grammar_param(body), on_first)
     output = RequestOutput(service, record, submission, make_parser, body)
@@ -94,7 +97,7 @@ def _without_what_is_not_here(request: Request, service: Service, body: Generati
             raise fault
         note_ignored(request, ["draft.type"])
         body = body.model_copy(update={"draft": body.draft.model_copy(update={"type": None})})
-    of_wedlm = [name for name in StreamingDecodingFields.model_fields if getattr(body, name) is not None]
+    of_wedlm = [name for name in WindowFields.model_fields if getattr(body, name) is not None]
     if of_wedlm and info.mask_token_id is None and not is_strict:
         note_ignored(request, of_wedlm)
         body = body.model_copy(update=dict.fromkeys(of_wedlm))

@@ -20,11 +20,11 @@ from server.generation.event_queue import EventBridge
 from server.generation.prompts import PromptEncoder
 from server.generation.recorder import Recorder
 from server.generation.tool_calls import ToolCallParsing
+from server.lanes import BodyLanes
 from server.logs import LOGGER
 from server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
 from server.metrics.registry import Metrics
 from server.responses_api.store import ResponseStore
-from server.turns import BodyTurns
 
 _VIEW = "service"
 ANY_MODEL = "*"
@@ -47,7 +47,7 @@ class Service:
         self.settings = settings
         self.metrics = metrics
         max_requests = settings.max_rows + settings.max_queue
-        self.prompts = PromptEncoder(models, max_requests, metrics, settings.draft_type)
+        self.prompts = PromptEncoder(models, max_requests, metrics, settings)
         self.tool_calls = ToolCallParsing(models, metrics, max_requests)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self.event_bridge = EventBridge(self._loop)
@@ -55,7 +55,7 @@ class Service:
         self._stations.start()
         self._loop_lag = LoopLag(self._loop, self._stations, metrics.observe_lag, self._note_hold)
         metrics.set_loop_stations(self._stations)
-        self.bodies = BodyTurns()
+        self.bodies = BodyLanes()
         self.responses = ResponseStore(settings.response_store_bytes)
         metrics.set_response_store(self.responses)
         self.recorder = recorder
@@ -75,7 +75,7 @@ class Service:
                 view.__dict__.pop(found, None)
             view.engine, view.settings, view._name = engine, engine.settings, name
             max_requests = engine.settings.max_rows + engine.settings.max_queue
-            view.prompts = PromptEncoder(engine, max_requests, self.metrics, view.settings.draft_type)
+            view.prompts = PromptEncoder(engine, max_requests, self.metrics, view.settings)
             view.tool_calls = ToolCallParsing(engine, self.metrics, max_requests)
         return view
 
@@ -164,7 +164,7 @@ class Service:
         return requested
 
     def resolve_unknown(self, name: str, purpose: Purpose | None = None) -> str:
-        """Return the name of the model that answers to a name that none has. Raises ModelNotFoundError."""
+        """Return the model that answers to an unknown name. Raises ModelNotFoundError if none does."""
         if ANY_MODEL not in self.settings.served_model_name:
             raise ModelNotFoundError(name, self.model_names if self.models.is_fixed else ())
         return self._default_name(purpose)

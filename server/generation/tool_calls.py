@@ -1,7 +1,7 @@
 """Parse tool calls off the event loop, with limits for each client.
 
 A text made to exploit a parser keeps a process busy until it is killed. So each client has one parse at a
-time, and clients take turns: whoever has such texts waits for them alone.
+time, and they are served in rotation: whoever has such texts waits for them alone.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ class QueueFullError(Exception):
     """Too many texts of one client wait to be parsed."""
 
 
-class Turns:
-    """Lets one job of each client run at a time, and at most num_slots in all; clients take turns.
+class Slots:
+    """Lets one job of each client run at a time, and at most num_slots in all, in rotation.
 
     max_waiting: maximum number of waiting jobs of one client. Use it on the event loop only.
     """
@@ -40,19 +40,19 @@ class Turns:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def begin(self, client: str) -> None:
-        """Wait for the client's turn; call end() after its job. Raises QueueFullError."""
+        """Wait for a slot; call end() after its job. Raises QueueFullError."""
         waiting = self._waiting.setdefault(client, deque())
         if len(waiting) >= self._max_waiting:
             raise QueueFullError
-        turn = asyncio.get_running_loop().create_future()
-        waiting.append(turn)
+        slot = asyncio.get_running_loop().create_future()
+        waiting.append(slot)
         self._grant()
         try:
-            await turn
+            await slot
         except asyncio.CancelledError:
-            if turn.cancelled():
+            if slot.cancelled():
                 with contextlib.suppress(ValueError):
-                    waiting.remove(turn)
+                    waiting.remove(slot)
                 self._grant()
             else:
                 self.end(client)
@@ -87,11 +87,11 @@ class ToolCallParsing:
     def __init__(self, engine: EngineProtocol, metrics: Metrics, max_waiting: int) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._turns = Turns(MAX_PARSES, max_waiting)
+        self._slots = Slots(MAX_PARSES, max_waiting)
         self._threads = ThreadPoolExecutor(MAX_PARSES, thread_name_prefix="tool-calls")
 
     async def parse(self, client: str, request_id: str, text: str, tools: bytes) -> Sequence[WrittenCall]:
-        """Parse a text between tool call markers in the client's turn.
+        """Parse a text between tool call markers, once the client has a slot.
 
         Returns no calls if it is malformed or cannot be parsed within the limits, which is logged.
         """
@@ -112,11 +112,11 @@ class ToolCallParsing:
         return calls
 
     async def _parse(self, client: str, text: str, tools: bytes) -> Sequence[WrittenCall]:
-        await self._turns.begin(client)
+        await self._slots.begin(client)
         loop = asyncio.get_running_loop()
         job = loop.run_in_executor(self._threads, self._engine.tokenizer.parse_calls, text, tools)
-        # The turn ends with the process's work, even if the client leaves before that.
-        job.add_done_callback(lambda _: self._turns.end(client))
+        # The slot is free after the process's work, even if the client leaves before that.
+        job.add_done_callback(lambda _: self._slots.end(client))
         return await asyncio.shield(job)
 
     def close(self) -> None:

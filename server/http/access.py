@@ -12,7 +12,7 @@ from config.settings import Settings
 from server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
 from server.http.api_keys import ApiKeys, sent_keys
 from server.http.refusal import refuse
-from server.turns import OWNER
+from server.lanes import OWNER
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that need no API key, so that monitoring works without one."""

@@ -13,13 +13,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from engine.stations import station
 from server.errors import BadRequestError
 from server.http.connection_limit import ConnectionLimit
-from server.http.read_turns import REQUEST_S, ReadTurns
+from server.http.rounds import REQUEST_S, Rounds
 from server.logs import LOGGER
 
 MAX_HEAD_BYTES = 32 * 2**10
 """Maximum bytes of a request line and headers together."""
 READ_BYTES = 32 * 2**10
-"""Maximum bytes that are read of a connection before others have their turn: under 5 ms of work."""
+"""Maximum bytes that are read of a connection before others come next: under 5 ms of work."""
 MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES = 4096, 64
 """How many chunks a body may have beyond one for every SMALL_CHUNK_BYTES: each costs as much as any."""
 MAX_PIPELINED = 16
@@ -36,14 +36,14 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
 
     timeout_s: seconds from connecting, or from the first byte of a later request, to the end of the headers,
         and in which a client must read something of what waits for it. Then the connection is closed.
-    buffer: what is read goes through it. turns: decide when it is parsed. Connections of one event loop share
-        both.
+    buffer: what is read goes through it. rounds: decide when it is parsed. Connections of one event loop
+        share both.
     """
 
-    def __init__(self, *, timeout_s: float, buffer: bytearray, turns: ReadTurns, **options: Any) -> None:
+    def __init__(self, *, timeout_s: float, buffer: bytearray, rounds: Rounds, **options: Any) -> None:
         super().__init__(**options)
         self._timeout_s = timeout_s
-        self._turns = turns
+        self._rounds = rounds
         self._buffer = memoryview(buffer)
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -63,12 +63,12 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
 
     @station("connections")
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse what was read, or read nothing more until it is this connection's turn."""
-        if self._turns.has_time:
-            self._turns.do(partial(self.data_received, self._buffer[:nbytes]))  # type: ignore[arg-type]
+        """Parse what was read, or read nothing more until this connection comes next."""
+        if self._rounds.has_time:
+            self._rounds.do(partial(self.data_received, self._buffer[:nbytes]))  # type: ignore[arg-type]
         else:
             self.transport.pause_reading()
-            self._turns.wait(self.client_host, partial(self._parse_kept, bytes(self._buffer[:nbytes])))
+            self._rounds.wait(self.client_host, partial(self._parse_kept, bytes(self._buffer[:nbytes])))
 
     @station("connections")
     def _parse_kept(self, data: bytes) -> None:
@@ -172,10 +172,10 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         start = partial(super()._start_asgi_task, cycle, app)
-        if self._turns.has_time:
-            self._turns.do(start, REQUEST_S)
+        if self._rounds.has_time:
+            self._rounds.do(start, REQUEST_S)
         else:
-            self._turns.wait(self.client_host, start, REQUEST_S)
+            self._rounds.wait(self.client_host, start, REQUEST_S)
 
     @property
     def _is_answering(self) -> bool:
@@ -232,7 +232,7 @@ def _without_upgrade(data: bytes) -> bytes:
 def uvicorn_config(app: ASGIApp, timeout_s: float, **options: Any) -> uvicorn.Config:
     """Return the configuration with which uvicorn serves the app. options: see uvicorn.Config."""
     make_connection: Any = partial(
-        Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), turns=ReadTurns()
+        Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), rounds=Rounds()
     )
     return uvicorn.Config(
         app,

@@ -41,7 +41,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class ConnectionLimit(asyncio.Protocol):
-    """Mixin of uvicorn's protocols: while all places are taken, a new connection gets that of an idle one.
+    """Mixin of uvicorn's protocols: while all places are taken, a new connection takes an idle one's place.
 
     It is the one without a request for longest, of the address that has the most such connections. If there
     is none, a request on the new connection gets a 503.

@@ -47,15 +47,15 @@ async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
                 decoder, num_members = zlib.decompressobj(_AUTOMATIC), num_members + 1
             room = min(SLICE_BYTES, limit_bytes + 1 - len(text))
             try:
-                piece = decoder.decompress(rest, room)
+                part = decoder.decompress(rest, room)
             except zlib.error:
                 raise InvalidEncodingError(coding) from None
-            text += piece
+            text += part
             if len(text) > limit_bytes:
                 raise BodyTooLargeError(limit_bytes)
             rest = decoder.unconsumed_tail or decoder.unused_data
             # zlib may have read all and still hold the end of a repetition.
-            has_more = len(piece) == room and not decoder.eof
+            has_more = len(part) == room and not decoder.eof
             await asyncio.sleep(0)
     if not decoder.eof:
         raise InvalidEncodingError(coding)

@@ -1,4 +1,4 @@
-"""Turn every exception of the app and the framework into an error response."""
+"""Convert every exception of the app and the framework into an error response."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,9 @@
 """Complete /openapi.json: the framework does not know bodies and queries, which routes read themselves."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -76,7 +77,7 @@ def query_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the document has to know of the one model that is served, and of the settings.
+    """The facts about the one served model, and the settings, that the document depends on.
 
     vocab_size: ids of tokens are below it. can_infill: whether the model fills in the middle of a text.
     max_choices: the largest n of a request.
@@ -101,8 +102,8 @@ def complete_document(
     served: returns what the document says of the model once it is loaded; None if there are several.
     """
     make_document = app.openapi
-    bodies, errors = _schemas(*models), _schemas(ErrorResponse, MessagesErrorResponse, OllamaErrorResponse)
-    _say_what_is_taken(bodies, models, is_liberal)
+    # It takes a tenth of a second, for which no request should wait.
+    _make_schemas(models, is_liberal)
 
     def document() -> dict[str, Any]:
         whole = make_document()
@@ -112,7 +113,7 @@ def complete_document(
             {"RequestId": _ID_RETURNED},
         )
         known = components.setdefault("schemas", {})
-        known.update(bodies | errors)
+        known.update(deepcopy(_make_schemas(models, is_liberal)))
         if (one := served()) is not None:
             _limit(whole, one)
         # The framework validates nothing here, so it never sends its own validation errors.
@@ -139,8 +140,15 @@ def complete_document(
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _schemas(*models: type[BaseModel]) -> dict[str, Any]:
-    """Return the schemas of models and of those that they nest, by name."""
+@cache
+def _make_schemas(models: tuple[type[RequestModel], ...], is_liberal: bool) -> dict[str, Any]:
+    """Return the schemas of bodies and of errors, and of the models that they nest, by name."""
+    bodies = _schemas(models)
+    _say_what_is_taken(bodies, models, is_liberal)
+    return bodies | _schemas([ErrorResponse, MessagesErrorResponse, OllamaErrorResponse])
+
+
+def _schemas(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
     _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
     # Parts of them are the models' own, which the page about the API is made of.
     return deepcopy(dict(schemas["$defs"]))
@@ -219,7 +227,7 @@ _OF_OTHER_MODELS = (
 
 
 def _limit(whole: Json, served: Served) -> None:
-    """Say what the served model takes: its tokens, choices, and whether it fills in."""
+    """Limit the document to what the served model can do: its tokens, choices, purpose, and infill."""
     for part in _parts(whole["components"]["schemas"]):
         if IS_ID in part and "pattern" in part:
             part["pattern"] = f"^({_up_to(served.vocab_size - 1)})$"

@@ -40,12 +40,12 @@ def record_of(request: HTTPConnection) -> RequestRecord:
 
 
 def note_ignored(request: HTTPConnection, what: Iterable[str]) -> None:
-    """Note what of a request has no effect: it is logged, and named in the response's header."""
+    """Note the parts of a request that have no effect, which the log and the response's header name."""
     record_of(request).ignored += what
 
 
 def note_relaxed(request: HTTPConnection, what: Iterable[str]) -> None:
-    """Note what of a request's schemas is not enforced: it is named in the response's header."""
+    """Note the parts of a request's schemas that are not enforced, which the response's header names."""
     record_of(request).relaxed += what
 
 

@@ -4,7 +4,7 @@ from starlette.requests import HTTPConnection
 
 from config.settings import Settings
 from server.http.api_keys import digest, sent_keys
-from server.turns import OWNER
+from server.lanes import OWNER
 
 
 def tenant_of(request: HTTPConnection, settings: Settings) -> str:

@@ -14,7 +14,7 @@ from server.messages_api.thinking import Thinking
 from server.requests.drafts import DraftFields
 from server.requests.messages import CHOICE_NEEDS_TOOLS, Messages, ToolChoiceField, Tools
 from server.requests.models import KeepAlive
-from server.requests.streaming_decoding import StreamingDecodingFields
+from server.requests.windowed_decoding import WindowFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
     INT32_MAX,
@@ -144,7 +144,7 @@ class ConversationFields(AcceptsPeerFields):
         return self.output_format or (self.output_config.format if self.output_config else None)
 
 
-class MessagesRequest(ConversationFields, StreamingDecodingFields):
+class MessagesRequest(ConversationFields, WindowFields):
     """The body of POST /v1/messages."""
 
     max_tokens: Limit | None = Field(

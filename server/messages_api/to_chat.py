@@ -9,7 +9,7 @@ from server.conversation.model import Message
 from server.errors import BadRequestError
 from server.messages_api.schemas import ConversationFields, MessagesRequest
 from server.requests.chat import ChatRequest
-from server.requests.streaming_decoding import StreamingDecodingFields
+from server.requests.windowed_decoding import WindowFields
 from server.validation.field_errors import validate
 
 _FIELD_NAMES = (
@@ -34,7 +34,7 @@ def to_chat_request(body: MessagesRequest, *, drops_billing: bool = True) -> Cha
             "stop": list(body.stop_sequences),
             "stream": body.stream,
             "draft": body.draft,
-            **{name: getattr(body, name) for name in StreamingDecodingFields.model_fields},
+            **{name: getattr(body, name) for name in WindowFields.model_fields},
         }
     )
 

@@ -313,7 +313,7 @@ LOOP = MetricGroup(
         MetricEntry(
             "reprise_event_loop_longest_hold_seconds",
             "gauge",
-            "The longest time, in seconds of the processor, that the event loop worked in one piece, of "
+            "The longest time, in seconds of the processor, that the event loop worked without a pause, of "
             "those counted as holds.",
         ),
         MetricEntry(

@@ -1,4 +1,4 @@
-"""Remember what the log says of the last requests: counts and times, never texts."""
+"""The log records of the last requests: counts and times, never texts."""
 
 from collections import deque
 from datetime import UTC, datetime

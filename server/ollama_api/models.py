@@ -58,7 +58,7 @@ def _named(name: str, entry: ModelEntry) -> dict[str, Any]:
 
 
 def _details(entry: ModelEntry) -> dict[str, Any]:
-    """Return what is known of a model's kind: less before it is loaded."""
+    """Return a model's details, such as family and size: fewer before it is loaded."""
     info = entry.info
     return {
         "parent_model": "",
@@ -76,6 +76,8 @@ def _facts(entry: ModelEntry) -> dict[str, Any]:
     facts: dict[str, Any] = {"general.architecture": kind}
     if entry.context_tokens:
         facts[f"{kind}.context_length"] = entry.context_tokens
+    if entry.embedding:
+        facts[f"{kind}.embedding_length"] = entry.embedding.dimensions
     if info:
         facts["general.parameter_count"] = info.num_parameters
         facts |= {f"{kind}.block_count": info.num_layers, f"{kind}.vocab_size": info.vocab_size}

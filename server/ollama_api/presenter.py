@@ -114,7 +114,7 @@ class LinePresenter:
         return line | {"done": False} | more
 
     def _end(self, end: EndPart, usage: UsageBlock, timings: Timings) -> dict[str, Any]:
-        """Return what the last line tells. Durations are in nanoseconds; counts include cached tokens."""
+        """Return the counts of the last line. Durations are in nanoseconds; counts include cached tokens."""
         checked = {} if end.schema_valid is None else {"schema_valid": end.schema_valid}
         return {
             "done": True,
@@ -130,7 +130,7 @@ class LinePresenter:
 
 
 def written(moment: datetime) -> str:
-    """Return a moment as Ollama writes it. moment: in UTC."""
+    """Return a time in Ollama's format. moment: in UTC."""
     return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
 
 

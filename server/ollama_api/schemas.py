@@ -202,7 +202,7 @@ class OllamaGenerateRequest(GeneratingFields):
 
     @model_validator(mode="after")
     def check_plain(self) -> "OllamaGenerateRequest":
-        """Refuse a system prompt for what has no chat template."""
+        """Refuse a system prompt where no chat template is used: with raw, or a text to fill in."""
         if self.is_plain and self.system:
             other = "raw: true" if self.raw else "suffix"
             raise field_error(
@@ -241,7 +241,7 @@ class OllamaPullRequest(_NamesModel):
 
 
 class _EmbeddingFields(_NamesModel):
-    """What both requests for embeddings have."""
+    """The fields of both requests for embeddings."""
 
     model: str | None = Field(None, description="The model's name. null: --embedding-model.")
     keep_alive: KeepAlive = None

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from server.conversation.model import Message
-from server.conversation.ollama import placeholders
+from server.conversation.ollama import images_of
 from server.ollama_api.schemas import GeneratingFields, OllamaChatRequest, OllamaGenerateRequest
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
@@ -18,7 +18,7 @@ FIELD_NAMES = {
     "repetition_penalty": "options.repeat_penalty",
     "reasoning_effort": "think",
 }
-"""What these requests call fields of chats and completions, for error messages."""
+"""The names in these requests of the fields of chats and completions, for error messages."""
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 TAG = ":latest"
 """The end of a model's name that Ollama's clients add where there is none."""
@@ -39,9 +39,9 @@ def to_chat_request(body: OllamaChatRequest) -> ChatRequest:
     return _chat(body, body.messages, tools=body.tools)
 
 
-def prompt_to_chat(body: OllamaGenerateRequest, notes: Notes) -> ChatRequest:
+def prompt_to_chat(body: OllamaGenerateRequest) -> ChatRequest:
     """Return a prompt as the chat request that it is. Raises BadRequestError."""
-    images = placeholders(body.images, "images", notes) if body.images else []
+    images = images_of(body.images, "images") if body.images else []
     system = [Message("system", (body.system,), at="system")] if body.system else []
     return _chat(body, (*system, Message("user", (*images, body.prompt), at="prompt")))
 

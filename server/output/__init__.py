@@ -1,4 +1,4 @@
-"""Turn the model's text into responses: parse reasoning and tool calls, format OpenAI objects, count usage.
+"""Convert the model's text into responses: parse reasoning and tool calls, format objects, count usage.
 
 Nothing here waits for the engine; generation/ supplies the text.
 """

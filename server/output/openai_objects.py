@@ -13,9 +13,13 @@ from server.output.parts import FinishReason
 
 
 class PromptTokensDetails(BaseModel):
-    """How many of the prompt's tokens came from the prefix cache."""
+    """How many of the prompt's tokens came from the prefix cache.
+
+    image_tokens: how many are images'; sent if there are any. Not part of OpenAI's API.
+    """
 
     cached_tokens: int
+    image_tokens: int = 0
 
 
 class CompletionTokensDetails(BaseModel):
@@ -73,8 +77,8 @@ class GateBlock(BaseModel):
     undrafted: str | None
 
 
-class StreamingBlock(BaseModel):
-    """How a WeDLM model decoded by streaming; see request.Streaming. note: what that means."""
+class WindowBlock(BaseModel):
+    """How a WeDLM model decoded in windows; see request.WindowSettings. note: what that means."""
 
     window_size: int
     entropy_threshold: float | None
@@ -93,7 +97,7 @@ class Timings(BaseModel):
     predicted_ms: from the start of the step that made the first token to the end.
     forwards: forward passes of decoding. fed: tokens fed in them.
     gate: the gate's decision for the first choice, and what came of it over all choices.
-    translation: sent if a draft model read the prompt. streaming: sent if the answer was streamed.
+    translation: sent if a draft model read the prompt. streaming: sent if the answer was decoded in windows.
     stopped: sent if the loop guard ended a choice.
     """
 
@@ -111,12 +115,12 @@ class Timings(BaseModel):
     by_source: dict[str, DraftCounts]
     gate: GateBlock
     translation: TranslationBlock | None = None
-    streaming: StreamingBlock | None = None
+    streaming: WindowBlock | None = None
     stopped: Literal["loop"] | None = None
 
 
 class PromptProgress(BaseModel):
-    """How far a prompt is, as llama-server has it.
+    """The progress of a prompt's prefill, in llama-server's fields.
 
     total, cache, processed: tokens of the prompt, of them cached, and done so far, cached ones included.
     time_ms: since the prompt was begun.
@@ -250,7 +254,7 @@ class ChatChoice(BaseModel):
 
 
 class Delta(BaseModel):
-    """What a chunk adds to the message; unset fields add nothing."""
+    """The part of the message that a chunk adds; unset fields add nothing."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -343,7 +347,7 @@ class ModelCard(BaseModel):
     context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
     knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
     template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
-    purpose: what the model is for. embedding: how it makes vectors; null if it generates, or is not loaded.
+    purpose: what the model is for. embedding: how it makes vectors or scores; null if it generates.
     """
 
     id: str

@@ -118,7 +118,7 @@ class OpenAIPresenter:
         return _frame(self._head.chunk(self._format, [choice], **self._no_usage, **(more or {})).to_json())
 
     def _split_at_text(self, index: int, kind: type[StreamedText]) -> tuple[bytes, bytes]:
-        """Return what precedes and what follows the text in a chunk, found with a random placeholder."""
+        """Return a chunk's JSON before and after its text, found with a random placeholder."""
         placeholder = secrets.token_hex(16)
         chunk = self._chunk(self._format.chunk_choice(index, kind(placeholder)))
         before, _, after = chunk.partition(to_json(placeholder))

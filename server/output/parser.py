@@ -22,7 +22,7 @@ from server.output.parts import (
 )
 from server.output.text_parser import MarkedText, PlainParser
 from server.tool_formats.partial_text import JsonStringTracker
-from server.tool_formats.reader import CallPiece, CallReader, OpenedCall
+from server.tool_formats.reader import CallFragment, CallReader, OpenedCall
 
 SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
 """Tool call formats in which a call that was cut short cannot be mistaken for a complete one."""
@@ -160,7 +160,7 @@ class MarkerParser(MarkedText):
 
     @property
     def _call_starts(self) -> list[str]:
-        """What begins a tool call after content: its marker, with and without the template's whitespace."""
+        """The markers that begin a tool call after content, with and without the template's whitespace."""
         start = self._call_start
         return [] if start is None else [start.text, self._markers.call_gap + start.text]
 
@@ -295,20 +295,20 @@ class MarkerParser(MarkedText):
     def _read(self, text: str) -> None:
         """Let the reader read text of the section, and emit or keep what it has read."""
         if self._reader is not None and not self._reader.is_broken and self._rules is not None:
-            for piece in self._reader.feed(text):
-                self._take_piece(piece, self._rules)
+            for fragment in self._reader.feed(text):
+                self._take_fragment(fragment, self._rules)
 
-    def _take_piece(self, piece: CallPiece, rules: ToolCallRules) -> None:
-        is_opening = isinstance(piece, OpenedCall)
+    def _take_fragment(self, fragment: CallFragment, rules: ToolCallRules) -> None:
+        is_opening = isinstance(fragment, OpenedCall)
         self._num_read += is_opening
         if self._num_read > 1 and not rules.is_parallel:
             return
         index = self._num_calls + self._num_read - 1
         parts = self._parts if rules.is_streamed else self._read_parts
-        if isinstance(piece, OpenedCall):
-            parts.append(CallStartPart(piece.id or f"call_{token_hex(12)}", piece.name, index))
+        if isinstance(fragment, OpenedCall):
+            parts.append(CallStartPart(fragment.id or f"call_{token_hex(12)}", fragment.name, index))
         else:
-            parts.append(CallArgumentsPart(piece, index))
+            parts.append(CallArgumentsPart(fragment, index))
 
     def _emit_read_calls(self, ending: str, can_be_whole: bool = True) -> bool:
         """Emit the section's calls as the reader has read them; return whether it could read all.

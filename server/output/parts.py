@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Content.
+    """A part of the answer's content.
 
     logprobs: of the tokens that produced it, if requested.
     """
@@ -90,7 +90,7 @@ class EndPart:
 
 @dataclass(frozen=True, slots=True)
 class ReportPart:
-    """What is reported beside the text.
+    """The reports of a delta beside its text.
 
     fields: of a stream's next chunk: how far the prompt is, or the timings so far.
     trace: (text, source) of the next runs of the model's text; see engine.interface.events.Delta.

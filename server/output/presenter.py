@@ -33,7 +33,7 @@ class Presenter(Protocol):
         """Return the events for parts that arrived together; never empty."""
 
     def format_silence(self) -> bytes:
-        """Return what shows the client during a silence that the stream is alive; never empty."""
+        """Return a frame that shows during a silence that the stream is alive; never empty."""
 
     def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
         """Return the events for the last parts and those that end the stream."""

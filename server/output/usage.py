@@ -5,17 +5,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from engine.interface.events import Usage
-from engine.interface.request import GenerationRequest, Streaming
+from engine.interface.request import GenerationRequest, WindowSettings
 from server.logs import RequestRecord
 from server.output.openai_objects import (
     CompletionTokensDetails,
     DraftCounts,
     GateBlock,
     PromptTokensDetails,
-    StreamingBlock,
     Timings,
     TranslationBlock,
     UsageBlock,
+    WindowBlock,
 )
 
 DRAFT_MODEL = "draft-model"
@@ -36,11 +36,15 @@ def count_usage(
     num_prompt = sum(len(engine_request.prompt) for engine_request in engine_requests[::n])
     num_cached = sum(usage.num_cached_tokens for index, usage in ended.items() if index % n == 0)
     num_completion = sum(usage.num_completion_tokens for usage in ended.values())
+    num_image = sum(
+        image.length for engine_request in engine_requests[::n] for image in engine_request.images
+    )
+    of_images = {"image_tokens": num_image} if num_image else {}
     return UsageBlock(
         prompt_tokens=num_prompt,
         completion_tokens=num_completion,
         total_tokens=num_prompt + num_completion,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached, **of_images),
         completion_tokens_details=CompletionTokensDetails(
             accepted_prediction_tokens=sum(usage.drafting.accepted_prediction for usage in ended.values()),
             rejected_prediction_tokens=sum(usage.drafting.rejected_prediction for usage in ended.values()),
@@ -68,7 +72,7 @@ def measure_timings(usages: Collection[Usage]) -> Timings:
     # What is not set is not sent.
     optional: dict[str, Any] = {
         "translation": count_translation(usages),
-        "streaming": _describe_streaming(first.streaming) if first.streaming else None,
+        "streaming": _describe_window(first.window_settings) if first.window_settings else None,
         "stopped": "loop" if any(usage.is_loop for usage in usages) else None,
     }
     return Timings(
@@ -97,12 +101,12 @@ def measure_timings(usages: Collection[Usage]) -> Timings:
     )
 
 
-def _describe_streaming(streaming: Streaming) -> StreamingBlock:
-    return StreamingBlock(
-        window_size=streaming.window_size,
-        entropy_threshold=streaming.entropy_threshold,
-        pos_penalty_factor=streaming.pos_penalty_factor,
-        anchor=streaming.has_anchor,
+def _describe_window(settings: WindowSettings) -> WindowBlock:
+    return WindowBlock(
+        window_size=settings.window_size,
+        entropy_threshold=settings.entropy_threshold,
+        pos_penalty_factor=settings.pos_penalty_factor,
+        anchor=settings.has_anchor,
         note="the answer may differ from that of plain decoding",
     )
 
@@ -155,7 +159,7 @@ def fill_record(
     record.num_forwards = sum(usage.drafting.num_forwards for usage in ended.values())
     record.drafts = count_by_source(ended.values())
     record.undrafted = explain_undrafted(ended.values())
-    if any(request.streaming for request in engine_requests):
+    if any(request.window_settings for request in engine_requests):
         record.wedlm_decoding = "streaming"
     record.is_loop = any(usage.is_loop for usage in ended.values())
     if translation := count_translation(ended.values()):

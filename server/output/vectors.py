@@ -45,7 +45,7 @@ def write_ranking(
     model: str,
     num_tokens: int,
 ) -> bytes:
-    """Write what has the fields of Jina's and Cohere's responses, the best documents first.
+    """Write a rerank response with the fields of both Jina's and Cohere's, the best documents first.
 
     documents: their texts, to be returned too; None if they are not. num_tokens: of all pairs.
     """

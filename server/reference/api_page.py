@@ -152,7 +152,7 @@ def _since(route: APIRoute) -> str:
 
 
 def _reason(row: Row) -> str:
-    """Return what follows "Accepted;" in the description, as a sentence."""
+    """Return the part of the description after "Accepted;", as a sentence."""
     head, _, reason = row.description.partition("Accepted")
     reason = reason.lstrip(";,. ")
     return head + reason[:1].upper() + reason[1:]

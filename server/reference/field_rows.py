@@ -1,4 +1,4 @@
-"""Turn a model's JSON schema into table rows: one per field, nested fields after their object."""
+"""Convert a model's JSON schema into table rows: one per field, nested fields after their object."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

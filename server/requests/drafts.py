@@ -35,7 +35,7 @@ class DraftFields(RequestModel):
 
     @property
     def choice(self) -> DraftChoice:
-        """The same choice in the engine's type."""
+        """The request's choice of drafts, as the engine's DraftChoice."""
         return DraftChoice(self.type, self.max_tokens)
 
 

@@ -15,7 +15,7 @@ Text = str | tuple[int, ...]
 """A text, or its token ids."""
 
 Cut = Literal["none", "start", "end"]
-"""What is cut off a text that is too long: nothing, its start or its end."""
+"""The part that a too long text loses: nothing, its start or its end."""
 
 
 def _inputs(given: object) -> tuple[Text, ...]:
@@ -42,7 +42,7 @@ def _text(given: object, at: str) -> Text:
 
 
 def _cut(given: object) -> Cut:
-    """Return what is cut off, of a boolean or of Cohere's NONE, START and END."""
+    """Return the end at which a text is cut, for a boolean or Cohere's NONE, START and END."""
     cuts: dict[object, Cut] = {True: "end", False: "none", "none": "none", "start": "start", "end": "end"}
     found = cuts.get(given.lower() if isinstance(given, str) else given if isinstance(given, bool) else None)
     if found is None:

@@ -10,8 +10,8 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from server.requests.drafts import DraftFields
 from server.requests.models import KeepAlive
-from server.requests.streaming_decoding import StreamingDecodingFields
 from server.requests.structured_output import StructuredFields
+from server.requests.windowed_decoding import WindowFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
     INT32_MAX,
@@ -37,7 +37,7 @@ class StreamOptions(RequestModel):
     include_obfuscation: no_effect("chunks are never padded.") = None  # type: ignore[valid-type]
 
 
-class GenerationFields(StructuredFields, StreamingDecodingFields):
+class GenerationFields(StructuredFields, WindowFields):
     """The fields that chat and plain completions share.
 
     prompt_field: the name of the field with the prompt, for error messages.

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from server.requests.embeddings import Truncate
+from server.requests.embeddings import MAX_INSTRUCTION_CHARACTERS, Truncate
 from server.requests.models import KeepAlive
 from server.validation.field_errors import field_error
 from server.validation.fields import INT32_MAX, AcceptsPeerFields
@@ -56,6 +56,11 @@ class RerankRequest(AcceptsPeerFields):
     return_documents: bool = Field(False, description="Also return the documents' texts.")
     max_tokens_per_doc: int | None = Field(
         None, ge=1, le=INT32_MAX, description="Cut documents after so many tokens. Cohere's."
+    )
+    instruction: str | None = Field(
+        None,
+        max_length=MAX_INSTRUCTION_CHARACTERS,
+        description="What the query is for, for models that are told so (Qwen3-Reranker).",
     )
     truncate: Truncate = Field(
         "end",

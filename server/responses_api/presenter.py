@@ -135,13 +135,15 @@ class ResponsePresenter:
 
 
 def usage_json(usage: UsageBlock) -> Json:
-    """Return the usage as the API writes it."""
+    """Return the usage as the API writes it; image_tokens, if there are any, are not in OpenAI's API."""
+    num_image = usage.prompt_tokens_details.image_tokens
     return {
         "input_tokens": usage.prompt_tokens,
         # Cache writes are not counted: they are not billed.
         "input_tokens_details": {
             "cached_tokens": usage.prompt_tokens_details.cached_tokens,
             "cache_write_tokens": 0,
+            **({"image_tokens": num_image} if num_image else {}),
         },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},

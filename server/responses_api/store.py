@@ -35,7 +35,7 @@ class Turn:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the turn counts for."""
+        """Bytes of memory of the turn."""
         return sum(map(len, self.items_json)) + OVERHEAD_BYTES
 
     def history(self) -> list[bytes]:
@@ -48,7 +48,7 @@ class Turn:
         return [item for turn in reversed(turns) for item in turn.items_json]
 
     def conversation(self) -> list[Json]:
-        """Return the items of history()."""
+        """Return the conversation's items up to this turn, parsed."""
         return [from_json(item) for item in self.history()]
 
 
@@ -66,7 +66,7 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the response counts for, without its turn."""
+        """Bytes of memory of the response, without those of its turn."""
         return len(self.body) + OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(self.item_ids)
 
 

@@ -15,6 +15,7 @@ from server.generation.respond import response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.http.request_log import note_ignored, record_of, rename_relaxed
+from server.lanes import beside
 from server.messages_api.presenter import MessagePresenter
 from server.messages_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
 from server.messages_api.to_chat import (
@@ -24,7 +25,6 @@ from server.messages_api.to_chat import (
     with_request_names,
 )
 from server.requests.chat import ChatRequest
-from server.turns import beside
 from server.validation.body import read_body
 
 router = APIRouter()

@@ -287,7 +287,7 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         reasoning=entry.can_think,
         sampling_defaults=known_sampling(service, entry.info) if entry.info else {},
         purpose=entry.purpose,
-        embedding=_embedding(entry.info.embedding) if entry.info else None,
+        embedding=_embedding(entry.embedding),
         state=entry.state,
         size_bytes=entry.size_bytes,
         progress=entry.progress,

@@ -20,6 +20,7 @@ from server.generation.sse import TokenStream
 from server.http.error_format import ollama_error
 from server.http.openapi import body_schema
 from server.http.request_log import note_ignored, record_of
+from server.lanes import beside
 from server.ollama_api.models import OLLAMA_VERSION, described_model, listed_model, running_model
 from server.ollama_api.presenter import LinePresenter
 from server.ollama_api.schemas import (
@@ -46,7 +47,6 @@ from server.requests.embeddings import EmbeddingsRequest
 from server.requests.models import KeepAlive, keep_alive_s
 from server.routes.models import PullState, begin_pull, find_entry, known_sampling, named_entries, unload
 from server.threads import FORMAT
-from server.turns import beside
 from server.validation.body import read_body
 from server.validation.notes import Notes
 
@@ -73,11 +73,11 @@ async def generate(request: Request) -> Response:
     body = await read_body(request, OllamaGenerateRequest)
     presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=False)
     notes = Notes(service_of(request).settings.unknown_fields == "refuse")
-    convert = to_completion if body.is_plain else prompt_to_chat
+    convert = partial(to_completion, body, notes) if body.is_plain else partial(prompt_to_chat, body)
 
     async def answer(service: Service) -> Response:
         presenter.note_loaded()
-        asked: ChatRequest | CompletionRequest = await beside(request, partial(convert, body, notes))
+        asked: ChatRequest | CompletionRequest = await beside(request, convert)
         note_ignored(request, notes.entries())
         if isinstance(asked, CompletionRequest):
             return await answer_completion(request, service, asked, presenter, presenter.model)

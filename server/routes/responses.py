@@ -19,6 +19,7 @@ from server.generation.sse import known_stream
 from server.http.openapi import body_schema, query_schema
 from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.http.tenants import key_digest
+from server.lanes import beside
 from server.output.openai_format import ResponseHead
 from server.requests.chat import ChatRequest
 from server.responses_api.compaction import CompactionPresenter, CompactRequest
@@ -30,7 +31,6 @@ from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.store import ResponseStore, stored_response
 from server.responses_api.to_chat import PREVIOUS, ChatConversion, request_name, with_request_names
 from server.threads import FORMAT
-from server.turns import beside
 from server.validation.body import read_body, read_query
 from server.validation.notes import Notes
 
@@ -40,7 +40,7 @@ MAX_NAMED = 16_384
 MAX_REPEATED_BYTES = 2**20
 """Of a longer body the response repeats neither instructions nor tools, as every event of a stream would."""
 ITEM_BYTES = 400
-"""What it takes to translate an item, in bytes of text."""
+"""The work of translating an item, in bytes of text."""
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",

@@ -13,9 +13,9 @@ from server.generation.model_use import serve_model
 from server.generation.prompts import TokenIds
 from server.generation.service import Service
 from server.http.openapi import body_schema
+from server.lanes import beside
 from server.requests.chat import ChatRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
-from server.turns import beside
 from server.validation.body import read_body
 from server.validation.field_errors import validate
 
@@ -23,7 +23,7 @@ router = APIRouter()
 TOKENS_AT_ONCE = 4096
 """Maximum tokens that are written before others have their turn."""
 PIECE_BYTES = 16
-"""What a token takes to write, in bytes of text to parse."""
+"""The work of writing a token, in bytes of text to parse."""
 
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))

@@ -38,7 +38,7 @@ class OpenedCall:
     id: str | None = None
 
 
-CallPiece = OpenedCall | str
+CallFragment = OpenedCall | str
 """The beginning of a call, or the next bit of its arguments, as JSON."""
 
 Schemas = Mapping[str, dict[str, Any]]
@@ -66,7 +66,7 @@ class CallReader(Protocol):
     def rest(self) -> str:
         """The text that was not read yet."""
 
-    def feed(self, text: str) -> list[CallPiece]:
+    def feed(self, text: str) -> list[CallFragment]:
         """Read the next text of the section; return what is certain."""
 
 
@@ -82,7 +82,7 @@ def make_reader(call_format: CallFormat, schemas: Schemas) -> "JsonReader | Tagg
 
 
 class _Reader:
-    """What readers of both kinds share. pending: text that was not read yet."""
+    """The base of readers of both kinds. pending: text that was not read yet."""
 
     def __init__(self, schemas: Schemas) -> None:
         self.num_closed = 0
@@ -90,20 +90,20 @@ class _Reader:
         self.is_open = False
         self._schemas = schemas
         self._pending = ""
-        self._pieces: list[CallPiece] = []
+        self._fragments: list[CallFragment] = []
 
     @property
     def rest(self) -> str:
         """See CallReader."""
         return self._pending
 
-    def feed(self, text: str) -> list[CallPiece]:
+    def feed(self, text: str) -> list[CallFragment]:
         """See CallReader."""
         self._pending += text
         while not self.is_broken and self._pending and self._advance():
             pass
-        pieces, self._pieces = self._pieces, []
-        return pieces
+        fragments, self._fragments = self._fragments, []
+        return fragments
 
     def _advance(self) -> bool:
         raise NotImplementedError
@@ -118,7 +118,7 @@ class _Reader:
             self.is_broken = True
             return ""
         self.is_open = True
-        self._pieces.append(OpenedCall(name, match.groupdict().get("id")))
+        self._fragments.append(OpenedCall(name, match.groupdict().get("id")))
         return name
 
     def _close(self) -> None:
@@ -136,7 +136,7 @@ class _Reader:
 
 
 class _ArgumentReader(_Reader):
-    """What readers of formats share in which each argument has a name and a value."""
+    """The base of readers of formats in which each argument has a name and a value."""
 
     def __init__(self, call_format: TaggedFormat | ListedFormat, schemas: Schemas) -> None:
         super().__init__(schemas)
@@ -148,14 +148,14 @@ class _ArgumentReader(_Reader):
         if not self.is_open:
             if name := self._open(self._layout.head):
                 self._schema, self._keys = self._schemas[name], set()
-                self._pieces.append("{")
+                self._fragments.append("{")
             return self.is_open
         if (match := self._layout.key.match(self._pending)) is not None:
             self._pending = self._pending[match.end() :]
             self._start_value(match)
             return True
         if self._match(self._layout.tail) is not None:
-            self._pieces.append("}")
+            self._fragments.append("}")
             self._close()
             return True
         return False
@@ -166,7 +166,7 @@ class _ArgumentReader(_Reader):
         if key in self._keys:
             self.is_broken = True
             return
-        self._pieces.append(f"{', ' if self._keys else ''}{to_json(key).decode()}: ")
+        self._fragments.append(f"{', ' if self._keys else ''}{to_json(key).decode()}: ")
         self._keys.add(key)
 
     def _key(self, match: re.Match[str]) -> str:
@@ -210,16 +210,16 @@ class ListedReader(_ArgumentReader):
         found = find_first_marker(self._pending, marks)
         end = len(self._pending) - count_partial_marker(self._pending, marks) if found is None else found[0]
         if end:
-            self._pieces.append(_escaped(self._pending[:end]))
+            self._fragments.append(_escaped(self._pending[:end]))
             self._pending = self._pending[end:]
         if found is None:
             return False
         if found[1] == self._quote:
             self._pending, self._quote = self._pending[len(self._quote) :], ""
-            self._pieces.append('"')
+            self._fragments.append('"')
             return True
         text, length = unescape(self._pending)
-        self._pieces += [_escaped(text)] if text else []
+        self._fragments += [_escaped(text)] if text else []
         self._pending = self._pending[length:]
         return length > 0
 
@@ -231,7 +231,7 @@ class ListedReader(_ArgumentReader):
                 if self._pending.startswith(quote):
                     self._pending = self._pending[len(quote) :]
                     self._value, self._quote = None, quote
-                    self._pieces.append('"')
+                    self._fragments.append('"')
                     return True
                 if quote.startswith(self._pending):
                     return False
@@ -242,7 +242,7 @@ class ListedReader(_ArgumentReader):
             self._value = None
             written = literal_to_json("".join(value), self._format)
             self.is_broken = written is None
-            self._pieces += [] if written is None else [written]
+            self._fragments += [] if written is None else [written]
         return is_whole
 
     def _find_end(self) -> tuple[int, bool]:
@@ -322,7 +322,7 @@ class JsonReader(_Reader):
         text, self._pending = self._pending[:end], self._pending[end:]
         if text:
             arguments.append(text)
-            self._pieces.append(text)
+            self._fragments.append(text)
 
 
 class TaggedReader(_ArgumentReader):
@@ -380,14 +380,14 @@ class TaggedReader(_ArgumentReader):
         text = text.removesuffix("\n") if layout.has_breaks else text
         text = text.rstrip() if is_stripped else text
         if types == STRING:
-            self._pieces.append(f'{_escaped(text)}"')
+            self._fragments.append(f'{_escaped(text)}"')
         else:
-            self._pieces.append(to_json_value("".join([*self._value, text]), types))
+            self._fragments.append(to_json_value("".join([*self._value, text]), types))
         self._types = None
         return True
 
     def _start_text(self, types: frozenset[str]) -> bool:
-        """Drop what stands before a value; return whether the value has begun."""
+        """Drop the space before a value; return whether the value has begun."""
         if self._format.has_breaks:
             self._pending = self._pending.removeprefix("\n")
         if self._format.quotes is not None:
@@ -398,13 +398,13 @@ class TaggedReader(_ArgumentReader):
                 return False
             self._pending = self._pending.removeprefix(opening)
         self._has_started_value = True
-        self._pieces += ['"'] if types == STRING else []
+        self._fragments += ['"'] if types == STRING else []
         return True
 
     def _take_value(self, types: frozenset[str], end: int) -> None:
         text, self._pending = self._pending[:end], self._pending[end:]
         if text and types == STRING:
-            self._pieces.append(_escaped(text))
+            self._fragments.append(_escaped(text))
         elif text:
             self._value.append(text)
 

@@ -11,7 +11,7 @@ from server.validation.json_schema_nodes import list_of, target_of
 
 STRING = frozenset({"string"})
 GUESSED = frozenset({"string", "object", "array"})
-"""What a value without a known type may be: JSON objects and arrays are recognized, all else is a string."""
+"""The types of a value without a known type: JSON objects and arrays are recognized, all else is a string."""
 
 NOT_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array"})
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
@@ -138,7 +138,7 @@ def _character(match: re.Match[str]) -> str:
 
 @cache
 def _literals(layout: ListedFormat) -> re.Pattern[str]:
-    """Return what matches a string, a word, or anything else of a literal."""
+    """Return the parser of a literal's next token: a string, a word, or another character."""
     character = r"(?:\\.|[^\\])" if layout.has_escapes else "."
     strings = [
         f"{re.escape(q)}(?P<string{i}>{character}*?){re.escape(q)}" for i, q in enumerate(layout.quotes)

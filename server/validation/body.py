@@ -12,12 +12,12 @@ from pydantic_core import from_json
 
 from engine.stations import station
 from server.errors import BadRequestError, ContentTypeError
+from server.lanes import beside
 from server.logs import is_logging_prompts, log_prompt, record_in
 from server.threads import PROMPT_LOG
-from server.turns import beside
 from server.validation.field_errors import validate, validate_known
 from server.validation.fields import MAX_FIELDS, AcceptsPeerFields
-from server.validation.large_json import PIECE_BYTES, Outline, PieceParser
+from server.validation.large_json import FRAGMENT_BYTES, FragmentParser, Outline
 from server.validation.notes import Notes
 from server.validation.peer_fields import translate_fields
 
@@ -111,13 +111,13 @@ def _parse(body: bytes, notes: Notes | None = None) -> dict[str, Any]:
 
 
 def _load(body: bytes, notes: Notes | None) -> Any:
-    parse_piece = partial(_from_json, notes)
+    parse_fragment = partial(_from_json, notes)
     body = body.removeprefix(codecs.BOM_UTF8)
-    if len(body) <= PIECE_BYTES:
-        return parse_piece(body.decode())
+    if len(body) <= FRAGMENT_BYTES:
+        return parse_fragment(body.decode())
     outline = Outline(body)
     check_counts(outline)
-    return PieceParser(body, outline, parse_piece).parse()
+    return FragmentParser(body, outline, parse_fragment).parse()
 
 
 def _from_json(notes: Notes | None, text: str) -> Any:

@@ -145,7 +145,7 @@ def _steps(at: str) -> Iterator[int | str]:
 
 
 def _parent(given: Any, location: Sequence[int | str]) -> Any:
-    """Return what a field is in, in parsed JSON; None if it is not there."""
+    """Return the object or array that holds a field, in parsed JSON; None if it is not there."""
     for part in location[:-1]:
         try:
             given = given[part]
@@ -191,7 +191,7 @@ def _first_error(fault: ValidationError) -> ErrorDetails:
 
 
 def _bad_request(error: ErrorDetails) -> BadRequestError:
-    """Turn pydantic's error into OpenAI's."""
+    """Convert pydantic's error into OpenAI's."""
     context = error.get("ctx", {})
     param = shortened(_path(error["loc"], context.get("at", "")), 200)
     kind = error["type"]

@@ -1,4 +1,4 @@
-"""Parse large JSON in pieces: a parser that reads all of it at once keeps every other thread from running."""
+"""Parse large JSON in fragments: a parser that reads it all at once keeps every other thread from running."""
 
 import codecs
 import re
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-PIECE_BYTES = 2**18
-PIECE_VALUES = 20_000
-"""Limits of a piece: a few milliseconds of parsing."""
+FRAGMENT_BYTES = 2**18
+FRAGMENT_VALUES = 20_000
+"""Limits of a fragment: a few milliseconds of parsing."""
 MAX_DEPTH = 200
 _WHOLE_CHARACTERS = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
@@ -21,7 +21,7 @@ _LONGEST_ESCAPE = 12
 _OPENING, _CLOSING = b"[{", b"]}"
 _QUOTE, _COLON, _COMMA = b'":,'
 
-ParsePiece = Callable[[str], Any]
+ParseFragment = Callable[[str], Any]
 
 
 class Outline:
@@ -32,15 +32,15 @@ class Outline:
     Raises UnicodeDecodeError.
     """
 
-    def __init__(self, body: bytes, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, body: bytes, fragment_bytes: int = FRAGMENT_BYTES) -> None:
         is_structure = np.zeros(256, bool)
         is_structure[list(_OPENING + _CLOSING + bytes((_COLON, _COMMA)))] = True
         decoder = codecs.getincrementaldecoder("utf-8")()
         found: list[npt.NDArray[np.int64]] = []
         start, is_inside = 0, False
         while start < len(body):
-            window = body[start : start + piece_bytes]
-            if (len(window) - len(window.rstrip(b"\\"))) % 2 and len(window) == piece_bytes:
+            window = body[start : start + fragment_bytes]
+            if (len(window) - len(window.rstrip(b"\\"))) % 2 and len(window) == fragment_bytes:
                 window = window[:-1]
             _check_utf8(decoder, window, start, is_last=start + len(window) == len(body))
             text = np.frombuffer(window.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
@@ -76,30 +76,30 @@ class Outline:
         return bool(len(self.depths)) and int(self.depths.max()) >= MAX_DEPTH
 
 
-class PieceParser:
-    """Parses a body whose outline is known. parse_piece: parses a small text, or raises ValueError."""
+class FragmentParser:
+    """Parses a body whose outline is known. parse_fragment: parses a small text, or raises ValueError."""
 
     def __init__(
         self,
         body: bytes,
         outline: Outline,
-        parse_piece: ParsePiece,
-        piece_bytes: int = PIECE_BYTES,
-        piece_values: int = PIECE_VALUES,
+        parse_fragment: ParseFragment,
+        fragment_bytes: int = FRAGMENT_BYTES,
+        fragment_values: int = FRAGMENT_VALUES,
     ) -> None:
-        self._body, self._outline, self._parse_piece = body, outline, parse_piece
-        self._piece_bytes, self._piece_values = piece_bytes, piece_values
+        self._body, self._outline, self._parse_fragment = body, outline, parse_fragment
+        self._fragment_bytes, self._fragment_values = fragment_bytes, fragment_values
 
     def parse(self) -> Any:
-        """Return what the body says. Raises ValueError if it is not JSON."""
+        """Return the body's value. Raises ValueError if it is not JSON."""
         if not self._outline.is_closed:
             raise ValueError("a string, an array or an object is not closed")
         return self._value(0, len(self._body), 0, len(self._outline.at))
 
     def _value(self, start: int, end: int, first: int, last: int) -> Any:
         """Return the value at body[start:end], whose structure is outline[first:last]."""
-        if end - start <= self._piece_bytes and last - first <= self._piece_values:
-            return self._piece(start, end)
+        if end - start <= self._fragment_bytes and last - first <= self._fragment_values:
+            return self._fragment(start, end)
         if first == last:
             return self._long_text(start, end)
         opening, closing = int(self._outline.at[first]), int(self._outline.at[last - 1])
@@ -115,7 +115,7 @@ class PieceParser:
         made: list[Any] = []
         for start, end, inner_first, inner_last, is_small in self._groups(first, last):
             if is_small:
-                made += self._piece(start, end, b"[", b"]")
+                made += self._fragment(start, end, b"[", b"]")
             else:
                 made.append(self._value(start, end, inner_first, inner_last))
         return made
@@ -124,7 +124,7 @@ class PieceParser:
         made: dict[str, Any] = {}
         for start, end, inner_first, inner_last, is_small in self._groups(first, last):
             if is_small:
-                made |= self._piece(start, end, b"{", b"}")
+                made |= self._fragment(start, end, b"{", b"}")
                 continue
             colon = inner_first
             if inner_first == inner_last or self._outline.kinds[colon] != _COLON:
@@ -137,10 +137,10 @@ class PieceParser:
         return made
 
     def _groups(self, first: int, last: int) -> list[tuple[int, int, int, int, bool]]:
-        """Return the elements of a container, as many at a time as make a piece.
+        """Return the elements of a container, as many at a time as make a fragment.
 
         Returns, for each: start and end in the body, first and last of its structure, and whether it is a
-        piece; if not it is one large element.
+        fragment; if not it is one large element.
         """
         outline = self._outline
         depth = outline.depths[first] + 1
@@ -152,8 +152,8 @@ class PieceParser:
         starts, ends = outline.at[firsts - 1] + 1, outline.at[lasts]
         groups, at = [], 0
         while at < len(starts):
-            by_size = int(np.searchsorted(ends, starts[at] + self._piece_bytes, "right"))
-            by_count = int(np.searchsorted(lasts, firsts[at] + self._piece_values, "right"))
+            by_size = int(np.searchsorted(ends, starts[at] + self._fragment_bytes, "right"))
+            by_count = int(np.searchsorted(lasts, firsts[at] + self._fragment_values, "right"))
             after = max(at + 1, min(by_size, by_count))
             is_small = min(by_size, by_count) > at
             place = int(starts[at]), int(ends[after - 1]), int(firsts[at]), int(lasts[after - 1])
@@ -165,19 +165,19 @@ class PieceParser:
         """Return a value that is neither an array nor an object; a string in slices of whole characters."""
         text = self._body
         start, end = self._without_blanks(start, end)
-        if end - start <= self._piece_bytes:
-            return self._parse_piece(text[start:end].decode())
+        if end - start <= self._fragment_bytes:
+            return self._parse_fragment(text[start:end].decode())
         if text[start] != _QUOTE or text[end - 1] != _QUOTE:
             raise ValueError(f"neither a string nor a number near byte {start}")
         parts, at, last = [], start + 1, end - 1
         while at < last:
-            cut = min(last, at + self._piece_bytes)
+            cut = min(last, at + self._fragment_bytes)
             while cut < last and text[cut] & 0xC0 == 0x80:
                 cut -= 1
             whole = _WHOLE_CHARACTERS.match(text, at, cut)
             if whole and cut < last and cut - _LONGEST_ESCAPE < whole.end():
                 cut = whole.end()
-            parts.append(self._parse_piece(f'"{text[at:cut].decode()}"'))
+            parts.append(self._parse_fragment(f'"{text[at:cut].decode()}"'))
             at = cut
         return "".join(parts)
 
@@ -187,25 +187,25 @@ class PieceParser:
     def _without_blanks(self, start: int, end: int) -> tuple[int, int]:
         """Return start and end of what is left without white space around it. Copies little at a time."""
         while start < end:
-            window = self._body[start : min(end, start + self._piece_bytes)]
+            window = self._body[start : min(end, start + self._fragment_bytes)]
             left = window.lstrip()
             start += len(window) - len(left)
             if left:
                 break
         while start < end:
-            window = self._body[max(start, end - self._piece_bytes) : end]
+            window = self._body[max(start, end - self._fragment_bytes) : end]
             left = window.rstrip()
             end -= len(window) - len(left)
             if left:
                 break
         return start, end
 
-    def _piece(self, start: int, end: int, opening: bytes = b"", closing: bytes = b"") -> Any:
+    def _fragment(self, start: int, end: int, opening: bytes = b"", closing: bytes = b"") -> Any:
         text = self._body[start:end]
         if opening and not text.strip():
             raise ValueError(f"nothing between two commas near byte {start}")
         try:
-            return self._parse_piece((opening + text + closing).decode())
+            return self._parse_fragment((opening + text + closing).decode())
         except ValueError as fault:
             said = re.sub(r" at line .*", "", str(fault))
             raise ValueError(f"{said} near byte {start}") from None

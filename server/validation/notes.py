@@ -1,4 +1,4 @@
-"""What of a request is left out, shown as text or understood, for its header and log line."""
+"""The parts of a request that are left out or shown as text, for its header and log line."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +11,7 @@ MAX_NOTES = 1000
 
 @dataclass(slots=True)
 class Notes:
-    """What of a request has no effect, or another form than its API's.
+    """The parts of a request that have no effect, or another form than its API's.
 
     refuses: whether each of these is a fault instead (`--unknown-fields refuse`).
     silent: names of keys that the API has and that have no effect: they need no note.
@@ -25,13 +25,13 @@ class Notes:
     paths: dict[str, str] = field(default_factory=dict)
 
     def left_out(self, path: str, *, is_peers: bool = False) -> None:
-        """Note what has no effect. is_peers: another server's field, which is never a fault."""
+        """Note a field that has no effect. is_peers: another server's field, which is never a fault."""
         if not is_peers:
             self._check(f"Unknown parameter: '{shortened(path, 200)}'.", path, "unknown_parameter")
         self._add(path, "")
 
     def as_text(self, path: str) -> None:
-        """Note what the model can only be shown as text."""
+        """Note a part that the model can only be shown as text."""
         message = f"'{shortened(path, 200)}' is not supported: the model is shown text; send text."
         self._check(message, path, "unsupported_content_part")
         self._add(path, "as text")

@@ -58,7 +58,7 @@ class RelaxedSchema:
 
 
 def relaxations(schema: Node, at: str = "") -> Iterator[RelaxedSchema]:
-    """Yield what can be enforced of a schema: first as much as possible, then less, at last hardly anything.
+    """Yield schemas that are ever less strict: without what cannot be enforced, then with hardly any rules.
 
     The library may refuse the first ones. at: see field_error(). Raises PydanticCustomError if the schema is
     too large, or if no value satisfies it.

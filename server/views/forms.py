@@ -25,7 +25,7 @@ HARMONY_REASONING: Form = (
     ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>"),
     (None,),
 )
-"""What is around gpt-oss's reasoning."""
+"""The markers around gpt-oss's reasoning."""
 
 _BEFORE = re.compile(r"(?:^|_)(?:old|original|search|find|before)(?:$|_|[A-Z])")
 _AFTER = re.compile(r"(?:^|_)(?:new|updated|replace|replacement|after)(?:$|_|[A-Z])")
@@ -86,7 +86,7 @@ def rendered_call(call: Json, render: Callable[[list[Json]], str]) -> str:
 
 
 def harmony_calls(call: Json) -> Iterator[str]:
-    """Yield a call as gpt-oss writes it, which its template does not: its JSON with spaces, and without.
+    """Yield a call in the two forms that gpt-oss writes, unlike its template: JSON with spaces, and without.
 
     What stands before it, of its channel, also ends the reasoning; see HARMONY_REASONING.
     """

@@ -38,7 +38,7 @@ SLICE_LINES = 96
 """Lines that one slice reads: short ones take time by their number, not by their characters."""
 
 SIGNS = " -+"
-"""What patches begin lines with: those that are kept, removed and added."""
+"""The signs of lines in patches: kept, removed and added."""
 
 LINE_CHARACTERS = 100
 """Characters that take as long as to begin with another line."""
@@ -107,7 +107,7 @@ VALUE_ENDS = (
     ),
 )
 LINE_ENDS = ("\n", *(f"{end}\n" for end in VALUE_ENDS))
-"""What values often end with, that tokenizers may join to what follows, and the same of those that end with
+"""Ends of values that tokenizers may join to the text behind them, and the same of those that end with
 a line."""
 
 SLICE_ENDS = 16
@@ -188,7 +188,7 @@ class ViewMaker:
             views += made
 
     def _works(self, messages: Sequence[Json], tools: Sequence[Json]) -> Iterator[tuple[str, Make]]:
-        """Yield what each group of views depends on, and how it is made."""
+        """Yield the key of each group of views, and the function that makes the group."""
         arguments = self._arguments if tools else AS_IT_IS
         patches = spoken_patches(messages, tools, arguments)
         yield to_json(tools).decode(), partial(self._make_frames, tools, arguments)
@@ -206,8 +206,8 @@ class ViewMaker:
     def _make_views(self, text: str, wanted: Wanted, made: Views) -> Iterator[None]:
         parts: list[Sequence[str]] = []
         plain: list[str] = []
-        for piece in _pieces(text):
-            shown = read_shapes(piece)
+        for lines in _cut_lines(text):
+            shown = read_shapes(lines)
             parts.append([*wanted.write(shown)])
             plain.append(shown.plain)
             yield
@@ -296,7 +296,7 @@ def _count_frame(frame: Frame) -> int:
     return sum(map(len, (*frame.fixed, *joined)))
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _cut_lines(text: str) -> Iterator[str]:
     """Cut a text where lines end."""
     start = 0
     while start < len(text):

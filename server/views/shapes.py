@@ -32,14 +32,14 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){80,}"')
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a text shows. plain: all of it, files as they are. cut: only the lines that it has otherwise."""
+    """A text with its files as they are on disk. plain: all of it. cut: only the lines that differ."""
 
     plain: str
     cut: str
 
 
 def read_shapes(text: str) -> Shown:
-    """Return what a text shows."""
+    """Find the files that a text shows."""
     plain: list[str] = []
     cut: list[str] = []
     for lines, is_cut in _parts(text.split("\n")):

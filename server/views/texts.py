@@ -11,7 +11,7 @@ MIN_CHARACTERS = 40
 """Shorter texts have no views, nor have those of one line."""
 
 _PATCH_WORDS = ("*** Begin Patch", "apply_patch", "unified diff", "```diff")
-"""What a conversation says in which patches are asked for."""
+"""Words of a conversation that asks for patches."""
 
 Json = dict[str, Any]
 

@@ -87,9 +87,7 @@ def test_a_replay_says_the_whole_answer_whatever_the_rule(rule: str, edits: list
 
 def test_counts_are_those_of_a_drafter_whose_mistakes_are_known() -> None:
     answer = tuple(range(100, 140))
-    wrong_at_every_third = SimpleNamespace(
-        name="made", record_verified=lambda *_: None, close=lambda *_: None
-    )
+    wrong_at_every_third = SimpleNamespace(name="made", note_verified=lambda *_: None, close=lambda *_: None)
     said = []
     wrong_at_every_third.open = lambda _: None
     wrong_at_every_third.observe = lambda _, tokens: said.extend(tokens)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.statistics import compare, loops, percentile, percentiles, ratio, share_tokens
+from bench.statistics import compare, divide_tokens, loops, percentile, percentiles, ratio
 
 
 def once(values):
@@ -59,12 +59,12 @@ def test_nothing_in_no_time_has_no_rate():
 
 
 def test_as_many_chunks_as_tokens_are_one_token_each():
-    assert share_tokens(3, ["a", "b c d", "e"], [1, 3, 1]) == [1, 1, 1]
+    assert divide_tokens(3, ["a", "b c d", "e"], [1, 3, 1]) == [1, 1, 1]
 
 
 def test_tokens_go_to_chunks_by_what_their_texts_hold_and_add_up():
-    assert share_tokens(8, ["a b c", "d"], [3, 1]) == [6, 2]
-    assert share_tokens(5, [], []) == []
+    assert divide_tokens(8, ["a b c", "d"], [3, 1]) == [6, 2]
+    assert divide_tokens(5, [], []) == []
 
 
 @pytest.mark.parametrize(

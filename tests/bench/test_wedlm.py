@@ -1,4 +1,4 @@
-"""`reprise bench wedlm` counts what a WeDLM model's own drafts gain, and what streaming changes."""
+"""`reprise bench wedlm` counts what a WeDLM model's own drafts gain, and what windowed decoding changes."""
 
 import json
 

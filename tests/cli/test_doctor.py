@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cli.checks import machine, sharing
+from cli.checks import machine, report
 from cli.checks import trial as trials
 from cli.checks.check import Check
 from cli.checks.costs import MAX_MODELS, check_costs
@@ -242,17 +242,19 @@ def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
     )
     checks = [Check("model", "problem", f"{private} is broken", f"look into {private}")]
     device = Device("Apple M4 (Metal)", GIB, GIB)
-    shared = sharing.share(Settings(model=str(private)), checks, device, ANSWER, [tmp_path / "verify.json"])
-    text = sharing.as_markdown(shared)
+    made = report.make_report(
+        Settings(model=str(private)), checks, device, ANSWER, [tmp_path / "verify.json"]
+    )
+    text = report.as_markdown(made)
     for secret in ("alice", "diary", "I am", str(tmp_path), str(Path.home())):
         assert secret not in text
-    (result,) = shared["results"]
+    (result,) = made["results"]
     assert result["model"] == {"num_layers": 6}
     first, second = result["verify"]["rows"]
     assert first == {"draft_type": "suffix", "tps": 3.5, "parity": "equal"}
-    assert len(second["samples"]) == sharing.MAX_ITEMS
-    assert shared["checks"] == {"model": "problem"}
-    assert shared["model"] == {"source": "a folder", "device": "CPU"}
-    assert shared["answer"] == {"num_tokens": 2, "load_s": 0.5, "tokens_per_s": 100.0, "is_equal": True}
-    assert shared["cost_curve"] == ANSWER.cost_curve
-    assert sharing.source_of(Settings(model="alice/Qwen3-8B-4bit")) == "Qwen3-8B-4bit"
+    assert len(second["samples"]) == report.MAX_ITEMS
+    assert made["checks"] == {"model": "problem"}
+    assert made["model"] == {"source": "a folder", "device": "CPU"}
+    assert made["answer"] == {"num_tokens": 2, "load_s": 0.5, "tokens_per_s": 100.0, "is_equal": True}
+    assert made["cost_curve"] == ANSWER.cost_curve
+    assert report.source_of(Settings(model="alice/Qwen3-8B-4bit")) == "Qwen3-8B-4bit"

@@ -8,6 +8,7 @@ import pytest
 
 from bench.architectures.tiny_models import write_random_model
 from cli.main import main
+from tests.engine.embedding.encoder_folders import write_encoder, write_modules
 from tests.engine.model.fake_hub import MODEL, FakeHub, serve, use
 
 
@@ -41,6 +42,24 @@ def test_a_model_is_pulled_listed_described_and_removed(capsys: pytest.CaptureFi
     assert MODEL in capsys.readouterr().out
     assert main(["rm", MODEL]) == 1
     assert "there is no model" in capsys.readouterr().err
+
+
+def test_an_embedding_model_says_what_its_vectors_are(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_encoder(tmp_path / "encoder")
+    write_modules(folder, {"pooling_mode": "mean"}, "Dense", "Normalize")
+    prompts = {"prompts": {"query": "query: "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    files = (file for file in folder.rglob("*") if file.is_file())
+    hub.files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+    assert main(["pull", MODEL]) == 0
+    assert main(["list"]) == 0
+    vectors = "12 dimensions, pooling mean; prompts: query"
+    assert f"embeddings: {vectors}" in capsys.readouterr().out.splitlines()[-1]
+    assert main(["info", MODEL]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert {"kind embedding model (bert)", f"vectors {vectors}"} <= {*lines}
 
 
 def test_an_error_is_one_line_and_a_status(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,10 @@ from bench.figures.run_all import (
     PUBLISHED,
     ROOT,
     command_of,
+    entry_of,
     filled,
     published,
-    read_records,
-    record_of,
+    read_entries,
     table_of,
 )
 from cli.main import main
@@ -27,7 +27,7 @@ FIGURE = re.compile(
 )
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
-RECORDS = read_records()
+RECORDS = read_entries()
 
 
 def sections(page):
@@ -105,7 +105,7 @@ TURNS = FIGURES["turns"]
 
 
 def test_a_page_shows_the_figures_that_were_recorded():
-    record = json.loads(json.dumps(record_of(TURNS, FOUND)))
+    record = json.loads(json.dumps(entry_of(TURNS, FOUND)))
     page = filled("before\n<!-- figures: turns -->\nold\n<!-- end -->\nafter\n", {"turns": record})
     assert "| 1 | 2,000 | 0 | 10 | 20 |\n" in page
     assert "`reprise bench turns`, 2026-01-02, a chip, 2 cores, an OS, mlx 1.\n<!-- end -->\nafter" in page
@@ -171,15 +171,15 @@ def run_until(tmp_path, monkeypatch):
 def test_a_run_keeps_what_was_made_before_a_command_failed(run_until, tmp_path, capsys):
     assert run_until(BenchError("out of memory"), "--only", "turns,sampling") == 1
     assert "reprise bench all: out of memory" in capsys.readouterr().err
-    assert list(read_records()) == ["turns"]
+    assert list(read_entries()) == ["turns"]
     assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()
 
 
 def test_a_run_drops_the_record_of_a_table_that_has_other_columns_by_now(run_until, tmp_path):
-    old = record_of(TURNS, FOUND) | {"cells": [["1", "2"]]}
+    old = entry_of(TURNS, FOUND) | {"cells": [["1", "2"]]}
     (tmp_path / "docs/figures.json").write_text(json.dumps({"turns": old, "warm": old}))
     assert run_until(BenchError("none"), "--only", "turns") == 0
-    assert list(read_records()) == ["turns"]
+    assert list(read_entries()) == ["turns"]
 
 
 def test_an_interrupted_run_keeps_what_was_made_and_says_how_to_continue(run_until, tmp_path, capsys):

@@ -1,7 +1,7 @@
 """Fake drafters for tests of code that uses drafters: always right, always wrong, and right at random.
 
 They are given the true answers in advance, by prompt. They also check how they are called: `observe` fails
-the test if the tokens are not those of the answer, and `record_verified` if the counts are impossible.
+the test if the tokens are not those of the answer, and `note_verified` if the counts are impossible.
 """
 
 import random
@@ -19,7 +19,7 @@ class Coin:
     answers: the true answers. chance: that a token is right, in [0, 1]. num_ids: wrong tokens are below it.
     seed: of the random numbers; a position always has the same outcome. name: the drafter's name.
 
-    num_open: open sequences. num_verified, num_accepted: totals given to record_verified.
+    num_open: open sequences. num_verified, num_accepted: totals given to note_verified.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Coin:
         assert list(tokens) == list(answer[start : start + len(tokens)]), "the answer was changed"
         self._open[seq] = answer, start + len(tokens)
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         assert seq in self._open
         assert 0 <= num_accepted <= num_verified >= 1
         self.num_verified += num_verified

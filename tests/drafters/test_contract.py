@@ -27,7 +27,7 @@ def step(drafter: Drafter, seq: int, limit: int, tokens: Sequence[int], share: f
     accepted = round(share * len(draft.tokens))
     drafter.observe(seq, [*draft.tokens[:accepted], *tokens])
     if draft.tokens:
-        drafter.record_verified(seq, len(draft.tokens), accepted)
+        drafter.note_verified(seq, len(draft.tokens), accepted)
     return draft
 
 
@@ -86,7 +86,7 @@ def test_no_order_of_calls_raises(
         elif isinstance(call, list):
             drafter.observe(1, call)
         else:
-            drafter.record_verified(1, call[0], round(call[0] * call[1]))
+            drafter.note_verified(1, call[0], round(call[0] * call[1]))
     finish(drafter.close(1))
 
 

@@ -31,7 +31,7 @@ def draft_after(drafter: NgramModDrafter, tokens: list[int], limit: int = 8, ten
 
 def fail(drafter: NgramModDrafter, seq: int, times: int = LOW_STREAK) -> None:
     for _ in range(times):
-        drafter.record_verified(seq, 4, 1)
+        drafter.note_verified(seq, 4, 1)
 
 
 def test_it_is_a_shared_table() -> None:
@@ -107,7 +107,7 @@ def test_one_good_draft_ends_a_streak() -> None:
     drafter = make()
     finish(drafter.open(SequenceStart(1, TEXT[:20])))
     fail(drafter, 1, LOW_STREAK - 1)
-    drafter.record_verified(1, 4, 2)
+    drafter.note_verified(1, 4, 2)
     fail(drafter, 1, LOW_STREAK - 1)
     assert not drafter.is_cooling_down(1)
     fail(drafter, 1, 1)

@@ -23,7 +23,7 @@ TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=120)
 
 def text_of(tokens: Sequence[int]) -> GrowingText:
     text = GrowingText(tokens)
-    finish(text.read())
+    finish(text.index_tokens())
     return text
 
 

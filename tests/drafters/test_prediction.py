@@ -28,7 +28,7 @@ def run(drafter: PredictionDrafter, answer: Sequence[int], limit: int = 8) -> li
         committed = answer[at : at + accepted + 1]
         drafter.observe(1, committed)
         if draft:
-            drafter.record_verified(1, len(draft), accepted)
+            drafter.note_verified(1, len(draft), accepted)
         steps.append(len(committed))
         at += len(committed)
     return steps

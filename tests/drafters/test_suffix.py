@@ -175,8 +175,8 @@ class GrowingEnd:
 
     def __init__(self, tokens: range | list[int]) -> None:
         self.text = GrowingText(tokens)
-        finish(self.text.read())
+        finish(self.text.index_tokens())
 
     def find_in(self, history: History, tenant: str = "") -> list[int]:
         match = history.find(tenant, self.text.tail.hashes, self.text.end)
-        return history.read(match.position, 2) if match else []
+        return history.copy(match.position, 2) if match else []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import SLICE_TOKENS, Draft, DraftQuery, Frame, ReadsViews, SequenceStart, View, finish
+from drafters.base import SLICE_TOKENS, Draft, DraftQuery, Frame, IndexesViews, SequenceStart, View, finish
 from drafters.copies import shelf as shelf_module
 from drafters.copies.forms import Forms
 from drafters.copies.occurrences import TailHashes
@@ -17,7 +17,7 @@ from drafters.suffix import FORM, NUM_CLASSES, SUCCESSOR, VIEW, SuffixDrafter
 from tests.drafters.makers import DRAFTERS
 from tests.drafters.test_contract import checked_step, few_ids, some_text, texts
 
-READING = [name for name, make in DRAFTERS.items() if isinstance(make(), ReadsViews)]
+READING = [name for name, make in DRAFTERS.items() if isinstance(make(), IndexesViews)]
 
 # An edit: a name, then a value, then what is between, and a second value that is like the first.
 EDIT = Frame(((1, 2, 3), (4, 5, 6), (7, 8)), (None, 0), ({29: (94, 5, 6)}, {29: (97, 8)}))
@@ -47,7 +47,7 @@ def test_drafts_with_views_keep_to_the_contract(
     name: str, prompt: list[int], views: list[list[int]], steps: list[tuple[int, list[int], float]]
 ) -> None:
     drafter = DRAFTERS[name]()
-    assert isinstance(drafter, ReadsViews)
+    assert isinstance(drafter, IndexesViews)
     finish(drafter.open(SequenceStart(7, prompt)))
     forms = [Frame(((0, 1), (2, 3), (1,)), (None, 0), ({}, {2: (1, 0)})), Frame(((0,), (0,)), (None,), ({},))]
     seen = {*prompt, *(token for view in views for token in view), 0, 1, 2, 3}

@@ -8,7 +8,7 @@ from config.settings import Settings
 from engine.interface.request import GenerationRequest
 from engine.model.loading import LoadedModel
 from engine.sampling.grammar import Grammars
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 from engine.setup import FindHead, Makers, MakeSources, flat_costs, make_worker
 from engine.speculative.costs.step_costs import StepCosts
 from tests.engine.support import Answer, make_loaded, oracle

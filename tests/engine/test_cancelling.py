@@ -42,7 +42,7 @@ class Repeating:
     def observe(self, seq: int, tokens: list[int]) -> None:
         self.last[seq] = tokens[-1]
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         pass
 
     def close(self, seq: int) -> None:

@@ -22,13 +22,14 @@ from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, load_model
 from engine.setup import FindHead
 from engine.speculative.proposers import DraftSources
+from engine.vision.keys import prompt_keys
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.model_folders import write_adapter, write_model
 from tests.engine.speculative.heads.test_drafting_by_heads import random_dflash
-from tests.engine.streaming import make_streaming_model, streaming
-from tests.engine.support import CONFIGS, make_loaded, prompt_of, request
+from tests.engine.support import CONFIGS, VOCAB_SIZE, make_loaded, prompt_of, request
+from tests.engine.windows import make_window_model, windowed
 
 CHANCES = (1.0, 0.0, 0.7)
 NUM_REQUESTS = 12
@@ -67,6 +68,11 @@ def make_requests() -> list[GenerationRequest]:
     return asked
 
 
+def keys_of(asked: GenerationRequest) -> tuple[int, ...]:
+    """The prompt as drafters read it."""
+    return tuple(prompt_keys(asked.prompt, asked.images, VOCAB_SIZE))
+
+
 END = (7, 9)
 """Tokens that end a thought."""
 
@@ -85,7 +91,7 @@ def with_budgets(number: int, asked: GenerationRequest) -> GenerationRequest:
 
 def with_masks(number: int, asked: GenerationRequest) -> GenerationRequest:
     """Let every third fill in masks, and a third think for a few tokens at most."""
-    return streaming(asked, entropy_threshold=7.0) if number % 3 == 2 else with_budgets(number, asked)
+    return windowed(asked, entropy_threshold=7.0) if number % 3 == 2 else with_budgets(number, asked)
 
 
 def check_all(
@@ -104,7 +110,7 @@ def check_all(
     for one in asked[:2]:
         prompt = [*one.prompt, *tell(one), *prompt_of(5, 40)]
         asked.append(replace(one, id=f"after {one.id}", prompt=tuple(prompt)))
-    drafter = Mixed({one.prompt: tell(one) for one in asked}, 0.0, num_ids=4096, name="suffix")
+    drafter = Mixed({keys_of(one): tell(one) for one in asked}, 0.0, num_ids=4096, name="suffix")
     drafter.leaves_some = find_head is not None
     driven = Driven(
         replace(loaded),
@@ -217,7 +223,7 @@ def test_a_batch_with_a_dflash_head_and_budgets_equals_sequences_alone(
     "family", ["llama", *(pytest.param(name, marks=SLOW) for name in ("qwen2", "qwen3"))]
 )
 def test_a_batch_with_rows_that_fill_in_masks_and_budgets_equals_sequences_alone(family: str) -> None:
-    loaded = make_streaming_model(family)
+    loaded = make_window_model(family)
     ends = check_all(loaded, alone(loaded), with_masks, draft_type="auto")
     filled = [end for name, end in ends.items() if name.isdigit() and int(name) % 3 == 2]
     assert any(end.usage.drafting.num_forwards < len(end.tokens) for end in filled)

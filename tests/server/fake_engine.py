@@ -4,6 +4,7 @@ Token ids are the bytes of UTF-8 text. The chat template joins lines of "role: c
 """
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,12 +26,14 @@ from engine.interface.events import (
     TokenLogprob,
     Usage,
 )
+from engine.interface.images import ImageProcessor, VisionInfo
 from engine.interface.models import ModelInfo
 from engine.interface.one_model import OneModel
 from engine.interface.request import GenerationRequest, Grammar, PromptEnd
 from engine.interface.status import EngineCounts, EngineStatus
 from engine.text.fim import FimTokens
 from engine.text.markers import Marker, Markers
+from engine.text.templates.image_parts import mark
 
 PROBE_ID = "probeid01"
 VOCAB_SIZE = 256
@@ -45,6 +48,9 @@ def marker(text: str) -> Marker:
 CALLING = Markers(
     call_start=Marker("<tool_call>", (1,)), call_end=Marker("</tool_call>", (2,)), call_format="json_tools"
 )
+# An image's placeholder is a byte that no text has.
+PROCESSOR = ImageProcessor("qwen", 16, 2, 4096, 1 << 20, 3, "\x03", "\x03", "[\x03]")
+SEEING = VisionInfo("qwen", 3, 16, 2, 4, 1024, 768, PROCESSOR)
 THINKING = replace(CALLING, think_start=marker("<think>"), think_end=marker("</think>"))
 
 
@@ -95,6 +101,7 @@ class FakeTokenizer:
         tools: list[dict[str, Any]] | None = None,
         template_arguments: dict[str, Any] | None = None,
         end: PromptEnd = "answer",
+        processor: ImageProcessor | None = None,
     ) -> list[int]:
         # What is rendered to find out how calls are written is no conversation.
         if not any(call["id"] == PROBE_ID for one in messages for call in one.get("tool_calls") or ()):
@@ -103,6 +110,8 @@ class FakeTokenizer:
         if any(message["content"] == "refuse me" for message in messages):
             raise ValueError("the chat template refused the messages: roles must alternate")
         said = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        if processor is not None:
+            said = re.sub(f"{mark('([0-9]+)')}", processor.alone, said)
         if end == "final_message":
             return self.encode(said.removesuffix("\n"))
         return self.encode(said + self.opening if end == "answer" else said)

@@ -132,7 +132,7 @@ async def test_a_line_says_why_nothing_or_little_was_drafted(client, engine, log
 
 
 async def test_a_line_says_that_the_answer_may_differ(client, engine, log):
-    engine.info = replace(engine.info, mask_token_id=7, can_stream=True)
+    engine.info = replace(engine.info, mask_token_id=7, can_decode_windows=True)
     engine.drafting = DraftingReport(num_forwards=8)
     written = log("text")
     await client.post(CHAT, json=BODY | {"wedlm_decoding": "streaming"})

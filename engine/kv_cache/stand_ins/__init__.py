@@ -1,1 +1,1 @@
-"""Stand in for functions of mlx-lm's models that cannot take rows of different lengths themselves."""
+"""Stand in for functions of mlx-lm that take rows of one length, or hide what state is made from."""

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import CacheList
 
-from engine.kv_cache.batched import GroupedKVCache
+from engine.kv_cache.buffers import GroupedKVCache
 from engine.kv_cache.groups import Groups, PerGroup
 from engine.kv_cache.per_row import leaves
 

@@ -1,4 +1,4 @@
-"""What differs between architectures: names of tensors, and the configuration that mlx-lm reads."""
+"""Differences between architectures: names of tensors, and the configuration that mlx-lm reads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ _DIGEST = re.compile("sha256-([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a GGUF file holds.
+    """A GGUF file's fields and tensors.
 
     fields: metadata by name. tensors: of all parts, still on disk; the numbers of shape are in reverse order.
     """

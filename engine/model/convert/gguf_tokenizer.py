@@ -37,7 +37,7 @@ _WITH_GPT2 = ("gpt-2", "smollm")
 """Splits after which text is also split as GPT-2 does it."""
 
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "tekken")
-"""Splits whose tokenizers take a piece of text that is a token as it is, whatever the merges say."""
+"""Splits whose tokenizers take a part of a text that is a token as it is, whatever the merges say."""
 
 _ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>",

@@ -1,4 +1,4 @@
-"""Turn the tensors of a GGUF file into arrays by mlx-lm's names, one after the other.
+"""Convert the tensors of a GGUF file into arrays by mlx-lm's names, one after the other.
 
 MLX quantises affinely: a group of numbers q, each of a few bits, stands for scale * q + bias. Q4_0, Q4_1 and
 Q8_0 do the same in groups of 32 with scales of float16, so their numbers are only packed in another order.
@@ -30,7 +30,7 @@ _FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF1
 
 @dataclass(frozen=True)
 class Weight:
-    """What becomes of a tensor. path: of its module in mlx-lm. ending: weight or bias.
+    """The place of a tensor in mlx-lm's model. path: of its module. ending: weight or bias.
 
     kept: it is quantised as MLX has it, and stays so. bits: to quantise to; None for neither, or kept's.
     """

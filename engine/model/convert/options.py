@@ -1,4 +1,4 @@
-"""What a conversion is asked for, how it tells its progress, and how it says that it cannot be done."""
+"""The options of a conversion, its progress callback, and its errors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Tell what a model's name stands for. Imports neither MLX nor a reader of GGUF."""
+"""Find the source that a model's name stands for. Imports neither MLX nor a reader of GGUF."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What steps cost: measured at load and while serving, and how much drafting may cost a sequence."""
+"""Costs of steps, measured at load and while serving, and how much drafting may cost a sequence."""

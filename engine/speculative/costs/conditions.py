@@ -1,4 +1,4 @@
-"""What a step's cost depends on besides its rows and widths."""
+"""The conditions that a step's cost depends on besides its rows and widths."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,8 @@ from engine.interface.request import GenerationRequest
 FIRST_CONTEXT_TOKENS = 128
 
 GREEDY, NOISY, ADJUSTED, MASKED = range(4)
-"""What sampling a token takes: the highest logit; noise too; filters, penalties, bias or log probabilities
-too; a grammar's mask too, for which every token is read before the next step."""
+"""Work of sampling a token: the highest logit; noise too; filters, penalties, bias or log probabilities
+too; a grammar's mask too, for which every token is fetched before the next step."""
 
 
 class Conditions(NamedTuple):

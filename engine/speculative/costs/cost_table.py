@@ -1,4 +1,4 @@
-"""What steps were measured to cost, and guesses for the shapes that were not measured.
+"""Measured costs of steps, and guesses for the shapes that were not measured.
 
 A guess continues what was measured: linearly between two widths, and beyond the widest by a curve that
 flattens,

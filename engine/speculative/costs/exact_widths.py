@@ -20,7 +20,7 @@ LENGTHS = (21, 70, 200)
 
 LONG_LENGTHS = (1100, 8300)
 """Tokens of long contexts. MLX's attention on Metal has other kernels from 1,024, 4,096 or 8,192 on. A
-processor has not, and reads 8,300 tokens for minutes: there only the first is tried."""
+processor has not, and prefills 8,300 tokens for minutes: there only the first is tried."""
 
 SHORT_TOKENS = 1000
 """Up to so many tokens, the step's included, a context is short."""
@@ -29,7 +29,7 @@ LONG_ROWS = 2
 """With long contexts no more rows are tried; what differs for these counts as differing for more."""
 
 CHUNK_TOKENS = 512
-"""Tokens of a context that are read at once."""
+"""Tokens of a context that are prefilled at once."""
 
 EQUAL, DIFFERENT, LONG = "equal lengths", "different lengths", "long contexts"
 """Circumstances: rows with short contexts, of equal lengths or of different ones; rows with long contexts."""
@@ -46,7 +46,7 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True)
 class Exactness:
-    """What was tried, and where logits differ from those of width 1.
+    """The trials, and the widths at which logits differ from those of width 1.
 
     differing: for each (rows, width) that was tried, the circumstances under which they differ.
     lengths: the tokens of the contexts that were tried.
@@ -128,7 +128,7 @@ class _Probe:
     vocab_size: int
     tick: Tick
 
-    def read(self, length: int, num_more: int) -> _Text:
+    def prefill(self, length: int, num_more: int) -> _Text:
         """Read a text of length tokens and num_more more."""
         tokens = [(at * 61 + 11) % self.vocab_size for at in range(length + num_more)]
         caches = make_caches(self.model, self.kv_bits)
@@ -218,7 +218,7 @@ def find_exact_shapes(
     trials = {length: _trials(widths_of, length in LONG_LENGTHS) for length in _lengths()}
     lengths = [n for n, tried in trials.items() if tried and n + most_rows + widest <= context_tokens]
     total = sum(
-        _read_weight(length, max(rows for rows, _ in trials[length]))
+        _prefill_weight(length, max(rows for rows, _ in trials[length]))
         + sum(_trial_weight(rows, widths_of[rows]) for rows, _ in trials[length])
         for length in lengths
     )
@@ -232,7 +232,7 @@ def find_exact_shapes(
     probe = _Probe(model, sharing, kv_bits, vocab_size, tick)
     for length in lengths:
         is_long = length in LONG_LENGTHS
-        text = probe.read(length, max(rows for rows, _ in trials[length]))
+        text = probe.prefill(length, max(rows for rows, _ in trials[length]))
         for rows, is_ragged in trials[length]:
             named = LONG if is_long else DIFFERENT if is_ragged else EQUAL
             # One difference is enough.
@@ -265,13 +265,13 @@ def _weight(num_fed: int, num_passes: int = 1) -> float:
     return num_passes * (1 + num_fed / TOKENS_PER_PASS)
 
 
-def _read_weight(length: int, num_more: int) -> float:
-    """Return what _Probe.read() takes."""
+def _prefill_weight(length: int, num_more: int) -> float:
+    """Return the time of _Probe.prefill(), in forward passes."""
     whole, rest = divmod(length, CHUNK_TOKENS)
     return _weight(CHUNK_TOKENS, whole) + _weight(rest, rest > 0) + _weight(1, num_more)
 
 
 def _trial_weight(num_rows: int, widths: Sequence[int]) -> float:
-    """Return what _Probe.find_differing() takes."""
+    """Return the time of _Probe.find_differing(), in forward passes."""
     narrow = _weight(num_rows, max(widths, default=0))
     return narrow + sum(_weight(num_rows * width) + _weight(num_rows) for width in widths)

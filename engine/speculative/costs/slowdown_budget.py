@@ -6,17 +6,17 @@ T is the decoding time of the sequence so far, T_plain what its tokens would hav
 step commits at least one token, so a step is allowed if the bound would hold even if it brought only one.
 
 With a draft model T may be longer by a share of the time that the target took to prefill the sequence: for so
-long the draft model may read texts.
+long draft prefill may take.
 """
 
 ALLOWANCE_STEPS = 6.0
 """Plain steps that drafting may cost a sequence before it has saved any time."""
 
 RESERVE_STEPS = 1.25
-"""Those of them that no draft may use: a step may take longer than any before."""
+"""Steps of the allowance that no draft may use: a step may take longer than any before."""
 
-READING_SHARE = 0.25
-"""Share of a sequence's prefill time that the draft model may read, its text or those of other rows."""
+DRAFT_PREFILL_SHARE = 0.25
+"""Share of a sequence's prefill time that draft prefill may take, of its text or those of other rows."""
 
 LOW_STEPS = 3.5
 """Plain steps left from which on a row that loses time wants to see what plain steps cost now."""
@@ -43,7 +43,7 @@ class SlowdownBudget:
         self.plain_s = 0.0
         self.prefill_s = 0.0
         self.num_unseen = 0
-        self._read_s = 0.0
+        self._draft_prefill_s = 0.0
 
     def left_s(self, plain_step_s: float) -> float:
         """Return the maximum seconds of a next step after which the bound still holds, with the reserve.
@@ -61,18 +61,18 @@ class SlowdownBudget:
         return self.num_unseen >= UNSEEN_TOKENS and self.left_s(plain_step_s) < LOW_STEPS * plain_step_s
 
     @property
-    def share_to_read_s(self) -> float:
-        """The seconds left of the share of prefill time that the draft model may read."""
-        return max(0.0, READING_SHARE * self.prefill_s - self._read_s)
+    def share_to_prefill_s(self) -> float:
+        """The seconds left of the share of prefill time that draft prefill may take."""
+        return max(0.0, DRAFT_PREFILL_SHARE * self.prefill_s - self._draft_prefill_s)
 
-    def left_to_read_s(self, plain_step_s: float) -> float:
-        """Return the maximum seconds that the draft model may read next. See left_s()."""
-        return self.left_s(plain_step_s) + self.share_to_read_s
+    def left_to_prefill_s(self, plain_step_s: float) -> float:
+        """Return the maximum seconds that draft prefill may take next. See left_s()."""
+        return self.left_s(plain_step_s) + self.share_to_prefill_s
 
-    def charge_reading(self, taken_s: float) -> None:
-        """Add seconds that the draft model read; beyond their share of prefill they are decoding time."""
-        self.spent_s += max(0.0, taken_s - self.share_to_read_s)
-        self._read_s += taken_s
+    def charge_draft_prefill(self, taken_s: float) -> None:
+        """Add seconds that draft prefill took; beyond their share of prefill they are decoding time."""
+        self.spent_s += max(0.0, taken_s - self.share_to_prefill_s)
+        self._draft_prefill_s += taken_s
 
     def charge(self, step_s: float, plain_step_s: float, num_tokens: int) -> None:
         """Add a step of step_s seconds that committed num_tokens, each of them worth one plain step."""

@@ -1,4 +1,4 @@
-"""What a step takes at most, and a plain step at least: by real steps alone, whatever costs are believed."""
+"""Bounds on the seconds of steps, by real steps alone: at most of any, at least of a plain one."""
 
 import math
 from collections import deque

@@ -171,7 +171,7 @@ class StepCosts:
         return self.is_learned and self.bounds.is_plain_due(num_rows, under)
 
     def is_trial_due(self, num_rows: int, width: int) -> bool:
-        """Count a chance of a width that is believed not to pay; return whether it is to be tried now."""
+        """Return whether to try a width now that is believed not to pay. Every call counts as a chance."""
         if not self.is_learned:
             return False
         shape = self._shape(num_rows, width)
@@ -217,7 +217,7 @@ class StepCosts:
             self._wide,
         ]
         is_surprise = self._wide_noise.learn(effects, self._wide, difference)
-        self.trials.record(shape, is_surprise or difference < -CHEAPER)
+        self.trials.note(shape, is_surprise or difference < -CHEAPER)
         if not is_surprise:
             self._judge(shape)
         # The machine may have changed since the last plain step.

@@ -1,4 +1,4 @@
-"""What a step costs beside a plain one, in words."""
+"""The cost of a step beside a plain one, in words."""
 
 import time
 from dataclasses import dataclass

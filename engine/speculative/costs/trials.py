@@ -41,7 +41,7 @@ class Trials:
         waiting.num_missed += 1
         return waiting.num_missed > waiting.patience
 
-    def record(self, shape: Shape, is_news: bool) -> None:
+    def note(self, shape: Shape, is_news: bool) -> None:
         """Take note of a real step. is_news: whether it took less than believed, or far more."""
         if waiting := self._waiting.get(shape):
             if is_news:

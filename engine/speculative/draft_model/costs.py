@@ -66,7 +66,7 @@ class DraftWork:
 
 
 class PlainCosts(Protocol):
-    """What a drafter's plain steps cost."""
+    """Seconds of a drafter's plain steps."""
 
     def seconds(self, num_rows: int, width: int, under: Conditions) -> float:
         """Return the seconds of a step of that many rows, each fed width tokens, under these conditions."""

@@ -31,8 +31,8 @@ MAX_WAIT_TOKENS = 256
 TRUSTED_STREAK = 4
 """After this many consecutive drafts with an accepted token, the waiting time is reset."""
 
-READ_ONE_PROMPT_IN = 8
-"""While the draft model does not pay, it reads the prompt of one request in this many."""
+PREFILL_ONE_PROMPT_IN = 8
+"""While the draft model does not pay, it prefills the prompt of one request in this many."""
 
 
 @dataclass
@@ -96,14 +96,14 @@ class DraftForecast:
     num_lacking: float = 1.0
     is_ready: bool = False
     _tokens_since_draft: int = 0
-    # The first probe is due at once: after the prompt was read there is nothing to catch up with.
+    # The first probe is due at once: after the draft prefill there is nothing to catch up with.
     _wait_tokens: int = 0
     _accepted_streak: int = 0
     _has_drafted: bool = False
     _extra_fed: float = 0.0
 
     def begin(self) -> None:
-        """Start after the draft model has read the text, all but its last token."""
+        """Start after the draft prefill, which takes all of the text but its last token."""
         self.num_lacking, self.is_ready, self._has_drafted = 1.0, True, False
 
     @property
@@ -153,7 +153,7 @@ class DraftForecast:
         """
         return min(1.0, num_tokens / max(1.0, self.num_lacking * self.token_yield.ratio))
 
-    def record_work(self, work: DraftWork, row: int) -> None:
+    def note_work(self, work: DraftWork, row: int) -> None:
         """Learn from the draft model's work on a step. row: this row's index in it."""
         translated = work.translated[row]
         if translated is not None:
@@ -217,13 +217,13 @@ class PlannedDraft:
 
 
 class PromptGate:
-    """Decides which prompts the draft model reads: all while it pays, else one in READ_ONE_PROMPT_IN."""
+    """Decides which prompts get draft prefill: all while it pays, else one in PREFILL_ONE_PROMPT_IN."""
 
     def __init__(self) -> None:
-        # The very first prompt is read.
-        self._num_skipped = READ_ONE_PROMPT_IN - 1
+        # The very first prompt is prefilled.
+        self._num_skipped = PREFILL_ONE_PROMPT_IN - 1
 
-    def should_read(self, pays: bool) -> bool:
-        """Return whether the draft model reads the next request's prompt."""
-        self._num_skipped = 0 if pays else (self._num_skipped + 1) % READ_ONE_PROMPT_IN
+    def should_prefill(self, pays: bool) -> bool:
+        """Return whether the draft model prefills the next request's prompt."""
+        self._num_skipped = 0 if pays else (self._num_skipped + 1) % PREFILL_ONE_PROMPT_IN
         return pays or self._num_skipped == 0

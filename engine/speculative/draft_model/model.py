@@ -1,7 +1,7 @@
 """The draft model: it drafts for the target model's rows, token by token, with caches of its own.
 
-Its rows are in the same order as the target's. A row is empty until the draft model has read its text
-(reader.py), in slices between the target's steps. It reads the text in its own ids, and its drafts are
+Its rows are in the same order as the target's. A row is empty until the draft model has prefilled its text
+(prefill.py), in slices between the target's steps. It takes the text in its own ids, and its drafts are
 translated into the target's (translation/). It samples with the target's settings and with the noise that the
 target will use at the same position (sampling.py). So the two agree at temperature as often as their
 distributions allow; whatever it drafts, the target's answer stays the same.
@@ -20,8 +20,8 @@ from engine.model.loading import LoadedModel, ModelError
 from engine.sampling.sampler import Sampler
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.draft_model.costs import DraftWork
+from engine.speculative.draft_model.prefill import DraftPrefill, GiveUp
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.draft_model.reader import DraftReader, GiveUp
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.translation.translation import Translation
 from engine.speculative.verify import RowInput
@@ -37,13 +37,13 @@ PADDING_ID = 0
 class DraftRow:
     """The state of one row.
 
-    reader: None if nothing is drafted for the row.
-    is_ready: whether the reader has read the text and the row has its caches, so that it may draft.
+    prefill: None if nothing is drafted for the row.
+    is_ready: whether the prefill has read the text and the row has its caches, so that it may draft.
     num_held: leading ids of the text that the caches hold. drafted: ids that the caches hold after those.
     floor: the minimum length to which the row can be rolled back.
     """
 
-    reader: DraftReader | None
+    prefill: DraftPrefill | None
     is_ready: bool = False
     num_held: int = 0
     drafted: Sequence[int] = ()
@@ -91,48 +91,48 @@ class DraftModel:
         self.rows = make_rows(self.model, self.sharing)
         self._rows: list[DraftRow] = []
 
-    def make_reader(self, num_tokens: int, give_up: GiveUp, opening: int = 0) -> DraftReader | None:
-        """Make a reader for a new sequence; None if its num_tokens tokens are certainly too many.
+    def make_prefill(self, num_tokens: int, give_up: GiveUp, opening: int = 0) -> DraftPrefill | None:
+        """Make the draft prefill of a new sequence; None if its num_tokens tokens are certainly too many.
 
-        give_up: called if the draft model cannot continue. opening: see DraftReader.
+        give_up: called if the draft model cannot continue. opening: see DraftPrefill.
         """
         limit = self.loaded.info.context_tokens
         if self.translation.pair is None and num_tokens >= limit:
             return None
-        return DraftReader(self.translation.make_translator(), limit, give_up, opening)
+        return DraftPrefill(self.translation.make_translator(), limit, give_up, opening)
 
-    def add(self, reader: DraftReader | None) -> None:
-        """Add an empty row as the last one. reader: will read its text; None to draft nothing for the row."""
+    def add(self, prefill: DraftPrefill | None) -> None:
+        """Add an empty row as the last one. prefill: of its text; None to draft nothing for the row."""
         self.rows.add(make_row_caches(self.model), 0)
-        self._rows.append(DraftRow(reader))
+        self._rows.append(DraftRow(prefill))
 
-    def unread(self) -> list[tuple[int, DraftReader]]:
-        """Return the rows whose text is still to be read, with their readers."""
-        return [(row, s.reader) for row, s in enumerate(self._rows) if s.reader and not s.is_ready]
+    def awaiting_prefill(self) -> list[tuple[int, DraftPrefill]]:
+        """Return the rows whose draft prefill is not complete, and that prefill."""
+        return [(row, s.prefill) for row, s in enumerate(self._rows) if s.prefill and not s.is_ready]
 
     def start_drafting(self, row: int) -> None:
-        """Give a row the caches of its reader, which has read its text."""
+        """Give a row the caches of its draft prefill, which is complete."""
         state = self._rows[row]
-        assert state.reader is not None
-        num_held = state.reader.num_computed
-        self.rows.fill(row, state.reader.release_caches(), num_held)
-        self._rows[row] = DraftRow(state.reader, True, num_held, floor=num_held)
+        assert state.prefill is not None
+        num_held = state.prefill.num_computed
+        self.rows.fill(row, state.prefill.release_caches(), num_held)
+        self._rows[row] = DraftRow(state.prefill, True, num_held, floor=num_held)
 
-    def drop_reader(self, row: int) -> None:
+    def drop_prefill(self, row: int) -> None:
         """Draft nothing more for a row."""
-        self._rows[row].reader, self._rows[row].is_ready = None, False
+        self._rows[row].prefill, self._rows[row].is_ready = None, False
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
-        """Keep the settled part of a row's text that was read, before the row is removed.
+        """Keep the settled and computed part of a row's text, before the row is removed.
 
         tokens: all committed tokens of the row.
         """
         state = self._rows[row]
-        if state.reader and state.is_ready:
+        if state.prefill and state.is_ready:
             num_held = self.rows.roll_back(row, state.floor)
-            prefixes.keep_row(state.reader.ids[:num_held], row, self.rows)
-        elif state.reader:
-            prefixes.keep(state.reader, tokens)
+            prefixes.keep_row(state.prefill.ids[:num_held], row, self.rows)
+        elif state.prefill:
+            prefixes.keep(state.prefill, tokens)
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its place."""
@@ -177,10 +177,10 @@ class DraftModel:
         num_ahead: the tokens that will be drafted. is_wanted: whether this row wants them.
         """
         state = self._rows[row]
-        num_same = self._read_committed(state, tokens, num_ahead)
-        if state.reader is None or not state.is_ready:
+        num_same = self._translate_committed(state, tokens, num_ahead)
+        if state.prefill is None or not state.is_ready:
             return self._feed_nothing(row, state.num_held)
-        ids, num_settled = state.reader.ids, state.reader.num_settled
+        ids, num_settled = state.prefill.ids, state.prefill.num_settled
         if num_same < state.num_held:
             num_correct = num_same
         else:
@@ -213,31 +213,31 @@ class DraftModel:
         num_held = self.rows.roll_back(row, length)
         return CatchUpInput(num_held, floor=num_held)
 
-    def _read_committed(self, state: DraftRow, tokens: Sequence[int], num_ahead: int) -> int:
-        """Return the number of leading ids that did not change. Drops the reader if it cannot read them."""
-        if state.reader is None or not state.is_ready:
+    def _translate_committed(self, state: DraftRow, tokens: Sequence[int], num_ahead: int) -> int:
+        """Return the number of leading ids that did not change. Drops the prefill if the text is too long."""
+        if state.prefill is None or not state.is_ready:
             return 0
         try:
-            return state.reader.read(tokens, num_ahead)
+            return state.prefill.translate(tokens, num_ahead)
         # A fault in drafting must not fail the request: the row gets no more drafts.
         except Exception as fault:
             self._give_up(state, fault)
             return 0
 
     def _translate_draft(self, state: DraftRow, drafted: Sequence[int]) -> list[int]:
-        """Return the target's ids of a row's draft. Drops the reader if translation fails."""
-        if state.reader is None:
+        """Return the target's ids of a row's draft. Drops the prefill if translation fails."""
+        if state.prefill is None:
             return []
         try:
-            return state.reader.translator.translate_draft(drafted)
+            return state.prefill.translator.translate_draft(drafted)
         except Exception as fault:
             self._give_up(state, fault)
             return []
 
     def _give_up(self, state: DraftRow, fault: Exception) -> None:
-        assert state.reader is not None
-        state.reader.give_up(fault)
-        state.reader, state.is_ready = None, False
+        assert state.prefill is not None
+        state.prefill.give_up(fault)
+        state.prefill, state.is_ready = None, False
 
     def _draft(
         self, catch_ups: Sequence[CatchUpInput], positions: Sequence[int], num_tokens: int, sampler: Sampler

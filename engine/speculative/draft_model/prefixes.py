@@ -1,4 +1,4 @@
-"""The draft model's prefix cache: what it has read of earlier texts, by its own ids."""
+"""The draft model's prefix cache: keys and values of earlier texts, by its own ids."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.rows import Rows
 from engine.kv_cache.slices import State, cut_slice, has_state, take_state
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
-from engine.speculative.draft_model.reader import DraftReader, Reader
+from engine.speculative.draft_model.prefill import DraftPrefill, TextPrefill
 
 log = logging.getLogger("reprise.engine")
 
@@ -18,7 +18,7 @@ MIN_SAVED_IDS = 32
 
 
 class DraftPrefixes:
-    """Keeps what the draft model has read, and finds it again. Only settled ids are kept.
+    """Keeps the draft model's keys and values of texts, and finds them again. Only settled ids are kept.
 
     find_fault: returns why the model's caches cannot be sliced, None if they can.
     budget_bytes: memory for it. find_opening: returns the length before the opening of the answer.
@@ -40,7 +40,7 @@ class DraftPrefixes:
         if not budget_bytes:
             return
         if fault := find_fault():
-            log.warning("no prefix cache for the draft model, so it reads every text in full: %s", fault)
+            log.warning("no prefix cache for the draft model, so it computes every text in full: %s", fault)
         else:
             self.cache = PrefixCache(budget_bytes, self._make, self.needs_state)
 
@@ -52,37 +52,37 @@ class DraftPrefixes:
         """Return the length of the target's tokens at which state is to be kept; 0 if none is."""
         return self._find_opening(tokens) if self.cache and self.needs_state else 0
 
-    def look_up(self, reader: Reader, tokens: Sequence[int], max_tokens: int) -> int:
+    def look_up(self, prefill: TextPrefill, tokens: Sequence[int], max_tokens: int) -> int:
         """Read up to max_tokens more tokens of a text, and begin to compute it once its prefix is found.
 
-        That is once the ids differ from those in the cache, or no text is left to read.
-        Returns the number of tokens read. Raises as DraftReader.read() does.
+        That is once the ids differ from those in the cache, or no text is left.
+        Returns the number of tokens looked up. Raises as DraftPrefill.translate() does.
         """
         if self.cache is None:
-            reader.begin(self._make(), 0)
+            prefill.begin(self._make(), 0)
             return 0
-        assert isinstance(reader, DraftReader)
-        num_read = reader.read_more(tokens, max_tokens)
-        ids = reader.ids[: reader.num_usable + 1]
+        assert isinstance(prefill, DraftPrefill)
+        num_looked_up = prefill.translate_more(tokens, max_tokens)
+        ids = prefill.ids[: prefill.num_usable + 1]
         num_held = self.cache.match(ids)
-        if num_held == reader.num_usable and reader.count_left(len(tokens)) > num_held:
-            return num_read
+        if num_held == prefill.num_usable and prefill.count_left(len(tokens)) > num_held:
+            return num_looked_up
         # Where texts diverge, the next one may diverge too.
-        reader.keep_at.add(num_held)
-        self._begin(reader, ids)
-        return num_read
+        prefill.keep_at.add(num_held)
+        self._begin(prefill, ids)
+        return num_looked_up
 
-    def _begin(self, reader: Reader, ids: Sequence[int]) -> None:
+    def _begin(self, prefill: TextPrefill, ids: Sequence[int]) -> None:
         """Begin to compute after the longest known prefix of ids, which never has the last one of them."""
         caches, num_found = (self.cache and self.cache.find(ids)) or (self._make(), 0)
-        reader.begin(caches, num_found)
-        wanted = reader.keep_at if self.needs_state else set()
-        reader.keep_at = {at for at in wanted if at >= num_found + MIN_SAVED_IDS}
+        prefill.begin(caches, num_found)
+        wanted = prefill.keep_at if self.needs_state else set()
+        prefill.keep_at = {at for at in wanted if at >= num_found + MIN_SAVED_IDS}
 
-    def keep(self, reader: Reader, tokens: Sequence[int]) -> None:
-        """Keep a reader's caches as a prefix. tokens: all committed tokens of its sequence."""
-        caches = reader.caches
-        self._put(reader.computed_ids(tokens), partial(cut_slice, caches), partial(take_state, caches))
+    def keep(self, prefill: TextPrefill, tokens: Sequence[int]) -> None:
+        """Keep the caches of a draft prefill as a prefix. tokens: all committed tokens of its sequence."""
+        caches = prefill.caches
+        self._put(prefill.computed_ids(tokens), partial(cut_slice, caches), partial(take_state, caches))
 
     def keep_row(self, ids: Sequence[int], row: int, rows: Rows) -> None:
         """Keep a row's caches as a prefix of these ids."""

@@ -53,7 +53,7 @@ class DFlashConfig:
 
 
 class Attention(Module):
-    """Attention as in Qwen 3, of a block over contexts and itself."""
+    """Qwen 3's attention, from a block of drafted positions to the context and to the block itself."""
 
     def __init__(self, config: DFlashConfig, window: int | None) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class DFlashHead(Module):
         """Make empty caches of one row: those of sliding layers keep a window."""
         return [KVCache() if layer.window is None else WindowKVCache(layer.window) for layer in self.layers]
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:  # noqa: ARG002
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:  # noqa: ARG002
         """Feed committed positions; see Head. A drafter does not look at the tokens."""
         contexts = self._contexts(states)
         for layer, cache in zip(self.layers, caches, strict=True):

@@ -1,9 +1,9 @@
 """Let a head draft for the target's rows, with caches of its own.
 
-    forward pass -> states of committed positions -> the head reads them -> it drafts from the newest
+    forward pass -> states of committed positions -> the head is fed them -> it drafts from the newest
 
 The head takes the draft model's place. Its rows stand in the order of the target's, and a row may draft once
-the head has read the states of its prompt, in slices between the target's steps. Only committed positions are
+the head was fed the states of its prompt, in slices between the target's steps. Only committed positions are
 fed, with the states that the target computed, so nothing is ever rolled back but padding. The states of
 positions whose keys and values came from the target's prefix cache are not known: the head's own keys and
 values of them come from a prefix cache of its own (prefixes.py). What that lacks is absent, and the head's
@@ -19,29 +19,30 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from engine.interface.models import HeadKind
-from engine.kv_cache.batched import GroupedKVCache, RaggedKVCache
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache
 from engine.kv_cache.per_row import Caches, leaves, make_caches
-from engine.kv_cache.rows import BatchedRows, evaluate
+from engine.kv_cache.rows import evaluate
 from engine.kv_cache.slices import rebuild
 from engine.model.loading import LoadedModel
 from engine.prefix_cache.disk import Loading
 from engine.sampling.sampler import Sampler
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID, DraftModel
+from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.draft_model.reader import Reader
 from engine.speculative.draft_model.sampling import SameVocabularySampling
 from engine.speculative.heads.head import Bounds, Head
 from engine.speculative.heads.states import States
-from engine.speculative.heads.taps import Recorded, Taps
+from engine.speculative.heads.taps import TappedStates, Taps
 from engine.speculative.verify import RowInput
 
 MAX_FILLED = 64
 """Maximum positions whose states are not known to feed as zeros, so that the others keep their distances."""
 
 MAX_IDLE_STEPS = 32
-"""Steps after which nothing more is drafted for a row whose head has neither read nor drafted meanwhile: to
-hand its states over takes time in every step, which nobody pays back."""
+"""Steps after which nothing more is drafted for a row whose head has neither been fed nor drafted: to hand
+its states over takes time in every step, which nobody pays back."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class _HeadCaller:
         return self.run(tokens, cache)
 
 
-class HeadReader(Reader):
-    """The part of one sequence that the head has read.
+class HeadPrefill(TextPrefill):
+    """The part of one sequence that the head was fed.
 
-    states: of the positions after that. num_idle: steps since it last read or drafted.
+    states: of the positions after that. num_idle: steps since it last was fed or drafted.
     num_before: positions before the first state that is known; the target's prefix cache had them.
     num_skipped: of these, how many the caches lack, so that all that follow stand that much earlier in them.
     loading: the files that are being read. is_disk_searched: whether files were looked for.
@@ -83,7 +84,7 @@ class HeadReader(Reader):
         self._head = head
 
     def begin(self, caches: Caches, num_computed: int) -> None:
-        """Begin to read, with zeros in place of states that are neither in the caches nor known.
+        """Begin, with zeros in place of states that are neither in the caches nor known.
 
         If they are many, one position stands for them all: the head takes the first of its caches for the
         first of a text.
@@ -109,14 +110,14 @@ class HeadReader(Reader):
         num_fed = self._until_kept(min(max_ids, self.count_left(len(tokens))))
         if num_fed:
             following = mx.array([self.following(tokens, self.num_computed, num_fed)])
-            self._head.read(self.states.take(num_fed)[None], following, self.caches)
+            self._head.feed(self.states.take(num_fed)[None], following, self.caches)
             evaluate(self.caches)
             self.num_computed += num_fed
             self.num_idle = 0
         return num_fed
 
     def count_left(self, num_tokens: int) -> int:  # noqa: ARG002
-        """Count the positions left to read but the newest, from which a draft begins."""
+        """Count the positions left to feed but the newest, from which a draft begins."""
         return max(0, self.states.num - 1)
 
     def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -135,9 +136,9 @@ class HeadReader(Reader):
 
 @dataclass
 class HeadRow:
-    """The state of one row. reader: None if nothing is drafted for it. is_ready: whether it may draft."""
+    """The state of one row. prefill: None if nothing is drafted for it. is_ready: whether it may draft."""
 
-    reader: HeadReader | None
+    prefill: HeadPrefill | None
     is_ready: bool = False
 
 
@@ -163,9 +164,9 @@ class HeadDrafter:
 
     def _probe(self, model: Any) -> mx.array:
         """Return the states of one position, not evaluated."""
-        with self.taps.record() as recorded:
+        with self.taps.tapping() as tapped:
             model(mx.zeros((1, 1), mx.int32), cache=make_caches(model))
-        return recorded.states()[0]
+        return tapped.states()[0]
 
     def cost_share(self, loaded: LoadedModel) -> float:
         """Return a drafted token's share of the cost of a target's step, by the weights that both read."""
@@ -183,7 +184,7 @@ class HeadDrafter:
         caches = self.model.make_cache()
         num = 2
         states = mx.zeros((1, num, self._size), self._dtype)
-        self.head.read(states, mx.zeros((1, num), mx.int32), caches)
+        self.head.feed(states, mx.zeros((1, num), mx.int32), caches)
         token_bytes, windows, largest = 0, dict[int, int](), 0
         for cache in leaves(caches):
             each = sum(
@@ -197,56 +198,56 @@ class HeadDrafter:
                 token_bytes += each
         return token_bytes, windows, largest
 
-    def make_reader(self, states: States, num_computed: int) -> HeadReader:
-        """Make a reader for a sequence that joins.
+    def make_prefill(self, states: States, num_computed: int) -> HeadPrefill:
+        """Make the draft prefill of a sequence that joins.
 
         states: of the last of its num_computed tokens, those that did not come from the prefix cache.
         """
-        return HeadReader(self.head, states, num_computed - states.num)
+        return HeadPrefill(self.head, states, num_computed - states.num)
 
-    def add(self, reader: HeadReader | None) -> None:
-        """Add an empty row as the last one. reader: of its states; None to draft nothing for the row."""
+    def add(self, prefill: HeadPrefill | None) -> None:
+        """Add an empty row as the last one. prefill: of its states; None to draft nothing for the row."""
         self.rows.add(self.model.make_cache(), 0)
-        self._rows.append(HeadRow(reader))
+        self._rows.append(HeadRow(prefill))
 
-    def unread(self) -> list[tuple[int, HeadReader]]:
-        """Return the rows whose prompt is still to be read, with their readers."""
-        return [(row, s.reader) for row, s in enumerate(self._rows) if s.reader and not s.is_ready]
+    def awaiting_prefill(self) -> list[tuple[int, HeadPrefill]]:
+        """Return the rows whose draft prefill is not complete, and that prefill."""
+        return [(row, s.prefill) for row, s in enumerate(self._rows) if s.prefill and not s.is_ready]
 
     def idle_rows(self) -> list[int]:
         """Return the rows for which the head has done nothing for MAX_IDLE_STEPS."""
-        return [row for row, s in enumerate(self._rows) if s.reader and s.reader.num_idle > MAX_IDLE_STEPS]
+        return [row for row, s in enumerate(self._rows) if s.prefill and s.prefill.num_idle > MAX_IDLE_STEPS]
 
     def start_drafting(self, row: int) -> None:
-        """Give a row the caches of its reader, which has read the prompt."""
-        reader = self._rows[row].reader
-        assert reader is not None
-        self.rows.fill(row, reader.release_caches(), reader.num_computed)
+        """Give a row the caches of its draft prefill, which is complete."""
+        prefill = self._rows[row].prefill
+        assert prefill is not None
+        self.rows.fill(row, prefill.release_caches(), prefill.num_computed)
         self._rows[row].is_ready = True
 
-    def drop_reader(self, row: int) -> None:
+    def drop_prefill(self, row: int) -> None:
         """Draft nothing more for a row."""
         self._rows[row] = HeadRow(None)
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
-        """Keep the part of a row's text that was read, before the row is removed, and the states behind it.
+        """Keep a row's keys and values, those of states not yet fed included, before the row is removed.
 
         tokens: all committed tokens of the row.
         """
         state = self._rows[row]
-        if state.reader is None:
+        if state.prefill is None:
             return
         if not state.is_ready:
-            prefixes.keep(state.reader, tokens)
+            prefixes.keep(state.prefill, tokens)
             return
         num_held = self.rows.lengths[row]
         # States of what came after the end of the answer are of no use.
-        num_left = min(state.reader.states.num, len(tokens) - 1 - num_held, MAX_BACKLOG_TOKENS)
-        if prefixes.cache is None or not (ids := state.reader.kept_ids(tokens, num_held + num_left)):
+        num_left = min(state.prefill.states.num, len(tokens) - 1 - num_held, MAX_BACKLOG_TOKENS)
+        if prefixes.cache is None or not (ids := state.prefill.kept_ids(tokens, num_held + num_left)):
             return
         if num_left:
-            alone = [state.reader if at == row else None for at in range(len(self._rows))]
-            self._read(alone, [num_left if reader else 0 for reader in alone], [tokens] * len(alone))
+            alone = [state.prefill if at == row else None for at in range(len(self._rows))]
+            self._feed(alone, [num_left if prefill else 0 for prefill in alone], [tokens] * len(alone))
         prefixes.keep_row(ids, row, self.rows)
 
     def remove(self, row: int) -> None:
@@ -256,28 +257,28 @@ class HeadDrafter:
         self._rows.pop()
 
     @contextmanager
-    def record(self) -> Iterator[Recorded | None]:
-        """Record the states of the target's next forward pass over all rows; None if no row needs them."""
-        if not any(row.reader for row in self._rows):
+    def tapping(self) -> Iterator[TappedStates | None]:
+        """Tap the states of the target's next forward pass over all rows; None if no row needs them."""
+        if not any(row.prefill for row in self._rows):
             yield None
             return
-        with self.taps.record() as recorded:
-            yield recorded
+        with self.taps.tapping() as tapped:
+            yield tapped
 
-    def receive(self, recorded: Recorded | None, num_final: Sequence[int]) -> list[mx.array]:
+    def receive(self, tapped: TappedStates | None, num_final: Sequence[int]) -> list[mx.array]:
         """Take the states of the positions that stay in the target's caches.
 
         num_final: (rows,) how many of those fed.
         Returns copies of them, not evaluated; until they are, they hold what all rows were fed.
         """
-        if recorded is None:
+        if tapped is None:
             return []
-        wanted = [num if row.reader else 0 for row, num in zip(self._rows, num_final, strict=True)]
-        found = recorded.of_rows(wanted)
+        wanted = [num if row.prefill else 0 for row, num in zip(self._rows, num_final, strict=True)]
+        found = tapped.of_rows(wanted)
         for row, part in zip(self._rows, found, strict=True):
-            if row.reader and part is not None:
-                row.reader.states.add(part)
-                row.reader.num_idle += 1
+            if row.prefill and part is not None:
+                row.prefill.states.add(part)
+                row.prefill.num_idle += 1
         return [part for part in found if part is not None]
 
     def fill_in(
@@ -293,32 +294,32 @@ class HeadDrafter:
         if not num:
             return None
         wanting = [
-            row.reader if row.reader and row.is_ready and row_input.num_wanted else None
+            row.prefill if row.prefill and row.is_ready and row_input.num_wanted else None
             for row, row_input in zip(self._rows, inputs, strict=True)
         ]
         for busy in filter(None, wanting):
             busy.num_idle = 0
-        for at, reader in enumerate(wanting):
-            if reader and self.head.bounds and self.rows.lengths[at] > self.head.bounds.most:
-                self._shorten(at, reader, self.head.bounds)
+        for at, prefill in enumerate(wanting):
+            if prefill and self.head.bounds and self.rows.lengths[at] > self.head.bounds.most:
+                self._shorten(at, prefill, self.head.bounds)
         backlogs = [min(MAX_BACKLOG_TOKENS, r.states.num - 1) if r else 0 for r in wanting]
         if any(backlogs):
-            self._read(wanting, backlogs, committed)
-        drafting = [reader if reader and reader.states.num == 1 else None for reader in wanting]
+            self._feed(wanting, backlogs, committed)
+        drafting = [prefill if prefill and prefill.states.num == 1 else None for prefill in wanting]
         translated: list[tuple[int, int] | None] = [None] * len(inputs)
         if any(drafting):
             drafts = self._draft(drafting, [tokens[-1] for tokens in committed], num, inputs, sampler)
-            for row, (row_input, reader) in enumerate(zip(inputs, drafting, strict=True)):
-                if reader:
+            for row, (row_input, prefill) in enumerate(zip(inputs, drafting, strict=True)):
+                if prefill:
                     draft = drafts[row][: row_input.num_wanted]
                     source = replace(row_input.source, tokens=draft)
                     inputs[row], translated[row] = replace(row_input, draft=draft, source=source), (num, num)
         else:
             mx.eval(self._held)
-        lacking = [row.reader.states.num if row.reader else 0 for row in self._rows]
+        lacking = [row.prefill.states.num if row.prefill else 0 for row in self._rows]
         return DraftWork(1 + max(backlogs), num if any(drafting) else 0, lacking, translated)
 
-    def _shorten(self, row: int, reader: HeadReader, bounds: Bounds) -> None:
+    def _shorten(self, row: int, prefill: HeadPrefill, bounds: Bounds) -> None:
         """Drop a row's positions between the bounds; those after them move up."""
         held, num_kept = self.rows.lengths[row], bounds.sink + bounds.window
         last = bounds.move(self.rows.kv_slice(row, held - bounds.window, held), held - num_kept)
@@ -326,41 +327,41 @@ class HeadDrafter:
         caches = rebuild(self.model.make_cache(), kept, [], num_kept)
         evaluate(caches)
         self.rows.fill(row, caches, num_kept)
-        reader.num_skipped += held - num_kept
+        prefill.num_skipped += held - num_kept
 
     @property
     def _held(self) -> list[mx.array]:
         """The buffers of all rows."""
         return [array for cache in leaves(self.rows.caches) for one in _parts(cache) for array in one.arrays]
 
-    def _read(
+    def _feed(
         self,
-        readers: Sequence[HeadReader | None],
+        prefills: Sequence[HeadPrefill | None],
         nums: Sequence[int],
         committed: Sequence[Sequence[int]],
     ) -> None:
         """Feed each row that many of its positions, all rows in one forward pass."""
         held, width = list(self.rows.lengths), max(nums)
         fed, states = [], []
-        for row, (reader, num, tokens) in enumerate(zip(readers, nums, committed, strict=True)):
-            if reader and num:
-                fed.append(reader.following(tokens, held[row], num))
-                states.append(mx.pad(reader.states.take(num), [(0, width - num), (0, 0)]))
+        for row, (prefill, num, tokens) in enumerate(zip(prefills, nums, committed, strict=True)):
+            if prefill and num:
+                fed.append(prefill.following(tokens, held[row], num))
+                states.append(mx.pad(prefill.states.take(num), [(0, width - num), (0, 0)]))
             else:
                 fed.append([PADDING_ID])
                 states.append(mx.zeros((width, self._size), self._dtype))
 
-        def read(following: mx.array, caches: Caches) -> mx.array:
-            self.head.read(mx.stack(states), following, caches)
+        def feed(following: mx.array, caches: Caches) -> mx.array:
+            self.head.feed(mx.stack(states), following, caches)
             return following
 
-        self.model.run = read
+        self.model.run = feed
         self.rows.forward_ragged(fed)
         self._forget(held, nums)
 
     def _draft(
         self,
-        readers: Sequence[HeadReader | None],
+        prefills: Sequence[HeadPrefill | None],
         newest: Sequence[int],
         num: int,
         inputs: Sequence[RowInput],
@@ -369,7 +370,7 @@ class HeadDrafter:
         """Draft num tokens for each row; waits once. The newest position stays in the caches."""
         held = list(self.rows.lengths)
         none = mx.zeros((1, self._size), self._dtype)
-        states = mx.concatenate([reader.states.take(1) if reader else none for reader in readers])
+        states = mx.concatenate([prefill.states.take(1) if prefill else none for prefill in prefills])
         draw = self._sampling.make_draw(sampler, [row_input.position for row_input in inputs], num)
 
         def choose(logits: mx.array, _: int) -> mx.array:
@@ -378,7 +379,7 @@ class HeadDrafter:
         self.model.run = lambda last, caches: self.head.draft(states, last[:, 0], caches, num, choose)
         last = mx.array(list(newest))[:, None]
         drafted: list[list[int]] = self.rows.forward(last).tolist()  # type: ignore[assignment]
-        self._forget(held, [int(reader is not None) for reader in readers])
+        self._forget(held, [int(prefill is not None) for prefill in prefills])
         return drafted
 
     def _forget(self, held: Sequence[int], nums: Sequence[int]) -> None:
@@ -397,4 +398,4 @@ def _parts(cache: Any) -> list[RaggedKVCache]:
 
 
 RowDrafter = DraftModel | HeadDrafter
-"""What drafts for the target's rows with caches of its own."""
+"""A drafter for the target's rows with caches of its own: a draft model or a head."""

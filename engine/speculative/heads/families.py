@@ -17,7 +17,7 @@ MTP_SUFFIX = "_mtp"
 
 @dataclass(frozen=True)
 class Family:
-    """What is particular to the MTP heads of one family.
+    """Differences of one family's MTP heads.
 
     module: of mlx-lm, with the family's layers. layer, args: the names of its classes.
     index: the number of a layer, from its configuration, that is of the kind of the head's.

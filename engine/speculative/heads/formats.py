@@ -30,7 +30,7 @@ from engine.model.safetensors_file import SafetensorsFile, read_header
 from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
 
 NAMES: dict[HeadKind, str] = {"mtp": "MTP head", "dflash": "DFlash drafter"}
-"""What heads are called, for people."""
+"""The names of kinds of heads, for people."""
 
 SIDE_FILES = ("model-mtp.safetensors", "mtp.safetensors", "mtp/weights.safetensors")
 """Files with an MTP head beside a model's own."""

@@ -1,4 +1,4 @@
-"""What every head has, and what it takes from the target.
+"""The interface of heads, and the parts of the target that they use.
 
     head    reads                                            drafts
     MTP     (state at p, token at p + 1), at position p      token by token, each from its own last state
@@ -23,7 +23,7 @@ the first drafted token; returns ids (rows, places)."""
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a head keeps of a long text: its first positions, and the last ones.
+    """The positions of a long text that a head keeps: the first ones and the last ones.
 
     sink: the first positions, to which attention goes that has nowhere else to go. window: the last ones.
     move: returns keys and values as if they stood that many positions earlier.
@@ -55,7 +55,7 @@ class Head(Protocol):
     def make_cache(self) -> list[Any]:
         """Make empty caches for one row, one per layer of the head."""
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
         """Feed committed positions, which the caches keep.
 
         states: (rows, width, taps * hidden), or (rows, width, hidden) without taps. following: (rows, width)

@@ -21,12 +21,12 @@ Weights = Mapping[str, mx.array]
 """Arrays by the names of their places in a module."""
 
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
-"""What a configuration raises that lacks an entry, or has one of another type."""
+"""Exceptions of a configuration that lacks an entry, or has one of another type."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a head must fit.
+    """The sizes of a target that a head must fit.
 
     name: of the target, for people. config: of its config.json. num_layers, vocab_size: of the target.
     """

@@ -48,7 +48,7 @@ class MTPHead(Module):
         """Make an empty cache of one row."""
         return [KVCache()]
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
         """Feed committed positions; see Head. Only the layer's keys and values are ever computed."""
         self._apply(states, following, caches[0])
 

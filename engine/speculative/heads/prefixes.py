@@ -1,4 +1,4 @@
-"""What a head has read of earlier texts: its own keys and values, in memory and in files."""
+"""A head's keys and values of earlier texts, in memory and in files."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,9 +6,9 @@ from engine.kv_cache.slices import State
 from engine.prefix_cache.disk import PrefixStore
 from engine.prefix_cache.trie import CutSlice
 from engine.prefix_cache.weights_digest import weights_fingerprint
+from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.draft_model.reader import Reader
-from engine.speculative.heads.drafter import HeadDrafter, HeadReader
+from engine.speculative.heads.drafter import HeadDrafter, HeadPrefill
 
 MIN_LOADED_IDS = 128
 """Prefixes that save fewer ids are not read from files: they hardly make drafts better."""
@@ -20,9 +20,9 @@ MayCopy = Callable[[int], bool]
 class HeadPrefixes(DraftPrefixes):
     """Keeps the keys and values of a head, and finds them when the target's come from its prefix cache.
 
-    The states of these tokens are not known any more, so the head cannot read them again. What it holds of a
-    position depends on the token after it, too, and is kept under the id of that one: of position 0 under the
-    text's second token. Texts that differ in the first one share nothing in the target's cache, either.
+    The states of these tokens are not known any more, so the head cannot be fed them again. What it holds of
+    a position depends on the token after it, too, and is kept under the id of that one: of position 0 under
+    the text's second token. Texts that differ in the first one share nothing in the target's cache, either.
 
     store: of the target, the second tier on disk, if there is one. may_copy: asked before files are loaded.
     """
@@ -42,28 +42,28 @@ class HeadPrefixes(DraftPrefixes):
             part = f"{drafter.source} {drafter.head.taps} {weights_fingerprint(drafter.head)}"
             self._store = store.sibling(part, self.needs_state)
 
-    def look_up(self, reader: Reader, tokens: Sequence[int], max_tokens: int) -> int:  # noqa: ARG002
-        """Begin to read a text after what is known of it, unless that has to be loaded first.
+    def look_up(self, prefill: TextPrefill, tokens: Sequence[int], max_tokens: int) -> int:  # noqa: ARG002
+        """Begin the prefill of a text after its cached part, unless a file with that part is loaded first.
 
-        Returns 0, as no token was read.
+        Returns 0, as no token was looked up.
         """
-        assert isinstance(reader, HeadReader)
+        assert isinstance(prefill, HeadPrefill)
         # The last one is never looked for.
-        ids = reader.following(tokens, 0, reader.num_before + 1)
-        if not self._is_loading(reader, ids):
-            self._begin(reader, ids if reader.num_before else ())
+        ids = prefill.following(tokens, 0, prefill.num_before + 1)
+        if not self._is_loading(prefill, ids):
+            self._begin(prefill, ids if prefill.num_before else ())
         return 0
 
-    def _is_loading(self, reader: HeadReader, ids: Sequence[int]) -> bool:
+    def _is_loading(self, prefill: HeadPrefill, ids: Sequence[int]) -> bool:
         """Look for a prefix in files, once; return whether it is being read. Then it is in the cache."""
-        if self._store is None or self.cache is None or not reader.num_before:
+        if self._store is None or self.cache is None or not prefill.num_before:
             return False
-        if not reader.is_disk_searched:
-            reader.is_disk_searched = True
+        if not prefill.is_disk_searched:
+            prefill.is_disk_searched = True
             if self._store.match(ids) >= self.cache.match_usable(ids) + MIN_LOADED_IDS:
-                reader.loading = self._store.start_load(ids)
-            return reader.loading is not None
-        loading, reader.loading = reader.loading, None
+                prefill.loading = self._store.start_load(ids)
+            return prefill.loading is not None
+        loading, prefill.loading = prefill.loading, None
         if loading and self._may_copy(loading.ends[-1]) and (taken := self._store.finish_load(loading)):
             self.cache.put(ids[: loading.ends[-1]], *taken)
         return False

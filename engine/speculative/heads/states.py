@@ -1,4 +1,4 @@
-"""The target's states that a head has not read yet."""
+"""The target's states that a head was not fed yet."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ import mlx.core as mx
 
 @dataclass
 class States:
-    """The target's states of consecutive positions that the head has not read yet.
+    """The target's states of consecutive positions that the head was not fed yet.
 
     parts: (any, size) each. num: their positions.
     """
@@ -21,7 +21,7 @@ class States:
         self.num += part.shape[0]
 
     def prepend_zeros(self, num: int) -> None:
-        """Put zeros in the place of states that are not known, of the num positions before the first one."""
+        """Prepend zeros for num positions whose states are not known."""
         if num:
             self.parts.insert(0, mx.zeros((num, self.parts[0].shape[1]), self.parts[0].dtype))
             self.num += num

@@ -17,8 +17,8 @@ from engine.speculative.heads.head import is_pipeline, owner_of_body
 _OUTPUTS = "_tapped_outputs"
 
 
-class Recorded:
-    """What was recorded of the tapped modules.
+class TappedStates:
+    """The states that the tapped modules returned.
 
     outputs: of each module, (rows, width, hidden) of each forward pass in their order.
     """
@@ -78,15 +78,15 @@ class Taps:
             self._modules = [owner["model"]]
 
     @contextmanager
-    def record(self) -> Iterator[Recorded]:
-        """Record the forward passes whose graphs are built meanwhile."""
-        recorded = Recorded(len(self._modules))
+    def tapping(self) -> Iterator[TappedStates]:
+        """Collect the states of the forward passes whose graphs are built in the block."""
+        tapped = TappedStates(len(self._modules))
         kinds: list[type] = [type(module) for module in self._modules]
         try:
-            for module, kind, outputs in zip(self._modules, kinds, recorded.outputs, strict=True):
+            for module, kind, outputs in zip(self._modules, kinds, tapped.outputs, strict=True):
                 module.__dict__[_OUTPUTS] = outputs
-                module.__class__ = _recording(kind)
-            yield recorded
+                module.__class__ = _tapped_kind(kind)
+            yield tapped
         finally:
             for module, kind in zip(self._modules, kinds, strict=True):
                 module.__class__ = kind
@@ -94,7 +94,7 @@ class Taps:
 
 
 @cache
-def _recording(kind: type) -> type:
+def _tapped_kind(kind: type) -> type:
     """Return a class of modules of this kind that note what they return."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -48,7 +48,7 @@ class ContextTranslator:
         self._ids = list(pair.draft.opening)
         self._num_settled = len(self._ids)
         self._num_returned = 0
-        self._num_read = 0
+        self._num_translated = 0
         # The text after the settled boundary, and where the target's tokens end in it.
         self._text = b""
         self._ends: list[int] = []
@@ -62,9 +62,9 @@ class ContextTranslator:
         """
         start = self._num_settled
         new: list[int] = []
-        for at in range(self._num_read, len(tokens)):
+        for at in range(self._num_translated, len(tokens)):
             self._add_token(tokens[at], new)
-        self._num_read = len(tokens)
+        self._num_translated = len(tokens)
         self._num_settled += len(new)
         tail, self._is_exact = self._encode_best_effort(self._text[: find_complete_end(self._text)])
         if tokens and not self._num_settled and not tail:

@@ -20,7 +20,7 @@ class NaiveTranslator(AppendOnlyTranslator):
         """Encode the text of the new tokens; an incomplete character waits for its remaining bytes."""
         target = self._pair.target
         pieces = [self._incomplete]
-        for token in tokens[self._num_read :]:
+        for token in tokens[self._num_translated :]:
             if token in target.special:
                 self._append_text(b"".join(pieces))
                 pieces = []
@@ -54,5 +54,5 @@ class NaiveTranslator(AppendOnlyTranslator):
     def _append_special(self, token: int) -> None:
         ids = self._pair.to_draft_ids(token)
         # Not a second beginning of sequence.
-        if not (self._num_read == 0 and ids == self._ids):
+        if not (self._num_translated == 0 and ids == self._ids):
             self._ids += ids

@@ -12,20 +12,20 @@ class IdentityTranslator:
         self.counts = TranslationCounts()
         self._num_draft_ids = num_draft_ids
         self._num_target_ids = num_target_ids
-        self._num_read = 0
+        self._num_translated = 0
         self._num_returned = 0
         self._filtered: list[int] | None = None
 
     def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
         """Return the committed tokens themselves if the draft model has all of them, else a filtered copy."""
-        new = tokens[self._num_read :]
+        new = tokens[self._num_translated :]
         if self._filtered is None and any(token >= self._num_draft_ids for token in new):
-            self._filtered = list(tokens[: self._num_read])
+            self._filtered = list(tokens[: self._num_translated])
         if self._filtered is not None:
             self._filtered += [token for token in new if token < self._num_draft_ids]
             if tokens and not self._filtered:
                 self._filtered.append(0)
-        self._num_read = len(tokens)
+        self._num_translated = len(tokens)
         ids = tokens if self._filtered is None else self._filtered
         num_same, self._num_returned = self._num_returned, len(ids)
         return TranslatedText(ids, num_same, len(ids))
@@ -45,9 +45,9 @@ class SharedTranslator(AppendOnlyTranslator):
 
     def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
         """Look up the new tokens; those without any ids of the draft model are left out."""
-        new = tokens[self._num_read :]
+        new = tokens[self._num_translated :]
         # Not a second beginning of sequence.
-        if not self._num_read and new and self._pair.to_draft_ids(new[0]) == self._ids:
+        if not self._num_translated and new and self._pair.to_draft_ids(new[0]) == self._ids:
             new = new[1:]
         for token in new:
             self._ids += self._pair.to_draft_ids(token)

@@ -11,7 +11,7 @@ UNMATCHED = -1
 """Marks an id without a counterpart."""
 
 IdsByBytes = dict[bytes, list[int]]
-"""The ids of each piece of text that is a token."""
+"""The ids of each text that is a token."""
 
 
 class TokenMap:

@@ -1,4 +1,4 @@
-"""What all translation strategies share: the translator's interface and the pair of vocabularies."""
+"""The interface of all translation strategies, and their pair of vocabularies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -94,7 +94,7 @@ class VocabularyPair:
         return ids[: ids.index(UNMATCHED)] if UNMATCHED in ids else ids
 
     def split_at_special(self, drafted: Sequence[int]) -> tuple[bytes, list[int]]:
-        """Return a draft's text up to its first special, and the target's id of that special, if any."""
+        """Return a draft's text up to its first special token, and the target's id of that token, if any."""
         pieces = self.draft.pieces
         end = next((at for at, token in enumerate(drafted) if not pieces[token]), len(drafted))
         return self.draft.to_bytes(drafted[:end]), self.to_target_ids(drafted[end : end + 1])
@@ -107,12 +107,12 @@ class AppendOnlyTranslator:
         self.counts = TranslationCounts()
         self._pair = pair
         self._ids = list(pair.draft.opening)
-        self._num_read = 0
+        self._num_translated = 0
         self._num_returned = 0
 
     def _finish_text(self, tokens: Sequence[int]) -> TranslatedText:
         """Return the translated text, once the ids of all tokens were appended."""
-        self._num_read = len(tokens)
+        self._num_translated = len(tokens)
         if tokens and not self._ids:
             self._ids.append(self._pair.draft.start_id)
         num_same, self._num_returned = self._num_returned, len(self._ids)

@@ -1,6 +1,7 @@
 """A model's chat template, and the conversations of clients that it was not written for."""
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,13 +12,17 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.foreign.chat_templates import RenderLimitError, for_python_template
 from engine.interface.errors import UnbrokenTextError
+from engine.interface.images import ImageProcessor
 from engine.interface.request import PromptEnd
 from engine.text.encoding import TextEncoder
 from engine.text.templates.control_tokens import ControlTokens
 from engine.text.templates.fit import Fitted, fit
+from engine.text.templates.image_parts import PROBE, numbers_in, probe, with_parts, with_placeholders
 from engine.text.templates.traits import Json, Traits, find_traits
 
 log = logging.getLogger("reprise.engine")
+_TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")
+"""Matches what looks like a special token."""
 
 
 class TemplateError(ValueError):
@@ -42,6 +47,7 @@ class ChatTemplate:
         self._wrapped = wrapped
         self._encoder = encoder or TextEncoder(wrapped._tokenizer)
         self._logged: set[str] = set()
+        self._shows_images: dict[str, bool] = {}
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:
@@ -49,7 +55,7 @@ class ChatTemplate:
 
     @cached_property
     def traits(self) -> Traits | None:
-        """What the template takes; None if that cannot be found out: then it is given all as it is."""
+        """The template's traits; None if they cannot be found out: then it is given all as it is."""
         if self._wrapped._chat_template is not None or not template_text(self._wrapped):
             return None
         try:
@@ -69,16 +75,18 @@ class ChatTemplate:
         end: PromptEnd = "answer",
         *,
         is_generic: bool = False,
+        processor: ImageProcessor | None = None,
     ) -> list[int]:
         """Return the ids of a conversation, changed as far as the template needs it.
 
         is_generic: tools are shown in the generic format of fit.py.
+        processor: of images, whose marks (see image_parts.py) become one placeholder each.
         Raises TemplateError if the template refuses it even so.
         """
         traits = self.traits
         if traits is None:
-            return self.render_unchanged(messages, tools, arguments, end)
-        given = self._mark(messages, tools, arguments)
+            return self.render_unchanged(messages, tools, arguments, end, processor)
+        given = self._mark(messages, tools, arguments, processor)
         fitted = fit(given.messages, given.tools, traits, is_generic)
         self._log(fitted.done)
         try:
@@ -97,10 +105,15 @@ class ChatTemplate:
             return ids
 
     def render_unchanged(
-        self, messages: list[Json], tools: list[Json] | None, arguments: Json, end: PromptEnd = "answer"
+        self,
+        messages: list[Json],
+        tools: list[Json] | None,
+        arguments: Json,
+        end: PromptEnd = "answer",
+        processor: ImageProcessor | None = None,
     ) -> list[int]:
         """Return the ids of messages as they are. Raises TemplateError."""
-        return self._render(self._mark(messages, tools, arguments), end)
+        return self._render(self._mark(messages, tools, arguments, processor), end)
 
     def _log(self, changes: Sequence[str]) -> None:
         """Say once for each kind of change that it is made."""
@@ -110,16 +123,34 @@ class ChatTemplate:
                 name = Path(str(self._wrapped.name_or_path)).name or "this model"
                 log.info("the chat template of %s: %s", name, what)
 
-    def _mark(self, messages: list[Json], tools: list[Json] | None, arguments: Json) -> "_Given":
+    def _mark(
+        self,
+        messages: list[Json],
+        tools: list[Json] | None,
+        arguments: Json,
+        processor: ImageProcessor | None,
+    ) -> "_Given":
         mark = self._control_tokens
-        marked = _Given(mark.mark_messages(messages), mark.mark(tools), mark.mark(arguments))
+        # An answer that spells an image's token shows no image.
+        images = {processor.written, *_TOKEN.findall(processor.shown)} if processor else ()
+        in_answers = re.compile("|".join(map(re.escape, images)) or "(?!)")
+        marked = _Given(
+            mark.mark_messages(messages, in_answers), mark.mark(tools), mark.mark(arguments), processor
+        )
         marked.is_marked = not (
             marked.messages is messages and marked.tools is tools and marked.arguments is arguments
         )
         return marked
 
     def _render(self, given: "_Given", end: PromptEnd) -> list[int]:
-        messages, arguments = given.messages, given.arguments
+        messages, arguments, processor = given.messages, given.arguments, given.processor
+        if processor is not None:
+            if (numbers := numbers_in(messages)) != sorted(numbers):
+                raise TemplateError("the chat template cannot show these images in their order")
+            messages = [
+                with_parts(one, processor, takes_parts=self._takes_images(one["role"], processor))
+                for one in messages
+            ]
         if self._wrapped._chat_template is not None:
             messages, arguments = for_python_template(messages, given.tools, arguments)
         else:
@@ -129,6 +160,8 @@ class ChatTemplate:
             shown["continue_final_message"] = True
         try:
             rendered = self._wrapped.apply_chat_template(messages, **shown, **arguments)
+            if processor is not None:
+                rendered = with_placeholders(rendered, processor)
             return (self._control_tokens if given.is_marked else self._encoder).encode(rendered)
         except UnbrokenTextError:
             raise
@@ -136,14 +169,31 @@ class ChatTemplate:
         except Exception as fault:
             raise TemplateError(f"the chat template refused the messages: {fault}") from fault
 
+    def _takes_images(self, role: str, processor: ImageProcessor) -> bool:
+        """Return whether the template shows an image among the parts of a message of that role."""
+        if role not in ("user", "tool") or self._wrapped._chat_template is not None:
+            return False
+        if role not in self._shows_images:
+            try:
+                text = self._render_probe(probe(role), None)
+            # A template is a program that comes with the model: it may raise anything.
+            except Exception:
+                text = ""
+            self._shows_images[role] = processor.written in text and PROBE in text
+        return self._shows_images[role]
+
 
 @dataclass(slots=True)
 class _Given:
-    """What a template is given. is_marked: control tokens in it are marked, as ControlTokens does it."""
+    """The arguments of a template. processor: of its images, if it may have some.
+
+    is_marked: control tokens in it are marked, as ControlTokens does it.
+    """
 
     messages: list[Json]
     tools: list[Json] | None
     arguments: Json
+    processor: ImageProcessor | None = None
     is_marked: bool = False
 
     def with_(self, fitted: Fitted) -> "_Given":

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.text.encoding import TextEncoder
 
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
 """Stand around such text while a template is rendered. Unicode keeps both from ever being characters."""
 
 
@@ -38,34 +38,39 @@ class ControlTokens:
     @cached_property
     def _marked(self) -> re.Pattern[str]:
         """Matches a marked token, or a mark that the template has parted from its token."""
-        return re.compile(f"{_OPEN}({self._pattern.pattern}){_CLOSE}|[{_OPEN}{_CLOSE}]")
+        return re.compile(f"{OPEN}({self._pattern.pattern}){CLOSE}|[{OPEN}{CLOSE}]")
 
-    def mark(self, value: Any) -> Any:
+    def mark(self, value: Any, pattern: re.Pattern[str] | None = None) -> Any:
         """Mark the control tokens in all strings of a value, which is plain JSON; object keys are not marked.
 
-        A value without any is returned as it is.
+        pattern: matches those to mark; None for all. A value without any is returned as it is.
         """
+        pattern = pattern or self._pattern
         match value:
             case str():
-                if not self._pattern.search(value):
+                if not pattern.search(value):
                     return value
-                bare = value.replace(_OPEN, "").replace(_CLOSE, "")
-                return self._pattern.sub(rf"{_OPEN}\g<0>{_CLOSE}", bare)
+                bare = value.replace(OPEN, "").replace(CLOSE, "")
+                return pattern.sub(rf"{OPEN}\g<0>{CLOSE}", bare)
             case dict():
-                marked = {key: self.mark(one) for key, one in value.items()}
+                marked = {key: self.mark(one, pattern) for key, one in value.items()}
                 return marked if any(marked[key] is not one for key, one in value.items()) else value
             case list():
-                items = [self.mark(one) for one in value]
+                items = [self.mark(one, pattern) for one in value]
                 return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
         return value
 
-    def mark_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def mark_messages(
+        self, messages: list[dict[str, Any]], in_answers: re.Pattern[str]
+    ) -> list[dict[str, Any]]:
         """Mark all messages but the assistant's, which the model itself wrote: they stay as they are cached.
 
+        in_answers: matches what is marked in those too.
         The messages themselves are returned if there is nothing to mark.
         """
         marked = [
-            one if one["role"] == "assistant" else {**self.mark(one), "role": one["role"]} for one in messages
+            {**self.mark(one, in_answers if one["role"] == "assistant" else None), "role": one["role"]}
+            for one in messages
         ]
         is_same = all(
             new is old or all(new[key] is old[key] for key in old)
@@ -76,10 +81,10 @@ class ControlTokens:
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of a rendered prompt whose marked tokens are text. The marks are left out."""
         # [text, marked token or None, text, ..., text]
-        pieces: list[str | None] = self._marked.split(rendered)
-        ids = self._encoder.encode(pieces[0] or "")
-        texts = self._encode_inner([text or "" for text in pieces[2::2]])
-        for token, text_ids in zip(pieces[1::2], texts, strict=True):
+        parts: list[str | None] = self._marked.split(rendered)
+        ids = self._encoder.encode(parts[0] or "")
+        texts = self._encode_inner([text or "" for text in parts[2::2]])
+        for token, text_ids in zip(parts[1::2], texts, strict=True):
             ids += self._ids_as_text(token) if token else []
             ids += text_ids
         return ids

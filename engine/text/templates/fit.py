@@ -36,7 +36,7 @@ class Fitted:
     done: list[str] = field(default_factory=list)
 
     def change(self, messages: list[Json], what: str) -> None:
-        """Take other messages, and note what has changed if anything has."""
+        """Replace the messages, and note the reason if they differ."""
         if messages != self.messages:
             self.messages = messages
             self.done.append(what)
@@ -123,7 +123,7 @@ def _call_json(function: Json) -> str:
 
 
 def fold_systems(messages: Sequence[Json], keeps_first: bool) -> list[Json]:
-    """Put system text into the user's next message, or into one of its own where the assistant speaks next.
+    """Put system text into the user's next message, or into a new user message if the assistant speaks next.
 
     keeps_first: leave a system message at the head as it is.
     """
@@ -153,7 +153,7 @@ def with_a_beginning(messages: Sequence[Json]) -> list[Json]:
 
 
 def with_words_apart(messages: Sequence[Json], assistant_runs: bool) -> list[Json]:
-    """Put the words of a message with calls into one before it; if these must take turns, also the user's."""
+    """Move the words of a message with calls into one before it, with a user's message between if needed."""
     made: list[Json] = []
     for message in messages:
         if message.get("tool_calls") and (message.get("content") or "").strip():
@@ -167,7 +167,7 @@ def with_words_apart(messages: Sequence[Json], assistant_runs: bool) -> list[Jso
 
 
 def split_calls(messages: Sequence[Json]) -> list[Json]:
-    """Make one message of each call, with its result after it; results without a call stay behind them."""
+    """Make a message of each call, followed by the call's result. Results without a call come last."""
     made: list[Json] = []
     index = 0
     while index < len(messages):
@@ -205,7 +205,7 @@ def with_bridges(messages: Sequence[Json]) -> list[Json]:
 
 
 def merge(messages: Sequence[Json], roles: Collection[str], joins_calls: bool) -> list[Json]:
-    """Make one message of those of a role in a row. A message with calls ends a run.
+    """Merge neighbouring messages of one role. A message with calls ends a run.
 
     joins_calls: or else stands alone.
     """
@@ -237,7 +237,7 @@ def _with_content(message: Json, takes_null: bool) -> Json:
 
 
 def with_short_ids(messages: Sequence[Json]) -> list[Json]:
-    """Give calls ids of nine letters and digits, each made of the id that it had."""
+    """Replace the ids of calls by nine letters and digits, derived from the old id."""
     made = []
     for message in messages:
         changed = dict(message)

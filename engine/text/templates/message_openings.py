@@ -36,7 +36,7 @@ class MessageOpenings:
     num_user: int = 0
 
     def head_end(self, ids: Sequence[int], text: Sequence[int], *, is_whole: bool) -> int:
-        """Return where system text and tools end in a prompt and what the user says first begins.
+        """Return the index in a prompt where system text and tools end and the user's first message begins.
 
         Some templates write system text into the first message of the user: there, what the user says is
         searched in it.

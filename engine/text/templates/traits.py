@@ -21,7 +21,7 @@ _IDS = ("call_1", "call_2"), ("probeid01", "probeid02")
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a chat template takes, and shows: its text holds all that it was given, in the same order.
+    """Traits of a chat template: which roles, calls and contents it shows, in full and in the given order.
 
     has_system: a system message at the head, which stays there. later_systems: system messages after it.
     user_runs, assistant_runs: two messages of the same role in a row.

@@ -9,6 +9,12 @@ const EVERY_MS = 700;
 const DEMO = "reprise-demo";
 const PURPOSES = { embed: "for embeddings", rerank: "for ranking" };
 
+function purpose({ purpose, embedding }) {
+  const prompts = Object.keys(embedding?.prompts ?? {});
+  const made = purpose === "embed" && embedding ? `: ${embedding.dimensions} dimensions, pooling ${embedding.pooling}${prompts.length ? `, prompts ${prompts.join(", ")}` : ""}` : "";
+  return PURPOSES[purpose] + made;
+}
+
 /** The download under way: it goes on while another tab of the page is open. */
 const pulling = new Observed(null);
 
@@ -60,7 +66,7 @@ export function Models({ models, refresh, onFault }) {
     <div class="scrolled" tabindex="0" role="group" aria-label="Models"><table class="cards"><thead><tr>
       ${head("model")}${head("context", true)}${head("size", true)}${head("state")}${head("requests", true)}<td></td></tr></thead><tbody>
       ${models.map((model) => html`<tr>
-        <td data-name="model">${model.id}${PURPOSES[model.purpose] && html` <span class="soft">${PURPOSES[model.purpose]}</span>`}${model.fault && html`<p class="fault">${model.fault}</p>`}</td>
+        <td data-name="model">${model.id}${PURPOSES[model.purpose] && html` <span class="soft">${purpose(model)}</span>`}${model.fault && html`<p class="fault">${model.fault}</p>`}</td>
         <td data-name="context" class="number">${model.context_length?.toLocaleString("en") ?? ""}</td><td data-name="size" class="number">${bytes(model.size_bytes ?? model.meta?.size)}</td>
         <td data-name="state">${state(model)}</td><td data-name="requests" class="number">${model.running ?? ""}</td>
         <td class="act">${many && html`<button disabled=${model.id in busy} aria-label=${`${model.state === "unloaded" ? "Load" : "Unload"} ${model.id}`}

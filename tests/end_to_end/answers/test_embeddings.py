@@ -144,7 +144,9 @@ def test_ollama_s_clients_get_the_same_vectors(http):
     answer = http.post("/api/embed", json={"model": "model:latest", "input": TEXTS}).json()
     assert np.array_equal(answer["embeddings"], whole)
     assert (answer["model"], answer["prompt_eval_count"]) == ("model:latest", 25)
-    assert http.post("/api/show", json={"model": "model"}).json()["capabilities"] == ["embedding"]
+    shown = http.post("/api/show", json={"model": "model"}).json()
+    assert shown["capabilities"] == ["embedding"]
+    assert shown["model_info"]["bert.embedding_length"] == 384
     older = http.post("/api/embeddings", json={"model": "model", "prompt": TEXTS[0]}).json()
     assert np.array_equal([older["embedding"]], whole[:1])
     refused = http.post("/api/embed", json={"input": ["a", "word " * 300], "truncate": False})
@@ -237,6 +239,15 @@ def test_models_say_what_they_are_for(http):
         "default_prompt": None,
     }
     assert cards["reprise-demo"]["embedding"] is None
+    # Before it is loaded too.
+    assert cards["prompted"]["embedding"] == {
+        "dimensions": 32,
+        "pooling": "mean",
+        "is_guessed": False,
+        "normalizes": True,
+        "prompts": {"query": "query: ", "document": "passage: "},
+        "default_prompt": None,
+    }
 
 
 def count(http, name):

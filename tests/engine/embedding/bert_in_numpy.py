@@ -1,4 +1,4 @@
-"""BERT and RoBERTa in numpy and float64, written from their papers: the oracle of the encoder in MLX."""
+"""BERT, RoBERTa and jina's BERT in numpy and float64, written from their papers: an oracle of the encoder."""
 
 import json
 import math
@@ -8,6 +8,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 erf = np.vectorize(math.erf)
+
+SLOPES_OF_6 = (1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8)
+"""Of six heads: those of four heads, then every second one of eight heads (Press et al. 2021)."""
 
 
 class BertInNumpy:
@@ -25,7 +28,8 @@ class BertInNumpy:
         config, weights = self.config, self.weights
         first = 0 if config["model_type"] == "bert" else config["pad_token_id"] + 1
         hidden = weights["embeddings.word_embeddings.weight"][list(tokens)].astype(np.float64)
-        hidden = hidden + weights["embeddings.position_embeddings.weight"][first : first + len(tokens)]
+        if "embeddings.position_embeddings.weight" in weights:
+            hidden = hidden + weights["embeddings.position_embeddings.weight"][first : first + len(tokens)]
         hidden = hidden + weights["embeddings.token_type_embeddings.weight"][list(types or [0] * len(tokens))]
         hidden = self._norm(hidden, "embeddings.LayerNorm")
         for index in range(config["num_hidden_layers"]):
@@ -50,8 +54,11 @@ class BertInNumpy:
             self._attend(hidden, f"{name}.attention.self"), f"{name}.attention.output.dense"
         )
         hidden = self._norm(hidden + attended, f"{name}.attention.output.LayerNorm")
-        inner = self._linear(hidden, f"{name}.intermediate.dense")
-        inner = inner * 0.5 * (1 + erf(inner / math.sqrt(2)))
+        if f"{name}.mlp.wo.weight" in self.weights:
+            gate, up = np.split(hidden @ self.weights[f"{name}.mlp.gated_layers.weight"].T, 2, axis=-1)
+            hidden = hidden + self._linear(self._gelu(gate) * up, f"{name}.mlp.wo")
+            return self._norm(hidden, f"{name}.mlp.layernorm")
+        inner = self._gelu(self._linear(hidden, f"{name}.intermediate.dense"))
         return self._norm(hidden + self._linear(inner, f"{name}.output.dense"), f"{name}.output.LayerNorm")
 
     def _attend(self, hidden, name):
@@ -62,9 +69,15 @@ class BertInNumpy:
             part = slice(head * size // heads, (head + 1) * size // heads)
             query, key, value = (states[:, part] for states in made)
             scores = query @ key.T / math.sqrt(size // heads)
+            if self.config.get("position_embedding_type") == "alibi":
+                at = np.arange(len(hidden))
+                scores = scores - SLOPES_OF_6[head] * np.abs(at[:, None] - at)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             found.append(weights / weights.sum(axis=-1, keepdims=True) @ value)
         return np.concatenate(found, axis=-1)
+
+    def _gelu(self, states):
+        return states * 0.5 * (1 + erf(states / math.sqrt(2)))
 
     def _linear(self, states, name):
         return states @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]

@@ -11,7 +11,7 @@ from engine.embedding.loading import load_embedding_model
 from engine.embedding.memory import bytes_of
 from engine.embedding.passes import Job, choose_members
 from engine.embedding.worker import EmbeddingWorker
-from engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest
+from engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest, count_alike
 from engine.interface.events import Failed
 from engine.memory.sharing import SharedMemory
 from tests.engine.embedding.encoder_folders import write_encoder
@@ -27,14 +27,15 @@ def model(tmp_path_factory):
 class Driven:
     """A worker whose steps a test takes. ended: events by the request's id."""
 
-    def __init__(self, model, max_stall_ms=1e9, max_tokens=2048):
-        self.worker = EmbeddingWorker(max_stall_ms, max_tokens)
+    def __init__(self, model, max_stall_ms=1e9, max_tokens=2048, prefix_bytes=None):
+        self.worker = EmbeddingWorker(max_stall_ms, max_tokens, prefix_bytes)
         self.worker.load(model)
         self.ended = {}
 
     def submit(self, name, inputs):
         given = tuple(EmbeddingInput(tuple(one)) for one in inputs)
-        self.worker.submit(EmbeddingRequest(name, given), lambda event: self.ended.update({name: event}))
+        request = EmbeddingRequest(name, given, num_alike=count_alike(given))
+        self.worker.submit(request, lambda event: self.ended.update({name: event}))
 
     def run(self, num_decoding=0):
         num_steps = 0

@@ -14,15 +14,17 @@ from engine.engine import Engine
 from engine.interface.errors import EngineError
 from engine.interface.events import Event, Failed, Finished
 from engine.interface.request import DraftChoice, GenerationRequest
-from engine.kv_cache.rows import BatchedRows, SeparateRows
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.separate_rows import SeparateRows
 from engine.memory import prefill_budget
 from engine.memory.budget import MemoryBudget
 from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.sampler import Sampler
+from engine.scheduler.kept_prefixes import KeptPrefixes
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 from engine.speculative import verify
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
@@ -55,7 +57,7 @@ EVERYWHERE: dict[str, tuple[Any, str]] = {
     "last characters": (Detokenizer, "finish"),
     "observe": (SequenceDrafts, "observe"),
     "usage": (Sequence, "usage"),
-    "keep a row": (PrefixLookup, "keep_row"),
+    "keep a row": (KeptPrefixes, "keep_row"),
     "find a prefix": (PrefixCache, "find"),
     "keep a prefix": (PrefixCache, "put"),
 }

@@ -13,9 +13,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.recurrent import MAX_LATER_STATES
-from engine.kv_cache.rows import BatchedRows, Caches, SeparateRows
+from engine.kv_cache.rows import Caches
+from engine.kv_cache.separate_rows import SeparateRows
 from engine.kv_cache.slices import cut_slice, rebuild, take_state
 from tests.engine.support import VOCAB_SIZE, make_model
 

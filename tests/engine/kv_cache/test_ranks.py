@@ -7,9 +7,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.kv_cache.rows import BatchedRows, SeparateRows, make_caches
-from tests.engine.streaming import logits_at
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.rows import make_caches
+from engine.kv_cache.separate_rows import SeparateRows
 from tests.engine.support import VOCAB_SIZE, make_model
+from tests.engine.windows import logits_at
 
 LENGTHS = {"of one length": (12, 12, 12), "of different lengths": (3, 40, 12)}
 

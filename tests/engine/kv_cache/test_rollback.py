@@ -17,10 +17,12 @@ from mlx_lm.models import gated_delta
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
 from engine.kv_cache import columns
-from engine.kv_cache.batched import GroupedKVCache, RaggedKVCache
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache
 from engine.kv_cache.groups import PerGroup
 from engine.kv_cache.per_row import Caches, leaves, make_caches
-from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows
+from engine.kv_cache.rows import Rows
+from engine.kv_cache.separate_rows import SeparateRows
 from engine.kv_cache.slices import rebuild
 from engine.kv_cache.sliding_window import ChunkedWindowKVCache
 

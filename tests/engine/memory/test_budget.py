@@ -166,7 +166,7 @@ def test_cached_prefixes_are_dropped_before_any_row_is_preempted() -> None:
     for i in range(3):
         driven.ask(request(prompt_of(250, i), name=str(i), max_tokens=2))
     driven.finish()
-    prefixes = driven.worker.queue.prefix_lookup.cache
+    prefixes = driven.worker.queue.prefix_lookup.kept.cache
     assert prefixes is not None
     kept = prefixes.num_bytes
     assert kept > 0

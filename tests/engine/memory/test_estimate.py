@@ -87,7 +87,7 @@ class Guesser:
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Learn nothing."""
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Learn nothing."""
 
     def close(self, seq: int) -> None:

@@ -1,16 +1,19 @@
 """Weights are wired only where that has an effect, and only as much as they take."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from config.settings import Settings
+from engine.embedding.loading import load_embedding_model
 from engine.kv_cache.rows import Sharing
 from engine.memory.making import make_memory_budget
 from engine.model.loading import ModelError
 from tests.engine.driven import loaded_once
+from tests.engine.embedding.encoder_folders import write_encoder
 
 MEBI = 2**20
 
@@ -21,7 +24,11 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     limits: list[int] = []
     loaded_once("llama")
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 65536 * MEBI})
+    monkeypatch.setattr(
+        mx,
+        "device_info",
+        lambda: {"max_recommended_working_set_size": 65536 * MEBI, "device_name": "Mac", "memory_size": 0},
+    )
     monkeypatch.setattr(mx, "set_wired_limit", limits.append)
     return limits
 
@@ -37,6 +44,13 @@ def test_weights_are_wired_if_asked(wired: list[int]) -> None:
     weight_bytes = load(wire_weights=True)
     assert len(wired) == 1
     assert weight_bytes <= wired[0] <= mx.get_active_memory() + weight_bytes
+
+
+def test_those_of_a_model_that_embeds_too(wired: list[int], tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "tiny")
+    load_embedding_model(Settings(model=str(folder), wire_weights=True), "tiny")
+    assert len(wired) == 1
+    assert wired[0] > 0
 
 
 def test_nothing_is_wired_by_default(wired: list[int]) -> None:

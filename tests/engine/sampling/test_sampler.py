@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.interface.request import Sampling
-from engine.sampling import logprobs, pieces
+from engine.sampling import logprobs, portions
 from engine.sampling import sampler as sampler_module
 from engine.sampling.logprobs import Likelihood, measure
 from engine.sampling.sampler import Draw, Penalties, RowSampling, Sampler, noise_key
@@ -102,11 +102,11 @@ def test_the_size_of_a_piece_changes_no_token(monkeypatch: pytest.MonkeyPatch, n
         tokens = sampler.sample(logits, positions, draws, places)
         measured = measure(logits, tokens, wanted, places)
         assert measured is not None
-        return tokens.tolist(), measured.read()
+        return tokens.tolist(), measured.fetch()
 
     whole = run()
     for module in (sampler_module, logprobs):
-        monkeypatch.setattr(module, "draws_per_piece", lambda *_: num_draws)
+        monkeypatch.setattr(module, "draws_per_portion", lambda *_: num_draws)
     assert run() == whole
 
 
@@ -125,8 +125,8 @@ def test_sampling_takes_at_most_the_memory_that_is_counted(
     monkeypatch: pytest.MonkeyPatch, sampling: Sampling, is_masked: bool, top_logprobs: int | None
 ) -> None:
     vocab_size, num_draws = 60_000, 24
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 8 * 2**20)
-    needs = pieces.find_needs(sampling, vocab_size, is_masked)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 8 * 2**20)
+    needs = portions.find_needs(sampling, vocab_size, is_masked)
     row = RowSampling(sampling, vocab_size, [1], [2])
     sampler = Sampler([row], vocab_size)
     logits = mx.random.normal((num_draws, vocab_size), key=mx.random.key(3)).astype(mx.bfloat16)
@@ -141,10 +141,10 @@ def test_sampling_takes_at_most_the_memory_that_is_counted(
     measured = measure(logits, tokens, [top_logprobs] * num_draws)
     mx.eval(tokens, *(measured.arrays if measured else ()))
     mx.set_memory_limit(usual)
-    num_arrays = max(needs.num_arrays, pieces.LIKELIHOOD_ARRAYS if measured else 0.0)
-    counted = pieces.sampling_bytes(num_draws, num_arrays, vocab_size)
+    num_arrays = max(needs.num_arrays, portions.LIKELIHOOD_ARRAYS if measured else 0.0)
+    counted = portions.sampling_bytes(num_draws, num_arrays, vocab_size)
     assert counted <= 8 * 2**20
-    # The next piece's first arrays may exist already; estimates have room for half a piece more.
+    # The next portion's first arrays may exist already; estimates have room for half a portion more.
     assert mx.get_peak_memory() - before <= counted + counted // 2
 
 

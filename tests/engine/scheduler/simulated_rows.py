@@ -52,7 +52,7 @@ class ChanceDrafter:
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         self.num_said[seq] += len(tokens)
 
-    def record_verified(self, *_: Any) -> None:
+    def note_verified(self, *_: Any) -> None:
         pass
 
     def close(self, seq: int) -> None:
@@ -226,7 +226,7 @@ class Device:
                 inputs[at] = replace(one, draft=draft, source=replace(one.source, tokens=draft))
         work = DraftWork(1, num, [1] * len(rows), [(num, num) if one.num_wanted else None for one in inputs])
         for at, row in enumerate(rows):
-            row.drafts.forecast.record_work(work, at)
+            row.drafts.forecast.note_work(work, at)
         return work
 
     def predict(self, row: Any, num_accepted: int, num_masks: int) -> None:

@@ -199,11 +199,11 @@ def test_a_restart_finds_the_head_and_the_whole_prompt_in_files(name: str, tmp_p
     first, second = (session(message(200, at)) for at in (1, 2))
     before = Session(name, prefix_cache_dir=str(tmp_path))
     before.cached(first)
-    before.worker.queue.prefix_lookup.close()
+    before.worker.queue.prefix_lookup.kept.close()
     after = Session(name, prefix_cache_dir=str(tmp_path))
     assert after.cached(second) == [len(HEAD)]
     assert after.cached(first) == [len(first.prompt) - 1]
-    after.worker.queue.prefix_lookup.close()
+    after.worker.queue.prefix_lookup.kept.close()
 
 
 @pytest.mark.parametrize("name", every_kind_of_cache(WITH_STATE, 2, of=9))
@@ -259,14 +259,14 @@ def test_little_memory_keeps_the_head_longest(name: str) -> None:
     """Give memory for few states: those that save most tokens per byte stay."""
     probe = Session(name)
     probe.cached(session(message(20, 0)))
-    cache = probe.worker.queue.prefix_lookup.cache
+    cache = probe.worker.queue.prefix_lookup.kept.cache
     assert cache
     engine = Session(name, prefix_cache_bytes=2 * cache.num_bytes)
     for start in range(9):
         engine.cached(session(message(20, start)))
     (cached,) = engine.cached(session(message(20, 50)))
     assert cached >= len(HEAD)
-    status = engine.worker.queue.prefix_lookup.status()
+    status = engine.worker.queue.prefix_lookup.kept.status()
     assert status
     assert status.num_bytes <= status.budget_bytes
     assert status.evictions > 0

@@ -18,8 +18,10 @@ from engine.prefix_cache import block_hashes
 from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.grammar import Grammars
 from engine.scheduler import prefix_lookup
+from engine.scheduler.checkpoints import Checkpoints
+from engine.scheduler.kept_prefixes import KeptPrefixes
 from engine.scheduler.prefix_lookup import PrefixLookup
-from engine.sequence import Sequence
+from engine.sequence.sequence import Sequence
 from engine.text.templates.message_openings import MessageOpenings
 from tests.engine.driven import loaded_once
 from tests.engine.support import Answer, make_tokenizer, request
@@ -32,7 +34,8 @@ MIN_SHARED = 2
 def lookup_of(name: str) -> PrefixLookup:
     loaded, settings = replace(loaded_once(name)), Settings(prefix_cache_bytes=2**20, memory_bytes=2**40)
     budget = make_memory_budget(loaded, settings, find_sharing(loaded.model), None)
-    return PrefixLookup(loaded, settings, 2**20, MessageOpenings(), budget)
+    kept = KeptPrefixes(loaded, settings, 2**20, budget)
+    return PrefixLookup(kept, Checkpoints(kept, MessageOpenings()))
 
 
 @functools.cache
@@ -102,7 +105,7 @@ def test_a_prompt_waits_for_the_one_that_comparing_all_tokens_finds(
     keep_at: dict[Sequence, set[int]] = {other: set() for other in running}
     with pytest.MonkeyPatch.context() as patch:
         patched(patch, block)
-        patch.setattr(lookup, "cache", cache)
+        patch.setattr(lookup.kept, "cache", cache)
         for _ in range(data.draw(st.integers(1, 8))):
             if data.draw(st.booleans()):
                 tokens = data.draw(PROMPTS)
@@ -164,7 +167,7 @@ def test_the_longest_prefix_of_a_running_sequence_is_borrowed(
         other.prefill.caches = rebuild(make_caches(model), [kv_slice], [], held)
     with pytest.MonkeyPatch.context() as patch:
         patched(patch, block)
-        patch.setattr(lookup, "cache", None)
+        patch.setattr(lookup.kept, "cache", None)
         for is_answered in (False, True):
             for row, (_, answer, num) in enumerate(members):
                 decoding[row].tokens.extend(answer if is_answered else [])

@@ -48,7 +48,7 @@ class Reader:
     def observe(self, _seq: int, _tokens: Sequence[int]) -> None:
         self.log.append("observe")
 
-    def record_verified(self, _seq: int, _num_verified: int, _num_accepted: int) -> None:
+    def note_verified(self, _seq: int, _num_verified: int, _num_accepted: int) -> None:
         pass
 
     def close(self, _seq: int) -> Slices:
@@ -72,8 +72,8 @@ def drive(reader: Reader, score: Score, **kwargs: Any) -> Driven:
 def test_prompts_take_turns_and_texts_are_learned_one_after_the_other() -> None:
     log: list[str] = []
     work = DrafterWork(2, 0.0)
-    work.read(1, slices(log, "long", 4))
-    work.read(2, slices(log, "short", 1))
+    work.index(1, slices(log, "long", 4))
+    work.index(2, slices(log, "short", 1))
     work.close(3, slices(log, "first", 2))
     work.close(4, slices(log, "second", 1))
     while work.is_left:
@@ -85,7 +85,7 @@ def test_prompts_take_turns_and_texts_are_learned_one_after_the_other() -> None:
 def test_a_step_does_its_slices_of_prompts_and_of_texts_in_turn() -> None:
     log: list[str] = []
     work = DrafterWork()
-    work.read(1, slices(log, "read", 10))
+    work.index(1, slices(log, "read", 10))
     work.close(2, slices(log, "learn", 10))
     for num_steps in range(1, 6):
         work.advance()
@@ -99,7 +99,7 @@ def test_beside_long_steps_more_is_read_as_the_device_is_busy_for_longer(
 ) -> None:
     log: list[str] = []
     work = DrafterWork()
-    work.read(1, slices(log, "read", 1000))
+    work.index(1, slices(log, "read", 1000))
     work.advance(plain_s)
     assert len(log) == num_slices
 
@@ -123,7 +123,7 @@ def test_a_reset_frees_memory_in_the_steps_to_come() -> None:
 def test_a_closed_sequence_is_not_read_further() -> None:
     log: list[str] = []
     work = DrafterWork(1, 0.0)
-    work.read(1, slices(log, "read", 10))
+    work.index(1, slices(log, "read", 10))
     work.advance()
     work.close(1, slices(log, "learn", 1))
     work.finish()

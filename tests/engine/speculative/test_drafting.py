@@ -62,7 +62,7 @@ class Scripted:
         assert answer[at : at + len(tokens)] == list(tokens)
         self.open_now[seq] = answer, at + len(tokens)
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         assert 0 <= num_accepted <= num_verified >= 1
         assert seq in self.open_now
         self.num_recorded += 1
@@ -179,7 +179,7 @@ def test_exact_mode_drafts_only_where_bytes_agree(
     assert all(bool(answer.usage.drafting.num_drafted) == is_drafting for answer in answers)
 
 
-@pytest.mark.parametrize("method", ["open", "propose", "observe", "record_verified", "close"])
+@pytest.mark.parametrize("method", ["open", "propose", "observe", "note_verified", "close"])
 def test_a_drafter_that_raises_costs_nothing_but_its_drafts(method: str, start_engine: StartEngine) -> None:
     asked, expected = requests(0.0)[:3], answers_of("llama", 0.0)
     engine = start_engine("llama", make_sources=sources(raising(expected, method)), draft_type="suffix")

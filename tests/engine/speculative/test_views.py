@@ -114,7 +114,7 @@ class Fixed:
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         pass
 
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+    def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         pass
 
     def close(self, seq: int) -> None:

@@ -71,7 +71,7 @@ async def test_a_line_has_the_request_and_the_output(
 async def test_a_line_says_how_an_answer_was_streamed(
     recording: Recording, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    engine.info = replace(engine.info, mask_token_id=7, can_stream=True)
+    engine.info = replace(engine.info, mask_token_id=7, can_decode_windows=True)
     async with recording(wedlm_decoding="streaming", wedlm_window_size=4) as client:
         assert (await client.post(CHAT, json=HELLO)).status_code == 200
         assert (await client.post(CHAT, json=HELLO | {"wedlm_decoding": "off"})).status_code == 200

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from config.settings import Settings
 from engine.foreign.tool_calls import PARSE_LIMITS, ParseLimitError, ParserProcesses, WrittenCall
 from server.app import create_app
-from server.generation.tool_calls import MAX_PARSES, QueueFullError, ToolCallParsing, Turns
+from server.generation.tool_calls import MAX_PARSES, QueueFullError, Slots, ToolCallParsing
 from server.metrics.registry import Metrics
 from tests.server.fake_engine import FakeTokenizer, says
 from tests.server.openai_shapes import valid_chat, valid_chat_chunks
@@ -145,8 +145,8 @@ async def test_what_precedes_and_follows_a_call_is_streamed_in_order(client):
     assert "".join(said) == "user: aCALLbCALL"
 
 
-async def test_a_client_that_leaves_gives_up_its_turns(client, engine):
-    """The turn of the text that is being parsed ends with its process."""
+async def test_a_client_that_leaves_gives_up_its_slots(client, engine):
+    """The slot of the text that is being parsed ends with its process."""
     parsing = await _ask_and_get_stuck(client, engine)
     waiting = [asyncio.create_task(_ask(client, HOSTILE, "mallory", stream=True)) for _ in range(3)]
     assert _call(await _ask(client, ROME, "alice"), False)
@@ -209,17 +209,17 @@ def test_while_a_call_is_parsed_the_stream_is_kept_alive_and_the_server_can_stop
 
 
 class Drill:
-    """Runs jobs of clients in turns and notes what runs."""
+    """Runs jobs of clients in rotation and notes what runs."""
 
     def __init__(self, num_slots, max_waiting=100):
-        self.turns = Turns(num_slots, max_waiting)
+        self.slots = Slots(num_slots, max_waiting)
         self.running = Counter()
         self.begun = []
         self.tasks = defaultdict(list)
 
     async def submit(self, client):
         async def begin():
-            await self.turns.begin(client)
+            await self.slots.begin(client)
             self.running[client] += 1
             self.begun.append(client)
 
@@ -230,7 +230,7 @@ class Drill:
 
     async def end(self, client):
         self.running[client] -= 1
-        self.turns.end(client)
+        self.slots.end(client)
         await self.settle()
 
     async def settle(self):
@@ -238,7 +238,7 @@ class Drill:
             await asyncio.sleep(0)
 
 
-async def test_clients_take_turns():
+async def test_clients_are_served_in_rotation():
     drill = Drill(1)
     for client in "aaabbc":
         await drill.submit(client)

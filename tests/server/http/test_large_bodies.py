@@ -11,8 +11,8 @@ from pydantic import AfterValidator
 
 from config.settings import Settings
 from server.errors import BadRequestError
+from server.lanes import SMALL_BYTES, BodyLanes
 from server.logs import RequestRecord, attach_record
-from server.turns import SMALL_BYTES, BodyTurns
 from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values, read_body
 from server.validation.fields import RequestModel
 from tests.server.openai_shapes import assert_error
@@ -40,7 +40,7 @@ async def _reader_of(num_bytes):
         return {"type": "http.request", "body": body, "more_body": False}
 
     app = SimpleNamespace(
-        state=SimpleNamespace(service=SimpleNamespace(settings=Settings(), bodies=BodyTurns()))
+        state=SimpleNamespace(service=SimpleNamespace(settings=Settings(), bodies=BodyLanes()))
     )
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")], "app": app}
     attach_record(scope, RequestRecord("id", "unique", "POST /"))

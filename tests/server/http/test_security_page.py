@@ -15,13 +15,13 @@ from server.http.connection import (
     MAX_UNREAD_BYTES,
     SMALL_CHUNK_BYTES,
 )
+from server.lanes import LARGE_BYTES
 from server.responses_api.schemas import MAX_ITEMS
 from server.routes.responses import MAX_NAMED
 from server.routes.tokens import TOKENS_AT_ONCE
-from server.turns import LARGE_BYTES
 from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES
 from server.validation.fields import MAX_FIELDS
-from server.validation.large_json import PIECE_BYTES, PIECE_VALUES
+from server.validation.large_json import FRAGMENT_BYTES, FRAGMENT_VALUES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
 
@@ -45,7 +45,7 @@ def test_the_page_s_limits_are_those_of_the_code():
     assert f"{MAX_NAMED:,} items" in text
     assert f"{TOKENS_AT_ONCE:,} tokens at a time" in text
     assert f"{MAX_UNREAD_BYTES >> 20} MiB for each address" in text
-    assert f"pieces of {PIECE_BYTES >> 10} KiB and {PIECE_VALUES:,} values" in text
+    assert f"fragments of {FRAGMENT_BYTES >> 10} KiB and {FRAGMENT_VALUES:,} values" in text
     assert f"more than {LARGE_BYTES >> 20} MiB have a thread" in text
     assert f"{TIME_LIMIT_S:g} seconds and {MEMORY_LIMIT_BYTES >> 30} GiB" in text
     assert f"{PARSE_LIMITS.cpu_s:g} seconds of CPU time and {PARSE_LIMITS.memory_bytes >> 20} MiB" in text

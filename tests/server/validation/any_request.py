@@ -62,7 +62,7 @@ def send_many(
 
 
 def simplify(case: schemathesis.Case, max_tokens: int) -> None:
-    """Turn most bodies into valid ones with a few drawn fields: fully drawn ones are nearly all refused."""
+    """Convert most bodies into valid ones with a few drawn fields: fully drawn ones are mostly refused."""
     chance = random.Random(repr(case.body))
     if case.operation.label not in GOOD or not isinstance(case.body, dict) or chance.random() < 0.25:
         return

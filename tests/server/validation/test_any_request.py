@@ -14,8 +14,8 @@ from tests.server.validation.any_request import GOOD, OPERATIONS, send_many
 @pytest.fixture(scope="module")
 def any_engine():
     engine = FakeEngine()
-    # Other models refuse the fields of streaming decoding.
-    engine.info = replace(engine.info, mask_token_id=7, can_stream=True)
+    # Other models refuse the fields of windowed decoding.
+    engine.info = replace(engine.info, mask_token_id=7, can_decode_windows=True)
     return engine
 
 

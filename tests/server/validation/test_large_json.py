@@ -1,4 +1,4 @@
-"""A body that is parsed in pieces means what it means when it is parsed at once."""
+"""A body that is parsed in fragments means what it means when it is parsed at once."""
 
 import json
 from functools import partial
@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from server.validation.large_json import Outline, PieceParser
+from server.validation.large_json import FragmentParser, Outline
 
-parse_piece = partial(from_json, allow_inf_nan=False)
+parse_fragment = partial(from_json, allow_inf_nan=False)
 TEXTS = st.text(st.sampled_from('a"\\,:[]{}ä\U0001f600\n\t '), max_size=30)
 SCALARS = st.none() | st.booleans() | st.integers(-99, 99) | TEXTS
 VALUES = st.recursive(
@@ -20,44 +20,44 @@ VALUES = st.recursive(
 )
 
 
-def parsed(body, piece_bytes, piece_values):
+def parsed(body, fragment_bytes, fragment_values):
     """The value, or None if it is refused."""
     try:
-        outline = Outline(body, piece_bytes)
-        return [PieceParser(body, outline, parse_piece, piece_bytes, piece_values).parse()]
+        outline = Outline(body, fragment_bytes)
+        return [FragmentParser(body, outline, parse_fragment, fragment_bytes, fragment_values).parse()]
     except ValueError:
         return None
 
 
 def parsed_at_once(body):
     try:
-        return [parse_piece(body.decode())]
+        return [parse_fragment(body.decode())]
     except ValueError:
         return None
 
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 2]), st.integers(16, 40), st.integers(1, 8))
-def test_a_valid_body(value, is_ascii, indent, piece_bytes, piece_values):
+def test_a_valid_body(value, is_ascii, indent, fragment_bytes, fragment_values):
     body = json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode()
-    assert parsed(body, piece_bytes, piece_values) == [value]
+    assert parsed(body, fragment_bytes, fragment_values) == [value]
 
 
 @given(VALUES, st.data(), st.integers(16, 40), st.integers(1, 8))
-def test_a_body_with_a_fault(value, data, piece_bytes, piece_values):
+def test_a_body_with_a_fault(value, data, fragment_bytes, fragment_values):
     body = bytearray(json.dumps(value).encode())
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(body)))
         put = data.draw(st.sampled_from([b"", b",", b":", b"[", b"]", b"{", b"}", b'"', b"\\", b"1", b" "]))
         body[at : at + data.draw(st.integers(0, 1))] = put
-    assert parsed(bytes(body), piece_bytes, piece_values) == parsed_at_once(bytes(body))
+    assert parsed(bytes(body), fragment_bytes, fragment_values) == parsed_at_once(bytes(body))
 
 
 @pytest.mark.parametrize("text", ["\U0001f600" * 50, '\\\\"' * 40, "a\\n\u00e4" * 40])
-@pytest.mark.parametrize("piece_bytes", range(13, 30))
-def test_a_long_string_is_not_cut_within_a_character(text, piece_bytes):
+@pytest.mark.parametrize("fragment_bytes", range(13, 30))
+def test_a_long_string_is_not_cut_within_a_character(text, fragment_bytes):
     for is_ascii in (True, False):
         body = json.dumps({"prompt": text}, ensure_ascii=is_ascii).encode()
-        assert parsed(body, piece_bytes, 5) == [{"prompt": text}]
+        assert parsed(body, fragment_bytes, 5) == [{"prompt": text}]
 
 
 def test_no_piece_is_large():
@@ -69,5 +69,5 @@ def test_no_piece_is_large():
 
     value = {"prompt": "a" * 10**6, "ids": [1000] * 10**5, "members": {f"key{n}": n for n in range(10**4)}}
     body = json.dumps(value).encode()
-    assert PieceParser(body, Outline(body), note, 10_000, 500).parse() == value
+    assert FragmentParser(body, Outline(body), note, 10_000, 500).parse() == value
     assert max(sizes) < 10_100

@@ -79,7 +79,7 @@ class Coin:
         answer, at = self.open_now[seq]
         self.open_now[seq] = answer, at + len(tokens)
 
-    def record_verified(self, *_: Any) -> None:
+    def note_verified(self, *_: Any) -> None:
         pass
 
     def close(self, seq: int) -> None:

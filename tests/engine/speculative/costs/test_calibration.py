@@ -248,7 +248,7 @@ class Silent:
     def observe(self, *_: Any) -> None:
         pass
 
-    def record_verified(self, *_: Any) -> None:
+    def note_verified(self, *_: Any) -> None:
         pass
 
     def close(self, *_: Any) -> None:

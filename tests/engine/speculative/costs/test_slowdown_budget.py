@@ -4,7 +4,7 @@ import pytest
 
 from engine.speculative.costs.slowdown_budget import (
     ALLOWANCE_STEPS,
-    READING_SHARE,
+    DRAFT_PREFILL_SHARE,
     RESERVE_STEPS,
     UNSEEN_TOKENS,
     SlowdownBudget,
@@ -35,13 +35,13 @@ def test_the_draft_model_reads_a_share_of_prefill_time_for_nothing() -> None:
     budget = SlowdownBudget(0.02)
     before = budget.left_s(1.0)
     budget.prefill_s = 40.0
-    assert budget.share_to_read_s == READING_SHARE * 40.0 == 10.0
-    assert budget.left_to_read_s(1.0) == before + 10.0
-    budget.charge_reading(8.0)
+    assert budget.share_to_prefill_s == DRAFT_PREFILL_SHARE * 40.0 == 10.0
+    assert budget.left_to_prefill_s(1.0) == before + 10.0
+    budget.charge_draft_prefill(8.0)
     # Drafts may use none of the share.
     assert budget.left_s(1.0) == before
-    budget.charge_reading(3.0)
-    assert budget.share_to_read_s == 0.0
-    assert budget.left_s(1.0) == budget.left_to_read_s(1.0) == pytest.approx(before - 1.0)
-    budget.charge_reading(1.0)
+    budget.charge_draft_prefill(3.0)
+    assert budget.share_to_prefill_s == 0.0
+    assert budget.left_s(1.0) == budget.left_to_prefill_s(1.0) == pytest.approx(before - 1.0)
+    budget.charge_draft_prefill(1.0)
     assert budget.left_s(1.0) == pytest.approx(before - 2.0)

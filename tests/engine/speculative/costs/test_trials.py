@@ -27,7 +27,7 @@ def test_trials_that_show_what_was_believed_become_seldom_but_never_end() -> Non
     trials, waited = Trials(), []
     for _ in range(12):
         waited.append(chances_until_due(trials, is_guess=True))
-        trials.record(SHAPE, is_news=False)
+        trials.note(SHAPE, is_news=False)
     assert waited[:4] == [1, DOUBTED_PATIENCE + 1, 2 * DOUBTED_PATIENCE + 1, 4 * DOUBTED_PATIENCE + 1]
     assert waited[-1] == MAX_PATIENCE + 1
 
@@ -35,7 +35,7 @@ def test_trials_that_show_what_was_believed_become_seldom_but_never_end() -> Non
 def test_news_is_tried_again_at_once() -> None:
     trials = Trials()
     chances_until_due(trials)
-    trials.record(SHAPE, is_news=True)
+    trials.note(SHAPE, is_news=True)
     assert chances_until_due(trials) == 1
 
 

@@ -19,7 +19,7 @@ from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
 from engine.speculative.draft_model.forecast import (
     MODEL,
-    READ_ONE_PROMPT_IN,
+    PREFILL_ONE_PROMPT_IN,
     DraftForecast,
     PromptGate,
     TokenYield,
@@ -146,7 +146,7 @@ class World:
         self.at.append(self.rows[0].num_answered)
         results = []
         for at, (row, row_input, came) in enumerate(zip(self.rows, inputs, translated, strict=True)):
-            row.drafts.forecast.record_work(work, at)
+            row.drafts.forecast.note_work(work, at)
             num_verified = min(row_input.num_wanted, came[1]) if came else 0
             chance = row.chance(row.num_answered)
             results.append((num_verified, self.accepted(num_verified, chance)))
@@ -377,11 +377,11 @@ def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:
 
 def test_prompts_are_read_while_drafting_pays_and_rarely_otherwise() -> None:
     gate = PromptGate()
-    assert gate.should_read(False)
-    assert [gate.should_read(True) for _ in range(3)] == [True] * 3
-    read = [gate.should_read(False) for _ in range(4 * READ_ONE_PROMPT_IN)]
+    assert gate.should_prefill(False)
+    assert [gate.should_prefill(True) for _ in range(3)] == [True] * 3
+    read = [gate.should_prefill(False) for _ in range(4 * PREFILL_ONE_PROMPT_IN)]
     assert sum(read) == 4
-    assert not any(read[: READ_ONE_PROMPT_IN - 1])
+    assert not any(read[: PREFILL_ONE_PROMPT_IN - 1])
     good, bad = (World(lambda _, chance=chance: chance, num_tokens=100).run() for chance in (0.9, 0.0))
     assert good.planner.model_pays(good.drafting.new_forecast(), 15)
     for _ in range(15):

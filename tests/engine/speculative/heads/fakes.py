@@ -40,7 +40,7 @@ class ReadingHead:
     def make_cache(self) -> list[Any]:
         return [KVCache() if self._window is None else WindowKVCache(self._window)]
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
         assert states.shape[:2] == following.shape
         shape = (states.shape[0], 1, following.shape[1], 4)
         keys = mx.broadcast_to(following.astype(mx.float32)[:, None, :, None], shape)

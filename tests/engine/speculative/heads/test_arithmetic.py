@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.architectures.tiny_models import make_model, tiny_config
-from engine.kv_cache.batched import RaggedKVCache
+from engine.kv_cache.buffers import RaggedKVCache
 from engine.kv_cache.columns import Columns, RowLengths
 from engine.kv_cache.slices import cut_slice, rebuild
 from engine.speculative.heads.formats import find_own_heads, identify, text_config
@@ -78,7 +78,7 @@ def test_mtp_heads_draft_what_the_papers_say(
     assert head.taps == ()
     caches = head.make_cache()
     for newest in range(1, len(TEXT) - 1):
-        head.read(tiny.states[:, newest - 1 : newest], mx.array([TEXT[newest : newest + 1]]), caches)
+        head.feed(tiny.states[:, newest - 1 : newest], mx.array([TEXT[newest : newest + 1]]), caches)
         drafted = head.draft(tiny.states[:, newest], mx.array([TEXT[newest + 1]]), caches, NUM, greedy)
         states, following = np.array(tiny.states[0, : newest + 1]), TEXT[1 : newest + 2]
         expected = published.draft_mtp(
@@ -140,7 +140,7 @@ def test_dflash_drafts_what_the_paper_says(
     states = two_layers(tiny)
     caches = head.make_cache()
     for newest in range(1, len(TEXT) - 1):
-        head.read(states[:, newest - 1 : newest], mx.array([TEXT[newest : newest + 1]]), caches)
+        head.feed(states[:, newest - 1 : newest], mx.array([TEXT[newest : newest + 1]]), caches)
         drafted = head.draft(states[:, newest], mx.array([TEXT[newest + 1]]), caches, num, greedy)
         known, ends = np.array(states[0, : newest + 1]), (tiny.embedding, tiny.output)
         assert drafted.tolist() == [
@@ -154,9 +154,9 @@ def test_moved_keys_are_those_of_the_text_without_what_was_dropped(tinies: dict[
     head.set_bounds(sink, 3)
     for window in (3, num - sink - 1):
         whole, short = head.make_cache(), head.make_cache()
-        head.read(states, mx.zeros((1, num), mx.int32), whole)
+        head.feed(states, mx.zeros((1, num), mx.int32), whole)
         parts = [states[:, :sink], states[:, num - window :]]
-        head.read(mx.concatenate(parts, axis=1), mx.zeros((1, sink + window), mx.int32), short)
+        head.feed(mx.concatenate(parts, axis=1), mx.zeros((1, sink + window), mx.int32), short)
         dropped = num - sink - window
         kept = [cut_slice(whole, 0, sink), head.bounds.move(cut_slice(whole, num - window, num), dropped)]
         made = rebuild(head.make_cache(), kept, [], sink + window)
@@ -193,7 +193,7 @@ def test_rows_of_one_batch_draft_what_each_drafts_alone(tinies: dict[str, Tiny],
     lengths, own, alone = [3, 9, 6], [], []
     for length in lengths:
         caches = head.make_cache()
-        head.read(states[:, :length], mx.array([TEXT[1 : length + 1]]), caches)
+        head.feed(states[:, :length], mx.array([TEXT[1 : length + 1]]), caches)
         last = mx.array([TEXT[length + 1]])
         alone += head.draft(states[:, length], last, caches, NUM, greedy).tolist()
         own.append(caches)
@@ -212,14 +212,14 @@ def test_rows_of_one_batch_read_what_each_reads_alone(tinies: dict[str, Tiny], k
     lengths, widths, own, alone = [3, 5, 1], [2, 1, 4], [], []
     for length, width in zip(lengths, widths, strict=True):
         end, read = length + width, head.make_cache()
-        head.read(states[:, :end], mx.array([TEXT[1 : end + 1]]), read)
+        head.feed(states[:, :end], mx.array([TEXT[1 : end + 1]]), read)
         alone += head.draft(states[:, end], mx.array([TEXT[end + 1]]), read, NUM, greedy).tolist()
         own.append(head.make_cache())
-        head.read(states[:, :length], mx.array([TEXT[1 : length + 1]]), own[-1])
+        head.feed(states[:, :length], mx.array([TEXT[1 : length + 1]]), own[-1])
     shared, columns, ragged = in_one_batch(own, lengths)
     begin(shared, columns, widths)
     fed = mx.concatenate([states[:, length : length + 4] for length in lengths])
-    head.read(fed, mx.array([TEXT[length + 1 : length + 5] for length in lengths]), ragged)
+    head.feed(fed, mx.array([TEXT[length + 1 : length + 5] for length in lengths]), ragged)
     shared.end_forward()
     for one in columns:
         one.end_forward()

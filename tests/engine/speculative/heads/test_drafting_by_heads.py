@@ -18,14 +18,14 @@ from engine.kv_cache.per_row import make_caches
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError
 from engine.scheduler.planner import Planner
-from engine.speculative.draft_model.forecast import READ_ONE_PROMPT_IN
+from engine.speculative.draft_model.forecast import PREFILL_ONE_PROMPT_IN
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
 from engine.speculative.heads.drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
 from engine.speculative.heads.families import FAMILIES
 from engine.speculative.heads.head import Choose, Head, find_ends
 from engine.speculative.heads.mtp import MTPHead
-from engine.speculative.heads.taps import Recorded, Taps
+from engine.speculative.heads.taps import TappedStates, Taps
 from engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import Coin, scored
@@ -98,9 +98,9 @@ def random_mtp(family: str, num: int = 3) -> Callable[[LoadedModel], NamedHead]:
 
 def random_dflash(*windows: int | None) -> Callable[[LoadedModel], NamedHead]:
     def find(loaded: LoadedModel) -> NamedHead:
-        with Taps(loaded.model, (0,)).record() as recorded:
+        with Taps(loaded.model, (0,)).tapping() as tapped:
             loaded.model(mx.array([[1]]), cache=make_caches(loaded.model))
-        hidden = recorded.states()[0].shape[-1]
+        hidden = tapped.states()[0].shape[-1]
         config = DFlashConfig(
             hidden, 2 * hidden, 4, 2, 16, 1e-6, 1e4, None, 2048, False, 6, 3, (0, 1), tuple(windows)
         )
@@ -263,10 +263,10 @@ class Failing(ReadingHead):
         self.num_drafts = 0
         self.method = method
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
         if self.method == "read" and following.shape[1] > 2:
             raise RuntimeError("a fault in a head")
-        super().read(states, following, caches)
+        super().feed(states, following, caches)
 
     def draft(
         self, states: mx.array, last: mx.array, caches: Sequence[Any], num: int, choose: Choose
@@ -291,11 +291,11 @@ def test_taps_leave_logits_as_they_are_and_the_model_as_it_was(name: str, layers
     tokens = mx.array([prompt_of(9)])
     kinds = [type(model.model), *(type(layer) for layer in model.layers)]
     before = model(tokens, cache=make_caches(model))
-    with Taps(model, layers).record() as recorded:
+    with Taps(model, layers).tapping() as tapped:
         logits = model(tokens, cache=make_caches(model))
     assert mx.array_equal(logits, before).item()
     assert [type(model.model), *(type(layer) for layer in model.layers)] == kinds
-    (states,) = recorded.states()
+    (states,) = tapped.states()
     normed = model.model(tokens, cache=make_caches(model))
     assert states.shape == (1, 9, normed.shape[-1] * max(1, len(layers)))
     if not layers:
@@ -303,7 +303,7 @@ def test_taps_leave_logits_as_they_are_and_the_model_as_it_was(name: str, layers
         return
     # The first layer's output is what the second one reads.
     second = states[..., normed.shape[-1] :]
-    fewer = recorded.outputs[1][0]
+    fewer = tapped.outputs[1][0]
     assert mx.array_equal(second, fewer).item()
 
 
@@ -327,11 +327,11 @@ def test_a_head_that_has_nothing_to_do_for_long_costs_nothing_any_more(
     assert isinstance(head, HeadDrafter)
     driven.step_until(lambda: bool(driven.worker.members))
     driven.worker.step()
-    with head.record() as recorded:
-        assert recorded is not None
+    with head.tapping() as tapped:
+        assert tapped is not None
     driven.step_until(lambda: driven.worker.members[0].num_answered > MAX_IDLE_STEPS + 5)
-    with head.record() as recorded:
-        assert recorded is None
+    with head.tapping() as tapped:
+        assert tapped is None
     driven.finish()
     assert list(answer.finished().tokens) == expected_tokens("llama", asked)
 
@@ -342,15 +342,15 @@ def test_states_of_prompts_are_taken_only_if_the_head_is_to_read_them(
     """To compute the last layer of a whole prompt takes time, which nothing else needs."""
     monkeypatch.setattr(Planner, "model_pays", lambda *_: False)
     widths: list[int] = []
-    states = Recorded.states
+    states = TappedStates.states
 
-    def noted(self: Recorded) -> list[mx.array]:
+    def noted(self: TappedStates) -> list[mx.array]:
         found = states(self)
         widths.extend(each.shape[1] for each in found)
         return found
 
-    monkeypatch.setattr(Recorded, "states", noted)
-    asked = [request(prompt_of(40, i), 6, name=str(i)) for i in range(READ_ONE_PROMPT_IN + 1)]
+    monkeypatch.setattr(TappedStates, "states", noted)
+    asked = [request(prompt_of(40, i), 6, name=str(i)) for i in range(PREFILL_ONE_PROMPT_IN + 1)]
     engine = start(start_engine, "llama", finding(knowing("llama", asked)), prefix_cache_bytes=0)
     widths.clear()
     taken = []
@@ -358,5 +358,5 @@ def test_states_of_prompts_are_taken_only_if_the_head_is_to_read_them(
         assert list(ask(engine, one).finished().tokens) == expected_tokens("llama", one)
         taken.append(sum(width for width in widths if width > 5))
         widths.clear()
-    # The first one, and then one in READ_ONE_PROMPT_IN.
-    assert [num > 0 for num in taken] == [True, *[False] * (READ_ONE_PROMPT_IN - 1), True]
+    # The first one, and then one in PREFILL_ONE_PROMPT_IN.
+    assert [num > 0 for num in taken] == [True, *[False] * (PREFILL_ONE_PROMPT_IN - 1), True]

@@ -39,8 +39,8 @@ class WholeHead(ReadingHead):
 
     num_zeros = 0
 
-    def read(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
-        super().read(states, following, caches)
+    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+        super().feed(states, following, caches)
         fed = following != 0
         self.num_zeros += int((fed & (mx.abs(states).max(axis=-1) == 0)).sum().item())
 
@@ -206,13 +206,13 @@ def record_drafts(head: Head, made: list[dict[int, list[int]]], monkeypatch: pyt
     """Note in the last of made what the head drafts for a single row, by the positions in its caches."""
     draft = type(head).draft
 
-    def recorded(head: Head, states: mx.array, last: mx.array, caches: Caches, *rest: Any) -> mx.array:
+    def tapped(head: Head, states: mx.array, last: mx.array, caches: Caches, *rest: Any) -> mx.array:
         held = int(mx.array(caches[0].offset).item())
         ids = draft(head, states, last, caches, *rest)
         made[-1][held] = ids[0].tolist()  # type: ignore[assignment]
         return ids
 
-    monkeypatch.setattr(type(head), "draft", recorded)
+    monkeypatch.setattr(type(head), "draft", tapped)
 
 
 @pytest.mark.parametrize("case", HEADS)

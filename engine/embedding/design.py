@@ -1,0 +1,178 @@
+"""What differs between encoders, read from config.json.
+
+BERT's relatives learn positions, norm after each sum and have biases. Later ones rotate queries and keys,
+gate their feed-forward networks, and leave out biases; ModernBERT also norms first and attends locally.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx.nn.layers.activations import gelu, gelu_approx, relu, silu
+
+from engine.model.loading import ModelError
+from engine.model.recipe import find_first_position
+
+Config = dict[str, Any]
+"""What config.json says, with what it may leave out; see complete()."""
+
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "gelu": gelu,
+    "gelu_new": gelu_approx,
+    "gelu_pytorch_tanh": gelu_approx,
+    "geglu": gelu,
+    "relu": relu,
+    "silu": silu,
+    "swiglu": silu,
+}
+
+_ATTENTION = ("query", "key", "value", "out")
+_GATED = ("gate", "up")
+
+
+_ALIASES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "norm_eps": "layer_norm_eps",
+    "activation_function": "hidden_act",
+    "hidden_activation": "hidden_act",
+}
+"""Keys of nomic's and ModernBERT's configurations, and BERT's."""
+
+_DECLINED: dict[str, tuple[Any, ...]] = {
+    "position_embedding_type": ("absolute", "rotary", "rope", "alibi"),
+    "lora_adaptations": (None, []),
+    "num_experts": (0, None),
+    "rotary_emb_fraction": (1,),
+    "rotary_emb_interleaved": (False,),
+    "rotary_scaling_factor": (None,),
+    "qkv_proj_bias": (False,),
+    "mlp_fc1_bias": (False,),
+    "mlp_fc2_bias": (False,),
+    "prenorm": (False,),
+    "use_rms_norm": (False, None),
+    "parallel_block": (False, None),
+    "feed_forward_type": ("original", "geglu"),
+    "layer_norm_type": ("layer_norm",),
+    "logn_attention_scale": (False,),
+}
+"""Values that are known here, by keys of configurations."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """How an encoder is built.
+
+    positions: learned vectors, rotated queries and keys, or less attention by distance (alibi).
+    first_position: of the first token, of learned ones. bases: of the rotation, in layers that attend to all
+        tokens and in local ones. position_scale: by which positions are multiplied before the rotation.
+    window: tokens to either side that local layers attend to. local: which layers are local.
+    is_gated: whether the feed-forward networks have a gate. norms_first: before each part, not after its sum.
+    unbiased: parts without biases.
+    """
+
+    positions: Literal["learned", "rotary", "alibi"] = "learned"
+    first_position: int = 0
+    bases: tuple[float, float] = (0, 0)
+    position_scale: float = 1
+    window: int = 0
+    local: frozenset[int] = frozenset()
+    is_gated: bool = False
+    norms_first: bool = False
+    unbiased: tuple[str, ...] = ()
+
+
+def complete(config: Config) -> Config:
+    """Return a configuration with all that an encoder needs, by BERT's names.
+
+    Raises ModelError for what is not known here.
+    """
+    aliases = {ours: config[theirs] for theirs, ours in _ALIASES.items() if config.get(theirs) is not None}
+    whole = {"layer_norm_eps": 1e-12, "hidden_act": "gelu"} | config | aliases
+    if config.get("model_type") == "modernbert":
+        whole = {"layer_norm_eps": 1e-5, "type_vocab_size": 0} | whole
+    whole = {"type_vocab_size": 2} | whole
+    declined = {
+        key: config[key] for key, known in _DECLINED.items() if config.get(key, known[0]) not in known
+    }
+    if whole["hidden_act"] not in ACTIVATIONS:
+        declined["hidden_act"] = whole["hidden_act"]
+    if declined:
+        told = ", ".join(f"{key} {value}" for key, value in declined.items())
+        raise ModelError(f"{config.get('model_type')} models with {told} cannot be served here yet")
+    return whole
+
+
+def find_design(config: Config) -> Design:
+    """Return how an encoder is built. config: see complete(). Raises ModelError."""
+    kind, positions = config.get("model_type"), config.get("position_embedding_type", "absolute")
+    if kind == "modernbert":
+        return _modernbert(config)
+    if kind == "nomic_bert":
+        return Design(
+            "rotary", bases=_bases(config, 1000), is_gated=True, unbiased=(*_ATTENTION, *_GATED, "down")
+        )
+    if kind in ("new", "gte"):
+        base, scale = _ntk(config)
+        return Design("rotary", bases=(base, base), position_scale=scale, is_gated=True, unbiased=_GATED)
+    if positions == "alibi":
+        return Design(
+            "alibi", is_gated=config.get("feed_forward_type", "original") != "original", unbiased=_GATED
+        )
+    if positions in ("rotary", "rope"):
+        return Design("rotary", bases=_bases(config, 10_000))
+    return Design(first_position=find_first_position(config))
+
+
+def _modernbert(config: Config) -> Design:
+    kinds, every = config.get("layer_types"), config.get("global_attn_every_n_layers", 3)
+    local = [
+        kinds[index] == "sliding_attention" if kinds else index % every > 0
+        for index in range(config["num_hidden_layers"])
+    ]
+    told = config.get("rope_parameters") or {}
+    bases = (
+        told.get("full_attention", {}).get("rope_theta", config.get("global_rope_theta", 160_000.0)),
+        told.get("sliding_attention", {}).get("rope_theta", config.get("local_rope_theta") or 10_000.0),
+    )
+    unbiased: list[str] = []
+    for key, parts in (
+        ("attention_bias", _ATTENTION),
+        ("mlp_bias", (*_GATED, "down")),
+        ("norm_bias", ("norm", "attention_norm", "final_norm")),
+        ("classifier_bias", ("dense",)),
+    ):
+        unbiased += () if config.get(key, False) else parts
+    return Design(
+        "rotary",
+        bases=bases,
+        window=config.get("local_attention", 128) // 2,
+        local=frozenset(index for index, is_local in enumerate(local) if is_local),
+        is_gated=True,
+        norms_first=True,
+        unbiased=tuple(unbiased),
+    )
+
+
+def _bases(config: Config, usual: float) -> tuple[float, float]:
+    """Return the base of the rotation, twice. usual: if the configuration does not name it."""
+    told = (config.get("rope_parameters") or {}).get("rope_theta")
+    base = told or config.get("rotary_emb_base") or config.get("rope_theta") or usual
+    return base, base
+
+
+def _ntk(config: Config) -> tuple[float, float]:
+    """Return the base of gte's rotation, and by how much positions are scaled."""
+    base, _ = _bases(config, 10_000)
+    scaling = config.get("rope_scaling") or {}
+    if not scaling:
+        return base, 1
+    if scaling.get("type") != "ntk" or scaling.get("mixed_b"):
+        raise ModelError(f"gte models with rope_scaling {scaling} cannot be served here yet")
+    factor = float(scaling["factor"])
+    size = config["hidden_size"] // config["num_attention_heads"]
+    return base * factor, factor ** (-2 / size)

@@ -1,0 +1,35 @@
+"""Models that decode and rank: whether yes or no follows a fixed template with an empty thought.
+
+Source: the model card of Qwen3-Reranker.
+"""
+
+from engine.embedding.decoder import Answers
+from engine.interface.embeddings import EmbeddingInfo, Recipe
+from engine.model.loading import ModelError
+from engine.text.tokenizer import Tokenizer
+
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+    'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+PAIR = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>:"
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+JUDGE = "qwen3"
+"""Model type of Qwen3-Reranker."""
+
+
+def describe_judge(tokenizer: Tokenizer) -> EmbeddingInfo:
+    """Describe how pairs are rated: with the template's tokens around the text of a pair."""
+    before, after = (tuple(tokenizer.encode_answer(text)) for text in (BEFORE, AFTER))
+    return EmbeddingInfo(1, Recipe("last"), before=before, after=after, pair=PAIR, instruction=INSTRUCTION)
+
+
+def find_answers(tokenizer: Tokenizer) -> Answers:
+    """Return the tokens of yes and no. Raises ModelError if one of them is not one token."""
+    yes, no = (tokenizer.encode_answer(word) for word in ("yes", "no"))
+    if len(yes) != 1 or len(no) != 1:
+        raise ModelError("it has no single tokens for yes and no, by which models that decode rank")
+    return yes[0], no[0]

@@ -1,0 +1,161 @@
+"""Decode images with Pillow: the job "images" of child_script.py.
+
+What is decoded came from a client, and decoders are code in C that has had faults. The size is read before
+anything is decoded, and the process has limits of time and memory.
+"""
+
+import binascii
+import gc
+import importlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from engine.foreign.image_sizes import find_size, grid_of
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MAX_PIXELS, MAX_CONVERTED_PIXELS = 50_000_000, 20_000_000
+"""The most pixels of an image; the second of one that takes several times as much memory while it is read."""
+PLAIN_MODES = ("1", "L", "P", "RGB")
+"""Modes that take no more than four bytes a pixel, and one copy to convert."""
+ORIENTATION = 0x0112
+TURNS = {
+    "2": Image.Transpose.FLIP_LEFT_RIGHT,
+    "3": Image.Transpose.ROTATE_180,
+    "4": Image.Transpose.FLIP_TOP_BOTTOM,
+    "5": Image.Transpose.TRANSPOSE,
+    "6": Image.Transpose.ROTATE_270,
+    "7": Image.Transpose.TRANSVERSE,
+    "8": Image.Transpose.ROTATE_90,
+}
+"""How to turn an image that says how the camera was held, by the number that it says."""
+SIDEWAYS = (TURNS["5"], TURNS["6"], TURNS["7"], TURNS["8"])
+
+Call = dict[str, Any]
+
+
+class ImageError(Exception):
+    """An image cannot be shown; the message goes on from "The image ..."."""
+
+
+def make_handler() -> Callable[[Call], Call]:
+    """Return a function that decodes images. See decode() for calls and replies."""
+    # Sizes are limited below, by what their formats take.
+    Image.MAX_IMAGE_PIXELS = None
+    _import_decoders()
+    gc.freeze()
+
+    def handle(call: Call) -> Call:
+        try:
+            return decode(call)
+        except ImageError as fault:
+            return {"complaint": str(fault)}
+        except MemoryError:
+            return {"complaint": "takes too much memory to decode; make it smaller"}
+        # The file comes from a client, and decoders raise almost anything.
+        except Exception as fault:
+            return {"complaint": f"cannot be decoded: {str(fault) or type(fault).__name__}"[:500]}
+        finally:
+            # What has failed is held by its own error, and would be there beside the next image.
+            gc.collect()
+
+    return handle
+
+
+def decode(call: Call) -> Call:
+    """Decode an image as a model's processor would have it.
+
+    call: attached, the file in base64; processor, the fields of an ImageProcessor; detail, budget: see
+        find_size(); max_pixels: if there are more, the reply only says that the image is_large.
+    Returns size (height and width as the image is shown), grid, shape, and attached: the pixels.
+    """
+    image = _open(_from_base64(call.pop("attached", b"")))
+    if image.width * image.height > call["max_pixels"]:
+        return {"is_large": True}
+    turn = TURNS.get(str(image.getexif().get(ORIENTATION)))
+    height, width = image.height, image.width
+    if turn in SIDEWAYS:
+        height, width = width, height
+    processor = call["processor"]
+    try:
+        size = find_size(processor, height, width, call["detail"], call["budget"])
+    except ValueError as fault:
+        raise ImageError(str(fault)) from fault
+    # Turned when it is small: a copy of the whole would take too much memory.
+    target = size[::-1] if turn in SIDEWAYS else size
+    resized = _as_rgb(image).resize((target[1], target[0]), processor["filter"])
+    pixels = np.asarray(resized if turn is None else resized.transpose(turn))
+    cut = _in_patches(pixels, processor)
+    return {
+        "size": (height, width),
+        "grid": grid_of(processor, size),
+        "shape": cut.shape,
+        "attached": cut.tobytes(),
+    }
+
+
+def _from_base64(text: bytes) -> bytes:
+    text = text.translate(None, b" \r\n\t").translate(bytes.maketrans(b"-_", b"+/")).rstrip(b"=")
+    try:
+        return binascii.a2b_base64(text + b"=" * (-len(text) % 4), strict_mode=True)
+    except binascii.Error as fault:
+        raise ImageError(f"is not valid base64 ({fault})") from fault
+
+
+def _open(data: bytes) -> Image.Image:
+    """Read an image's head, and refuse it if it has too many pixels."""
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError as fault:
+        raise ImageError("is none that can be read: send a PNG, JPEG, WEBP or GIF") from fault
+    is_plain = image.mode in PLAIN_MODES and image.format != "WEBP" and "transparency" not in image.info
+    most = MAX_PIXELS if is_plain else MAX_CONVERTED_PIXELS
+    if image.width * image.height > most:
+        kind = "" if is_plain else " of this kind (WEBP, or with transparency, 16 bits or CMYK)"
+        found = image.width * image.height / 1e6
+        raise ImageError(f"has {found:,.1f} megapixels; one{kind} may have {most / 1e6:.0f}: make it smaller")
+    if not image.width * image.height:
+        raise ImageError("has no pixels")
+    return image
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """Decode the first frame, what is transparent on white."""
+    image.load()
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        covered = image.getchannel("A").point([255 - alpha for alpha in range(256)])
+        image.paste((255, 255, 255, 255), mask=covered)
+    elif image.mode.startswith("I"):
+        # 16 bits.
+        image = image.point(lambda value: value / 256).convert("L")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _in_patches(pixels: Any, processor: Any) -> Any:
+    """Return (height, width, 3) pixels in the order in which the family's tower reads them."""
+    patch, merge = processor["patch"], processor["merge"]
+    rows, columns = pixels.shape[0] // patch, pixels.shape[1] // patch
+    match processor["cut"]:
+        case "qwen":
+            cut = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+            return cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3 * patch * patch)
+        case "gemma4":
+            cut = pixels.reshape(rows, patch, columns, patch, 3)
+            return cut.transpose(0, 2, 1, 3, 4).reshape(rows * columns, patch * patch * 3)
+    return pixels.transpose(2, 0, 1)
+
+
+def _import_decoders() -> None:
+    """Decode an image of each kind, to import what that needs: later no file can be opened."""
+    for kind in FORMATS:
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(file, kind, exif=b"Exif\0\0" if kind != "GIF" else b"")
+        image = Image.open(file, formats=FORMATS)
+        image.getexif().get(ORIENTATION)
+        _as_rgb(image).resize((4, 4), Image.Resampling.BICUBIC).transpose(TURNS["6"])
+    # What JPEG files of several pictures are read with.
+    importlib.import_module("PIL.MpoImagePlugin")

@@ -1,0 +1,104 @@
+"""Decode images in processes of their own, which can be killed: decoders are C code, and files are hostile.
+
+There are two: one for most images, and one for those that take long, so that a large one, or one made to take
+long, delays no other client's.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from engine.foreign.child_process import ChildError, ChildProcess, Limits
+from engine.interface.images import ImageProcessor, image_key
+
+Detail = Literal["low", "high", "auto"]
+SMALL_PIXELS = 6_000_000
+"""The most pixels of an image that the process for most of them decodes: it takes 0.2 seconds."""
+MEMORY_LIMIT_BYTES = 512 * 2**20
+SMALL_LIMITS = Limits(2.0, 10.0, MEMORY_LIMIT_BYTES)
+LARGE_LIMITS = Limits(10.0, 30.0, MEMORY_LIMIT_BYTES)
+_NO_LIMIT = 2**62
+
+
+class ImageError(ValueError):
+    """An image cannot be shown; the message goes on from its name."""
+
+
+class ImageLibraryError(RuntimeError):
+    """Pillow is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A decoded image; see PromptImage. size: height and width in pixels, as it is shown."""
+
+    size: tuple[int, int]
+    grid: tuple[int, int]
+    shape: tuple[int, ...]
+    pixels: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """An image as a client sent it. data: base64. detail, budget: see image_sizes.find_size()."""
+
+    data: str
+    detail: Detail = "auto"
+    budget: int = _NO_LIMIT
+
+
+class ImageDecoder:
+    """Decodes images. Safe on any thread; each of its processes decodes one at a time."""
+
+    def __init__(self, small: Limits = SMALL_LIMITS, large: Limits = LARGE_LIMITS) -> None:
+        folder = Path(__file__).parent
+        self._small = ChildProcess("images", folder, small)
+        self._large = ChildProcess("images", folder, large)
+
+    def start(self) -> None:
+        """Start the process for most images; return without waiting for it."""
+        self._small.start()
+
+    def decode_small(self, processor: ImageProcessor, file: ImageFile) -> Picture | None:
+        """Decode an image; None if it is large. Blocks. Raises ImageError."""
+        return self._decode(self._small, processor, file, SMALL_PIXELS)
+
+    def decode_large(self, processor: ImageProcessor, file: ImageFile) -> Picture:
+        """Decode an image of any size. Blocks. Raises ImageError."""
+        picture = self._decode(self._large, processor, file, _NO_LIMIT)
+        assert picture is not None
+        return picture
+
+    def stop(self) -> None:
+        """Kill the processes."""
+        self._small.stop()
+        self._large.stop()
+
+    @staticmethod
+    def _decode(
+        process: ChildProcess, processor: ImageProcessor, file: ImageFile, max_pixels: int
+    ) -> Picture | None:
+        fields = asdict(processor)
+        call = {"processor": fields, "detail": file.detail, "budget": file.budget, "max_pixels": max_pixels}
+        try:
+            reply = process.call(json.dumps(call).encode(), file.data.encode("ascii", "replace"))
+        except ChildError as fault:
+            raise ImageError(f"cannot be decoded: {fault}") from fault
+        if "complaint" in reply:
+            raise ImageError(reply["complaint"])
+        if "is_large" in reply:
+            return None
+        size, grid, shape = (tuple(reply[name]) for name in ("size", "grid", "shape"))
+        key = image_key(reply["attached"], shape, grid, repr(processor))
+        return Picture(size, grid, shape, reply["attached"], key)
+
+
+def placeholders(processor: ImageProcessor, grid: tuple[int, int]) -> list[int]:
+    """Return the tokens that stand for an image of a grid: placeholders, and what ends its rows."""
+    rows, columns = grid[0] // processor.merge, grid[1] // processor.merge
+    if processor.row_end is None:
+        return [processor.placeholder] * (rows * columns)
+    tokens = ([processor.placeholder] * columns + [processor.row_end]) * rows
+    return tokens[:-1]

@@ -1,0 +1,322 @@
+"""Run one forward pass for all rows that decode together, over caches that hold all of them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import CacheList, KVCache
+
+from engine.kv_cache.buffers import GroupedKVCache, RaggedChunkedKVCache, RaggedKVCache
+from engine.kv_cache.columns import Columns, Ranks, RowLengths
+from engine.kv_cache.extents import Extent, grow_slots, max_slots, round_columns, shrink_extent
+from engine.kv_cache.groups import Group, Groups, attention_by_group
+from engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, check_length, is_recurrent, leaves
+from engine.kv_cache.recurrent import RaggedStateCache, StateHistory
+from engine.kv_cache.slices import KVSlice, State, start_copies
+from engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
+from engine.kv_cache.stand_ins.attention_layers import attention_classes, layers_by_group
+from engine.kv_cache.stand_ins.gemma2 import take_masks_of_rows
+from engine.kv_cache.stand_ins.llama4 import take_positions_of_rows
+
+
+class BatchedRows:
+    """Rows that share one forward, and one cache per layer that holds all of them.
+
+    columns.py describes how keys and values are laid out, groups.py which rows share buffers, recurrent.py
+    how state goes back.
+    caches: one per layer, made for the first row like its own.
+    """
+
+    def __init__(self, model: Any, first_limit: int | None = None, by_layer: bool = False) -> None:
+        """Make an empty batch.
+
+        first_limit: tokens of rows in the first group of full attention; None if all rows share one.
+        by_layer: whether whole attention layers run group by group, and not only attention itself.
+        """
+        take_masks_of_rows()
+        take_positions_of_rows()
+        self.model = model
+        self._first_limit = first_limit
+        self._attention_classes = attention_classes(model) if by_layer else None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.shared = RowLengths()
+        self.caches: Caches = []
+        # Those of full attention, and those of recurrent state.
+        self._full: list[GroupedKVCache] = []
+        self._states: list[RaggedStateCache] = []
+        self._groups = Groups(self.shared, self._first_limit)
+        # By window, and none for full attention.
+        self._windows: dict[tuple[int, bool], Columns] = {}
+        self._history: StateHistory | None = None
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The number of tokens in each row's caches: (rows,)."""
+        return self.shared.lengths
+
+    def add(self, caches: Caches, length: int) -> None:
+        """Append a prefilled row. Its buffers are taken over if it is alone in its group, else copied."""
+        row = len(self.shared.lengths)
+        if not self.caches:
+            self.caches = [self._make_cache(cache) for cache in caches]
+            self._full = [cache for cache in leaves(self.caches) if isinstance(cache, GroupedKVCache)]
+            self._states = [cache for cache in leaves(self.caches) if isinstance(cache, RaggedStateCache)]
+        self.shared.add()
+        self._groups.add()
+        for columns in self._windows.values():
+            columns.add()
+        self._settle()
+        if self._history:
+            self._history.add()
+        for state in self._states:
+            state.add(row)
+        self.fill(row, caches, length)
+
+    def fill(self, row: int, caches: Caches, length: int) -> None:
+        """Give an empty row its caches: buffers are taken over if it is alone in its group, else copied."""
+        self._settle()
+        if self._history:
+            self._history.stay(row)
+        self.shared.lengths[row] = length
+        if not self._groups.has(row):
+            self._groups.put_in(row)
+        elif not self._groups.may_stay(row):
+            self._take_out(row)
+            self._groups.put_in(row)
+        else:
+            # In its slot: rows out of their order would be read group by group.
+            self._groups.replace(row)
+        for columns in self._windows.values():
+            columns.place(row)
+        for cache, given in zip(leaves(self.caches), leaves(caches), strict=True):
+            cache.fill(row, given)
+
+    def _make_cache(self, given: Any) -> Any:
+        """Return an empty cache for all rows, of the same kind as that of one row."""
+        if isinstance(given, CacheList):
+            return CacheList(*(self._make_cache(child) for child in given.caches))
+        if is_recurrent(given):
+            return RaggedStateCache(self.shared, len(given.cache))
+        # Those derived from it have methods of their own.
+        if type(given) in (WindowKVCache, ChunkedWindowKVCache):
+            kind = given.window, type(given) is ChunkedWindowKVCache
+            columns = self._windows.setdefault(kind, Columns(self.shared, *kind))
+            return RaggedChunkedKVCache(columns) if columns.is_chunked else RaggedKVCache(columns)
+        if isinstance(given, FittedQuantizedKVCache):
+            return GroupedKVCache(self._groups, given.bits)
+        if type(given) is not KVCache:
+            raise TypeError(f"rows cannot share a {type(given).__name__}")
+        return GroupedKVCache(self._groups, None)
+
+    def remove(self, row: int) -> None:
+        """Remove a row and copy the last row into its slot. Removing the only row frees the buffers."""
+        last = len(self.shared.lengths) - 1
+        if last == 0:
+            self._clear()
+            return
+        self._settle()
+        if self._history:
+            self._history.remove(row)
+        self._take_out(row)
+        self._groups.remove(row)
+        for cache in leaves(self.caches):
+            if not isinstance(cache, GroupedKVCache):
+                cache.leave(row, last)
+        for columns in self._windows.values():
+            columns.remove(row)
+        self.shared.remove(row)
+        for columns in self._windows.values():
+            moves, slots = columns.shrink(), max_slots(last)
+            for cache in self._in_window(columns):
+                if moves:
+                    cache.move(moves)
+                if slots < cache.extent[0]:
+                    cache.resize(slots, cache.extent[1])
+
+    def _take_out(self, row: int) -> None:
+        """Remove a row from its group, whose last slot is copied into its own."""
+        group, slot = self._groups.place_of(row)
+        last = len(group.rows) - 1
+        for cache in self._full:
+            if last:
+                cache.part(group).leave(slot, last)
+            else:
+                cache.drop(group)
+        self._groups.take_out(row)
+        if last:
+            self._resize(group, shrink_extent(self._extent(group), _needed(group)))
+
+    def _outgrow(self, width: int) -> None:
+        """Move each row that would outgrow its group in a forward of this width to the next group."""
+        for row in self._groups.outgrown(width):
+            length = self.shared.lengths[row]
+            held = [cache.row_slice(row, 0, length) for cache in self._full]
+            self._take_out(row)
+            self._groups.put_in(row, width)
+            for cache, arrays in zip(self._full, held, strict=True):
+                cache.put(row, arrays)
+
+    @property
+    def extents(self) -> list[Extent]:
+        """The slots and columns of the buffers of full attention, of each group."""
+        return [self._extent(group) for group in self._groups]
+
+    def window_cells(self, window: int, joining: Sequence[int], width: int) -> int:
+        """Return the most slots times columns that buffers of this window have after the next forward.
+
+        joining, width: see Columns.columns_after().
+        """
+        of_window = (one for one in self._windows.values() if one.window == window)
+        columns = next(of_window, None) or Columns(self.shared, window)
+        num_slots = next((cache.extent[0] for cache in self._in_window(columns)), 0)
+        for row in range(len(joining)):
+            num_slots = grow_slots(num_slots, len(self.lengths) + row + 1)
+        return num_slots * columns.columns_after(joining, width)
+
+    def limit_growth(self, max_cells: int) -> None:
+        """Keep the buffers of full attention within max_cells slots times columns, unless rows need more."""
+        self._groups.limit_growth(max_cells, _needed_cells)
+        for group in self._groups:
+            slots, columns = self._extent(group)
+            assert group.columns.max_cells is not None
+            if slots * columns > group.columns.max_cells:
+                num_slots, num_columns = _needed(group)
+                self._resize(group, (num_slots, min(columns, round_columns(num_columns))))
+
+    def _in_window(self, columns: Columns) -> list[RaggedKVCache]:
+        all_caches = (cache for cache in leaves(self.caches) if isinstance(cache, RaggedKVCache))
+        return [cache for cache in all_caches if cache.columns is columns and cache.arrays]
+
+    def _extent(self, group: Group) -> Extent:
+        return next((cache.parts[group].extent for cache in self._full if group in cache.parts), (0, 0))
+
+    def _resize(self, group: Group, extent: Extent) -> None:
+        if extent != self._extent(group):
+            for cache in self._full:
+                cache.part(group).resize(*extent)
+
+    def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
+        """Run one forward over all rows. If building it raises, every row keeps its length and its tokens."""
+        self._settle()
+        logits = self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], (), nullcontext())
+        if self._history:
+            self._history.follow(keeps_state)
+        return logits
+
+    def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
+        """Run one forward over right-padded rows. Padding lands past a row's end, where it is masked."""
+        width = max(map(len, fed))
+        # Pad with the row's own last token, which is surely a valid id.
+        padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
+        self._settle()
+        self._history = None
+        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], ranks, self._trace())
+
+    def _forward(
+        self,
+        tokens: mx.array,
+        widths: Sequence[int],
+        ranks: Sequence[Ranks | None],
+        tracing: AbstractContextManager[None],
+    ) -> mx.array:
+        self._outgrow(max(widths))
+        self.shared.begin_forward(widths, ranks=ranks)
+        self._groups.begin_forward()
+        for columns in self._windows.values():
+            if moves := columns.begin_forward():
+                for cache in self._in_window(columns):
+                    cache.move(moves)
+        before = [(state, list(state.cache)) for state in self._states]
+        if self._attention_classes is None:
+            by_group = attention_by_group(self._groups)
+        else:
+            by_group = layers_by_group(self._groups, self._attention_classes)
+        try:
+            with tracing, by_group:
+                logits: mx.array = self.model(tokens, cache=self.caches)
+        except BaseException:
+            for state, arrays in before:
+                state.cache = arrays
+            raise
+        self.shared.end_forward()
+        self._groups.end_forward()
+        for columns in self._windows.values():
+            columns.end_forward()
+        return logits
+
+    @contextmanager
+    def _trace(self) -> Iterator[None]:
+        """Trace the forward, so that state can go back into it."""
+        if not (states := self._states):
+            yield
+            return
+        history = StateHistory(states, self.shared)
+        with history.trace():
+            yield
+        self._history = history
+
+    def roll_back(self, row: int, length: int) -> int:
+        """Lower the row's length; its state is computed again with the next forward."""
+        held = self.shared.lengths[row]
+        shortest = max((columns.min_length(row) for columns in self._windows.values()), default=0)
+        if self._states:
+            first = self._history.min_length(row) if self._history else None
+            shortest = max(shortest, held if first is None else first)
+        check_length(row, length, shortest, held)
+        if self._history and length == held:
+            self._history.stay(row)
+        elif self._history:
+            length = self._history.go_back(row, length)
+        self.shared.lengths[row] = length
+        self._groups.set_length(row, length)
+        return length
+
+    def start_copies(self) -> None:
+        """Start copying what rows that joined or left have moved; else the next forward does.
+
+        Until then their old buffers are in memory too.
+        """
+        for cache in leaves(self.caches):
+            if isinstance(cache, RaggedStateCache):
+                start_copies(cache.cache)
+                continue
+            parts = cache.parts.values() if isinstance(cache, GroupedKVCache) else [cache]
+            start_copies(*(part.arrays for part in parts))
+
+    def _settle(self) -> None:
+        """Compute the states of rows that were rolled back."""
+        if self._history:
+            self._history.apply()
+            if self._history.is_over:
+                self._history = None
+
+    def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
+        """Copy the keys and values of tokens [start, end); a view would keep the shared buffers alive."""
+        return [array for cache in self._full for array in cache.row_slice(row, start, end)]
+
+    def state(self, row: int) -> State:
+        """Copy the state of the row's other caches."""
+        self._settle()
+        taken: State = []
+        for cache in leaves(self.caches):
+            if isinstance(cache, RaggedStateCache):
+                taken += cache.row_state(row)
+            elif isinstance(cache, RaggedKVCache):
+                taken += cache.live_columns(row)
+        return taken
+
+
+def _needed(group: Group) -> Extent:
+    """Return the slots and columns that a group's buffers need."""
+    ends = (
+        max(group.columns.dirty_ends[slot], group.columns.end_of(slot)) for slot in range(len(group.rows))
+    )
+    return len(group.rows), max(ends)
+
+
+def _needed_cells(group: Group) -> int:
+    num_slots, num_columns = _needed(group)
+    return num_slots * round_columns(num_columns)

@@ -1,0 +1,359 @@
+"""Keep the keys and values of all rows of a batch in one buffer per layer, laid out as columns.py says."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from engine.kv_cache.columns import Columns, Move
+from engine.kv_cache.extents import Extent, grow_extent, grow_slots, round_columns
+from engine.kv_cache.groups import Group, Groups, PerGroup
+from engine.kv_cache.per_row import fitting_group_size
+from engine.kv_cache.sliding_window import WindowKVCache
+
+
+class RaggedKVCache:
+    """One layer's keys and values. It has mlx-lm's cache protocol, so mlx-lm's models run unchanged.
+
+    arrays: the buffers, those of the keys first, (slots, heads, columns, any) each; empty until first used.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.arrays: list[mx.array] = []
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The number of tokens before this forward: an int if all rows agree, else (rows,)."""
+        return self.columns.shared.offset
+
+    @property
+    def keys(self) -> mx.array:
+        """The buffer of the keys, unless quantized. DeepSeek V3.2 makes it wait for another array."""
+        return self.arrays[0]
+
+    @keys.setter
+    def keys(self, buffer: mx.array) -> None:
+        self.arrays[0] = buffer
+
+    @property
+    def values(self) -> mx.array:
+        """The buffer of the values, unless quantized. DeepSeek V3.2 clears one that it does not use."""
+        return self.arrays[1]
+
+    @values.setter
+    def values(self, buffer: mx.array) -> None:
+        self.arrays[1] = buffer
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write the new keys and values and return all keys and values that this forward reads.
+
+        keys, values: (rows, heads, width, head_dim).
+        Returns keys and values of (rows, heads, columns, head_dim) each, or three arrays each if quantized.
+        The caller must mask the columns that a row must not see.
+        """
+        padding = self.columns.shared.padding
+        # A masked value is still multiplied by a weight of zero, and zero times NaN is NaN. Keys may be
+        # values too: with latent attention they are.
+        if padding is not None:
+            keys, values = (mx.where(padding, mx.zeros((), one.dtype), one) for one in (keys, values))
+        encoded = self._encode(keys, values)
+        self._reserve(keys.shape[0], self.columns.num_used, encoded)
+        for buffer, new in zip(self.arrays, encoded, strict=True):
+            self._write(buffer, new)
+        return self.keys_and_values()
+
+    def _write(self, buffer: mx.array, new: mx.array) -> None:
+        """Write new columns, and erase leftovers after them."""
+        columns, num_rows = self.columns, new.shape[0]
+        if columns.uniform:
+            buffer[:num_rows, :, columns.write_slice] = new
+            return
+        slots, at = columns.write_indices
+        if columns.num_cleared:
+            new = mx.pad(new, [(0, 0), (0, 0), (0, columns.num_cleared), (0, 0)])
+        # Indexing with two arrays moves the indexed axes to the front: (rows, width, heads, head_dim).
+        buffer[slots, :, at] = new.transpose(0, 2, 1, 3)
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return the keys and values of the last update, for layers that share this cache."""
+        num_rows, read = len(self.columns.bases), self.columns.read_slice
+        return self._decode([array[:num_rows, :, read] for array in self.arrays])
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """Return the mask for mlx-lm's attention; see Columns.make_mask."""
+        return self.columns.make_mask(N, return_array, window_size)
+
+    def _encode(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        return [keys, values]
+
+    def _decode(self, arrays: list[mx.array]) -> tuple[Any, Any]:
+        return arrays[0], arrays[1]
+
+    def _reserve(self, num_slots: int, num_columns: int, examples: Sequence[mx.array]) -> None:
+        """Ensure that the buffers have at least that many slots and columns.
+
+        examples: set the shapes and types of buffers that do not exist yet.
+        """
+        is_window, extent = self.columns.window is not None, self.extent
+        needed = num_slots, max(num_columns, self.columns.num_reserved) if is_window else num_columns
+        if self.arrays and needed[0] <= extent[0] and needed[1] <= extent[1]:
+            return
+        if is_window:
+            grown = grow_slots(extent[0], num_slots), needed[1]
+        elif not self.arrays:
+            grown = num_slots, round_columns(num_columns)
+        else:
+            grown = grow_extent(extent, needed, self.columns.max_cells)
+        if not self.arrays:
+            self.arrays = [
+                mx.zeros((grown[0], one.shape[1], grown[1], one.shape[3]), one.dtype) for one in examples
+            ]
+        else:
+            self.resize(max(grown[0], extent[0]), max(grown[1], extent[1]))
+
+    @property
+    def extent(self) -> Extent:
+        """The slots and columns of the buffers; (0, 0) before the first use."""
+        if not self.arrays:
+            return 0, 0
+        slots, _, columns, _ = self.arrays[0].shape
+        return slots, columns
+
+    def resize(self, num_slots: int, num_columns: int) -> None:
+        """Resize the buffers to that many slots and columns; new cells are zero, cells beyond are dropped."""
+        self.arrays = [_resized(array, num_slots, num_columns) for array in self.arrays]
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Lay the rows out anew, in buffers of num_reserved columns; all other cells are zero."""
+        num_columns = self.columns.num_reserved
+        self.arrays = [_moved(array, moves, num_columns) for array in self.arrays]
+
+    def fill(self, row: int, given: Any) -> None:
+        """Write a row's keys and values from its own cache, or take its buffers over if it is alone."""
+        length, first = self.columns.shared.lengths[row], self.columns.first_live(row)
+        if length == 0:
+            self._clear_row(row)
+            return
+        arrays = row_arrays(given)
+        if isinstance(given, WindowKVCache):
+            arrays = list(given.live_columns())
+        elif len(self.columns.bases) == 1:
+            self.arrays = arrays
+            self.resize(1, min(self.extent[1], round_columns(length + 1)))
+            return
+        self.put(row, [array[:, :, : length - first] for array in arrays])
+
+    def leave(self, row: int, last: int) -> None:
+        """Copy the last row into the slot of a leaving row, before the Columns forget the leaving row."""
+        if row != last:
+            start, end = self.columns.start_of(last), self.columns.end_of(last)
+            if end > start:
+                self._put_at(row, start, [array[last : last + 1, :, start:end] for array in self.arrays])
+            else:
+                self._clear_row(row)
+
+    def row_slice(self, row: int, start: int, end: int) -> list[mx.array]:
+        """Copy positions [start, end) of a row: arrays of (1, heads, end - start, any), keys first."""
+        base = self.columns.bases[row]
+        # A view would hold a reference to the buffer, which could then not be updated in place.
+        return [mx.contiguous(array[row : row + 1, :, start - base : end - base]) for array in self.arrays]
+
+    def live_columns(self, row: int) -> list[mx.array]:
+        """Copy a row's keys and values that later forwards can read; see WindowKVCache.live_columns."""
+        return self.row_slice(row, self.columns.first_live(row), self.columns.shared.lengths[row])
+
+    def put(self, row: int, arrays: Sequence[mx.array]) -> None:
+        """Write a row's keys and values, those of the tokens that it holds, from copies."""
+        start = self.columns.start_of(row)
+        self._reserve(row + 1, start + arrays[0].shape[2], arrays)
+        self._put_at(row, start, arrays)
+
+    def _put_at(self, row: int, start: int, arrays: Sequence[mx.array]) -> None:
+        """Write a whole row from a column on, and zeros around it."""
+        end = start + arrays[0].shape[2]
+        for buffer, new in zip(self.arrays, arrays, strict=True):
+            buffer[row : row + 1, :, :start] = 0
+            buffer[row : row + 1, :, end:] = 0
+            buffer[row : row + 1, :, start:end] = new
+
+    def _clear_row(self, row: int) -> None:
+        """Zero what an earlier row left in this slot."""
+        for buffer in self.arrays:
+            if row < buffer.shape[0]:
+                buffer[row : row + 1] = 0
+
+
+class RaggedChunkedKVCache(RaggedKVCache):
+    """One layer's keys and values where a token sees its own chunk up to itself. See stand_ins/llama4.py."""
+
+    def maybe_trim_front(self) -> None:
+        """Do nothing: the columns that no chunk can reach go when the rows are moved to the front."""
+
+
+class RaggedQuantizedKVCache(RaggedKVCache):
+    """One layer's keys and values, quantized: packed numbers, scales and biases of each."""
+
+    def __init__(self, columns: Columns, bits: int) -> None:
+        super().__init__(columns)
+        self.bits = bits
+
+    @property
+    def group_size(self) -> int:
+        """The numbers that share a scale."""
+        packed, scales = self.arrays[:2]
+        return packed.shape[-1] * 32 // self.bits // scales.shape[-1]
+
+    def _encode(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        size = fitting_group_size(keys.shape[-1], values.shape[-1])
+        return [
+            part for array in (keys, values) for part in mx.quantize(array, group_size=size, bits=self.bits)
+        ]
+
+    def _decode(self, arrays: list[mx.array]) -> tuple[Any, Any]:
+        return tuple(arrays[:3]), tuple(arrays[3:])
+
+
+class GroupedKVCache:
+    """One layer's keys and values of full attention, with buffers for each group of rows. See groups.py.
+
+    parts: the buffers of each group that has any.
+    """
+
+    def __init__(self, groups: Groups, bits: int | None) -> None:
+        self.groups = groups
+        self.parts: dict[Group, RaggedKVCache] = {}
+        # Without quantization there must be no such attribute: mlx-lm looks for it.
+        if bits is not None:
+            self.bits = bits
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The number of tokens before this forward: an int if all rows agree, else (rows,)."""
+        return self.groups.shared.offset
+
+    @property
+    def group_size(self) -> int:
+        """The numbers that share a scale, if quantized."""
+        part = next(iter(self.parts.values()))
+        assert isinstance(part, RaggedQuantizedKVCache)
+        return part.group_size
+
+    @property
+    def keys(self) -> Any:
+        """The buffer of the keys, or PerGroup of buffers. Pipelines assign the same value again."""
+        if len(self.groups) == 1:
+            return self._only.keys
+        return PerGroup([self.part(group).keys for group in self.groups])
+
+    @keys.setter
+    def keys(self, buffer: Any) -> None:
+        if not isinstance(buffer, PerGroup):
+            self._only.keys = buffer
+            return
+        for group, one in zip(self.groups, buffer.parts, strict=True):
+            self.part(group).keys = one
+
+    @property
+    def values(self) -> mx.array:
+        """The buffer of the values, if there is one group."""
+        return self._only.values
+
+    @values.setter
+    def values(self, buffer: mx.array) -> None:
+        self._only.values = buffer
+
+    def part(self, group: Group) -> RaggedKVCache:
+        """Return the buffers of one group."""
+        if (found := self.parts.get(group)) is None:
+            bits, columns = getattr(self, "bits", None), group.columns
+            found = RaggedKVCache(columns) if bits is None else RaggedQuantizedKVCache(columns, bits)
+            self.parts[group] = found
+        return found
+
+    def drop(self, group: Group) -> None:
+        """Free the buffers of a group."""
+        self.parts.pop(group, None)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write the new keys and values and return all that this forward reads: arrays, or PerGroup of them.
+
+        keys, values: (rows, heads, width, head_dim).
+        """
+        if self.groups.is_single:
+            return self._only.update_and_fetch(keys, values)
+        split = zip(self.groups, self.groups.split(keys), self.groups.split(values), strict=True)
+        return _per_group([self.part(group).update_and_fetch(k, v) for group, k, v in split])
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return the keys and values of the last update, for layers that share this cache."""
+        if self.groups.is_single:
+            return self._only.keys_and_values()
+        return _per_group([self.part(group).keys_and_values() for group in self.groups])
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """Return the mask for mlx-lm's attention; see Columns.make_mask."""
+        if self.groups.is_single:
+            return self._only.make_mask(N, return_array, window_size)
+        return PerGroup([group.columns.make_mask(N, return_array, window_size) for group in self.groups])
+
+    def fill(self, row: int, given: Any) -> None:
+        """Write a row's keys and values from its own cache, or take its buffers over if it is alone."""
+        group, slot = self.groups.place_of(row)
+        self.part(group).fill(slot, given)
+
+    def put(self, row: int, arrays: Sequence[mx.array]) -> None:
+        """Write a row's keys and values, those of the tokens that it holds, from copies."""
+        group, slot = self.groups.place_of(row)
+        self.part(group).put(slot, arrays)
+
+    def row_slice(self, row: int, start: int, end: int) -> list[mx.array]:
+        """Copy positions [start, end) of a row: arrays of (1, heads, end - start, any), keys first."""
+        group, slot = self.groups.place_of(row)
+        return self.part(group).row_slice(slot, start, end)
+
+    @property
+    def _only(self) -> RaggedKVCache:
+        return self.part(self.groups.first)
+
+
+def _per_group(keys_and_values: Sequence[tuple[Any, Any]]) -> tuple[PerGroup, PerGroup]:
+    return PerGroup([keys for keys, _ in keys_and_values]), PerGroup(
+        [values for _, values in keys_and_values]
+    )
+
+
+def row_arrays(cache: Any) -> list[mx.array]:
+    """Return the keys and values that one row's own cache holds: two arrays, or six if quantized."""
+    both = (cache.keys, cache.values)
+    # Quantized keys are three arrays, and so are the values.
+    return [*both] if type(cache) is KVCache else [array for three in both for array in three]
+
+
+def _resized(buffer: mx.array, num_slots: int, num_columns: int) -> mx.array:
+    if num_slots < buffer.shape[0] or num_columns < buffer.shape[2]:
+        # A view would keep the whole old buffer alive.
+        buffer = mx.contiguous(buffer[:num_slots, :, :num_columns])
+    slots, heads, columns, dim = buffer.shape
+    if num_columns > columns:
+        more = mx.zeros((slots, heads, num_columns - columns, dim), buffer.dtype)
+        buffer = mx.concatenate([buffer, more], axis=2)
+    if num_slots > slots:
+        more = mx.zeros((num_slots - slots, *buffer.shape[1:]), buffer.dtype)
+        buffer = mx.concatenate([buffer, more], axis=0)
+    return buffer
+
+
+def _moved(buffer: mx.array, moves: Sequence[Move], num_columns: int) -> mx.array:
+    rows = []
+    for row, move in enumerate(moves):
+        held = buffer[row : row + 1, :, move.start : move.end]
+        after = num_columns - move.to - held.shape[2]
+        rows.append(mx.pad(held, [(0, 0), (0, 0), (move.to, after), (0, 0)]))
+    num_spare = buffer.shape[0] - len(rows)
+    if num_spare:
+        rows.append(mx.zeros((num_spare, buffer.shape[1], num_columns, buffer.shape[3]), buffer.dtype))
+    return mx.concatenate(rows)

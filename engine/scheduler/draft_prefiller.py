@@ -1,0 +1,312 @@
+"""Draft prefill: the draft model computes the texts of rows that decode, slice by slice, on slowdown budgets.
+
+A row decodes from its first token on, however far its draft prefill is. A slice is computed only while no
+prompt is prefilled and every row has its first token. It delays all rows, so the budget of each must allow
+it. Once a row's draft prefill is complete, the draft model may draft for it.
+"""
+
+import logging
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from time import perf_counter
+
+from engine.memory.budget import MemoryBudget
+from engine.scheduler.planner import Planner
+from engine.scheduler.prefix_lookup import num_shared
+from engine.sequence.sequence import Sequence
+from engine.speculative.draft_model.prefill import TextPrefill
+from engine.speculative.draft_model.prefixes import DraftPrefixes
+from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
+from engine.speculative.proposers import Proposers
+
+log = logging.getLogger("reprise.engine")
+
+MIN_SLICE_TOKENS = 16
+"""Minimum tokens in a slice, if as many are left, once that many were tried: fewer take as long."""
+
+PACE_RATE = 0.5
+"""How fast the time per token follows a measured slice, as a share of the difference."""
+
+GROWING_SLICES = 6
+"""The first slices are small and take longer per token: each replaces what was expected before."""
+
+RESERVED_STEPS = 1.0
+"""Plain steps of a slowdown budget that are left for the first draft, besides the budget's reserve."""
+
+PREFILL_IN_ANSWERS = 4
+"""A text is prefilled if this many answers like this one could pay for it: the next turn continues there."""
+
+ALL_TEXT = 2**20
+"""Maximum tokens of a text to look up in the prefix cache at once."""
+
+
+class Pace:
+    """How many tokens a slice has, so that it takes about as long as it may, by what earlier ones took.
+
+    The first slice has one token, and each next one at most twice as many as the one before it.
+
+    max_tokens: of one slice. token_s: seconds per token; those of the first one are a guess.
+    """
+
+    def __init__(self, max_tokens: int, token_s: float = 0.0) -> None:
+        self._max_tokens = max_tokens
+        self.num_tokens = 1
+        self.token_s = token_s
+        self._num_observed = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough slices were measured to estimate the time of a text."""
+        return self._num_observed >= GROWING_SLICES
+
+    def slice_s(self, num_left: int) -> float:
+        """Return the expected seconds of a slice of a text of which num_left tokens are left."""
+        return min(self.num_tokens, max(num_left, MIN_SLICE_TOKENS)) * self.token_s
+
+    def observe(self, num_tokens: int, taken_s: float, limit_s: float) -> None:
+        """Learn from the time of a slice. A short one, at the end of a text, would teach too much per token.
+
+        limit_s: how long one may take.
+        """
+        if 2 * num_tokens < self.num_tokens:
+            return
+        rate = PACE_RATE if self.is_known else 1.0
+        self.token_s += rate * (taken_s / num_tokens - self.token_s)
+        self._num_observed += 1
+        fitting = int(limit_s / max(self.token_s, 1e-12))
+        self.num_tokens = min(max(fitting, MIN_SLICE_TOKENS), 2 * self.num_tokens, self._max_tokens)
+
+
+class DraftPrefiller:
+    """Chooses which texts the draft model prefills, and when. Used by the engine's thread only.
+
+    A fault ends only the draft model's part: the answer needs the target model alone.
+    prefixes: keys and values that the draft model has computed before.
+    """
+
+    def __init__(
+        self,
+        draft_model: RowDrafter,
+        proposers: Proposers,
+        planner: Planner,
+        memory_budget: MemoryBudget,
+        prefixes: DraftPrefixes,
+    ) -> None:
+        self.prefixes = prefixes
+        self._draft_model = draft_model
+        self._proposers = proposers
+        self._planner = planner
+        self._memory_budget = memory_budget
+        # No slice is larger than the chunks for which memory is reserved.
+        self._pace = Pace(memory_budget.chunk_tokens, planner.model_s(1, 1, 0))
+        self._lookup_pace = Pace(ALL_TEXT)
+
+    def choose(self, sequence: Sequence) -> None:
+        """Choose whether to draft for a sequence whose drafters were just opened.
+
+        Its prompt is not computed yet: to take a head's states out of the target costs time, too.
+        """
+        if sequence.drafts and sequence.drafts.uses_model:
+            try:
+                sequence.drafts.uses_model = self._is_wanted()
+                sequence.drafts.counts.is_model_left_out = not sequence.drafts.uses_model
+                sequence.drafts.counts.token_steps = self._planner.model_token_steps(1)
+            except Exception as fault:
+                sequence.give_up_draft_model(fault)
+
+    def begin(self, sequence: Sequence) -> TextPrefill | None:
+        """Make the draft prefill of a sequence that joins the rows; None if no model drafts for it."""
+        drafts, prefill = sequence.drafts, None
+        if drafts is None:
+            return None
+        drafts.forecast.is_ready = False
+        try:
+            if drafts.uses_model:
+                prefill = self._make_prefill(sequence)
+        except Exception as fault:
+            sequence.give_up_draft_model(fault)
+        drafts.uses_model = prefill is not None
+        return prefill
+
+    def _make_prefill(self, sequence: Sequence) -> TextPrefill | None:
+        if isinstance(self._draft_model, HeadDrafter):
+            of_target = sequence.prefill
+            head_prefill = self._draft_model.make_prefill(of_target.states, of_target.num_computed)
+            # Where a text like this one may continue.
+            head_prefill.keep_at = {self.prefixes.opening(sequence.tokens), of_target.num_computed}
+            return head_prefill
+        opening = self.prefixes.opening(sequence.tokens)
+        prefill = self._draft_model.make_prefill(len(sequence.tokens), sequence.give_up_draft_model, opening)
+        if prefill and sequence.drafts:
+            strategy = self._draft_model.translation.strategy
+            sequence.drafts.counts.track_translation(prefill.translator, strategy)
+        return prefill
+
+    def _is_wanted(self) -> bool:
+        proposers = self._proposers
+        pays = self._planner.model_pays(proposers.new_forecast(), proposers.limit)
+        return proposers.prompt_gate.should_prefill(pays)
+
+    def begun(self, members: SequenceOf[Sequence]) -> list[Sequence]:
+        """Return the rows whose draft prefill is under way, in caches that are not theirs yet."""
+        return [members[row] for row, prefill in self._draft_model.awaiting_prefill() if prefill.caches]
+
+    def stop(self, members: SequenceOf[Sequence]) -> bool:
+        """End all draft prefill that is under way, to free memory; return whether there was any."""
+        rows = [row for row, prefill in self._draft_model.awaiting_prefill() if prefill.caches]
+        for row in rows:
+            self._drop(members[row], row)
+        return bool(rows)
+
+    def _drop(self, sequence: Sequence, row: int) -> None:
+        self._draft_model.drop_prefill(row)
+        if sequence.drafts:
+            sequence.drafts.uses_model = False
+
+    def keep_row(self, sequence: Sequence, row: int) -> None:
+        """Keep the prefilled part of a row's text, before the row is removed, if memory allows a copy."""
+        try:
+            if self._may_copy(sequence):
+                self._draft_model.keep_row(row, sequence.tokens, self.prefixes)
+        # No request depends on this copy.
+        except Exception:
+            log.warning("a prefix of the draft model could not be cached", exc_info=True)
+
+    def is_due(self, members: SequenceOf[Sequence]) -> bool:
+        """Whether a slice may be computed now. Drops draft prefills first that are of no use any more."""
+        self._drop_hopeless(members)
+        return self._choose(members) is not None
+
+    def run(self, members: SequenceOf[Sequence]) -> None:
+        """Compute at least one slice, if one is due, and more while all take no longer than they may.
+
+        They may take a plain step or, within the shares of prefill time, as long as a prompt's chunk.
+        """
+        start, has_computed = perf_counter(), False
+        while (chosen := self._choose(members)) is not None:
+            row, prefill, plain_s = chosen
+            share_s = min(s.drafts.slowdown_budget.share_to_prefill_s for s in members if s.drafts)
+            limit_s = max(plain_s, min(self._proposers.settings.max_stall_ms / 1000, share_s))
+            if has_computed and perf_counter() - start + self._slice_s(members[row], prefill) > limit_s:
+                return
+            self._run_slice(members, row, prefill, limit_s)
+            self._drop_hopeless(members)
+            has_computed = True
+
+    def _drop_hopeless(self, members: SequenceOf[Sequence]) -> None:
+        """Drop texts that take longer to prefill than their answers can pay for, and heads idle for long."""
+        if isinstance(self._draft_model, HeadDrafter):
+            for row in self._draft_model.idle_rows():
+                self._drop(members[row], row)
+        plain_s = self._plain_s(members)
+        for row, prefill in self._draft_model.awaiting_prefill() if plain_s else ():
+            if prefill.has_begun and not self._is_payable(members[row], prefill, plain_s or 0.0):
+                # Another turn may continue here.
+                self.keep_row(members[row], row)
+                self._drop(members[row], row)
+                if drafts := members[row].drafts:
+                    drafts.counts.is_model_dropped = True
+
+    def _plain_s(self, members: SequenceOf[Sequence]) -> float | None:
+        """Return the seconds of a plain step; None if they are not known, or a row has no token yet."""
+        # A slice must not delay a first token.
+        if not members or not all(s.num_answered for s in members):
+            return None
+        return self._planner.costs.least_plain_s(len(members), self._planner.conditions(members))
+
+    def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, TextPrefill, float] | None:
+        """Return the row to prefill next, the one with the least left; None if none may be.
+
+        Returns the row, its draft prefill, and the seconds of a plain step.
+        """
+        awaiting = [
+            (row, prefill)
+            for row, prefill in self._draft_model.awaiting_prefill()
+            if (drafts := members[row].drafts) and drafts.uses_model and not prefill.is_waiting
+        ]
+        if not awaiting or (plain_s := self._plain_s(members)) is None:
+            return None
+        budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
+        left_s = min(budget.left_to_prefill_s(plain_s) for budget in budgets) - (1 + RESERVED_STEPS) * plain_s
+        awaiting.sort(key=lambda one: one[1].count_left(len(members[one[0]].tokens)))
+        texts = [(members[row], prefill) for row, prefill in awaiting]
+        for row, prefill in awaiting:
+            is_affordable = self._slice_s(members[row], prefill) <= left_s
+            if is_affordable and not self._awaits(members[row], prefill, texts):
+                return row, prefill, plain_s
+        return None
+
+    def _awaits(
+        self, sequence: Sequence, prefill: TextPrefill, others: Iterable[tuple[Sequence, TextPrefill]]
+    ) -> bool:
+        """Whether another text that begins like this one comes first, after which this one has less left."""
+        if prefill.has_begun or not prefill.num_before:
+            return False
+        return any(
+            other.num_before < prefill.num_before and num_shared(sequence, of) >= prefill.num_before
+            for of, other in others
+        )
+
+    def _pace_of(self, prefill: TextPrefill) -> Pace:
+        return self._pace if prefill.has_begun else self._lookup_pace
+
+    def _slice_s(self, sequence: Sequence, prefill: TextPrefill) -> float:
+        """Return the expected seconds of the next slice of a sequence's text."""
+        return self._pace_of(prefill).slice_s(prefill.count_left(len(sequence.tokens)))
+
+    def _is_payable(self, sequence: Sequence, prefill: TextPrefill, plain_s: float) -> bool:
+        """Whether the sequence's budget can pay for the rest of its draft prefill before its answer ends."""
+        if not self._pace.is_known or sequence.drafts is None:
+            return True
+        budget = sequence.drafts.slowdown_budget
+        num_left = sequence.request.max_tokens - sequence.num_answered
+        prefill_s = prefill.spent_s + prefill.count_left(len(sequence.tokens)) * self._pace.token_s
+        if self.prefixes.cache:
+            prefill_s /= PREFILL_IN_ANSWERS
+        # Each token of the answer earns a part of a step, and has to be prefilled too.
+        earned_s = num_left * max(0.0, budget.overhead * plain_s - self._pace.token_s)
+        payable_s = budget.left_to_prefill_s(plain_s) - (1 + RESERVED_STEPS) * plain_s + earned_s
+        return num_left > 1 and prefill_s <= prefill.spent_s + payable_s
+
+    def _run_slice(
+        self, members: SequenceOf[Sequence], row: int, prefill: TextPrefill, limit_s: float
+    ) -> None:
+        """Compute a slice of a row's text, or look it up, and charge its time to all rows."""
+        sequence, start = members[row], perf_counter()
+        try:
+            run = self._compute if prefill.has_begun else self._look_up
+            run(sequence, row, prefill, limit_s)
+        except Exception as fault:
+            self._draft_model.drop_prefill(row)
+            sequence.give_up_draft_model(fault)
+        taken_s = perf_counter() - start
+        prefill.spent_s += taken_s
+        for other in members:
+            if other.drafts:
+                other.drafts.slowdown_budget.charge_draft_prefill(taken_s)
+        if sequence.drafts:
+            sequence.drafts.counts.drafter_s += taken_s
+
+    def _look_up(self, sequence: Sequence, row: int, prefill: TextPrefill, limit_s: float) -> None:
+        """Look up a part of a text, to find out how much of it the draft model has computed before."""
+        start, tokens = perf_counter(), sequence.tokens
+        num_tokens = self.prefixes.look_up(prefill, tokens, self._lookup_pace.num_tokens)
+        self._lookup_pace.observe(num_tokens, perf_counter() - start, limit_s)
+        if prefill.caches and not self._memory_budget.reserve_draft_prefill(len(tokens)):
+            self._drop(sequence, row)
+
+    def _compute(self, sequence: Sequence, row: int, prefill: TextPrefill, limit_s: float) -> None:
+        """Feed the draft model a part of a text; after the last one it may draft."""
+        start, tokens = perf_counter(), sequence.tokens
+        num_computed = prefill.compute(self._draft_model.model, tokens, self._pace.num_tokens)
+        self._pace.observe(num_computed, perf_counter() - start, limit_s)
+        is_complete = prefill.count_left(len(tokens)) == 0
+        # A request that comes meanwhile may share this text.
+        if (is_complete or prefill.num_computed in prefill.keep_at) and self._may_copy(sequence):
+            self.prefixes.keep(prefill, tokens)
+        if is_complete and sequence.drafts:
+            self._draft_model.start_drafting(row)
+            sequence.drafts.forecast.begin()
+
+    def _may_copy(self, sequence: Sequence) -> bool:
+        return self.prefixes.cache is not None and self._memory_budget.may_copy(len(sequence.tokens), -1)

@@ -1,0 +1,181 @@
+"""The draft prefill of one sequence: its committed text in the draft model's ids, computed slice by slice."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from engine.kv_cache.per_row import Caches
+from engine.kv_cache.rows import evaluate
+from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
+from engine.speculative.translation.translator import Translator
+
+MAX_IDS_PER_TOKEN = 2
+"""Maximum ids of the draft model per target token, for which memory is reserved.
+
+For a text that takes more nothing is drafted, as it would hardly pay.
+"""
+
+SPARE_IDS = 256
+"""Ids allowed in addition, since a short text may take more per token."""
+
+MAX_UNSETTLED = ROLLBACK_TOKENS // 2
+"""Maximum ids that may still change: caches must be able to roll these back together with a draft."""
+
+
+class UndraftableTextError(Exception):
+    """The draft model cannot take a text, so nothing is drafted; not a fault. The message says why."""
+
+
+GiveUp = Callable[[Exception], None]
+"""Called with the exception that ends a draft prefill."""
+
+
+class TextPrefill(ABC):
+    """The part of one sequence that its drafter has computed: a draft model, or a head of the target.
+
+    caches, num_computed: the drafter's caches and the ids that they hold, from begin() until the row of the
+        batch owns them. has_begun: whether begin() was called.
+    num_before: leading ids of the text that it cannot compute itself, as they are not known to it.
+    keep_at: numbers of ids at which the caches are to be kept in the prefix cache.
+    spent_s: seconds that it has taken so far.
+    """
+
+    def __init__(self) -> None:
+        self.caches: Caches = []
+        self.num_computed = 0
+        self.has_begun = False
+        self.num_before = 0
+        self.keep_at: set[int] = set()
+        self.spent_s = 0.0
+
+    def begin(self, caches: Caches, num_computed: int) -> None:
+        """Begin to compute. caches: hold the first num_computed ids."""
+        self.caches, self.num_computed, self.has_begun = caches, num_computed, True
+
+    def _until_kept(self, num_fed: int) -> int:
+        """Return how many ids to feed, at most num_fed, to end where the caches are to be kept."""
+        return min([num_fed, *(at - self.num_computed for at in self.keep_at if at > self.num_computed)])
+
+    def release_caches(self) -> Caches:
+        """Return the caches and drop them here: from now on the rows of the batch own them."""
+        caches, self.caches = self.caches, []
+        return caches
+
+    @abstractmethod
+    def compute(self, model: Any, tokens: Sequence[int], max_ids: int) -> int:
+        """Feed the drafter the next ids of a text, and wait for it; return how many, at most max_ids."""
+
+    @abstractmethod
+    def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the ids that the caches hold, to keep them in the prefix cache; none if they may not be.
+
+        tokens: all committed tokens of the sequence.
+        """
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is being loaded for it, before which it cannot begin."""
+        return False
+
+    @abstractmethod
+    def count_left(self, num_tokens: int) -> int:
+        """Count the tokens left to translate and compute of a text of num_tokens; 0 once drafts may begin."""
+
+
+class DraftPrefill(TextPrefill):
+    """The part of one sequence that the draft model has computed.
+
+    context_tokens: the longest text that the draft model takes, in its own ids.
+    opening: target tokens before the opening of the answer; 0 if it is not known.
+    give_up: for the caller to call if the draft model cannot continue.
+    ids: the draft model's ids of all tokens translated. num_settled: leading ids that never change.
+    """
+
+    def __init__(
+        self, translator: Translator, context_tokens: int, give_up: GiveUp, opening: int = 0
+    ) -> None:
+        super().__init__()
+        self.translator = translator
+        self.give_up = give_up
+        self.ids: Sequence[int] = ()
+        self.num_settled = 0
+        self._context_tokens = context_tokens
+        self._opening = opening
+        self._num_translated = 0
+
+    def translate(self, tokens: Sequence[int], num_ahead: int = 0) -> int:
+        """Translate all committed tokens, including those translated before.
+
+        num_ahead: ids that will be drafted after them.
+        Returns the number of leading ids that are the same as before.
+        Raises UndraftableTextError, or whatever a tokenizer raises.
+        """
+        text = self.translator.translate_text(tokens)
+        num_ids = len(text.ids)
+        if num_ids + num_ahead > self._context_tokens:
+            raise UndraftableTextError(
+                f"the draft model reads {self._context_tokens} tokens; "
+                f"the text takes {num_ids} of its tokens and the draft {num_ahead}"
+            )
+        max_ids = MAX_IDS_PER_TOKEN * len(tokens) + SPARE_IDS
+        if num_ids > max_ids:
+            raise UndraftableTextError(
+                f"{len(tokens)} tokens take {num_ids} of the draft model's; the limit is {max_ids}"
+            )
+        if num_ids - text.num_settled > MAX_UNSETTLED:
+            raise UndraftableTextError(
+                f"{num_ids - text.num_settled} of the draft model's tokens may still change; "
+                f"the limit is {MAX_UNSETTLED}"
+            )
+        self.ids, self.num_settled, self._num_translated = text.ids, text.num_settled, len(tokens)
+        return text.num_same
+
+    def translate_more(self, tokens: Sequence[int], max_tokens: int) -> int:
+        """Translate up to max_tokens tokens of a text after those translated before; return how many.
+
+        Stops where the answer opens, so that the caches are kept there: the next turn may leave out the
+        reasoning. Raises as translate() does.
+        """
+        start = self._num_translated
+        end = min(len(tokens), start + max_tokens)
+        if start < self._opening:
+            end = min(end, self._opening)
+        if end > start:
+            self.translate(tokens if end == len(tokens) else tokens[:end])
+        if end == self._opening:
+            self.keep_at.add(self.num_settled)
+        return end - start
+
+    def compute(self, model: Any, tokens: Sequence[int], max_ids: int) -> int:
+        """Feed the draft model the next ids of a text, and wait for it; return how many, at most max_ids.
+
+        Translates more of the text if that is needed. Raises as translate() does.
+        """
+        if self._num_to_compute < max_ids:
+            self.translate_more(tokens, max_ids)
+        num_fed = self._until_kept(min(max_ids, self._num_to_compute))
+        if num_fed:
+            part = self.ids[self.num_computed : self.num_computed + num_fed]
+            model(mx.array(list(part))[None], cache=self.caches)
+            evaluate(self.caches)
+            self.num_computed += num_fed
+        return num_fed
+
+    def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:  # noqa: ARG002
+        """Return the draft model's ids that the caches hold."""
+        return self.ids[: self.num_computed]
+
+    def count_left(self, num_tokens: int) -> int:
+        """Count the tokens left to translate and compute of a text of num_tokens; 0 once drafts may begin."""
+        return num_tokens - self._num_translated + self._num_to_compute
+
+    @property
+    def num_usable(self) -> int:
+        """The leading ids that the caches may hold. Others may change, and one must be fed for its logits."""
+        return max(0, min(self.num_settled, len(self.ids) - 1))
+
+    @property
+    def _num_to_compute(self) -> int:
+        return max(0, self.num_usable - self.num_computed)

@@ -1,0 +1,1 @@
+"""Images: towers that turn them into features, and language models that read these among their tokens."""

@@ -1,0 +1,62 @@
+"""Tell prompts with different images apart, which have the same tokens where the images are.
+
+Beside its tokens a sequence has keys: the same, but for ids beyond the vocabulary in place of placeholders.
+Whatever compares texts reads keys; whatever computes them reads tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import shake_256
+
+import numpy as np
+
+from drafters.base import Draft
+from engine.interface.images import PromptImage
+
+Images = Sequence[PromptImage]
+
+
+def prompt_keys(prompt: Sequence[int], images: Images, vocab_size: int) -> list[int]:
+    """Return a prompt's keys: (n,) below 2**31. vocab_size: number of token ids."""
+    keys = list(prompt)
+    for image in images:
+        placeholder = prompt[image.start]
+        places = [at for at in range(image.start, image.end) if prompt[at] == placeholder]
+        drawn = np.frombuffer(shake_256(image.key).digest(4 * len(places)), "<u4").astype(np.int64)
+        for at, key in zip(places, (vocab_size + drawn % (2**31 - vocab_size)).tolist(), strict=True):
+            keys[at] = key
+    return keys
+
+
+def whole_images(images: Images, length: int) -> int:
+    """Return the length, or where the image begins that it would end in.
+
+    Two images may share their first keys by chance, though hardly all of them.
+    """
+    return next((image.start for image in images if image.start < length < image.end), length)
+
+
+def chunk_end(images: Images, start: int, end: int) -> int:
+    """Return where a chunk from start on ends that divides no image: before end if it can."""
+    for image in images:
+        if image.start < end < image.end:
+            return image.start if image.start > start else image.end
+    return end
+
+
+def without_cut_images(images: Images, ids: np.ndarray, match: Callable[[np.ndarray], int]) -> np.ndarray:
+    """Shorten a prompt's keys until what match() counts of them ends in none of its images.
+
+    match: counts leading keys that are known; never the last one.
+    """
+    while images and (whole := whole_images(images, length := match(ids))) < length:
+        ids = ids[: whole + 1]
+    return ids
+
+
+def without_images(draft: Draft, vocab_size: int) -> Draft:
+    """Cut a draft before the first key of an image."""
+    if max(draft.tokens) < vocab_size:
+        return draft
+    at = next(at for at, token in enumerate(draft.tokens) if token >= vocab_size)
+    return replace(draft, tokens=draft.tokens[:at])

@@ -1,0 +1,36 @@
+"""Let the tokens of an image see each other, while a graph is built."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from engine.kv_cache.per_row import Caches, leaves
+
+
+@contextmanager
+def images_seen_whole(caches: Caches, numbers: np.ndarray) -> Iterator[None]:
+    """Let the masks of one row's caches allow what they do, and every token of the same image.
+
+    numbers: (n,) of the tokens that are fed, the number of each one's image; negative if it has none.
+    """
+    same = mx.array((numbers[:, None] == numbers) & (numbers >= 0))
+
+    def seeing(make_mask: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def make(N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
+            del return_array
+            mask = make_mask(N, return_array=True, window_size=window_size)
+            return mask | mx.pad(same, [(0, 0), (mask.shape[-1] - N, 0)])
+
+        return make
+
+    held: list[Any] = list(leaves(caches))
+    try:
+        for cache in held:
+            cache.make_mask = seeing(cache.make_mask)
+        yield
+    finally:
+        for cache in held:
+            cache.__dict__.pop("make_mask", None)

@@ -1,0 +1,134 @@
+"""See: look at a prompt's images with the tower, in slices, and keep their features until they were fed."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from engine.interface.images import PromptImage
+from engine.kv_cache.per_row import Caches
+from engine.vision.keys import chunk_end
+from engine.vision.language.reading import Language
+from engine.vision.tower import Features, Slices, Tower
+
+
+class KeptFeatures:
+    """Features of images that were fed, for prompts that restart or have the same image elsewhere.
+
+    limit_bytes: the most that they take. num_bytes: what they take now.
+    """
+
+    def __init__(self) -> None:
+        self.limit_bytes = self.num_bytes = 0
+        self._held: OrderedDict[bytes, Features] = OrderedDict()
+
+    def put(self, key: bytes, features: Features) -> None:
+        """Keep an image's features, and drop those that were used least recently."""
+        self.take(key)
+        self._held[key] = features
+        self.num_bytes += _num_bytes(features)
+        self.shrink_to(self.limit_bytes)
+
+    def take(self, key: bytes) -> Features | None:
+        """Return an image's features, which then are no longer kept; None if they are not."""
+        features = self._held.pop(key, None)
+        self.num_bytes -= _num_bytes(features) if features else 0
+        return features
+
+    def shrink_to(self, num_bytes: int) -> None:
+        """Drop features until they take at most num_bytes."""
+        while self._held and self.num_bytes > num_bytes:
+            self.num_bytes -= _num_bytes(self._held.popitem(last=False)[1])
+
+
+class Sight:
+    """What a model sees with.
+
+    kept: features that no prompt needs now. num_looked: images that the tower has looked at.
+    """
+
+    def __init__(self, model: Any, tower: Tower) -> None:
+        self.tower = tower
+        self.language = Language(model, tower)
+        self.kept = KeptFeatures()
+        self.num_looked = 0
+
+    def working_bytes(self, images: Sequence[PromptImage], num_computed: int) -> int:
+        """Return an upper bound of the memory that a prompt's images take from now on, one after another."""
+        left = (image.grid for image in images if image.end > num_computed)
+        return max(map(self.tower.forecast_bytes, left), default=0)
+
+
+class Looking:
+    """One prompt's images, which are looked at one after another, each when the prompt comes to it.
+
+    num_left: slices of the tower's work without which the prompt's next token cannot be fed.
+    """
+
+    def __init__(self, sight: Sight, images: Sequence[PromptImage]) -> None:
+        self.num_left = 0
+        self._sight, self._images = sight, images
+        # The image that was looked at last; its features until all of it was fed.
+        self._image: PromptImage | None = None
+        self._features: Features | None = None
+        self._slices: Slices | None = None
+
+    @property
+    def delta(self) -> int:
+        """What to add to the index of a token after all images to get its place."""
+        return self._sight.language.delta(self._images)
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of the image that is being looked at; 0 if none is."""
+        return self._image.grid[0] * self._image.grid[1] if self._image and self.num_left else 0
+
+    def turn(self, num_computed: int) -> None:
+        """Turn to the image that the next token belongs to, if there is one."""
+        image = next((one for one in self._images if one.start <= num_computed < one.end), None)
+        if image is None or image is self._image:
+            return
+        self._image, self._features = image, self._sight.kept.take(image.key)
+        if self._features is None:
+            self._slices = self._sight.tower.slices(image)
+            self.num_left = self._sight.tower.num_slices
+
+    def advance(self) -> Sequence[mx.array]:
+        """Do the next slice of the tower's work; return its arrays, not yet computed."""
+        assert self._slices is not None
+        arrays, self.num_left = next(self._slices), self.num_left - 1
+        if not self.num_left:
+            self._features, self._slices = _finish(self._slices), None
+            self._sight.num_looked += 1
+        return arrays
+
+    def end_of(self, start: int, end: int) -> int:
+        """Return where a chunk of tokens [start, end) has to end at the latest, or at least."""
+        if self._sight.tower.sees_whole_image:
+            end = chunk_end(self._images, start, end)
+        unseen = (one.start for one in self._images if one.start >= start and one is not self._image)
+        return min([end, *unseen])
+
+    def feed(self, tokens: Sequence[int], start: int, end: int, caches: Caches) -> mx.array:
+        """Feed tokens[start:end]; return their logits, (1, end - start, vocabulary)."""
+        language, image = self._sight.language, self._image
+        logits = language.feed(tokens, (start, end), self._images, self._features, caches)
+        if image and self._features and image.end <= end:
+            self._sight.kept.put(image.key, self._features)
+            self._features = None
+        return logits
+
+
+def _num_bytes(features: Features) -> int:
+    return sum(array.nbytes for array in (features.states, *features.deep))
+
+
+def _finish(slices: Slices) -> Features:
+    """Return the features that a tower made in its last slice."""
+    try:
+        next(slices)
+    except StopIteration as end:
+        features: Features = end.value
+        return features
+    raise RuntimeError("a tower has more slices than it says")

@@ -1,0 +1,143 @@
+"""Work that would hold the event loop, done on threads, clients in rotation: each waits for its own work."""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from starlette.requests import HTTPConnection, Request
+
+from config.freed_memory import return_freed
+from engine.wanted import run_while
+
+ResultT = TypeVar("ResultT")
+_Job = tuple[asyncio.Future[Any], Callable[[], Any]]
+
+OWNER = "reprise.owner"
+"""Name of the entry in a request's scope that holds the digest of its checked API key."""
+SMALL_BYTES = 32 * 2**10
+"""A larger body is handled on a thread: it would hold the event loop for longer than the switch takes."""
+TRIM_AFTER_S = 2.0
+"""How long after a body of more than LARGE_BYTES, or a long prompt, its memory is returned to the system."""
+LARGE_BYTES = 2**20
+"""A larger body has a thread of its own, so that others do not wait for it."""
+VALUE_BYTES = 20
+"""The work of parsing and validating a value, besides its text, in bytes of text."""
+
+
+def client_of(request: HTTPConnection) -> str:
+    """Return the client whose requests share limits: the digest of its checked API key, or else its address.
+
+    A key that was not checked does not count: a client could send a new one with every request.
+    """
+    owner: str | None = request.scope.get(OWNER)
+    if owner is not None:
+        return owner
+    return request.client.host if request.client else ""
+
+
+def weight_of(body: bytes) -> int:
+    """Return the work that a body takes, as the bytes of a text that takes as much."""
+    return len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
+
+
+async def beside(request: Request, job: Callable[[], ResultT]) -> ResultT:
+    """Do work that grows with a request's body: here if that is small, else on a thread.
+
+    Raises what the job raises.
+    """
+    bodies: BodyLanes = request.app.state.service.bodies
+    return await bodies.run(request, weight_of(await request.body()), job)
+
+
+class Lane:
+    """A thread whose jobs are taken from one client after the other. Use it on one event loop only."""
+
+    def __init__(self, purpose: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=purpose)
+        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
+        self._is_busy = False
+
+    async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
+        """Run a job once one of every other client before it is done. Raises what the job raises.
+
+        A job that has begun ends at its next slice if this is cancelled (see engine/wanted.py).
+        """
+        done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append((done, job))
+        self._start_next()
+        return await done
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _start_next(self) -> None:
+        while self._waiting and not self._is_busy:
+            client, jobs = self._waiting.popitem(last=False)
+            done, job = jobs.popleft()
+            if jobs:
+                # To the end: all others come first.
+                self._waiting[client] = jobs
+            if not done.done():
+                self._is_busy = True
+                work = partial(run_while, partial(_is_wanted, done), job)
+                running = asyncio.get_running_loop().run_in_executor(self._thread, work)
+                running.add_done_callback(partial(self._finish, done))
+
+    def _finish(self, done: asyncio.Future[Any], ran: asyncio.Future[Any]) -> None:
+        self._is_busy = False
+        if ran.cancelled():
+            # The server stops, and nothing else will run.
+            done.cancel()
+            return
+        # Read even if nobody waits any more: asyncio would log it as never retrieved.
+        fault = ran.exception()
+        if not done.done():
+            done.set_exception(fault) if fault else done.set_result(ran.result())
+        self._start_next()
+
+
+def _is_wanted(done: asyncio.Future[Any]) -> bool:
+    return not done.done()
+
+
+class BodyLanes:
+    """The threads that read large bodies, and what is stored and as large."""
+
+    def __init__(self) -> None:
+        self._large, self._huge = Lane("bodies"), Lane("huge-bodies")
+        self._trimmer = ThreadPoolExecutor(1, thread_name_prefix="trim")
+        self._trim: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    async def run(self, request: HTTPConnection, num_bytes: int, job: Callable[[], ResultT]) -> ResultT:
+        """Do some work of a request: here if it is small, else on a thread. Raises what the job raises."""
+        if num_bytes <= SMALL_BYTES:
+            return job()
+        if num_bytes <= LARGE_BYTES:
+            return await self._large.run(client_of(request), job)
+        try:
+            return await self._huge.run(client_of(request), job)
+        finally:
+            self.trim_soon()
+
+    def trim_soon(self) -> None:
+        """Return freed memory to the system, TRIM_AFTER_S from now."""
+        if self._trim is None and not self._is_closed:
+            self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
+
+    def _return_memory(self) -> None:
+        self._trim = None
+        asyncio.get_running_loop().run_in_executor(self._trimmer, return_freed)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._is_closed = True
+        self._large.close()
+        self._huge.close()
+        if self._trim is not None:
+            self._trim.cancel()
+        self._trimmer.shutdown(wait=False)

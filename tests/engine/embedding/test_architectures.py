@@ -1,0 +1,149 @@
+"""Encoders of every architecture make what transformers' own classes make of the same folders."""
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from config.settings import Settings
+from engine.embedding.loading import load_embedding_model
+from engine.embedding.memory import bytes_of
+from engine.model.loading import ModelError
+from tests.engine.embedding.bert_in_numpy import BertInNumpy
+from tests.engine.embedding.published_folders import CONFIGS, DECODERS, texts, write_published
+from tests.engine.embedding.references import RANKING, read_references
+from tests.engine.embedding.test_worker import Driven
+
+EMBEDDING = (*CONFIGS, *DECODERS)
+
+
+def load(folder, **settings):
+    return load_embedding_model(Settings(model=str(folder), **settings), "tiny")
+
+
+def vectors(model, inputs):
+    driven = Driven(model)
+    driven.submit("all", inputs)
+    driven.run()
+    return driven.ended["all"].vectors
+
+
+def numbers(raw):
+    return [np.frombuffer(one, "<f4").astype(np.float64) for one in raw]
+
+
+def difference(folder, expected):
+    """Return the largest difference of a number, of vectors as transformers makes them, normalized."""
+    made = numbers(vectors(load(folder), texts()))
+    wanted = [np.array(one) / np.linalg.norm(one) for one in expected]
+    return max(np.abs(one - other).max() for one, other in zip(made, wanted, strict=True))
+
+
+def expected_of(name, folder):
+    if name == "jina-bert":
+        oracle = BertInNumpy(folder)
+        return [oracle.states(tokens).mean(axis=0) for tokens in texts()]
+    return read_references()[name]
+
+
+@pytest.mark.parametrize("name", EMBEDDING)
+def test_an_encoder_makes_the_vectors_of_transformers(tmp_path, name):
+    folder = write_published(tmp_path / "tiny", name)
+    assert difference(folder, expected_of(name, folder)) < 2e-6
+
+
+@pytest.mark.parametrize("name", [*RANKING, "jina-bert"])
+def test_a_ranking_encoder_makes_the_scores_of_transformers(tmp_path, name):
+    folder = write_published(tmp_path / "tiny", name, ranks=True)
+    if name == "jina-bert":
+        expected = [[BertInNumpy(folder).score(tokens, None)] for tokens in texts()]
+    else:
+        expected = [1 / (1 + np.exp(-np.array(logit))) for logit in read_references()[f"{name}, ranking"]]
+    made = numbers(vectors(load(folder, rerank_model=str(folder)), texts()))
+    assert np.concatenate(made) == pytest.approx(np.concatenate(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("modernbert", {"global_rope_theta": 10000.0}),
+        ("modernbert", {"local_rope_theta": 160000.0}),
+        ("modernbert", {"local_attention": 18}),
+        ("modernbert", {"global_attn_every_n_layers": 2}),
+        ("nomic_bert", {"rotary_emb_base": 10000}),
+        ("new", {"rope_scaling": None}),
+        ("new", {"rope_theta": 10000}),
+        ("jina-bert", {"num_attention_heads": 3}),
+        ("mistral", {"sliding_window": 9}),
+        ("qwen2", {"max_window_layers": 3}),
+        ("qwen2", {"use_sliding_window": False}),
+        ("gemma3_text", {"sliding_window": 18}),
+        ("gemma3_text", {"sliding_window_pattern": 2}),
+        ("gemma3_text", {"use_bidirectional_attention": False}),
+    ],
+    ids=str,
+)
+def test_another_base_window_or_kind_of_positions_makes_other_vectors(tmp_path, name, changes):
+    expected = expected_of(name, write_published(tmp_path / "right", name))
+    assert difference(write_published(tmp_path / "wrong", name, **changes), expected) > 1e-4
+
+
+@pytest.mark.parametrize("name", EMBEDDING)
+def test_vectors_are_the_same_alone_and_in_a_batch_to_the_last_bit(tmp_path, name):
+    model = load(write_published(tmp_path / "tiny", name))
+    long, short, *_ = texts()
+    given = [long, long[:60], long[:58], short, short[:21], short[:20]]
+    alone = tuple(vectors(model, [tokens])[0] for tokens in given)
+    assert vectors(model, given) == alone
+    # What is not masked shows: the same padding as tokens makes another vector.
+    assert vectors(model, [[*short, 0, 0]])[0] not in alone
+    foreseen_is_enough(model)
+
+
+def foreseen_is_enough(model):
+    """Check that a pass takes no more memory than was foreseen."""
+    driven = Driven(model)
+    driven.submit("all", [[5] * 70] * 29)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    driven.run(1)
+    assert driven.worker.num_passes == 1
+    assert 0 < mx.get_peak_memory() - before <= bytes_of(driven.worker.model.config, 29, 70)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("nomic_bert", {"num_experts": 8}),
+        ("xlm-roberta-flash", {"lora_adaptations": ["retrieval.query"]}),
+        ("new", {"rope_scaling": {"type": "dynamic", "factor": 2}}),
+        ("jina-bert", {"position_embedding_type": "relative_key"}),
+        ("modernbert", {"hidden_activation": "swishglu"}),
+    ],
+    ids=str,
+)
+def test_what_is_not_known_is_declined_by_its_name(tmp_path, name, changes):
+    with pytest.raises(ModelError, match=next(iter(changes)).replace("hidden_activation", "hidden_act")):
+        load(write_published(tmp_path / "tiny", name, **changes))
+
+
+@pytest.mark.parametrize(("name", "bits"), [("modernbert", 4), ("new", 8)])
+def test_quantized_folders_embed_what_their_weights_say(tmp_path, name, bits):
+    """The quantized folder and one with the numbers that its weights stand for: embeddings have 8 bits."""
+    folders = {kind: write_published(tmp_path / kind, name) for kind in ("quantized", "meant")}
+    arrays = {kind: dict(mx.load(str(folders["meant"] / "model.safetensors"))) for kind in folders}
+    for key, array in arrays["meant"].items():
+        if array.ndim == 2 and array.shape[1] % 32 == 0:
+            of_this = {"group_size": 32, "bits": 8 if "embeddings" in key else bits}
+            made = mx.quantize(array, **of_this)
+            base = key.removesuffix("weight")
+            arrays["quantized"] |= dict(zip((key, f"{base}scales", f"{base}biases"), made, strict=True))
+            arrays["meant"][key] = mx.dequantize(*made, **of_this)
+    for kind, folder in folders.items():
+        mx.save_safetensors(str(folder / "model.safetensors"), arrays[kind])
+    config = CONFIGS[name] | {"quantization": {"group_size": 32, "bits": bits}}
+    (folders["quantized"] / "config.json").write_text(json.dumps(config))
+    raw = numbers(vectors(load(folders["meant"]), texts()))
+    assert difference(folders["quantized"], raw) < 1e-5
