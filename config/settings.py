@@ -335,12 +335,6 @@ class Settings:
         at_least=1,
         at_most=32,
     )
-    ngram_size_min: int = setting(
-        2, "Shortest match, in tokens, after which ngram-simple drafts.", at_least=1
-    )
-    ngram_size_max: int = setting(
-        16, "Longest match, in tokens, that ngram-simple looks for.", at_least=1, at_most=64
-    )
     ngram_mod_size: int = setting(16, "Tokens that ngram-mod hashes to look up the next one.", at_least=1)
     ngram_table_entries: int = setting(
         4 * 2**20, "Entries in ngram-mod's table, 4 bytes each.", at_least=1024, at_most=2**31
@@ -410,11 +404,6 @@ class Settings:
             raise SettingsError(
                 "wire_weights keeps the weights of one model for good: do not set models_dir, allow_load, "
                 "idle_unload_s, embedding_model or rerank_model"
-            )
-        if self.ngram_size_min > self.ngram_size_max:
-            raise SettingsError(
-                f"ngram_size_min is {self.ngram_size_min}; it must not be above ngram_size_max, "
-                f"which is {self.ngram_size_max}"
             )
         is_open_allowed = self.needs_key or self.insecure
         check_access(self.api_key, self.allowed_host, self.cors_origin, is_open_allowed)

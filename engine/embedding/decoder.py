@@ -12,8 +12,8 @@ import mlx.core as mx
 
 from engine.embedding.masks import Mask, Masks, attend_before, attend_near, attend_to_all
 from engine.kv_cache.per_row import Caches, make_caches
+from engine.model.purpose import GEMMA
 
-GEMMA = "gemma3_text"
 DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral", GEMMA})
 """Model types whose layers are called alike: with states and a mask."""
 

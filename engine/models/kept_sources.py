@@ -15,8 +15,6 @@ MAX_KEPT = 4
 MakeSourcesFor = Callable[[Settings], MakeSources]
 """Returns what makes the drafters of a model with these settings."""
 
-Key = tuple[str, int, int]
-
 
 class KeptSources:
     """The drafters of all models: those of one vocabulary share them. Used by the engine's thread only.
@@ -26,7 +24,7 @@ class KeptSources:
 
     def __init__(self, make_for: MakeSourcesFor) -> None:
         self._make_for = make_for
-        self._kept: OrderedDict[Key, tuple[DraftSources, Settings]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[DraftSources, Settings]] = OrderedDict()
         self._first: str | None = None
 
     def maker(self, settings: Settings) -> MakeSources:
@@ -39,8 +37,7 @@ class KeptSources:
             shared_table.save(sources, settings)
 
     def _find(self, settings: Settings, vocabulary: str) -> DraftSources:
-        key = (vocabulary, settings.ngram_size_min, settings.ngram_size_max)
-        if key not in self._kept:
+        if vocabulary not in self._kept:
             self._first = self._first or vocabulary
             if settings.ngram_table_file is not None and vocabulary != self._first:
                 settings = replace(
@@ -48,9 +45,9 @@ class KeptSources:
                 )
             sources = self._make_for(settings)(vocabulary)
             shared_table.restore(sources, settings)
-            self._kept[key] = sources, settings
-        self._kept.move_to_end(key)
+            self._kept[vocabulary] = sources, settings
+        self._kept.move_to_end(vocabulary)
         while len(self._kept) > MAX_KEPT:
             _, (dropped, its_settings) = self._kept.popitem(last=False)
             shared_table.save(dropped, its_settings)
-        return self._kept[key][0]
+        return self._kept[vocabulary][0]

@@ -330,7 +330,8 @@ class Modalities(BaseModel):
 class EmbeddingCard(BaseModel):
     """How a model makes vectors: their numbers, what is pooled, and its prompts by name.
 
-    is_guessed: whether the pooling was decided by the architecture, as the folder does not name it.
+    is_guessed: whether the pooling or the prompts were decided by the architecture, as the folder does not
+        name them.
     """
 
     dimensions: int

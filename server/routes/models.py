@@ -305,7 +305,7 @@ def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
     return EmbeddingCard(
         dimensions=info.dimensions,
         pooling=recipe.pooling,
-        is_guessed=recipe.is_guessed,
+        is_guessed=recipe.is_guessed or recipe.prompts_are_guessed,
         normalizes=recipe.normalizes,
         prompts=dict(recipe.prompts),
         default_prompt=recipe.default_prompt,
