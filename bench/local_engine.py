@@ -20,7 +20,7 @@ from engine.engine import Engine
 from engine.interface.events import Event, Failed, Finished
 from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.model.loading import ModelError, StartProgress
-from engine.setup import Makers
+from engine.models.making import Makers
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
 from server.views.making import ViewMaker

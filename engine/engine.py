@@ -1,32 +1,38 @@
 """The engine as other threads see it; what they ask for, the loop does on the thread that owns MLX."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from config.per_model import Section
 from config.settings import Settings
+from engine.embedding.engine import EmbeddingEngine
+from engine.interface.errors import EngineError, ModelLoadError, SharedTableError
 from engine.interface.events import Sink
-from engine.interface.models import ModelInfo
+from engine.interface.models import ModelEntry, ModelInfo
 from engine.interface.one_model import OneModel
 from engine.interface.request import GenerationRequest, Grammar
-from engine.interface.status import EngineCounts, EngineStatus
+from engine.interface.status import EngineCounts, EngineStatus, sum_counts
 from engine.loop import Loading, Loop
+from engine.model.hub_download import ReportBytes
 from engine.model.loading import Progress, StartProgress
 from engine.model.model_folder import ModelFolder
 from engine.models.catalogue import Catalogue, FoundModel
 from engine.models.generating import GeneratingEngine
-from engine.models.given import GivenModel
+from engine.models.kept_sources import MakeSourcesFor
 from engine.models.known import KnownModels
+from engine.models.loads import GivenModel, Loads
+from engine.models.making import EngineMaker, MakeEngine, Makers
 from engine.models.messages import Inbox
-from engine.models.served import ServedModel
-from engine.setup import Makers
+from engine.models.served import ModelUse, ServedModel
 from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
-from engine.stats import sum_counts
 from engine.text.tokenizer import Tokenizer
 
 
@@ -226,3 +232,162 @@ class Engine(LoopEngine, OneModel):
         self._known.fault = reason
         self._engine.abandon(reason)
         self._tell_death(reason)
+
+
+class ModelPool(LoopEngine):
+    """Models that are loaded and unloaded as requests ask for them.
+
+    Their engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the
+    thread that owns MLX (models/time_shares.py), the machine's memory (memory/sharing.py), and the drafters of
+    a vocabulary (models/kept_sources.py).
+
+    sections: settings of single models. make_sources: None to draft nothing.
+    catalogue: the models that there are; by default those that the settings name.
+    make_engine: replaces the making of engines.
+    is_fixed: see OneModel.
+    """
+
+    is_fixed = False
+
+    def __init__(
+        self,
+        settings: Settings,
+        sections: dict[str, Section] | None = None,
+        make_sources: MakeSourcesFor | None = None,
+        catalogue: Catalogue | None = None,
+        make_engine: MakeEngine = GeneratingEngine,
+    ) -> None:
+        known = KnownModels(settings, sections or {}, catalogue or Catalogue(settings))
+        maker = EngineMaker(known, make_sources, make_engine, EmbeddingEngine)
+        super().__init__(settings, known, Loads(known, maker.make, maker.save))
+
+    @property
+    def first_name(self) -> str:
+        """The name of the model that the server started with."""
+        return self.settings.model_name
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that the server started with. Raises RuntimeError before start() has returned."""
+        info = self._known.first.info
+        if info is None:
+            raise RuntimeError("the engine has not been started")
+        return info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model that the server started with, while that is loaded."""
+        engine = self._known.first.engine
+        if engine is None:
+            raise EngineError("draining", f"{self._known.first.name} is not loaded")
+        return engine.tokenizer
+
+    def entries(self) -> list[ModelEntry]:
+        """Describe all models, the one that the server started with first. Reads the disk."""
+        found = self._known.catalogue.list_all()
+        with self._known.lock:
+            for one in found:
+                self._known.note(one)
+            names = dict.fromkeys([one.name for one in found])
+            # Those whose folder is gone are still there while they are loaded.
+            names |= dict.fromkeys(name for name, model in self._known.by_name.items() if model.engine)
+            return [self._known.describe(self._known.by_name[name]) for name in names]
+
+    def loaded_entries(self) -> list[ModelEntry]:
+        """Describe the models that are loaded, loading, or waited for. Never blocks for long."""
+        with self._known.lock:
+            return [
+                self._known.describe(model)
+                for model in self._known.list_all()
+                if model.engine or model.is_wanted or model.num_loads
+            ]
+
+    def find(self, name: str) -> ModelEntry | None:
+        """Describe a model; None if there is none of that name. Reads the disk if it is not loaded."""
+        model = self._known.find(name)
+        with self._known.lock:
+            return self._known.describe(model) if model else None
+
+    def use_loaded(self, name: str) -> ModelUse | None:
+        """Return a use of a model that is loaded, which must be ended; None if it must be waited for."""
+        with self._known.lock:
+            model = self._known.by_name.get(name)
+            if model is None or self._known.is_stopping or self._known.fault:
+                return None
+            return self._known.use(model) if self._known.may_use(model) else None
+
+    def acquire(self, name: str) -> "Future[ModelUse]":
+        """Load a model for a request, unless it is loaded. Its use must be ended, or its future cancelled.
+
+        Raises ModelLoadError for an unknown name, and EngineError if too many wait for it already. The future
+        raises ModelLoadError if the model cannot be loaded.
+        """
+        model = self._known.find(name)
+        if model is None:
+            raise ModelLoadError("unknown", f"there is no model {name}")
+        future: Future[ModelUse] = Future()
+        with self._known.lock:
+            if self._known.is_stopping or self._known.fault:
+                raise ModelLoadError("draining", "the server is not taking requests now")
+            model.used_at = time.monotonic()
+            if self._known.may_use(model):
+                self._known.give(model, future)
+            elif len(model.waiting) >= self.settings.max_rows + self.settings.max_queue:
+                message = f"{len(model.waiting)} requests wait for {name}; try again later"
+                raise EngineError("queue_full", message)
+            else:
+                model.waiting.append(future)
+                self._known.want(model)
+        return future
+
+    def unload(self, name: str) -> "Future[None]":
+        """Unload a model once its requests have ended; requests that come later load it again.
+
+        Raises ModelLoadError for an unknown name.
+        """
+        model = self._known.find(name)
+        if model is None:
+            raise ModelLoadError("unknown", f"there is no model {name}")
+        future: Future[None] = Future()
+        with self._known.lock:
+            if model.is_loaded:
+                model.leaving.append(future)
+            else:
+                future.set_result(None)
+        self._known.wake.set()
+        return future
+
+    def pull(self, name: str, report: ReportBytes) -> ModelEntry:
+        """Download a model from the hub, which takes long, and describe it. Raises ModelLoadError.
+
+        report: see hub_download.py. What it raises ends the download, which can be continued.
+        """
+        self._known.catalogue.pull(name, report)
+        entry = self.find(name)
+        assert entry is not None
+        return entry
+
+    def prefix_status(self) -> dict[str, dict[str, int]]:
+        """Return the prefix caches' counts by the model's name, followed by " draft" for its draft model."""
+        with self._known.lock:
+            engines = {model.name: model.engine for model in self._known.list_all() if model.engine}
+        return {
+            name if part == "target" else f"{name} {part}": status
+            for name, engine in engines.items()
+            for part, status in engine.prefix_status().items()
+        }
+
+    @property
+    def first_engine(self) -> GeneratingEngine:
+        """The engine of the model that it started with. Raises EngineError if there is none now."""
+        engine = self._known.first.engine
+        if not isinstance(engine, GeneratingEngine):
+            raise EngineError("draining", f"{self._known.first.name} is not loaded, or generates no text")
+        return engine
+
+    @property
+    def _first_with_table(self) -> GeneratingEngine:
+        first = self._known.first
+        if not first.is_loaded or first.found.folder.purpose != "generate":
+            raise SharedTableError(f"{first.name} is not loaded, or generates no text")
+        return self.first_engine

@@ -1,11 +1,9 @@
 """Set up a worker for a loaded model: find out what the model allows, and measure the cost of its steps."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from typing import Protocol
 
 from config.groups import GROUPS
 from config.settings import SETTINGS, Settings
@@ -16,7 +14,8 @@ from engine.kv_cache.probes import kv_bits_fault
 from engine.kv_cache.rows import Sharing
 from engine.memory.budget import MemoryBudget
 from engine.memory.making import make_memory_budget
-from engine.model.loading import Load, LoadedModel, ModelError, Progress, StartProgress
+from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
+from engine.models.making import FindHead, Makers
 from engine.scheduler.checkpoints import Checkpoints
 from engine.scheduler.draft_prefiller import DraftPrefiller
 from engine.scheduler.kept_prefixes import KeptPrefixes
@@ -31,18 +30,15 @@ from engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
 from engine.speculative.draft_model.forecast import MODEL
 from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.heads.drafter import HeadDrafter, NamedHead, RowDrafter
+from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 from engine.speculative.heads.prefixes import HeadPrefixes
 from engine.speculative.mask_drafts import MASKS
-from engine.speculative.proposers import DraftSources, Proposers
+from engine.speculative.proposers import Proposers
 from engine.speculative.translation.translation import Translation
 from engine.text.vocabulary import VocabularyError
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")
-
-MakeSources = Callable[[str], DraftSources]
-"""Makes the drafters for a vocabulary, given its fingerprint."""
 
 
 def flat_costs() -> StepCosts:
@@ -53,52 +49,9 @@ def flat_costs() -> StepCosts:
 PREFIX_CACHE_SHARE = 4
 """By default the prefix cache gets 1/PREFIX_CACHE_SHARE of the memory left after weights."""
 
-FindHead = Callable[[LoadedModel], NamedHead | None]
-"""Finds and loads the head of a model; None if it has none. Raises ModelError."""
-
 TRIALS = {"sharing": 100, "rollback": 27, "footprint": 68, "prefix": 10}
 """The tokens that each trial of a model feeds it, in order, by the beginning of its finding's name. Together
 they take 35 forward passes."""
-
-
-class Ranked(Protocol):
-    """The machines that share a model, seen from this one. abort: ends all requests, on any thread."""
-
-    abort: Callable[[str], None]
-
-    def load(self, progress: Progress | None) -> LoadedModel:
-        """Load this machine's part, once the others have theirs. Raises ModelError."""
-
-    def begin_serving(self) -> None:
-        """Note that the model is about to answer."""
-
-    def explain(self) -> str | None:
-        """Return why a request failed, if it is because a machine was lost."""
-
-    def count(self) -> dict[str, dict[str, float]]:
-        """Return values of each machine, by the metric's name and the rank."""
-
-
-@dataclass(frozen=True)
-class Makers:
-    """How the parts of a model's engine are made. What is None is as the settings say.
-
-    load: loads the model, on the engine's thread.
-    make_sources: makes the drafters; without it nothing is drafted.
-    load_draft: loads the draft model.
-    find_head: finds the head that drafts from the model's states.
-    costs: what steps cost; by default they are measured, while the engine is idle, and kept on disk.
-    waits_for_costs: whether they are known before the first request.
-    ranks: the machines that share the model; they load it.
-    """
-
-    load: Load | None = None
-    make_sources: MakeSources | None = None
-    load_draft: Load | None = None
-    find_head: FindHead | None = None
-    costs: StepCosts | None = None
-    waits_for_costs: bool = False
-    ranks: Ranked | None = None
 
 
 FREE = StepCosts({(1, 1): 1e-9})

@@ -1,26 +1,10 @@
 """Count what the engine does. The engine's thread writes; any thread may read."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from itertools import accumulate
 from time import perf_counter
 
 from engine.interface.status import GAP_BOUNDS_S, EngineCounts
-
-
-def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
-    """Return the sums of what several engines counted, without what is the thread's or MLX's."""
-    return EngineCounts(
-        num_failed_steps=sum(one.num_failed_steps for one in several),
-        num_preemptions=sum(one.num_preemptions for one in several),
-        num_plain_probes=sum(one.num_plain_probes for one in several),
-        gaps_up_to=tuple(map(sum, zip(*(one.gaps_up_to for one in several), strict=True))),
-        gap_sum_s=sum(one.gap_sum_s for one in several),
-        num_embedded=sum(one.num_embedded for one in several),
-        num_embedded_tokens=sum(one.num_embedded_tokens for one in several),
-        num_to_embed=sum(one.num_to_embed for one in several),
-        by_rank={name: values for one in several for name, values in one.by_rank.items()},
-    )
 
 
 class EngineStats:

@@ -47,7 +47,7 @@ from server.logs import LOGGER, LoadingLog, configure_logs
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
     from engine.models.kept_sources import MakeSourcesFor
-    from engine.setup import MakeSources
+    from engine.speculative.proposers import MakeSources
 
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that they close it first."""
@@ -193,7 +193,7 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         from engine.engine import Engine
         from engine.model.loading import ModelError
         from engine.models.catalogue import Catalogue
-        from engine.setup import Makers
+        from engine.models.making import Makers
 
         try:
             if settings.model is not None and Path(settings.model).is_dir():
@@ -247,8 +247,8 @@ def _serve_several(
     sections: Mapping[str, Section],
     bound: socket.socket,
 ) -> int:
+    from engine.engine import ModelPool
     from engine.models.catalogue import choose_first
-    from engine.pool import ModelPool
 
     settings = choose_first(settings)
     pool = ModelPool(settings, dict(sections), make_sources)
@@ -263,7 +263,7 @@ def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: 
     from engine.distributed.rank_0 import Ranks, leave
     from engine.engine import Engine
     from engine.model.loading import ModelError
-    from engine.setup import Makers
+    from engine.models.making import Makers
 
     place = read_place()
     if place is None:

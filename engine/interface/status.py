@@ -1,6 +1,6 @@
 """Define how the engine describes itself: its state, and what it has counted."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -60,3 +60,18 @@ class EngineCounts:
     num_embedded: int = 0
     num_embedded_tokens: int = 0
     num_to_embed: int = 0
+
+
+def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
+    """Return the sums of what several engines counted, without what is the thread's or MLX's."""
+    return EngineCounts(
+        num_failed_steps=sum(one.num_failed_steps for one in several),
+        num_preemptions=sum(one.num_preemptions for one in several),
+        num_plain_probes=sum(one.num_plain_probes for one in several),
+        gaps_up_to=tuple(map(sum, zip(*(one.gaps_up_to for one in several), strict=True))),
+        gap_sum_s=sum(one.gap_sum_s for one in several),
+        num_embedded=sum(one.num_embedded for one in several),
+        num_embedded_tokens=sum(one.num_embedded_tokens for one in several),
+        num_to_embed=sum(one.num_to_embed for one in several),
+        by_rank={name: values for one in several for name, values in one.by_rank.items()},
+    )

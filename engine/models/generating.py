@@ -16,12 +16,13 @@ from engine.interface.request import GenerationRequest, Grammar
 from engine.interface.status import EngineCounts
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError, StartProgress, make_draft_loader, make_loader
+from engine.models.making import Makers
 from engine.models.messages import STOPPING, Call, Cancel, Inbox, Message, Stop, Submit
 from engine.models.model_engine import ModelEngine
 from engine.models.parked import ParkedWorker
 from engine.sampling.grammar import Grammars
 from engine.sequence.sequence import Sequence
-from engine.setup import Makers, make_worker
+from engine.setup import make_worker
 from engine.speculative import kept_acceptance, shared_table
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.heads.finding import find_given_head, find_head

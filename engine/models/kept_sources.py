@@ -5,9 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from config.settings import Settings
-from engine.setup import MakeSources
 from engine.speculative import shared_table
-from engine.speculative.proposers import DraftSources
+from engine.speculative.proposers import DraftSources, MakeSources
 
 MAX_KEPT = 4
 """Vocabularies whose drafters are kept without a model that uses them. Each has a table of n-grams."""

@@ -8,8 +8,10 @@ import pytest
 from config.settings import Settings
 from engine.engine import Engine
 from engine.model.loading import Load
-from engine.setup import FindHead, Makers, MakeSources, flat_costs
+from engine.models.making import FindHead, Makers
+from engine.setup import flat_costs
 from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.proposers import MakeSources
 from tests.engine.support import make_loaded
 
 StartEngine = Callable[..., Engine]

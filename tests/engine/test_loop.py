@@ -6,8 +6,8 @@ from typing import Any
 from config.settings import Settings
 from engine.loop import Loop
 from engine.models.catalogue import Catalogue
-from engine.models.given import GivenModel
 from engine.models.known import KnownModels
+from engine.models.loads import GivenModel
 from engine.models.messages import Call, Inbox
 from engine.models.model_engine import ModelEngine
 

@@ -18,7 +18,7 @@ from drafters.repetition import score_in_slices
 from engine.engine import Engine
 from engine.interface.events import Finished
 from engine.interface.request import DraftChoice
-from engine.setup import Makers
+from engine.models.making import Makers
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.proposers import DraftSources
 from tests.engine.support import ask, request, wait_until

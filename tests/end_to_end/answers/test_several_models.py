@@ -19,12 +19,12 @@ import openai
 import pytest
 
 from config.settings import BUNDLED_MODEL, Settings
+from engine.engine import ModelPool
 from engine.model.hub_cache import HubCache
 from engine.models.catalogue import Catalogue
 from engine.models.generating import GeneratingEngine
+from engine.models.making import Makers
 from engine.models.messages import Inbox
-from engine.pool import ModelPool
-from engine.setup import Makers
 from server.app import create_app
 from server.routes.models import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server

@@ -19,7 +19,8 @@ from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
 from engine.engine import Engine
 from engine.model.loading import LoadedModel, make_loader
-from engine.setup import Makers, flat_costs
+from engine.models.making import Makers
+from engine.setup import flat_costs
 from engine.speculative.proposers import DraftSources
 from engine.text.tokenizer import Tokenizer
 from server.app import create_app

@@ -18,8 +18,8 @@ from engine.interface.errors import EngineError, SharedTableError
 from engine.interface.events import Usage
 from engine.interface.request import GenerationRequest
 from engine.model.loading import ModelError
+from engine.models.making import Makers
 from engine.sequence.sequence import Sequence
-from engine.setup import Makers
 from engine.speculative import shared_table
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Oracle, scored

@@ -12,7 +12,8 @@ from engine.memory import making
 from engine.model import loading
 from engine.model.findings import Findings
 from engine.model.loading import LoadedModel
-from engine.setup import TRIALS, Makers, flat_costs, make_worker
+from engine.models.making import Makers
+from engine.setup import TRIALS, flat_costs, make_worker
 from engine.speculative.costs import exact_widths
 from tests.engine.support import make_loaded
 

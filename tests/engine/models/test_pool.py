@@ -17,6 +17,7 @@ import pytest
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
+from engine.engine import ModelPool
 from engine.interface.errors import EngineError, ModelLoadError
 from engine.interface.events import Failed, Finished
 from engine.interface.request import GenerationRequest
@@ -24,9 +25,8 @@ from engine.model.hub_cache import HubCache
 from engine.model.loading import ModelError
 from engine.models.catalogue import Catalogue
 from engine.models.generating import GeneratingEngine
+from engine.models.making import Makers
 from engine.models.messages import Inbox
-from engine.pool import ModelPool
-from engine.setup import Makers
 from engine.speculative.proposers import DraftSources
 from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_model, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until

@@ -11,7 +11,6 @@ from engine.device import Device
 from engine.interface.events import DraftingReport
 from engine.interface.request import DraftChoice, GenerationRequest
 from engine.scheduler.planner import Planner
-from engine.setup import MakeSources
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_stats import (
@@ -26,7 +25,7 @@ from engine.speculative.draft_stats import (
     WORDS,
     DraftCounts,
 )
-from engine.speculative.proposers import DraftSources
+from engine.speculative.proposers import DraftSources, MakeSources
 from tests.drafters.fakes import Coin, Liar, Oracle, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import expected_tokens

@@ -15,7 +15,7 @@ from config.settings import Settings
 from drafters.base import NO_DRAFT
 from engine.engine import Engine
 from engine.kv_cache.rows import Sharing
-from engine.setup import Makers
+from engine.models.making import Makers
 from engine.speculative.costs import calibration
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import DraftSources

@@ -13,7 +13,8 @@ from bench.architectures.tiny_models import make_model, tiny_config
 from config.settings import BUNDLED_MODEL, Settings, SettingsError
 from engine.engine import Engine
 from engine.model.loading import ModelError, load_model
-from engine.setup import Makers, flat_costs
+from engine.models.making import Makers
+from engine.setup import flat_costs
 from engine.speculative.proposers import DraftSources
 from server.banner import banner
 from tests.drafters.fakes import scored
