@@ -19,7 +19,6 @@ from engine.models.making import FindHead, Makers
 from engine.scheduler.checkpoints import Checkpoints
 from engine.scheduler.draft_prefiller import DraftPrefiller
 from engine.scheduler.kept_prefixes import KeptPrefixes
-from engine.scheduler.planner import Planner
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
@@ -33,6 +32,7 @@ from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 from engine.speculative.heads.prefixes import HeadPrefixes
 from engine.speculative.mask_drafts import MASKS
+from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import Proposers
 from engine.speculative.translation.translation import Translation
 from engine.text.vocabulary import VocabularyError

@@ -18,11 +18,12 @@ from drafters.base import NO_DRAFT, Draft
 from engine.batch import Batch
 from engine.device import Step
 from engine.sampling.logprobs import Likelihood, measure
-from engine.scheduler.planner import Planner, window_input, without_drafts
 from engine.sequence.sequence import Sequence
 from engine.sequence.step_error import StepError
 from engine.speculative import verify
 from engine.speculative.draft_model.costs import DraftWork
+from engine.speculative.planning.planner import Planner
+from engine.speculative.planning.row_inputs import window_input, without_drafts
 from engine.speculative.verify import Outcome, RowInput
 from engine.speculative.window import WindowOutcome
 from engine.stations import station

@@ -19,11 +19,11 @@ from engine.interface.events import Failed
 from engine.kv_cache.rows import Rows
 from engine.prefix_cache.trie import PrefixStatus
 from engine.scheduler.draft_prefiller import DraftPrefiller
-from engine.scheduler.planner import Planner
 from engine.scheduler.request_queue import RequestQueue
 from engine.sequence.sequence import Sequence
 from engine.sequence.step_error import StepError
 from engine.speculative.costs.calibration import Calibration
+from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import Proposers
 from engine.stations import station
 from engine.stats import EngineStats

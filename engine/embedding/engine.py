@@ -6,7 +6,8 @@ from functools import partial
 
 import mlx.core as mx
 
-from config.settings import Settings, display_name
+from config.model_settings import display_name
+from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
 from engine.embedding.memory import PassMemory
 from engine.embedding.worker import EmbeddingWorker
@@ -43,7 +44,7 @@ class EmbeddingEngine(ModelEngine):
             self.inbox.put(Embed(request, self.lifecycle.counting(request.id, sink)))
 
     def counts(self) -> EngineCounts:
-        """Return what was embedded, and what is to be."""
+        """Return the counts of inputs that were embedded, and that wait."""
         worker = self.worker
         return EngineCounts(
             num_embedded=worker.num_embedded,
@@ -52,7 +53,7 @@ class EmbeddingEngine(ModelEngine):
         )
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
-        """Return the counts of what texts begin with; empty for models that attend in both directions."""
+        """Return the counts of kept beginnings of texts; empty for models that attend in both directions."""
         prefixes = self.worker.prefixes
         return {"target": asdict(prefixes.kept.status())} if prefixes else {}
 
@@ -71,7 +72,7 @@ class EmbeddingEngine(ModelEngine):
 
     @property
     def memory_budget(self) -> PassMemory | None:
-        """What it holds of the memory of all models; None while it is not loaded."""
+        """The model's part of the memory of all models; None while the model is not loaded."""
         return self.worker.memory
 
     @property

@@ -11,7 +11,8 @@ import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
-from config.settings import Settings, display_name
+from config.model_settings import display_name
+from config.settings import Settings
 from engine.embedding.decoder import DECODERS, Decoder
 from engine.embedding.design import Config, complete
 from engine.embedding.encoder import Encoder, rename

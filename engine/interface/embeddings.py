@@ -97,7 +97,7 @@ class EmbeddingInput:
     first_of_second: int | None = None
 
     def after(self, num_tokens: int) -> "EmbeddingInput":
-        """Return what comes after its leading tokens."""
+        """Return the input without its leading tokens."""
         second = self.first_of_second
         return EmbeddingInput(
             self.tokens[num_tokens:],

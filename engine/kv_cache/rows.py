@@ -60,7 +60,7 @@ class Rows(Protocol):
         """Append a prefilled row. Its caches hold length tokens; the caller must not use them any more."""
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        """Give a row that was added empty its caches, as add() does; what it was fed is forgotten."""
+        """Give an empty row its caches, as add() does. Tokens that it was fed before are forgotten."""
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""

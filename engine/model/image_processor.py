@@ -24,10 +24,20 @@ _UNLIMITED = 2**31
 Json = dict[str, Any]
 
 
-def read_vision(config: Json, folder: Path, backend: Any) -> VisionInfo | None:
+class _NoTokenizer:
+    """Stands for a tokenizer where only sizes matter."""
+
+    def id_to_token(self, token: int) -> str:
+        return f"<{token}>"
+
+    def token_to_id(self, _: str) -> int:
+        return 0
+
+
+def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> VisionInfo | None:  # noqa: B008
     """Describe how a model sees images; None if it does not, or its processor is unknown or incomplete.
 
-    config: of config.json. backend: the model's tokenizers.Tokenizer.
+    config: of config.json. backend: the model's tokenizers.Tokenizer; without it only sizes are right.
     """
     inner = _read(folder, "processor_config.json").get("image_processor")
     given = _read(folder, "preprocessor_config.json") or inner
@@ -76,7 +86,7 @@ def _most_tokens(processor: ImageProcessor) -> int:
 
 def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: Any) -> ImageProcessor:
     """Put a processor together. Raises KeyError, TypeError or ValueError if something is missing."""
-    vision, size, token = config["vision_config"], given.get("size") or {}, backend.id_to_token(placeholder)
+    vision, size, token = config["vision_config"], given.get("size") or {}, _text(backend, placeholder)
     patch, merge, least, most = _side(given.get("patch_size", vision.get("patch_size"))), 1, 0, 0
     written = shown = alone = token
     digest = sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
@@ -91,7 +101,7 @@ def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: A
             most = int(size["height"])
             patch = int(vision["patch_size"])
             merge = (most // patch) // math.isqrt(int(config.get("mm_tokens_per_image", 256)))
-            start, end = (backend.id_to_token(config[f"{name}_token_index"]) for name in ("boi", "eoi"))
+            start, end = (_text(backend, config[f"{name}_token_index"]) for name in ("boi", "eoi"))
             written = alone = start
             shown = f"\n\n{start}{token}{end}\n\n"
         case "pixtral":
@@ -104,13 +114,20 @@ def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: A
         case "gemma4":
             merge = int(given.get("pooling_kernel_size", 3))
             most = min(int(given.get("max_soft_tokens", 280)), GEMMA4_TOKENS[-1])
-            start, end = (backend.id_to_token(config[f"{name}_token_id"]) for name in ("boi", "eoi"))
+            start, end = (_text(backend, config[f"{name}_token_id"]) for name in ("boi", "eoi"))
             shown = f"{start}{token}{end}"
     return ImageProcessor(cut, patch, merge, least, most, placeholder, written, shown, alone, **more)
 
 
 def _side(value: Any) -> int:
     return int(value["height"] if isinstance(value, dict) else value)
+
+
+def _text(backend: Any, token: int) -> str:
+    found = backend.id_to_token(token)
+    if found is None:
+        raise KeyError(token)
+    return str(found)
 
 
 def _token_id(backend: Any, text: str) -> int:

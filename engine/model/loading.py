@@ -66,7 +66,7 @@ class ModelError(Exception):
 
 @dataclass
 class LoadedModel:
-    """A model, its tokenizer, its public description, and what was found out about it.
+    """A model, its tokenizer, its public description, and the findings about it.
 
     room_bytes: memory for everything but weights, if another machine has less; None for one machine.
     sight: what it sees images with; None if it does not.
@@ -160,7 +160,7 @@ def _load_options(settings: Settings) -> dict[str, Any]:
 
 
 def not_a_model(path: Path) -> ModelError:
-    """Return the error for what is no model's folder, with what can be done."""
+    """Return the error for a folder that holds no model, with the way out."""
     told = f"{path} is not a model folder"
     if path.is_file():
         return ModelError(f"{told}; `reprise convert {path} FOLDER` makes one of a GGUF file")

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from config.settings import Settings, display_name
+from config.model_settings import display_name
+from config.settings import Settings
 from engine.interface.embeddings import Purpose
 from engine.interface.errors import LoadFault, ModelLoadError
 from engine.model.hub_cache import HubCache, HubError, HubFault

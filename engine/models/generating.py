@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from config.settings import Settings, display_name
+from config.model_settings import display_name
+from config.settings import Settings
 from drafters.base import TableFileError
 from engine.interface.errors import SharedTableError
 from engine.interface.events import Event, Failed, Sink

@@ -35,7 +35,7 @@ from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.prefill import UndraftableTextError
 from engine.speculative.draft_stats import PLAIN
-from engine.speculative.proposers import SequenceDrafts
+from engine.speculative.sequence_drafts import SequenceDrafts
 from engine.speculative.window import Window
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer

@@ -24,8 +24,8 @@ from server.output.presenter import Presenter
 from server.output.text_parser import echo_parsers
 from server.requests.chat import ChatRequest
 from server.tool_formats.bare_calls import bare_calls
+from server.tool_formats.call_readers import make_reader
 from server.tool_formats.formats import find_format
-from server.tool_formats.reader import make_reader
 from server.validation.json_schema import check_schema
 from server.validation.relaxed_schema import RelaxedSchema, modern
 

@@ -11,7 +11,8 @@ from typing import get_args
 
 from fastapi import Request
 
-from config.settings import Settings, display_name
+from config.model_settings import display_name
+from config.settings import Settings
 from engine.interface.embeddings import Purpose
 from engine.stations import LoopStation, StationClock
 from server.engine_protocol import EngineProtocol, ModelsProtocol

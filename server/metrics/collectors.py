@@ -12,7 +12,9 @@ from engine.interface.models import ModelEntry
 from engine.interface.status import GAP_BOUNDS_S, EngineCounts
 from engine.stations import OTHER, StationClock
 from server.engine_protocol import ModelsProtocol
-from server.metrics.definitions import GROUPS, NGRAMS, PREFIXES, RESPONSES, MetricEntry, MetricGroup
+from server.metrics.definitions import GROUPS
+from server.metrics.metric import MetricEntry, MetricGroup
+from server.metrics.process_metrics import NGRAMS, PREFIXES, RESPONSES
 from server.responses_api.store import ResponseStore
 
 _Values = Mapping[str, float]

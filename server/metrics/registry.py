@@ -17,8 +17,9 @@ from engine.interface.events import Failed, Finished, Usage
 from engine.stations import StationClock
 from server.engine_protocol import ModelsProtocol
 from server.metrics.collectors import ScrapeCollector
-from server.metrics.definitions import GROUPS, MODEL, MetricEntry
+from server.metrics.definitions import GROUPS
 from server.metrics.endpoints import endpoint_of
+from server.metrics.metric import MODEL, MetricEntry
 from server.metrics.recent_requests import RecentRequests
 from server.output.usage import DRAFT_MODEL
 from server.responses_api.store import ResponseStore

@@ -173,7 +173,7 @@ class GenerationFields(StructuredFields, WindowFields):
 
     @model_validator(mode="after")
     def check_truncation(self) -> "GenerationFields":
-        """Refuse to keep nothing of a prompt."""
+        """Refuse a truncation to 0 tokens."""
         if self.truncate_prompt_tokens == 0:
             raise field_error(
                 "invalid_value", "is 0, which leaves no prompt; -1 means no limit", "truncate_prompt_tokens"

@@ -5,11 +5,12 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
+from config.settings import Settings
 from engine.interface.embeddings import EmbeddingInfo
 from engine.interface.models import ModelEntry, ModelInfo
 from server.engine_protocol import ModelsProtocol
@@ -35,13 +36,15 @@ from server.messages_api.models import (
     messages_model,
     messages_models,
 )
-from server.output.openai_objects import (
+from server.output.model_cards import (
     EmbeddingCard,
     ListedModelCard,
     ListedModels,
+    Modalities,
     ModelCard,
     ModelList,
     ModelMeta,
+    VisionCard,
 )
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.threads import MODEL_FILES
@@ -159,7 +162,7 @@ def begin_pull(service: Service, model: str) -> "Pull":
 
 @dataclass(frozen=True, slots=True)
 class PullState:
-    """How far a download is, in bytes."""
+    """A download's progress, in bytes."""
 
     status: Literal["downloading", "success"]
     completed: int
@@ -189,7 +192,7 @@ class Pull:
         self._is_stopped.set()
 
     async def states(self, request: Request) -> AsyncIterator[PullState | ApiError]:
-        """Yield how far it is, every REPORT_S; the last is a success or an error."""
+        """Yield the progress every REPORT_S; the last state is a success or an error."""
         ended = asyncio.wrap_future(self._ended)
         # Its client may leave before it ends.
         ended.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -273,6 +276,7 @@ def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
         tool_format=entry.tool_format,
         reasoning=bool(entry.can_think),
         sampling_defaults=known_sampling(service, info),
+        **_seeing(service.settings, info),
     )
 
 
@@ -295,7 +299,19 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         fault=entry.fault,
         running=entry.num_running,
         waiting=entry.num_waiting,
+        **_seeing(service.settings, entry.info),
     )
+
+
+def _seeing(settings: Settings, info: ModelInfo | None) -> dict[str, Any]:
+    """Return the fields of a card about images; none for a model that sees none, or is not loaded."""
+    if info is None or (vision := info.vision) is None:
+        return {}
+    most = max(vision.min_tokens, min(vision.max_tokens, settings.max_image_tokens))
+    card = VisionCard(
+        example_tokens=min(most, vision.example_tokens), max_tokens=most, max_images=settings.max_images
+    )
+    return {"vision": card, "modalities": Modalities(input=["text", "image"])}
 
 
 def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:

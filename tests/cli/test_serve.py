@@ -9,7 +9,8 @@ import pytest
 
 from cli.main import main
 from cli.models.choice import with_found
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.models.catalogue import choose_first
 
 GGUF = "{models}/files/a.gguf"

@@ -10,7 +10,7 @@ from demo_corpus.rendering import render
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from engine.prefix_cache.trie import CutSlice
 from engine.prefix_cache.weights_digest import weights_fingerprint
 from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.heads.drafter import HeadDrafter, HeadPrefill
+from engine.speculative.heads.drafter import HeadDrafter
+from engine.speculative.heads.prefill import HeadPrefill
 
 MIN_LOADED_IDS = 128
 """Prefixes that save fewer ids are not read from files: they hardly make drafts better."""

@@ -18,7 +18,8 @@ import httpx
 import openai
 import pytest
 
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.engine import ModelPool
 from engine.model.hub_cache import HubCache
 from engine.models.catalogue import Catalogue

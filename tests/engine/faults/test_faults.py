@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from drafters.base import Draft, DraftQuery
 from engine import batch
 from engine.engine import Engine

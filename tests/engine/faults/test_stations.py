@@ -21,13 +21,14 @@ from engine.memory.budget import MemoryBudget
 from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.sampler import Sampler
 from engine.scheduler.kept_prefixes import KeptPrefixes
-from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
 from engine.sequence.sequence import Sequence
 from engine.speculative import verify
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
-from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
+from engine.speculative.planning.planner import Planner
+from engine.speculative.proposers import DraftSources, Proposers
+from engine.speculative.sequence_drafts import SequenceDrafts
 from engine.text.detokenizer import Detokenizer
 from engine.worker import Worker
 from tests.drafters.fakes import Coin, scored

@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import load
 from tokenizers import normalizers
 from transformers import CodeLlamaTokenizer
 
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.interface.errors import UnbrokenTextError
 from engine.text import encoding, slicing
 from engine.text.encoding import TextEncoder

@@ -343,3 +343,16 @@ async def test_no_hostile_file_ends_in_more_than_a_refusal(client):
             assert response.json()["error"]["message"].startswith("The image 'messages[0].content[1]' ")
             assert response.json()["error"]["param"] == "messages[0].content[1]"
     assert (await chat(client, ASK, part())).status_code == 200
+
+
+async def test_clients_are_told_whether_a_model_sees(client, sees):
+    card = (await client.get("/v1/models/alias")).json()
+    assert card["modalities"] == {"input": ["text", "image"], "output": ["text"]}
+    assert card["vision"] == {"example_tokens": 768, "max_tokens": 1024, "max_images": 20}
+    shown = (await client.post("/api/show", json={"model": "alias"})).json()
+    assert "vision" in shown["capabilities"]
+    sees.info = replace(sees.info, vision=None)
+    card = (await client.get("/v1/models/alias")).json()
+    assert card["modalities"]["input"] == ["text"]
+    assert card["vision"] is None
+    assert "vision" not in (await client.post("/api/show", json={"model": "alias"})).json()["capabilities"]

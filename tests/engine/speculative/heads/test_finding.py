@@ -10,7 +10,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from bench.architectures.tiny_models import make_model, tiny_config
-from config.settings import BUNDLED_MODEL, Settings, SettingsError
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings, SettingsError
 from engine.engine import Engine
 from engine.model.loading import ModelError, load_model
 from engine.models.making import Makers

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.model.image_processor import count_tokens, read_vision
 from engine.text.templates.image_parts import mark
 from engine.text.tokenizer import Tokenizer

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.interface.request import GenerationRequest, Sampling
-from engine.scheduler import planner
-from engine.scheduler.planner import Planner
 from engine.speculative.costs.conditions import USUAL, Conditions
 from engine.speculative.costs.exact_widths import Exactness
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.forecast import MODEL, PlannedDraft
+from engine.speculative.planning import model_part, planner
+from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.verify import RowInput
 from tests.drafters.fakes import scored
@@ -108,8 +108,10 @@ class PlainPlanner(Planner):
 
     def _choose(self, members: Any, estimates: Any) -> int:
         def step_s(width: int) -> float:
-            drafting_s = self._spread_s(len(members), planner._planned(members, estimates, width))
-            widths = [planner._fed_width(e, width) for e in estimates]
+            drafting_s = self.model.spread_s(
+                len(members), model_part.planned_draft(members, estimates, width)
+            )
+            widths = [planner.fed_width(e, width) for e in estimates]
             return drafting_s + self.costs.step_s(widths, self.conditions(members))
 
         widths = self.widths.candidates(estimates, len(members))
@@ -118,9 +120,10 @@ class PlainPlanner(Planner):
     def plan(self, members: Any) -> list[RowInput]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(planner, "choose_width", choose_plainly)
+            patch.setattr(model_part, "choose_width", choose_plainly)
             patch.setattr(planner, "find_demands", lambda *by_width: by_width)
             patch.setattr(planner, "meets_any", lambda one, asked: choose_plainly([one], *asked) > 1)
-            patch.setattr(planner, "PlannedDraft", PlainPlannedDraft)
+            patch.setattr(model_part, "PlannedDraft", PlainPlannedDraft)
             return super().plan(members)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.interface.request import GenerationRequest, Sampling
-from engine.scheduler.planner import Planner
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork, ShareOfTarget
+from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import DraftSources, Proposers
 from tests.drafters.fakes import scored
 
