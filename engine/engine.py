@@ -13,6 +13,7 @@ import mlx.core as mx
 from config.per_model import Section
 from config.settings import Settings
 from engine.embedding.engine import EmbeddingEngine
+from engine.generating.engine import GeneratingEngine
 from engine.interface.errors import EngineError, ModelLoadError, SharedTableError
 from engine.interface.events import Sink
 from engine.interface.models import ModelEntry, ModelInfo
@@ -24,7 +25,6 @@ from engine.model.hub_download import ReportBytes
 from engine.model.loading import Progress, StartProgress
 from engine.model.model_folder import ModelFolder
 from engine.models.catalogue import Catalogue, FoundModel
-from engine.models.generating import GeneratingEngine
 from engine.models.kept_sources import MakeSourcesFor
 from engine.models.known import KnownModels
 from engine.models.loads import GivenModel, Loads

@@ -172,7 +172,7 @@ class ModelsProtocol(EngineProtocol, Protocol):
         """Return the counts of each model's prefix cache, empty if they are off. Never blocks.
 
         By "target" and "draft" or the models' names, then by the fields of PrefixStatus in
-        engine/prefix_cache/trie.py.
+        engine/kv_cache/prefix_cache/trie.py.
         """
 
     def table_status(self) -> dict[str, Any]:

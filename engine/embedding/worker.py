@@ -19,10 +19,10 @@ from engine.embedding.passes import Job, Member, by_job, choose_members
 from engine.embedding.prefixes import Before, Prefixes
 from engine.interface.embeddings import EmbeddingInput, EmbeddingRequest, TokenIds
 from engine.interface.events import EmbeddingSink, Failed
+from engine.interface.stations import station
 from engine.kv_cache.per_row import Caches
 from engine.memory.prefill_budget import PrefillLimits
-from engine.scheduler.prefill_costs import PrefillCosts
-from engine.stations import station
+from engine.memory.prefill_costs import PrefillCosts
 
 log = logging.getLogger("reprise.engine")
 

@@ -19,13 +19,13 @@ from engine.interface.images import VisionInfo
 from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.extents import GROWTH_TOKENS
 from engine.kv_cache.per_row import Caches, leaves
+from engine.kv_cache.prefix_cache.trie import PrefixCache
 from engine.kv_cache.rows import Rows
 from engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
 from engine.memory.demands import Demand, RunningSequence, SamplingMemory, StepDemands
 from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
 from engine.memory.prefill_budget import count_fitting, divide_tokens
 from engine.memory.sharing import SharedMemory
-from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.portions import ALL_NEEDS, find_needs
 from engine.vision.sight import KeptFeatures, Sight
 

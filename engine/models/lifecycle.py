@@ -11,7 +11,7 @@ from engine.interface.embeddings import Embedded
 from engine.interface.errors import RETRY_AFTER_S, EngineError
 from engine.interface.events import Failed, Finished
 from engine.interface.status import EngineStatus
-from engine.scheduler.retry_after import AnswerTimes
+from engine.models.retry_after import AnswerTimes
 
 log = logging.getLogger("reprise.engine")
 

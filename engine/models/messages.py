@@ -10,7 +10,7 @@ from engine.interface.embeddings import EmbeddingRequest
 from engine.interface.errors import SharedTableError
 from engine.interface.events import EmbeddingSink, Failed, Sink
 from engine.interface.request import GenerationRequest
-from engine.stations import station
+from engine.interface.stations import station
 
 STOPPING = Failed("draining", "the server is stopping")
 

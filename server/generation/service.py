@@ -14,7 +14,7 @@ from fastapi import Request
 from config.model_settings import display_name
 from config.settings import Settings
 from engine.interface.embeddings import Purpose
-from engine.stations import LoopStation, StationClock
+from engine.interface.stations import LoopStation, StationClock
 from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.errors import ModelNotFoundError, UnavailableError, retry_after
 from server.generation.event_queue import EventBridge

@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector
 
 from engine.interface.errors import SharedTableError
 from engine.interface.models import ModelEntry
+from engine.interface.stations import OTHER, StationClock
 from engine.interface.status import GAP_BOUNDS_S, EngineCounts
-from engine.stations import OTHER, StationClock
 from server.engine_protocol import ModelsProtocol
 from server.metrics.definitions import GROUPS
 from server.metrics.metric import MetricEntry, MetricGroup

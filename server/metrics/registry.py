@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.interface.events import Failed, Finished, Usage
-from engine.stations import StationClock
+from engine.interface.stations import StationClock
 from server.engine_protocol import ModelsProtocol
 from server.metrics.collectors import ScrapeCollector
 from server.metrics.definitions import GROUPS

@@ -7,9 +7,9 @@ import pytest
 
 from config.settings import Settings
 from engine.engine import Engine
+from engine.generating.setup import flat_costs
 from engine.model.loading import Load
 from engine.models.making import FindHead, Makers
-from engine.setup import flat_costs
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import MakeSources
 from tests.engine.support import make_loaded

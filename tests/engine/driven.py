@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from config.settings import Settings
+from engine.batch.sequence import Sequence
+from engine.generating.setup import flat_costs, make_worker
 from engine.interface.request import GenerationRequest
 from engine.model.loading import LoadedModel
 from engine.models.making import FindHead, Makers
 from engine.sampling.grammar import Grammars
-from engine.sequence.sequence import Sequence
-from engine.setup import flat_costs, make_worker
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import MakeSources
 from tests.engine.support import Answer, make_loaded, oracle

@@ -9,9 +9,9 @@ import pytest
 
 from config.settings import Settings
 from engine.engine import Engine
+from engine.generating.setup import flat_costs
 from engine.model.loading import LoadedModel, describe
 from engine.models.making import Makers
-from engine.setup import flat_costs
 from server.app import create_app
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model
 from tests.engine.text.test_tokenizer import make_thinker

@@ -18,9 +18,9 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
 from engine.engine import Engine
+from engine.generating.setup import flat_costs
 from engine.model.loading import LoadedModel, make_loader
 from engine.models.making import Makers
-from engine.setup import flat_costs
 from engine.speculative.proposers import DraftSources
 from engine.text.tokenizer import Tokenizer
 from server.app import create_app

@@ -12,8 +12,8 @@ from engine.distributed import follow
 from engine.distributed.place import read_place
 from engine.distributed.rank_0 import Ranks, leave
 from engine.engine import Engine
+from engine.generating.setup import flat_costs
 from engine.models.making import Makers
-from engine.setup import flat_costs
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.support import ask, prompt_of, request

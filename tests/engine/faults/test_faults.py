@@ -13,14 +13,14 @@ import pytest
 from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings
 from drafters.base import Draft, DraftQuery
-from engine import batch
+from engine.batch import batch
+from engine.batch.sequence import Sequence
 from engine.engine import Engine
 from engine.interface.errors import EngineError, SharedTableError
 from engine.interface.events import Usage
 from engine.interface.request import GenerationRequest
 from engine.model.loading import ModelError
 from engine.models.making import Makers
-from engine.sequence.sequence import Sequence
 from engine.speculative import shared_table
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Oracle, scored

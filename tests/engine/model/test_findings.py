@@ -8,12 +8,12 @@ import mlx.core as mx
 import pytest
 
 from config.settings import Settings
+from engine.generating.setup import TRIALS, flat_costs, make_worker
 from engine.memory import making
 from engine.model import loading
 from engine.model.findings import Findings
 from engine.model.loading import LoadedModel
 from engine.models.making import Makers
-from engine.setup import TRIALS, flat_costs, make_worker
 from engine.speculative.costs import exact_widths
 from tests.engine.support import make_loaded
 

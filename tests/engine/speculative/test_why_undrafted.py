@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery
-from engine.device import Device
+from engine.batch.device import Device
 from engine.interface.events import DraftingReport
 from engine.interface.request import DraftChoice, GenerationRequest
 from engine.speculative.acceptance import Acceptance

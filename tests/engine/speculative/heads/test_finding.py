@@ -13,9 +13,9 @@ from bench.architectures.tiny_models import make_model, tiny_config
 from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings, SettingsError
 from engine.engine import Engine
+from engine.generating.setup import flat_costs
 from engine.model.loading import ModelError, load_model
 from engine.models.making import Makers
-from engine.setup import flat_costs
 from engine.speculative.proposers import DraftSources
 from server.banner import banner
 from tests.drafters.fakes import scored

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from engine.sequence.sequence import Sequence
+from engine.batch.sequence import Sequence
 
 
 class StepError(Exception):

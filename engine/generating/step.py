@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from drafters.base import NO_DRAFT, Draft
-from engine.batch import Batch
-from engine.device import Step
+from engine.batch.batch import Batch
+from engine.batch.device import Step
+from engine.batch.sequence import Sequence
+from engine.batch.stats import EngineStats
+from engine.batch.step_error import StepError
+from engine.interface.stations import station
 from engine.sampling.logprobs import Likelihood, measure
-from engine.sequence.sequence import Sequence
-from engine.sequence.step_error import StepError
 from engine.speculative import verify
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.planning.planner import Planner
 from engine.speculative.planning.row_inputs import window_input, without_drafts
 from engine.speculative.verify import Outcome, RowInput
 from engine.speculative.window import WindowOutcome
-from engine.stations import station
-from engine.stats import EngineStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from functools import cached_property
 import mlx.core as mx
 
 from drafters.base import NO_DRAFT, Draft
+from engine.batch.loop_guard import ends_in_loop
+from engine.batch.stages import Prefill, PrefixSearch, Timing
 from engine.interface.errors import GrammarCostError
 from engine.interface.events import (
     Delta,
@@ -24,13 +26,11 @@ from engine.interface.events import (
 )
 from engine.interface.request import GenerationRequest
 from engine.kv_cache.per_row import Caches
-from engine.prefix_cache.block_hashes import BlockHashes
+from engine.kv_cache.prefix_cache.block_hashes import BlockHashes
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.sampler import Ends, Penalties, RowSampling
 from engine.sampling.thinking_budget import make_matcher
-from engine.sequence.loop_guard import ends_in_loop
-from engine.sequence.stages import Prefill, PrefixSearch, Timing
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.prefill import UndraftableTextError

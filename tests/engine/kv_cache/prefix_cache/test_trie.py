@@ -9,10 +9,10 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from engine.interface.events import Usage
+from engine.kv_cache.prefix_cache.trie import PrefixCache
 from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches
 from engine.kv_cache.slices import KVSlice, State, sub_slice
-from engine.prefix_cache.trie import PrefixCache
 from engine.speculative.proposers import DraftSources
 from tests.combinations import every_kind_of_cache
 from tests.drafters.fakes import scored

@@ -11,25 +11,25 @@ from typing import Any
 from config.model_settings import display_name
 from config.settings import Settings
 from drafters.base import TableFileError
+from engine.batch.sequence import Sequence
+from engine.batch.stats import EngineStats
+from engine.generating.parked import ParkedWorker
+from engine.generating.setup import make_worker
+from engine.generating.worker import Worker
 from engine.interface.errors import SharedTableError
 from engine.interface.events import Event, Failed, Sink
 from engine.interface.request import GenerationRequest, Grammar
+from engine.interface.stations import station
 from engine.interface.status import EngineCounts
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError, StartProgress, make_draft_loader, make_loader
 from engine.models.making import Makers
 from engine.models.messages import STOPPING, Call, Cancel, Inbox, Message, Stop, Submit
 from engine.models.model_engine import ModelEngine
-from engine.models.parked import ParkedWorker
 from engine.sampling.grammar import Grammars
-from engine.sequence.sequence import Sequence
-from engine.setup import make_worker
 from engine.speculative import kept_acceptance, shared_table
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.heads.finding import find_given_head, find_head
-from engine.stations import station
-from engine.stats import EngineStats
-from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")
 

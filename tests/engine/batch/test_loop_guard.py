@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from engine.batch.loop_guard import ends_in_loop
 from engine.interface.request import GenerationRequest
-from engine.sequence.loop_guard import ends_in_loop
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored
 from tests.engine.conftest import StartEngine

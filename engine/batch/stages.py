@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.kv_cache.per_row import Caches
-from engine.prefix_cache.disk import Loading
+from engine.kv_cache.prefix_cache.disk import Loading
 from engine.speculative.heads.states import States
 from engine.vision.sight import Looking
 
 if TYPE_CHECKING:
-    from engine.sequence.sequence import Sequence
+    from engine.batch.sequence import Sequence
 
 
 @dataclass

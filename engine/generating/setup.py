@@ -7,8 +7,9 @@ from itertools import takewhile
 
 from config.groups import GROUPS
 from config.settings import SETTINGS, Settings
-from engine.batch import Batch
-from engine.device import Device
+from engine.batch.batch import Batch
+from engine.batch.device import Device
+from engine.generating.worker import Worker
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.probes import kv_bits_fault
 from engine.kv_cache.rows import Sharing
@@ -36,7 +37,6 @@ from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import Proposers
 from engine.speculative.translation.translation import Translation
 from engine.text.vocabulary import VocabularyError
-from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")
 

@@ -20,10 +20,17 @@ import mlx.core as mx
 import numpy as np
 
 from config.whole_file import remove_unfinished, unfinished_path
+from engine.kv_cache.prefix_cache import disk_file
+from engine.kv_cache.prefix_cache.disk_file import (
+    NAME_PATTERN,
+    SUFFIX,
+    Array,
+    Contents,
+    Header,
+    PrefixFileError,
+)
+from engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
 from engine.kv_cache.slices import KVSlice, State, num_bytes
-from engine.prefix_cache import disk_file
-from engine.prefix_cache.disk_file import NAME_PATTERN, SUFFIX, Array, Contents, Header, PrefixFileError
-from engine.prefix_cache.trie import CutSlice, Tokens
 
 log = logging.getLogger("reprise.engine")
 

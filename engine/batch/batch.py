@@ -6,12 +6,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.device import Device
+from engine.batch.device import Device
+from engine.batch.sequence import Sequence
+from engine.batch.stages import Prefill
 from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.rows import Rows, Sharing, make_rows
 from engine.sampling.sampler import Sampler
-from engine.sequence.sequence import Sequence
-from engine.sequence.stages import Prefill
 from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
 from engine.speculative.heads.taps import TappedStates

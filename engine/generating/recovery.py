@@ -2,12 +2,12 @@
 
 import logging
 
-from engine.batch import Batch
-from engine.faults.bisection import Bisection
+from engine.batch.batch import Batch
+from engine.batch.sequence import Sequence
+from engine.batch.stats import EngineStats
+from engine.batch.step_error import StepError
+from engine.generating.bisection import Bisection
 from engine.scheduler.request_queue import RequestQueue
-from engine.sequence.sequence import Sequence
-from engine.sequence.step_error import StepError
-from engine.stats import EngineStats
 
 log = logging.getLogger("reprise.engine")
 

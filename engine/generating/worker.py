@@ -13,21 +13,21 @@ from collections.abc import Sequence as SequenceOf
 
 import mlx.core as mx
 
-from engine.batch import Batch
-from engine.faults.recovery import Recovery
+from engine.batch.batch import Batch
+from engine.batch.sequence import Sequence
+from engine.batch.stats import EngineStats
+from engine.batch.step_error import StepError
+from engine.generating.recovery import Recovery
+from engine.generating.step import Decoder
 from engine.interface.events import Failed
+from engine.interface.stations import station
+from engine.kv_cache.prefix_cache.trie import PrefixStatus
 from engine.kv_cache.rows import Rows
-from engine.prefix_cache.trie import PrefixStatus
 from engine.scheduler.draft_prefiller import DraftPrefiller
 from engine.scheduler.request_queue import RequestQueue
-from engine.sequence.sequence import Sequence
-from engine.sequence.step_error import StepError
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import Proposers
-from engine.stations import station
-from engine.stats import EngineStats
-from engine.step import Decoder
 
 log = logging.getLogger("reprise.engine")
 

@@ -9,7 +9,7 @@ import pytest
 
 from config.settings import SETTINGS
 from engine.memory.prefill_budget import STALL_STEPS, PrefillLimits, plan_prefill
-from engine.scheduler.prefill_costs import PrefillCosts
+from engine.memory.prefill_costs import PrefillCosts
 
 MAX_STALL_MS = 50.0
 

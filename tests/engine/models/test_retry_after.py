@@ -3,8 +3,8 @@
 import pytest
 
 from engine.interface.errors import EngineError
-from engine.scheduler import retry_after
-from engine.scheduler.retry_after import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
+from engine.models import retry_after
+from engine.models.retry_after import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
 from tests.engine.conftest import StartEngine
 from tests.engine.support import Answer, ask, prompt_of, request
 

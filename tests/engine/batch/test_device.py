@@ -6,9 +6,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.device import Device
+from engine.batch.device import Device
 from engine.memory.prefill_budget import MIN_CHUNK_TOKENS
-from engine.scheduler.prefill_costs import PrefillCosts
+from engine.memory.prefill_costs import PrefillCosts
 from engine.speculative.proposers import DraftSources
 from tests.clock import Clock
 from tests.drafters.fakes import Coin, scored
@@ -19,7 +19,7 @@ from tests.engine.support import make_loaded, prompt_of, request
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr("engine.device.perf_counter", clock)
+    monkeypatch.setattr("engine.batch.device.perf_counter", clock)
     return clock
 
 

@@ -14,13 +14,13 @@ import mlx.core as mx
 import pytest
 
 from config.whole_file import unfinished_path
+from engine.kv_cache.prefix_cache import disk, disk_file
+from engine.kv_cache.prefix_cache.disk import PrefixStore
+from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
 from engine.kv_cache.slices import KVSlice, State
-from engine.prefix_cache import disk, disk_file
-from engine.prefix_cache.disk import PrefixStore
-from engine.prefix_cache.weights_digest import weights_fingerprint
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.engine.conftest import StartEngine
-from tests.engine.prefix_cache.test_trie import slice_of, state_of
+from tests.engine.kv_cache.prefix_cache.test_trie import slice_of, state_of
 from tests.engine.support import CONFIGS, ask, make_loaded, make_model, oracle, prompt_of, request
 
 TOKENS = tuple(range(1, 101))
@@ -202,7 +202,7 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 KILLED = """
 import sys
 from pathlib import Path
-from tests.engine.prefix_cache import test_disk as t
+from tests.engine.kv_cache.prefix_cache import test_disk as t
 t.disk.MIN_SAVED_TOKENS = 1
 checked = t.CheckedStore(Path(sys.argv[1]))
 print(len(checked.store), flush=True)

@@ -17,10 +17,10 @@ from typing import cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from engine.batch.sequence import Sequence
+from engine.batch.step_error import StepError
+from engine.interface.stations import station
 from engine.sampling.logprobs import Likelihood, Likelihoods
-from engine.sequence.sequence import Sequence
-from engine.sequence.step_error import StepError
-from engine.stations import station
 
 NUM_PLAIN = 5
 """Plain steps of which the median says what one takes."""
