@@ -32,7 +32,7 @@ FORCE, EVEN_OUT = 1e6, 1e4
 
 
 def equal_costs(*widths: int) -> StepCosts:
-    """Return costs that are equal at these widths and 1, so that every draft is worth trying."""
+    """Return costs under which steps of these widths cost as much as of width 1, so every draft pays."""
     return StepCosts({(1, width): 1.0 for width in (1, *widths)}, is_learned=False)
 
 

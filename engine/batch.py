@@ -90,7 +90,7 @@ class Batch:
         self._sampler = None
 
     def start_copies(self) -> None:
-        """Start copying what rows that joined or left have moved, as no step does so soon."""
+        """Start the copies for rows that joining or leaving rows moved, as no step follows soon."""
         for rows in self.rows_by_model:
             if isinstance(rows, BatchedRows):
                 rows.start_copies()

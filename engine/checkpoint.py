@@ -56,7 +56,7 @@ class HeadInfo:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What a row keeps. token_bytes: of a token, where all tokens are kept. fixed_bytes: at any length.
+    """Bytes of a row's caches. token_bytes: of a token, where all are kept. fixed_bytes: at any length.
 
     windows: (bytes of a token, tokens) of each size of sliding window.
     has_known_kinds: whether all kinds of caches are known here. Only then can rows share a forward pass, and
@@ -71,7 +71,7 @@ class CacheInfo:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a folder holds.
+    """The facts about a model's folder.
 
     kind: "model", or what its head is called. num_layers, context_tokens, vocab_size: None if the
         configuration does not say. quantization: None if weights are not quantized.
@@ -237,7 +237,7 @@ def _missing_files(folder: Path, files: list[SafetensorsFile]) -> tuple[str, ...
 
 
 def find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[CacheInfo | None, str | None]:
-    """Return the bytes that a row of such a model takes, or why they cannot be known."""
+    """Return the bytes that a row of the model takes, or the reason why they are not known."""
     if "model_file" in config:
         return None, "it brings Python code of its own, which only --trust-remote-code runs"
     if unknown := unknown_architecture(config):

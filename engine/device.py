@@ -189,11 +189,11 @@ class Device:
         self.skip_steps(1 if self.step is None or self.step.is_computed else 2)
 
     def skip_steps(self, num_steps: int) -> None:
-        """Do not measure the next steps that are fetched: they contain something else."""
+        """Do not measure the next steps that are fetched: their times contain other work."""
         self._num_skipped = max(self._num_skipped, num_steps)
 
     def reset(self) -> None:
-        """Forget the last completion: the engine's thread waited for something else in the meantime.
+        """Forget the last completion, as the engine's thread has waited for other work since.
 
         The time of what is in flight is then not known.
         """

@@ -37,7 +37,7 @@ class Figure(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A command that takes so long on two cores, and the figures that its document gives."""
+    """A command, the seconds that it takes on two cores, and the figures that its document gives."""
 
     seconds: int
     command: str

@@ -72,7 +72,7 @@ def answer_plainly(local: Answering, chats: Sequence[Chat], stage: str) -> list[
 
 
 def filled(first: Sequence[TokenPair], pairs: Sequence[TokenPair]) -> list[TokenPair]:
-    """Return pairs with the first ones before each chat, which only fill the drafters' tables."""
+    """Return pairs, each chat behind the first pairs, which only fill the drafters' tables."""
     return [
         pair
         for name, chat in groupby(pairs, lambda pair: pair.chat)

@@ -44,7 +44,7 @@ class Decoder:
         self._yes_not_no = _difference(model, answers) if answers else None
 
     def make_caches(self) -> Caches | None:
-        """Return empty caches for what texts begin with; None if tokens see later ones, or windows."""
+        """Return empty caches for common beginnings of texts; None if tokens see later ones, or windows."""
         return self._make_caches() if self._is_causal and not self._window else None
 
     def begin(self, tokens: mx.array, _: mx.array, num_tokens: mx.array) -> tuple[mx.array, Masks]:

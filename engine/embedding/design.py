@@ -15,7 +15,7 @@ from engine.model.loading import ModelError
 from engine.model.recipe import find_first_position
 
 Config = dict[str, Any]
-"""What config.json says, with what it may leave out; see complete()."""
+"""The fields of config.json, with defaults for missing ones; see complete()."""
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gelu": gelu,

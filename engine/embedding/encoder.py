@@ -114,7 +114,7 @@ class Layer(Module):
 
 
 class Embeddings(Module):
-    """The sum of what a token, its type and its position stand for."""
+    """The sum of the embeddings of a token, its type and its position."""
 
     def __init__(self, config: Config, design: Design) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ from engine.text.tokenizer import Tokenizer
 
 
 class EmbeddingEngine:
-    """Hands a model's requests to its worker, and reports what became of them.
+    """Hands a model's requests to its worker, and their results to the sinks.
 
     name: by which the model is known. inbox: takes other threads' messages.
     count_decoding: returns how many rows of other models wait while this one computes.
@@ -58,7 +58,7 @@ class EmbeddingEngine:
 
     @property
     def memory_budget(self) -> PassMemory | None:
-        """What it holds of the memory of all models; None while it is not loaded."""
+        """The model's part of the memory of all models; None while the model is not loaded."""
         return self._worker.memory
 
     def embed(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
@@ -75,7 +75,7 @@ class EmbeddingEngine:
         return self._lifecycle.status(len(self._worker.jobs))
 
     def counts(self) -> EngineCounts:
-        """Return what was embedded, and what is to be."""
+        """Return the counts of inputs that were embedded, and that wait."""
         worker = self._worker
         return EngineCounts(
             num_embedded=worker.num_embedded,
@@ -84,7 +84,7 @@ class EmbeddingEngine:
         )
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
-        """Return the counts of what texts begin with; empty for models that attend in both directions."""
+        """Return the counts of kept beginnings of texts; empty for models that attend in both directions."""
         prefixes = self._worker.prefixes
         return {"target": asdict(prefixes.kept.status())} if prefixes else {}
 
@@ -172,7 +172,7 @@ class EmbeddingEngine:
         """Do nothing: nothing is in flight between two turns."""
 
     def prepare(self) -> bool:
-        """Return that there is nothing to do in advance."""
+        """Return False: there is no work to do in advance."""
         return False
 
     def _take_messages(self) -> None:

@@ -112,7 +112,7 @@ class EmbeddingWorker:
         self.jobs[-1].head = self._find_head(request)
 
     def cancel(self, request_id: str) -> None:
-        """End a request. What of it is in a pass is computed with the pass, unless nobody else is in it."""
+        """End a request. Its inputs in a running pass are computed with it, unless the pass has no others."""
         for job in self.jobs:
             if job.request.id == request_id:
                 job.end(Failed("cancelled", "the client left"))

@@ -83,7 +83,7 @@ class EmbeddingInfo:
     instruction: str = ""
 
     def describe(self) -> str:
-        """Describe it in a few words."""
+        """Describe the recipe in a few words."""
         return f"{self.dimensions} dimensions, {self.recipe.describe()}"
 
 
@@ -99,7 +99,7 @@ class EmbeddingInput:
     first_of_second: int | None = None
 
     def after(self, num_tokens: int) -> "EmbeddingInput":
-        """Return what comes after its leading tokens."""
+        """Return the input without its leading tokens."""
         second = self.first_of_second
         return EmbeddingInput(
             self.tokens[num_tokens:],

@@ -93,7 +93,7 @@ class MemoryBudget:
         self._refused_beside: Running = ([], [])
 
     def see(self, sight: Sight, vision: VisionInfo) -> None:
-        """Count what images take from now on, and what is kept of them."""
+        """Count the memory of images from now on: of their towers, and of their kept features."""
         largest = vision.merge_size, vision.max_tokens * vision.merge_size
         self._sight, self._image_bytes = sight, sight.tower.forecast_bytes(largest)
         sight.kept.limit_bytes = self.room_bytes // KEPT_SHARE
@@ -115,7 +115,7 @@ class MemoryBudget:
         return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:
-        """Drop cached prefixes of at least so many bytes, or all; return whether any were dropped."""
+        """Drop cached prefixes of at least num_bytes, or all; return whether any were dropped."""
         kept = self._prefix_bytes
         self._shrink_prefixes(max(0, kept - num_bytes))
         return self._prefix_bytes < kept

@@ -62,7 +62,7 @@ class SamplingMemory:
     def of(
         cls, needs: Needs, vocab_size: int, logprobs: bool = True, prompt_logprobs: bool = True
     ) -> "SamplingMemory":
-        """Count what these needs take, and log probabilities of the answer and of the prompt."""
+        """Count the memory of sampling with these needs, and of log probabilities of answer and prompt."""
         row_bytes = vocab_size * (PENALTY_BYTES * needs.penalties + BIAS_BYTES * needs.bias)
         num_arrays = max(needs.num_arrays, LIKELIHOOD_ARRAYS if logprobs else 0.0)
         return cls(row_bytes, num_arrays, prompt_logprobs)

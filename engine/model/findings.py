@@ -62,7 +62,7 @@ class Findings:
         encode: Callable[[Found], Any] = lambda found: found,
         decode: Callable[[Any], Found] = lambda known: known,
     ) -> Found:
-        """Return the finding of that name; without one, try it out.
+        """Return the finding of a name; if it is not known, try it out.
 
         is_kept: whether what was found is to be kept. encode, decode: to JSON and back.
         """

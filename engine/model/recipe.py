@@ -31,7 +31,7 @@ _PROMPTS = {
 
 
 def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
-    """Read a model's recipe. config: of its config.json. Raises ModelError for what is not known here."""
+    """Read a model's recipe. config: config.json. Raises ModelError for unknown poolings or modules."""
     told = _read(folder / "config_sentence_transformers.json", {})
     known = _PROMPTS.get(str(config.get("model_type")), {})
     prompts = {str(name): str(text) for name, text in (told.get("prompts") or known).items()}
@@ -76,7 +76,7 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
 
 
 def find_vectors(folder: Path, config: dict[str, Any]) -> EmbeddingInfo:
-    """Say what vectors a model makes, before it is loaded: without its special tokens. Raises ModelError."""
+    """Describe a model's vectors before it is loaded, so without its special tokens. Raises ModelError."""
     recipe = read_recipe(folder, config)
     last = _read(recipe.dense[-1].folder / "config.json", {}) if recipe.dense else {}
     return EmbeddingInfo(int(last.get("out_features", config.get("hidden_size") or config["n_embd"])), recipe)

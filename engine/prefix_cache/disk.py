@@ -121,7 +121,7 @@ class PrefixStore:
         self._shrink()
 
     def sibling(self, part: str, needs_state: bool) -> "PrefixStore":
-        """Return the store of another part of the same model, with the same files, budget and thread.
+        """Return the store of another part of the same model, which uses this folder, budget and thread.
 
         part: identifies it. needs_state: whether its caches hold state besides KV slices.
         """

@@ -104,7 +104,7 @@ class PrefixCache:
         )  # fmt: skip
 
     def put(self, tokens: Tokens, cut: CutSlice, state: State, weight: float = 1.0) -> None:
-        """Store what a row's caches hold for tokens.
+        """Store the keys, values and state of a row's caches under its tokens.
 
         Nothing is stored if the prefix alone exceeds the budget, or if the model needs state and state is
         empty.
@@ -171,7 +171,7 @@ class PrefixCache:
         return rebuild(self._make_empty(), kv_slices, node.state, length), length
 
     def match_usable(self, prompt: Tokens) -> int:
-        """Return how many tokens find() would find."""
+        """Return the length of the prefix that find() would return."""
         return self._last_usable(prompt)[1]
 
     def shrink_to(self, num_bytes: int) -> None:

@@ -44,7 +44,7 @@ class _Copies:
 
 
 class KeptPrefixes:
-    """Takes copies of what sequences have computed. Used by the engine's thread only.
+    """Copies sequences' keys, values and state into the prefix cache. Used by the engine's thread only.
 
     budget_bytes: memory for cached prefixes. memory_budget: says whether there is memory for a copy now.
     can_look_back: whether state can be kept of a length that a chunk has passed.

@@ -165,7 +165,7 @@ def begin_pull(service: Service, model: str) -> "Pull":
 
 @dataclass(frozen=True, slots=True)
 class PullState:
-    """How far a download is, in bytes."""
+    """A download's progress, in bytes."""
 
     status: Literal["downloading", "success"]
     completed: int
@@ -195,7 +195,7 @@ class Pull:
         self._is_stopped.set()
 
     async def states(self, request: Request) -> AsyncIterator[PullState | ApiError]:
-        """Yield how far it is, every REPORT_S; the last is a success or an error."""
+        """Yield the progress every REPORT_S; the last state is a success or an error."""
         ended = asyncio.wrap_future(self._ended)
         # Its client may leave before it ends.
         ended.add_done_callback(lambda done: done.cancelled() or done.exception())

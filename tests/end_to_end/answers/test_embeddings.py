@@ -106,6 +106,7 @@ def test_base64_is_the_same_numbers(http):
         ({"input": "a", "dimensions": 385}, "dimensions", "invalid_value"),
         ({"input": "a", "prompt_name": "query"}, "prompt_name", "invalid_value"),
         ({"input": "a", "model": "reprise-demo"}, "model", "wrong_kind_of_model"),
+        ({"input": "a", "model": "demo"}, "model", "wrong_kind_of_model"),
         ({"input": "a", "model": "ranks"}, "model", "wrong_kind_of_model"),
     ],
     ids=lambda value: str(value)[:40],
@@ -179,6 +180,8 @@ def test_documents_are_ranked_in_the_shapes_of_jina_and_cohere(http, path):
     assert ranked["usage"]["total_tokens"] > 20
     best = http.post(path, json=body | {"top_n": 1, "return_documents": False}).json()["results"]
     assert best == [{key: results[0][key] for key in ("index", "relevance_score")}]
+    # Continue reads data, Jina's and Cohere's clients results.
+    assert http.post(path, json=body | {"return_documents": False}).json()["data"][:1] == best
     (alone,) = http.post(path, json=body | {"documents": [TEXTS[results[0]["index"]]]}).json()["results"]
     assert alone["relevance_score"] == scores[0]
 
