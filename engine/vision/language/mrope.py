@@ -51,4 +51,4 @@ def rope_at(places: np.ndarray, axes: Axes) -> Iterator[None]:
         mx.fast.rope = rope  # type: ignore[assignment]
         yield
     finally:
-        mx.fast.rope = fused  # type: ignore[assignment]
+        mx.fast.rope = fused
