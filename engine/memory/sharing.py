@@ -10,9 +10,10 @@ from typing import Protocol
 
 
 class Holder(Protocol):
-    """A model that holds memory. weight_bytes: of its weights."""
+    """A model that holds memory. weight_bytes: of its weights. shared: None if it is alone."""
 
     weight_bytes: int
+    shared: "SharedMemory | None"
 
     @property
     def held_bytes(self) -> int:
