@@ -14,7 +14,7 @@ from server.messages_api.thinking import Thinking
 from server.requests.drafts import DraftFields
 from server.requests.messages import CHOICE_NEEDS_TOOLS, Messages, ToolChoiceField, Tools
 from server.requests.models import KeepAlive
-from server.requests.windowed_decoding import WindowFields
+from server.requests.window_fields import WindowFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
     INT32_MAX,

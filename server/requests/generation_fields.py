@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from server.requests.drafts import DraftFields
 from server.requests.models import KeepAlive
 from server.requests.structured_output import StructuredFields
-from server.requests.windowed_decoding import WindowFields
+from server.requests.window_fields import WindowFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
     INT32_MAX,

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine.sequence import sequence
 
 from engine.interface.events import Finished
 from engine.interface.request import GenerationRequest
-from engine.sequence import sequence
 from engine.vision import sight
 from engine.vision.language import reading
 from tests.combinations import spread
