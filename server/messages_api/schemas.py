@@ -23,6 +23,8 @@ from server.validation.fields import (
     RequestModel,
     Rules,
     Stops,
+    Temperature,
+    TopP,
     neutral,
     no_effect,
     unsupported,
@@ -150,19 +152,8 @@ class MessagesRequest(ConversationFields, WindowFields):
     max_tokens: Limit | None = Field(
         None, description="Maximum output tokens; the context may allow fewer. null: as many as it allows."
     )
-    temperature: float = Field(
-        1.0,
-        ge=0,
-        le=2,
-        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
-    )
-    top_p: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Sample only from the most likely tokens whose probabilities add up to this. 1: "
-        "no limit.",
-    )
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
     top_k: int = Field(
         0,
         ge=-1,
