@@ -63,7 +63,7 @@ def load_embedding_model(settings: Settings, name: str, progress: Progress | Non
             loaded = _load_decoder(folder, config, name, progress, ranks=ranks)
             tokenizer = loaded.tokenizer
             answers = find_answers(tokenizer, recipe.answers) if ranks else None
-            body = Decoder(loaded.model, config, answers)
+            body = Decoder(loaded.model, config, find_longest(config, recipe), answers)
             info = replace(loaded.info, purpose="rerank" if ranks else "embed")
         maker = VectorMaker(recipe, load_dense(recipe.dense, config["hidden_size"]))
         if isinstance(body, Decoder) and info.purpose == "rerank":

@@ -99,6 +99,15 @@ def test_another_pooling_makes_other_vectors(tmp_path, pooling):
     assert difference(folder, expected) > 1e-2
 
 
+def test_a_window_as_long_as_the_longest_text_keeps_what_texts_begin_with(tmp_path):
+    short, long = (
+        load(write_published(tmp_path / str(window), "mistral", sliding_window=window)) for window in (95, 96)
+    )
+    assert short.body.make_caches() is None
+    assert long.body.make_caches()
+    assert vectors(short, texts()) == vectors(long, texts())
+
+
 @pytest.mark.parametrize("name", EMBEDDING)
 def test_vectors_are_the_same_alone_and_in_a_batch_to_the_last_bit(tmp_path, name):
     model = load(write_published(tmp_path / "tiny", name))
