@@ -134,7 +134,7 @@ class _Sequence:
 
 
 class SuffixDrafter:
-    """Drafts what followed the longest earlier occurrence of each sequence's end.
+    """Drafts the tokens that followed the longest earlier occurrence of each sequence's end.
 
     history_tokens: number of tokens of finished requests to keep; 0 for no history.
     file: keeps them from one run to the next; None for none.

@@ -15,7 +15,7 @@ from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
 from bench.experiment import Row, grouped
 from bench.outputs import Work
-from bench.replay.edits import AGAIN
+from bench.replay.file_edits import AGAIN
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import ServerPlayer, Setup, figures, play_all, summed
 from bench.statistics import ratio
@@ -72,7 +72,7 @@ def answer_plainly(local: Answering, chats: Sequence[Chat], stage: str) -> list[
 
 
 def filled(first: Sequence[TokenPair], pairs: Sequence[TokenPair]) -> list[TokenPair]:
-    """Return pairs with the first ones before each chat, which only fill the drafters' tables."""
+    """Return pairs, each chat behind the first pairs, which only fill the drafters' tables."""
     return [
         pair
         for name, chat in groupby(pairs, lambda pair: pair.chat)

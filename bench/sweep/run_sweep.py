@@ -24,14 +24,15 @@ from bench.decode.answering import Answering, settings_of
 from bench.errors import BenchError
 from bench.experiment import Row
 from bench.options import Flag
-from bench.replay.edits import make_traffic
+from bench.replay.file_edits import make_traffic
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Setup
 from bench.sweep import points
 from bench.sweep.points import answer_plainly, default_point, overall, replay
 from bench.tables import Column, pivoted, print_rows
 from bench.workloads import VERSION, Chat, own_chats
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from drafters.repetition import repetition_score
 
 DEFAULT_WORKLOADS = (

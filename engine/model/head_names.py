@@ -55,7 +55,7 @@ def rename(name: str) -> str:
 
 
 def name_in_first_layer(name: str) -> str:
-    """Return a name, empty if it is of a layer after the first: that one is applied again instead."""
+    """Return a name in the first layer; "" for later layers, in whose place the first is applied again."""
     return "" if name.startswith("layers.") and not name.startswith("layers.0.") else name
 
 

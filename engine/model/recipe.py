@@ -31,7 +31,7 @@ _PROMPTS = {
 
 
 def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
-    """Read a model's recipe. config: of its config.json. Raises ModelError for what is not known here."""
+    """Read a model's recipe. config: config.json. Raises ModelError for unknown poolings or modules."""
     told = _read(folder / "config_sentence_transformers.json", {})
     known = _PROMPTS.get(str(config.get("model_type")), {})
     prompts = {str(name): str(text) for name, text in (told.get("prompts") or known).items()}
@@ -52,7 +52,8 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
         elif kind == "Normalize":
             normalizes = True
         elif kind == LOGIT_SCORE:
-            return Recipe("last", prompts=prompts, default_prompt=default, max_tokens=max_tokens)
+            answers = given.get("true_token_id"), given.get("false_token_id")
+            return Recipe("last", max_tokens=max_tokens, answers=answers)
         elif kind != "Transformer":
             raise ModelError(f"{folder / MODULES} names {kind}, which is not known here")
     if pooling is None:
@@ -75,7 +76,7 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
 
 
 def find_vectors(folder: Path, config: dict[str, Any]) -> EmbeddingInfo:
-    """Say what vectors a model makes, before it is loaded: without its special tokens. Raises ModelError."""
+    """Describe a model's vectors before it is loaded, so without its special tokens. Raises ModelError."""
     recipe = read_recipe(folder, config)
     last = _read(recipe.dense[-1].folder / "config.json", {}) if recipe.dense else {}
     return EmbeddingInfo(int(last.get("out_features", config.get("hidden_size") or config["n_embd"])), recipe)

@@ -1,0 +1,327 @@
+"""Let a head draft for the target's rows, with caches of its own.
+
+    forward pass -> states of committed positions -> the head is fed them -> it drafts from the newest
+
+The head takes the draft model's place. Its rows stand in the order of the target's, and a row may draft once
+the head was fed the states of its prompt, in slices between the target's steps. Only committed positions are
+fed, with the states that the target computed, so nothing is ever rolled back but padding. The states of
+positions whose keys and values came from the target's prefix cache are not known: the head's own keys and
+values of them come from a prefix cache of its own (prefixes.py). What that lacks is absent, and the head's
+positions begin after it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from engine.interface.models import HeadKind
+from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache
+from engine.kv_cache.per_row import Caches, leaves, make_caches
+from engine.kv_cache.rows import evaluate
+from engine.kv_cache.slices import rebuild
+from engine.model.loading import LoadedModel
+from engine.sampling.sampler import Sampler
+from engine.speculative.draft_model.costs import DraftWork
+from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID, DraftModel
+from engine.speculative.draft_model.prefixes import DraftPrefixes
+from engine.speculative.draft_model.sampling import SameVocabularySampling
+from engine.speculative.heads.head import Bounds, Head
+from engine.speculative.heads.prefill import HeadPrefill
+from engine.speculative.heads.states import States
+from engine.speculative.heads.taps import TappedStates, Taps
+from engine.speculative.verify import RowInput
+
+MAX_IDLE_STEPS = 32
+"""Steps after which nothing more is drafted for a row whose head has neither been fed nor drafted: to hand
+its states over takes time in every step, which nobody pays back."""
+
+
+@dataclass(frozen=True)
+class NamedHead:
+    """A head, and the source that timings name for its drafts: one of MODELS."""
+
+    head: Head
+    source: HeadKind
+
+
+class _HeadCaller:
+    """Stands in for a model where rows expect one: runs what the head is to do with their caches."""
+
+    def __init__(self, head: Head) -> None:
+        self.make_cache = head.make_cache
+        self.run: Callable[[mx.array, Caches], mx.array]
+
+    def __call__(self, tokens: mx.array, cache: Caches) -> mx.array:
+        return self.run(tokens, cache)
+
+
+@dataclass
+class HeadRow:
+    """The state of one row. prefill: None if nothing is drafted for it. is_ready: whether it may draft."""
+
+    prefill: HeadPrefill | None
+    is_ready: bool = False
+
+
+class HeadDrafter:
+    """A head and its rows, which the worker keeps in the order of the target's rows.
+
+    source: as timings report its drafts. model: makes the caches of a row.
+    num_bytes: of its weights. state_bytes: of the states of one position.
+    Raises ModelError if the target's states cannot be taken.
+    """
+
+    def __init__(self, named: NamedHead, loaded: LoadedModel) -> None:
+        self.head = head = named.head
+        self.source = named.source
+        self.model = _HeadCaller(head)
+        self.taps = Taps(loaded.model, head.taps)
+        self.num_bytes = sum(_array_bytes(head))
+        self._sampling = SameVocabularySampling(loaded.info.vocab_size)
+        found = self._probe(loaded.model)
+        self._size, self._dtype = found.shape[-1], found.dtype
+        self.state_bytes = found.shape[-1] * found.dtype.size
+        self.clear()
+
+    def _probe(self, model: Any) -> mx.array:
+        """Return the states of one position, not evaluated."""
+        with self.taps.tapping() as tapped:
+            model(mx.zeros((1, 1), mx.int32), cache=make_caches(model))
+        return tapped.states()[0]
+
+    def cost_share(self, loaded: LoadedModel) -> float:
+        """Return a drafted token's share of the cost of a target's step, by the weights that both read."""
+        of_target = _array_bytes(loaded.model)
+        # The output head is among the largest arrays.
+        return min(1.0, (self.num_bytes + max(of_target)) / sum(of_target))
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self.rows = BatchedRows(self.model)
+        self._rows: list[HeadRow] = []
+
+    def measure_caches(self) -> tuple[int, dict[int, int], int]:
+        """Return a row's bytes per position: of caches that keep all, by window, and of the largest."""
+        caches = self.model.make_cache()
+        num = 2
+        states = mx.zeros((1, num, self._size), self._dtype)
+        self.head.feed(states, mx.zeros((1, num), mx.int32), caches)
+        token_bytes, windows, largest = 0, dict[int, int](), 0
+        for cache in leaves(caches):
+            each = sum(
+                array.nbytes // array.shape[2] for array in (cache.keys, cache.values) if array.shape[2]
+            )
+            largest = max(largest, each)
+            window = self.head.bounds.most if self.head.bounds else getattr(cache, "window", None)
+            if window:
+                windows[window] = windows.get(window, 0) + each
+            else:
+                token_bytes += each
+        return token_bytes, windows, largest
+
+    def make_prefill(self, states: States, num_computed: int) -> HeadPrefill:
+        """Make the draft prefill of a sequence that joins.
+
+        states: of the last of its num_computed tokens, those that did not come from the prefix cache.
+        """
+        return HeadPrefill(self.head, states, num_computed - states.num)
+
+    def add(self, prefill: HeadPrefill | None) -> None:
+        """Add an empty row as the last one. prefill: of its states; None to draft nothing for the row."""
+        self.rows.add(self.model.make_cache(), 0)
+        self._rows.append(HeadRow(prefill))
+
+    def awaiting_prefill(self) -> list[tuple[int, HeadPrefill]]:
+        """Return the rows whose draft prefill is not complete, and that prefill."""
+        return [(row, s.prefill) for row, s in enumerate(self._rows) if s.prefill and not s.is_ready]
+
+    def idle_rows(self) -> list[int]:
+        """Return the rows for which the head has done nothing for MAX_IDLE_STEPS."""
+        return [row for row, s in enumerate(self._rows) if s.prefill and s.prefill.num_idle > MAX_IDLE_STEPS]
+
+    def start_drafting(self, row: int) -> None:
+        """Give a row the caches of its draft prefill, which is complete."""
+        prefill = self._rows[row].prefill
+        assert prefill is not None
+        self.rows.fill(row, prefill.release_caches(), prefill.num_computed)
+        self._rows[row].is_ready = True
+
+    def drop_prefill(self, row: int) -> None:
+        """Draft nothing more for a row."""
+        self._rows[row] = HeadRow(None)
+
+    def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
+        """Keep a row's keys and values, those of states not yet fed included, before the row is removed.
+
+        tokens: all committed tokens of the row.
+        """
+        state = self._rows[row]
+        if state.prefill is None:
+            return
+        if not state.is_ready:
+            prefixes.keep(state.prefill, tokens)
+            return
+        num_held = self.rows.lengths[row]
+        # States of what came after the end of the answer are of no use.
+        num_left = min(state.prefill.states.num, len(tokens) - 1 - num_held, MAX_BACKLOG_TOKENS)
+        if prefixes.cache is None or not (ids := state.prefill.kept_ids(tokens, num_held + num_left)):
+            return
+        if num_left:
+            alone = [state.prefill if at == row else None for at in range(len(self._rows))]
+            self._feed(alone, [num_left if prefill else 0 for prefill in alone], [tokens] * len(alone))
+        prefixes.keep_row(ids, row, self.rows)
+
+    def remove(self, row: int) -> None:
+        """Remove a row; the last row takes its place."""
+        self.rows.remove(row)
+        self._rows[row] = self._rows[-1]
+        self._rows.pop()
+
+    @contextmanager
+    def tapping(self) -> Iterator[TappedStates | None]:
+        """Tap the states of the target's next forward pass over all rows; None if no row needs them."""
+        if not any(row.prefill for row in self._rows):
+            yield None
+            return
+        with self.taps.tapping() as tapped:
+            yield tapped
+
+    def receive(self, tapped: TappedStates | None, num_final: Sequence[int]) -> list[mx.array]:
+        """Take the states of the positions that stay in the target's caches.
+
+        num_final: (rows,) how many of those fed.
+        Returns copies of them, not evaluated; until they are, they hold what all rows were fed.
+        """
+        if tapped is None:
+            return []
+        wanted = [num if row.prefill else 0 for row, num in zip(self._rows, num_final, strict=True)]
+        found = tapped.of_rows(wanted)
+        for row, part in zip(self._rows, found, strict=True):
+            if row.prefill and part is not None:
+                row.prefill.states.add(part)
+                row.prefill.num_idle += 1
+        return [part for part in found if part is not None]
+
+    def fill_in(
+        self, inputs: list[RowInput], committed: Sequence[Sequence[int]], sampler: Sampler
+    ) -> DraftWork | None:
+        """Make the drafts that the inputs want. A row that lacks too many positions only catches up.
+
+        inputs: one for each row; those with new drafts are replaced. committed: all tokens of each row.
+        sampler: the target's, for the same rows.
+        Returns the work done, None if no input wants a draft.
+        """
+        num = min(self.head.max_drafted, max(row_input.num_to_draft for row_input in inputs))
+        if not num:
+            return None
+        wanting = [
+            row.prefill if row.prefill and row.is_ready and row_input.num_wanted else None
+            for row, row_input in zip(self._rows, inputs, strict=True)
+        ]
+        for busy in filter(None, wanting):
+            busy.num_idle = 0
+        for at, prefill in enumerate(wanting):
+            if prefill and self.head.bounds and self.rows.lengths[at] > self.head.bounds.most:
+                self._shorten(at, prefill, self.head.bounds)
+        backlogs = [min(MAX_BACKLOG_TOKENS, r.states.num - 1) if r else 0 for r in wanting]
+        if any(backlogs):
+            self._feed(wanting, backlogs, committed)
+        drafting = [prefill if prefill and prefill.states.num == 1 else None for prefill in wanting]
+        translated: list[tuple[int, int] | None] = [None] * len(inputs)
+        if any(drafting):
+            drafts = self._draft(drafting, [tokens[-1] for tokens in committed], num, inputs, sampler)
+            for row, (row_input, prefill) in enumerate(zip(inputs, drafting, strict=True)):
+                if prefill:
+                    draft = drafts[row][: row_input.num_wanted]
+                    source = replace(row_input.source, tokens=draft)
+                    inputs[row], translated[row] = replace(row_input, draft=draft, source=source), (num, num)
+        else:
+            mx.eval(self._held)
+        lacking = [row.prefill.states.num if row.prefill else 0 for row in self._rows]
+        return DraftWork(1 + max(backlogs), num if any(drafting) else 0, lacking, translated)
+
+    def _shorten(self, row: int, prefill: HeadPrefill, bounds: Bounds) -> None:
+        """Drop a row's positions between the bounds; those after them move up."""
+        held, num_kept = self.rows.lengths[row], bounds.sink + bounds.window
+        last = bounds.move(self.rows.kv_slice(row, held - bounds.window, held), held - num_kept)
+        kept = [self.rows.kv_slice(row, 0, bounds.sink), last]
+        caches = rebuild(self.model.make_cache(), kept, [], num_kept)
+        evaluate(caches)
+        self.rows.fill(row, caches, num_kept)
+        prefill.num_skipped += held - num_kept
+
+    @property
+    def _held(self) -> list[mx.array]:
+        """The buffers of all rows."""
+        return [array for cache in leaves(self.rows.caches) for one in _parts(cache) for array in one.arrays]
+
+    def _feed(
+        self,
+        prefills: Sequence[HeadPrefill | None],
+        nums: Sequence[int],
+        committed: Sequence[Sequence[int]],
+    ) -> None:
+        """Feed each row that many of its positions, all rows in one forward pass."""
+        held, width = list(self.rows.lengths), max(nums)
+        fed, states = [], []
+        for row, (prefill, num, tokens) in enumerate(zip(prefills, nums, committed, strict=True)):
+            if prefill and num:
+                fed.append(prefill.following(tokens, held[row], num))
+                states.append(mx.pad(prefill.states.take(num), [(0, width - num), (0, 0)]))
+            else:
+                fed.append([PADDING_ID])
+                states.append(mx.zeros((width, self._size), self._dtype))
+
+        def feed(following: mx.array, caches: Caches) -> mx.array:
+            self.head.feed(mx.stack(states), following, caches)
+            return following
+
+        self.model.run = feed
+        self.rows.forward_ragged(fed)
+        self._forget(held, nums)
+
+    def _draft(
+        self,
+        prefills: Sequence[HeadPrefill | None],
+        newest: Sequence[int],
+        num: int,
+        inputs: Sequence[RowInput],
+        sampler: Sampler,
+    ) -> list[list[int]]:
+        """Draft num tokens for each row; waits once. The newest position stays in the caches."""
+        held = list(self.rows.lengths)
+        none = mx.zeros((1, self._size), self._dtype)
+        states = mx.concatenate([prefill.states.take(1) if prefill else none for prefill in prefills])
+        draw = self._sampling.make_draw(sampler, [row_input.position for row_input in inputs], num)
+
+        def choose(logits: mx.array, _: int) -> mx.array:
+            return mx.stack([draw(logits[:, at]) for at in range(logits.shape[1])], axis=1)
+
+        self.model.run = lambda last, caches: self.head.draft(states, last[:, 0], caches, num, choose)
+        last = mx.array(list(newest))[:, None]
+        drafted: list[list[int]] = self.rows.forward(last).tolist()  # type: ignore[assignment]
+        self._forget(held, [int(prefill is not None) for prefill in prefills])
+        return drafted
+
+    def _forget(self, held: Sequence[int], nums: Sequence[int]) -> None:
+        """Forget the padding that rows were fed. held: lengths before. nums: positions to keep."""
+        for row, (length, num) in enumerate(zip(held, nums, strict=True)):
+            self.rows.roll_back(row, length + num)
+
+
+def _array_bytes(module: Any) -> list[int]:
+    flat: Any = tree_flatten(module.parameters())
+    return [array.nbytes for _, array in flat]
+
+
+def _parts(cache: Any) -> list[RaggedKVCache]:
+    return list(cache.parts.values()) if isinstance(cache, GroupedKVCache) else [cache]
+
+
+RowDrafter = DraftModel | HeadDrafter
+"""A drafter for the target's rows with caches of its own: a draft model or a head."""
