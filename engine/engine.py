@@ -37,7 +37,7 @@ from engine.parked import ParkedWorker
 from engine.sampling.grammar import Grammars
 from engine.setup import FindHead, MakeSources, make_worker
 from engine.speculative import kept_acceptance, shared_table
-from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_shapes
+from engine.speculative.costs.exact_widths import Exactness, Shape, Tried, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.heads.finding import find_given_head, find_head
 from engine.speculative.proposers import DraftSources, Proposers
@@ -226,9 +226,8 @@ class Engine:
         def find() -> Exactness:
             loaded, kv_bits = self._require_loaded(), self.settings.kv_bits
             info, sharing = loaded.info, loaded.find_sharing(kv_bits)
-            return find_exact_shapes(
-                loaded.model, sharing, kv_bits, info.vocab_size, shapes, info.context_tokens, progress
-            )
+            tried = Tried(loaded.model, sharing, kv_bits, info.vocab_size, info.context_tokens)
+            return find_exact_shapes(tried, shapes, progress)
 
         found: Exactness = self._between_steps(find)
         return found

@@ -29,6 +29,7 @@ from engine.interface.errors import SharedTableError
 from server.app import create_app
 from server.banner import (
     LoadingBar,
+    Served,
     banner,
     describe_decoding,
     describe_drafts,
@@ -365,10 +366,8 @@ def _announce(
         decoding, needs_key = describe_decoding(settings), settings.needs_key
         others = describe_models(models.entries()[1:], settings) if models else ""
         tools = describe_tools(engine.tokenizer.markers)
-        text = banner(
-            engine.info, names, address, drafts, has_template, needs_key, sampling, decoding, others, tools,
-            is_verbose=settings.verbose,
-        )  # fmt: skip
+        served = Served(names, address, drafts, has_template, needs_key, sampling, decoding, others, tools)
+        text = banner(engine.info, served, is_verbose=settings.verbose)
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 
