@@ -103,7 +103,7 @@ class Settings(ModelSettings):
         2560,
         "Maximum tokens of an image, as far as the model takes so few: larger ones are made smaller. A "
         "client that asks for low detail gets 256 at most.",
-        at_least=1,
+        at_least=256,
     )
     unknown_fields: Literal["refuse", "ignore"] = setting(
         "ignore",
@@ -218,10 +218,10 @@ class Settings(ModelSettings):
         "Positions at the beginning of a text that a DFlash drafter keeps with --dflash-window.",
         at_least=0,
     )
-    draft_translation: Literal["auto", "context", "naive", "shared", "none"] = setting(
+    draft_translation: Literal["auto", "context", "shared", "none"] = setting(
         "auto",
         "How drafts of a model with another vocabulary become tokens of the target model: context encodes "
-        "their text after the last committed tokens, naive encodes it alone, shared drafts only tokens that "
+        "their text after the last committed tokens, shared drafts only tokens that "
         "both vocabularies have, none keeps ids as they are. auto is none for equal vocabularies, else "
         "context.",
     )
@@ -230,12 +230,6 @@ class Settings(ModelSettings):
         "Number of committed tokens that --draft-translation context encodes together with a draft.",
         at_least=1,
         at_most=32,
-    )
-    ngram_size_min: int = setting(
-        2, "Shortest match, in tokens, after which ngram-simple drafts.", at_least=1
-    )
-    ngram_size_max: int = setting(
-        16, "Longest match, in tokens, that ngram-simple looks for.", at_least=1, at_most=64
     )
     ngram_mod_size: int = setting(16, "Tokens that ngram-mod hashes to look up the next one.", at_least=1)
     ngram_table_entries: int = setting(
@@ -306,11 +300,6 @@ class Settings(ModelSettings):
             raise SettingsError(
                 "wire_weights keeps the weights of one model for good: do not set models_dir, allow_load, "
                 "idle_unload_s, embedding_model or rerank_model"
-            )
-        if self.ngram_size_min > self.ngram_size_max:
-            raise SettingsError(
-                f"ngram_size_min is {self.ngram_size_min}; it must not be above ngram_size_max, "
-                f"which is {self.ngram_size_max}"
             )
         is_open_allowed = self.needs_key or self.insecure
         check_access(self.api_key, self.allowed_host, self.cors_origin, is_open_allowed)

@@ -134,23 +134,24 @@ class _Sequence:
 
 
 class SuffixDrafter:
-    """Drafts what followed the longest earlier occurrence of each sequence's end.
+    """Drafts the tokens that followed the longest earlier occurrence of each sequence's end.
 
     history_tokens: number of tokens of finished requests to keep; 0 for no history.
     file: keeps them from one run to the next; None for none.
+    name: by which requests and figures know the drafter: ngram-simple without a history.
     use_cursor: whether a copy cursor is used. learn_changes: whether it learns and drafts changes.
     """
-
-    name = "suffix"
 
     def __init__(
         self,
         history_tokens: int = DEFAULT_TOKENS,
         file: HistoryFile | None = None,
         *,
+        name: str = "suffix",
         use_cursor: bool = True,
         learn_changes: bool = True,
     ) -> None:
+        self.name = name
         self._history = History(history_tokens) if history_tokens else None
         self._file = file
         self._is_restored = False
@@ -383,10 +384,10 @@ class SuffixDrafter:
         """Return the longest match in the sequence or its views, and its kind."""
         text = state.text
         match = text.find_earlier()
-        length = match.length if match is not None else 0
+        length, position = (match.length, match.position) if match is not None else (0, -1)
         # What the prompt shows goes on otherwise than a view of it, and the answer as the answer. Where text
         # and lines of patches are equally long matches, the answer may be in no patch.
-        is_answer = match is not None and match.position >= state.answer_start
+        is_answer = position >= state.answer_start
         least = max(length + is_answer, 1)
         found: tuple[int, Match] | None = None
         for kind, shelf in ((VIEW, state.shelf), (LINE, state.hunks)):

@@ -17,6 +17,7 @@ import mlx_lm.utils
 from config.model_settings import display_name
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
+from engine.model.image_processor import read_vision
 from engine.model.loading import ModelError, find_context_tokens
 from engine.model.model_folder import missing_shards, missing_tokenizer, unknown_architecture
 from engine.model.purpose import find_purpose
@@ -55,7 +56,7 @@ class HeadInfo:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What a row keeps. token_bytes: of a token, where all tokens are kept. fixed_bytes: at any length.
+    """Bytes of a row's caches. token_bytes: of a token, where all are kept. fixed_bytes: at any length.
 
     windows: (bytes of a token, tokens) of each size of sliding window.
     has_known_kinds: whether all kinds of caches are known here. Only then can rows share a forward pass, and
@@ -70,14 +71,14 @@ class CacheInfo:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a folder holds.
+    """The facts about a model's folder.
 
     kind: "model", or what its head is called. num_layers, context_tokens, vocab_size: None if the
         configuration does not say. quantization: None if weights are not quantized.
     num_parameters: numbers that the weights stand for, those of heads in the same files among them.
     cache: None if it cannot be known without loading the model. drafters: draft types that it can have.
     refused: what would be refused, each with the reason.
-    vectors: how a model that embeds makes vectors; empty for any other.
+    vectors: how a model that embeds makes vectors; empty for any other. images: how one sees, in words.
     """
 
     name: str
@@ -97,6 +98,7 @@ class CheckpointInfo:
     drafters: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     vectors: str = ""
+    images: str = ""
 
 
 def check_folder(folder: Path) -> None:
@@ -136,13 +138,14 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
     try:
         head = identify(folder)
     except ModelError as fault:
-        return _describe(folder, source, config, files, "drafter", refused=(str(fault),))
+        return replace(_describe(folder, source, config, files, "drafter"), refused=(str(fault),))
     if head is not None:
-        return _describe(folder, source, config, files, NAMES[head.kind], refused=refused)
+        return replace(_describe(folder, source, config, files, NAMES[head.kind]), refused=refused)
     if (purpose := find_purpose(folder, config)) != "generate":
         recipe = read_recipe(folder, config)
         made = replace(
-            _describe(folder, source, config, files, KINDS[purpose], refused=refused),
+            _describe(folder, source, config, files, KINDS[purpose]),
+            refused=refused,
             context_tokens=find_longest(config, recipe),
         )
         return replace(made, vectors=find_vectors(folder, config).describe()) if purpose == "embed" else made
@@ -154,7 +157,10 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         drafters = ("suffix", "ngram-mod", "ngram-simple", "draft-model")
         drafters += ("mtp",) if len(heads) == 1 and heads[0].fault is None else ()
         drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
-    return _describe(folder, source, config, files, "model", cache, heads, drafters, refused)
+    made = _describe(folder, source, config, files, "model", heads)
+    made = replace(made, cache=cache, drafters=drafters, refused=refused)
+    vision = read_vision(config, folder)
+    return replace(made, images=vision.describe()) if vision else made
 
 
 def _describe(
@@ -163,10 +169,7 @@ def _describe(
     config: Mapping[str, Any],
     files: list[SafetensorsFile],
     kind: str,
-    cache: CacheInfo | None = None,
     heads: tuple[HeadInfo, ...] = (),
-    drafters: tuple[str, ...] = (),
-    refused: tuple[str, ...] = (),
 ) -> CheckpointInfo:
     text = text_config(config)
     quantization = config.get("quantization") or config.get("quantization_config")
@@ -185,10 +188,7 @@ def _describe(
         - sum(head.num_bytes for head in heads if head.source == str(folder)),
         num_parameters=_count_parameters(files, quantization or {}),
         num_files=len(files),
-        cache=cache,
         heads=heads,
-        drafters=drafters,
-        refused=refused,
     )
 
 
@@ -233,7 +233,7 @@ def _missing_files(folder: Path, files: list[SafetensorsFile]) -> tuple[str, ...
 
 
 def find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[CacheInfo | None, str | None]:
-    """Return the bytes that a row of such a model takes, or why they cannot be known."""
+    """Return the bytes that a row of the model takes, or the reason why they are not known."""
     if "model_file" in config:
         return None, "it brings Python code of its own, which only --trust-remote-code runs"
     if unknown := unknown_architecture(config):

@@ -264,6 +264,7 @@ def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
             if info.embedding
             else {"decoding": served.decoding, "drafts": served.drafts, "not used": info.head_fault}
         ),
+        "images": info.vision.describe() if info.vision else "",
         **(verbose if is_verbose else {}),
         "address": served.address,
     }

@@ -12,10 +12,10 @@ from fastapi import Request
 
 from config.settings import Settings
 from engine.interface.errors import EngineError, UnbrokenTextError
+from engine.interface.image_marks import before_images
 from engine.interface.images import ImageProcessor
 from engine.interface.request import PromptEnd
 from engine.text.fim import FimTokens
-from engine.text.templates.image_parts import before_images
 from server.engine_protocol import EngineProtocol
 from server.errors import (
     BadRequestError,

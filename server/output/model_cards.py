@@ -23,14 +23,26 @@ class ModelMeta(BaseModel):
 class Modalities(BaseModel):
     """The kinds of input and output."""
 
-    input: list[Literal["text"]] = ["text"]
+    input: list[Literal["text", "image"]] = ["text"]
     output: list[Literal["text"]] = ["text"]
 
 
-class EmbeddingCard(BaseModel):
-    """How a model makes vectors: their numbers, what is pooled, and its prompts by name.
+class VisionCard(BaseModel):
+    """How a model sees images.
 
-    is_guessed: whether the pooling was decided by the architecture, as the folder does not name it.
+    example_tokens: tokens of one of 1024x768 pixels. max_tokens: of any one. max_images: of a conversation.
+    """
+
+    example_tokens: int
+    max_tokens: int
+    max_images: int
+
+
+class EmbeddingCard(BaseModel):
+    """Facts about a model's vectors: their size, the pooling, and its prompts by name.
+
+    is_guessed: whether the pooling or the prompts were decided by the architecture, as the folder does not
+        name them.
     """
 
     dimensions: int
@@ -48,6 +60,7 @@ class ModelCard(BaseModel):
     knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
     template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
     purpose: what the model is for. embedding: how it makes vectors or scores; null if it generates.
+    vision: how it sees images; null if it does not, or is not loaded.
     """
 
     id: str
@@ -64,10 +77,11 @@ class ModelCard(BaseModel):
     sampling_defaults: dict[str, float]
     purpose: Purpose = "generate"
     embedding: EmbeddingCard | None = None
+    vision: VisionCard | None = None
 
 
 class ListedModelCard(ModelCard):
-    """One of several models under one of its names. What is not known before it is loaded is null.
+    """One of several models under one of its names. Fields that are not known before it is loaded are null.
 
     state: whether its weights are in memory. size_bytes: of its weights. progress: the loaded share of them,
     0 to 1, while it is loading; phase: what it is at then, in words.

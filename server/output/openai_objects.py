@@ -12,9 +12,9 @@ from server.output.parts import FinishReason
 
 
 class PromptTokensDetails(BaseModel):
-    """How many of the prompt's tokens came from the prefix cache.
+    """The number of the prompt's tokens that came from the prefix cache.
 
-    image_tokens: how many are images'; sent if there are any. Not part of OpenAI's API.
+    image_tokens: how many are images'; sent if there are any.
     """
 
     cached_tokens: int
@@ -77,7 +77,7 @@ class GateBlock(BaseModel):
 
 
 class WindowBlock(BaseModel):
-    """How a WeDLM model decoded in windows; see request.WindowSettings. note: what that means."""
+    """The settings of a WeDLM model's windowed decoding; see request.WindowSettings. note: their effect."""
 
     window_size: int
     entropy_threshold: float | None
@@ -235,7 +235,7 @@ class AssistantMessage(BaseModel):
 
 
 class TracedText(BaseModel):
-    """A run of what the model wrote, markers included, from one source: a drafter, or "model"."""
+    """A run of the model's text, markers included, from one source: a drafter, or "model"."""
 
     text: str
     source: str
@@ -274,7 +274,7 @@ class ChatChunkChoice(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """A choice of a completion, or what a chunk adds to it."""
+    """A choice of a completion, or the part of it in a chunk."""
 
     text: str
     index: int

@@ -20,7 +20,7 @@ router = APIRouter()
 
 @router.post("/infill", openapi_extra=body_schema(InfillRequest))
 async def infill(request: Request) -> Response:
-    """Fill in what is between two texts, for models with fill-in-the-middle tokens."""
+    """Fill in the text between two texts, for models with fill-in-the-middle tokens."""
     body = await read_body(request, InfillRequest)
     answer = partial(_answer, request, body)
     return await serve_model(request, body.model, answer, stream=body.stream, keep_alive=body.keep_alive)

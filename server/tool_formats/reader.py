@@ -52,7 +52,7 @@ class CallReader(Protocol):
         """The text that was not read yet."""
 
     def feed(self, text: str) -> list[CallFragment]:
-        """Read the next text of the section; return what is certain."""
+        """Read the next text of the section; return the fragments that are certain now."""
 
 
 class Reader:

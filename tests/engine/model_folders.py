@@ -12,7 +12,8 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from config.model_settings import BUNDLED_MODEL
 from engine.interface.request import GenerationRequest
-from engine.model.loading import LoadedModel, LoadOptions, load_model
+from engine.model.load_options import LoadOptions
+from engine.model.loading import LoadedModel, load_model
 from tests.engine.support import config_of, make_model, oracle
 
 

@@ -19,8 +19,9 @@ from drafters.base import NO_DRAFT, Draft, DraftQuery
 from engine.interface.events import Finished
 from engine.interface.request import GenerationRequest, Grammar, ThinkingBudget
 from engine.memory.budget import MemoryBudget
-from engine.model.loading import LoadedModel, LoadOptions, load_model
-from engine.setup import FindHead
+from engine.model.load_options import LoadOptions
+from engine.model.loading import LoadedModel, load_model
+from engine.models.making import FindHead
 from engine.speculative.proposers import DraftSources
 from engine.vision.keys import prompt_keys
 from tests.combinations import FAMILIES, every_kind_of_cache

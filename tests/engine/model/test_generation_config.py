@@ -9,7 +9,8 @@ from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings
 from engine.interface.models import AnswerLimits, SamplingDefaults
 from engine.model.generation_config import read_answer_limits, read_sampling_defaults
-from engine.model.loading import LoadOptions, ModelError, load_model, make_loader
+from engine.model.load_options import LoadOptions
+from engine.model.loading import ModelError, load_model, make_loader
 
 
 @pytest.mark.parametrize(
