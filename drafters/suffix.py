@@ -155,8 +155,7 @@ class SuffixDrafter:
         self._history = History(history_tokens) if history_tokens else None
         self._file = file
         self._is_restored = False
-        self._use_cursor = use_cursor
-        self._learn_changes = learn_changes
+        self._use_cursor, self._learn_changes = use_cursor, learn_changes
         self._sequences: dict[int, _Sequence] = {}
 
     @property

@@ -29,6 +29,7 @@ from engine.model.findings import Findings
 from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.head_names import leave_heads_out
 from engine.model.image_processor import read_vision
+from engine.model.load_options import NO_OPTIONS, LoadOptions
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_reading import read_once
