@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 from rich.console import Console
@@ -22,20 +23,26 @@ def make_console(width: int) -> Console:
     return console if console.is_terminal else Console(width=width)
 
 
+@dataclass(frozen=True)
+class Table:
+    """How rows are printed. width: where there is no terminal. group: the field that has lines between."""
+
+    columns: Sequence[tables.Column]
+    title: str = ""
+    notes: Iterable[str] = ()
+    width: int = 120
+    group: str = "workload"
+
+
 def report(
     arguments: argparse.Namespace,
     result: document.Document,
     rows: Sequence[tables.Row],
-    columns: Sequence[tables.Column],
-    title: str = "",
-    notes: Iterable[str] = (),
-    *,
-    width: int = 120,
-    group: str = "workload",
+    table: Table,
 ) -> None:
     """Print the table and the machine, and write the files that the user asked for. Raises OSError."""
-    console = make_console(width)
-    tables.print_rows(console, rows, columns, title, notes, group)
+    console = make_console(table.width)
+    tables.print_rows(console, rows, table.columns, table.title, table.notes, table.group)
     finish(console, arguments, result, rows)
 
 

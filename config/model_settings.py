@@ -25,7 +25,7 @@ class ModelSettings:
         "model in a Python package, or reprise-demo, the bundled one. A GGUF file and smollm2 are converted "
         "once, into ~/.cache/reprise/converted.",
         unset="the bundled demo model",
-        is_path=True,
+        holds="path",
     )
     served_model_name: tuple[str, ...] = setting(
         (),
@@ -36,7 +36,7 @@ class ModelSettings:
         None,
         "File with a chat template, in place of the model's own.",
         unset="the model's own",
-        is_path=True,
+        holds="path",
     )
     sampling_defaults: Literal["model", "openai"] = setting(
         "model",
@@ -65,23 +65,23 @@ class ModelSettings:
     adapter_path: str | None = setting(
         None,
         "Folder of a LoRA adapter in mlx-lm's format, which is added to the model.",
-        is_path=True,
+        holds="path",
     )
     models_dir: str | None = setting(
         None,
         "Folder of model folders, as FOLDER/NAME or FOLDER/OWNER/NAME. Requests may ask for these models and "
         "for those in the model hub's cache, which are then loaded.",
-        is_path=True,
+        holds="path",
     )
     embedding_model: str | None = setting(
         None,
         "Model that makes embeddings beside the served model: a folder, or a name in the model hub's cache.",
-        is_path=True,
+        holds="path",
     )
     rerank_model: str | None = setting(
         None,
         "Model that ranks documents beside the served model: a folder, or a name in the model hub's cache.",
-        is_path=True,
+        holds="path",
     )
     allow_load: bool | None = setting(
         None,
@@ -103,7 +103,7 @@ class ModelSettings:
         None,
         "Start the model on several machines with mlx.launch: a host file, or names separated by commas.",
         unset="one machine",
-        is_path=True,
+        holds="path",
     )
     split: Literal["pipeline", "tensor"] = setting(
         "pipeline",

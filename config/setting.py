@@ -153,15 +153,18 @@ def setting(
     *,
     at_least: float | None = None,
     at_most: float | None = None,
-    secret: bool = False,
     unset: str = "",
-    is_path: bool = False,
+    holds: Literal["value", "path", "secret"] = "value",
 ) -> ValueT:
-    """Declare a field of Settings. The keywords are those of Setting; help_text is one or more sentences."""
+    """Declare a field of Settings. The keywords are those of Setting; help_text is one or more sentences.
+
+    holds: secret and is_path of Setting follow from it.
+    """
     make: Callable[..., ValueT] = field
     limits = {"at_least": at_least, "at_most": at_most}
-    metadata = {"help": help_text, "secret": secret, "unset": unset, "is_path": is_path, **limits}
-    return make(default=default, metadata=metadata, repr=not secret)
+    is_secret, is_path = holds == "secret", holds == "path"
+    metadata = {"help": help_text, "secret": is_secret, "unset": unset, "is_path": is_path, **limits}
+    return make(default=default, metadata=metadata, repr=not is_secret)
 
 
 def make_setting(name: str, annotation: Any, default: Any, metadata: dict[str, Any]) -> Setting:

@@ -33,12 +33,12 @@ class Settings(ModelSettings):
         (),
         "Key that clients must send; repeat the flag for several. Other users of this machine can see "
         "flags, so prefer the environment variable or --api-key-file.",
-        secret=True,
+        holds="secret",
     )
     api_key_file: str | None = setting(
         None,
         "File of keys that clients must send, one per line. Lines that start with # are comments.",
-        is_path=True,
+        holds="path",
     )
     insecure: bool = setting(
         False, "Let other machines, and the web pages of any site, use the server without an API key."
@@ -150,7 +150,7 @@ class Settings(ModelSettings):
         None,
         "Folder that also keeps cached prefixes, finished requests and acceptance rates, so that they "
         "survive a restart.",
-        is_path=True,
+        holds="path",
     )
     prefix_cache_dir_bytes: int = setting(
         8 * 2**30,
@@ -196,7 +196,7 @@ class Settings(ModelSettings):
         default_calibration_file(),
         "File that keeps the measured costs of steps; its folder also keeps the tokens' bytes. With none, "
         "both are found anew after every start.",
-        is_path=True,
+        holds="path",
     )
     recalibrate: bool = setting(
         False, "Measure the costs of steps again, even if they are known, and before the server listens."
@@ -205,7 +205,7 @@ class Settings(ModelSettings):
         None,
         "Small model that drafts for the target model: a folder, or a name on the model hub. It may have "
         "another vocabulary. Or the folder of an MTP head or a DFlash drafter that was made for the model.",
-        is_path=True,
+        holds="path",
     )
     dflash_window: int | None = setting(
         None,
@@ -238,7 +238,7 @@ class Settings(ModelSettings):
     ngram_table_file: str | None = setting(
         None,
         "File from which ngram-mod's table is restored at start, and to which it is saved on exit.",
-        is_path=True,
+        holds="path",
     )
     ngram_scope: Literal["process", "api-key"] = setting(
         "process",
@@ -281,7 +281,7 @@ class Settings(ModelSettings):
         None,
         "File to which every finished answer is appended with its request, as JSON lines for reprise bench. "
         "Only its owner may read it.",
-        is_path=True,
+        holds="path",
     )
     record_bytes: int = setting(
         2**30, "Maximum size of the --record file. Once it is full, nothing more is recorded.", at_least=1

@@ -155,8 +155,7 @@ class SuffixDrafter:
         self._history = History(history_tokens) if history_tokens else None
         self._file = file
         self._is_restored = False
-        self._use_cursor = use_cursor
-        self._learn_changes = learn_changes
+        self._use_cursor, self._learn_changes = use_cursor, learn_changes
         self._sequences: dict[int, _Sequence] = {}
 
     @property
@@ -384,10 +383,10 @@ class SuffixDrafter:
         """Return the longest match in the sequence or its views, and its kind."""
         text = state.text
         match = text.find_earlier()
-        length = match.length if match is not None else 0
+        length, position = (match.length, match.position) if match is not None else (0, -1)
         # What the prompt shows goes on otherwise than a view of it, and the answer as the answer. Where text
         # and lines of patches are equally long matches, the answer may be in no patch.
-        is_answer = match is not None and match.position >= state.answer_start
+        is_answer = position >= state.answer_start
         least = max(length + is_answer, 1)
         found: tuple[int, Match] | None = None
         for kind, shelf in ((VIEW, state.shelf), (LINE, state.hunks)):

@@ -138,13 +138,14 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
     try:
         head = identify(folder)
     except ModelError as fault:
-        return _describe(folder, source, config, files, "drafter", refused=(str(fault),))
+        return replace(_describe(folder, source, config, files, "drafter"), refused=(str(fault),))
     if head is not None:
-        return _describe(folder, source, config, files, NAMES[head.kind], refused=refused)
+        return replace(_describe(folder, source, config, files, NAMES[head.kind]), refused=refused)
     if (purpose := find_purpose(folder, config)) != "generate":
         recipe = read_recipe(folder, config)
         made = replace(
-            _describe(folder, source, config, files, KINDS[purpose], refused=refused),
+            _describe(folder, source, config, files, KINDS[purpose]),
+            refused=refused,
             context_tokens=find_longest(config, recipe),
         )
         return replace(made, vectors=find_vectors(folder, config).describe()) if purpose == "embed" else made
@@ -156,7 +157,8 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         drafters = ("suffix", "ngram-mod", "ngram-simple", "draft-model")
         drafters += ("mtp",) if len(heads) == 1 and heads[0].fault is None else ()
         drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
-    made = _describe(folder, source, config, files, "model", cache, heads, drafters, refused)
+    made = _describe(folder, source, config, files, "model", heads)
+    made = replace(made, cache=cache, drafters=drafters, refused=refused)
     vision = read_vision(config, folder)
     return replace(made, images=vision.describe()) if vision else made
 
@@ -167,10 +169,7 @@ def _describe(
     config: Mapping[str, Any],
     files: list[SafetensorsFile],
     kind: str,
-    cache: CacheInfo | None = None,
     heads: tuple[HeadInfo, ...] = (),
-    drafters: tuple[str, ...] = (),
-    refused: tuple[str, ...] = (),
 ) -> CheckpointInfo:
     text = text_config(config)
     quantization = config.get("quantization") or config.get("quantization_config")
@@ -189,10 +188,7 @@ def _describe(
         - sum(head.num_bytes for head in heads if head.source == str(folder)),
         num_parameters=_count_parameters(files, quantization or {}),
         num_files=len(files),
-        cache=cache,
         heads=heads,
-        drafters=drafters,
-        refused=refused,
     )
 
 

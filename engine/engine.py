@@ -31,7 +31,7 @@ from engine.models.loads import GivenModel, Loads
 from engine.models.making import EngineMaker, MakeEngine, Makers
 from engine.models.messages import Inbox
 from engine.models.served import ModelUse, ServedModel
-from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_shapes
+from engine.speculative.costs.exact_widths import Exactness, Shape, Tried, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer
 
@@ -217,9 +217,8 @@ class Engine(LoopEngine, OneModel):
         def find() -> Exactness:
             loaded, kv_bits = self._engine.loaded, self.settings.kv_bits
             info, sharing = loaded.info, loaded.find_sharing(kv_bits)
-            return find_exact_shapes(
-                loaded.model, sharing, kv_bits, info.vocab_size, shapes, info.context_tokens, progress
-            )
+            tried = Tried(loaded.model, sharing, kv_bits, info.vocab_size, info.context_tokens)
+            return find_exact_shapes(tried, shapes, progress)
 
         found: Exactness = self._engine.between_steps(find)
         return found

@@ -23,7 +23,7 @@ from bench.architectures.tiny_models import architectures, make_model, tiny_conf
 from engine.kv_cache import probes
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.rows import Sharing
-from engine.speculative.costs.exact_widths import find_exact_shapes
+from engine.speculative.costs.exact_widths import Tried, find_exact_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architectures.md"
@@ -84,7 +84,7 @@ def try_architecture(name: str) -> Verdicts:
     elif not drafts_fault:
         tried = {"exact": 1} if batch_fault else {"exact": 1, "exact_together": NUM_ROWS}
         shapes, size = product(tried.values(), WIDTHS), logits.shape[-1]
-        trial = find_exact_shapes(model, sharing, None, size, shapes, CONTEXT_TOKENS, lambda _: None)
+        trial = find_exact_shapes(Tried(model, sharing, None, size, CONTEXT_TOKENS), shapes, lambda _: None)
         for column, rows in tried.items():
             found[column] = _widths([width for width in WIDTHS if (rows, width) in trial.shapes()])
     return found

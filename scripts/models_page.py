@@ -8,7 +8,7 @@ counted as `reprise info` counts it.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx_lm.utils
@@ -33,34 +33,43 @@ WORKING_BYTES = GIB
 """Set aside for a step's own arrays and for the program; what they really take is measured at load."""
 
 
-def dense(model_type: str, layers: int, hidden: int, inner: int, heads: int, kv: int, dim: int, vocab: int,
-          context: int, **more: Any) -> dict[str, Any]:  # fmt: skip
+class Sizes(NamedTuple):
+    """The sizes of a model: its layers, its hidden and inner size, and its heads, of which kv have keys."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv: int
+    dim: int
+
+
+def dense(model_type: str, sizes: Sizes, vocab: int, context: int, **more: Any) -> dict[str, Any]:
     """Return a configuration with the fields that most architectures share."""
     return {
-        "model_type": model_type, "num_hidden_layers": layers, "hidden_size": hidden,
-        "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": kv,
-        "head_dim": dim, "vocab_size": vocab, "max_position_embeddings": context,
+        "model_type": model_type, "num_hidden_layers": sizes.layers, "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.inner, "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv,
+        "head_dim": sizes.dim, "vocab_size": vocab, "max_position_embeddings": context,
         "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
     } | more  # fmt: skip
 
 
 def qwen3(layers: int, hidden: int, inner: int, heads: int, kv: int, **more: Any) -> dict[str, Any]:
     """Return a configuration of Qwen3."""
-    return dense("qwen3", layers, hidden, inner, heads, kv, 128, 151_936, 40_960, **more)
+    return dense("qwen3", Sizes(layers, hidden, inner, heads, kv, 128), 151_936, 40_960, **more)
 
 
 def llama(layers: int, hidden: int, inner: int, heads: int, kv: int, dim: int, **more: Any) -> dict[str, Any]:
     """Return a configuration of Llama 3."""
-    return dense("llama", layers, hidden, inner, heads, kv, dim, 128_256, 131_072, **more)
+    return dense("llama", Sizes(layers, hidden, inner, heads, kv, dim), 128_256, 131_072, **more)
 
 
-def gemma3(
-    layers: int, hidden: int, inner: int, heads: int, kv: int, dim: int, window: int
-) -> dict[str, Any]:
+def gemma3(sizes: Sizes, window: int) -> dict[str, Any]:
     """Return a configuration of Gemma 3's text model."""
-    more = {"sliding_window": window, "sliding_window_pattern": 6, "query_pre_attn_scalar": dim,
+    more = {"sliding_window": window, "sliding_window_pattern": 6, "query_pre_attn_scalar": sizes.dim,
             "rope_local_base_freq": 10_000.0, "tie_word_embeddings": True}  # fmt: skip
-    return dense("gemma3_text", layers, hidden, inner, heads, kv, dim, 262_144, 131_072, **more)
+    return dense("gemma3_text", sizes, 262_144, 131_072, **more)
 
 
 MODELS: Mapping[str, dict[str, Any]] = {
@@ -71,33 +80,37 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "Qwen3 14B": qwen3(40, 5120, 17_408, 40, 8),
     "Qwen3 32B": qwen3(64, 5120, 25_600, 64, 8),
     "Qwen3 30B-A3B, Qwen3-Coder 30B": dense(
-        "qwen3_moe", 48, 2048, 6144, 32, 4, 128, 151_936, 262_144, num_experts=128, num_experts_per_tok=8,
+        "qwen3_moe", Sizes(48, 2048, 6144, 32, 4, 128), 151_936, 262_144,
+        num_experts=128, num_experts_per_tok=8,
         moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[], norm_topk_prob=True,
     ),
     "Qwen3-Next 80B-A3B": dense(
-        "qwen3_next", 48, 2048, 5120, 16, 2, 256, 151_936, 262_144, num_experts=512, num_experts_per_tok=10,
+        "qwen3_next", Sizes(48, 2048, 5120, 16, 2, 256), 151_936, 262_144,
+        num_experts=512, num_experts_per_tok=10,
         moe_intermediate_size=512, shared_expert_intermediate_size=512, decoder_sparse_step=1,
         mlp_only_layers=[], full_attention_interval=4, linear_num_value_heads=32, linear_num_key_heads=16,
         linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4,
         partial_rotary_factor=0.25, norm_topk_prob=True,
     ),
-    "Qwen2.5-Coder 7B": dense("qwen2", 28, 3584, 18_944, 28, 4, 128, 152_064, 32_768),
-    "Qwen2.5-Coder 32B": dense("qwen2", 64, 5120, 27_648, 40, 8, 128, 152_064, 32_768),
+    "Qwen2.5-Coder 7B": dense("qwen2", Sizes(28, 3584, 18_944, 28, 4, 128), 152_064, 32_768),
+    "Qwen2.5-Coder 32B": dense("qwen2", Sizes(64, 5120, 27_648, 40, 8, 128), 152_064, 32_768),
     "Llama 3.2 1B": llama(16, 2048, 8192, 32, 8, 64, tie_word_embeddings=True),
     "Llama 3.2 3B": llama(28, 3072, 8192, 24, 8, 128, tie_word_embeddings=True),
     "Llama 3.1 8B": llama(32, 4096, 14_336, 32, 8, 128),
     "Llama 3.3 70B": llama(80, 8192, 28_672, 64, 8, 128),
-    "Gemma 3 1B": gemma3(26, 1152, 6912, 4, 1, 256, 512),
-    "Gemma 3 4B": gemma3(34, 2560, 10_240, 8, 4, 256, 1024),
-    "Gemma 3 12B": gemma3(48, 3840, 15_360, 16, 8, 256, 1024),
-    "Gemma 3 27B": gemma3(62, 5376, 21_504, 32, 16, 128, 1024),
-    "Mistral Small 3, Devstral 24B": dense("llama", 40, 5120, 32_768, 32, 8, 128, 131_072, 131_072),
+    "Gemma 3 1B": gemma3(Sizes(26, 1152, 6912, 4, 1, 256), 512),
+    "Gemma 3 4B": gemma3(Sizes(34, 2560, 10_240, 8, 4, 256), 1024),
+    "Gemma 3 12B": gemma3(Sizes(48, 3840, 15_360, 16, 8, 256), 1024),
+    "Gemma 3 27B": gemma3(Sizes(62, 5376, 21_504, 32, 16, 128), 1024),
+    "Mistral Small 3, Devstral 24B": dense("llama", Sizes(40, 5120, 32_768, 32, 8, 128), 131_072, 131_072),
     "gpt-oss 20B": dense(
-        "gpt_oss", 24, 2880, 2880, 64, 8, 64, 201_088, 131_072, num_local_experts=32, num_experts_per_tok=4,
+        "gpt_oss", Sizes(24, 2880, 2880, 64, 8, 64), 201_088, 131_072,
+        num_local_experts=32, num_experts_per_tok=4,
         sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 12,
     ),
     "gpt-oss 120B": dense(
-        "gpt_oss", 36, 2880, 2880, 64, 8, 64, 201_088, 131_072, num_local_experts=128, num_experts_per_tok=4,
+        "gpt_oss", Sizes(36, 2880, 2880, 64, 8, 64), 201_088, 131_072,
+        num_local_experts=128, num_experts_per_tok=4,
         sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 18,
     ),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -211,27 +212,30 @@ _OTHER_TRIES: dict[Purpose, tuple[str, str]] = {
 """Path and body of the command to try, for models that generate nothing."""
 
 
-def banner(
-    info: ModelInfo,
-    names: tuple[str, ...],
-    address: str,
-    drafts: str,
-    has_chat_template: bool,
-    needs_key: bool,
-    sampling: str = "OpenAI's defaults",
-    decoding: str = "",
-    others: str = "",
-    tools: str = "",
-    *,
-    is_verbose: bool = False,
-) -> str:
+@dataclass(frozen=True)
+class Served:
+    """What the banner says beside what is known of the model.
+
+    needs_key: whether the curl command needs an API key, for which it has a placeholder.
+    drafts, sampling, decoding, tools: as describe_drafts(), describe_sampling() ... return them.
+    others: as describe_models() does; empty if there is one model.
+    """
+
+    names: tuple[str, ...]
+    address: str
+    drafts: str
+    has_chat_template: bool
+    needs_key: bool
+    sampling: str = "OpenAI's defaults"
+    decoding: str = ""
+    others: str = ""
+    tools: str = ""
+
+
+def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
     """Return the text that says what is served and where, with a curl command to try it.
 
     is_verbose: also what only matters to who tunes the server.
-    drafts: as describe_drafts() returns it.
-    needs_key: whether the curl command needs an API key, for which it has a placeholder.
-    sampling: as describe_sampling() returns it. decoding: as describe_decoding() does.
-    others: as describe_models() does; empty if there is one model. tools: as describe_tools() does.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
     kind = (
@@ -241,15 +245,15 @@ def banner(
     )
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
     generates = info.embedding is None
-    of_text = {"sampling": sampling, "tools": tools, "exact": info.exact or EXACT_NOT_TRIED}
+    of_text = {"sampling": served.sampling, "tools": served.tools, "exact": info.exact or EXACT_NOT_TRIED}
     verbose = {
         "batch": info.batching,
         **(of_text if generates else {}),
         "loaded": f"in {info.loaded_s:.1f} s",
     }
     rows = {
-        "model": f"{', '.join(names)} ({kind})",
-        "others": others,
+        "model": f"{', '.join(served.names)} ({kind})",
+        "others": served.others,
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
         **{f"rank {rank}": held for rank, held in enumerate(info.ranks)},
@@ -258,25 +262,25 @@ def banner(
         **(
             {"vectors": info.embedding.describe()}
             if info.embedding
-            else {"decoding": decoding, "drafts": drafts, "not used": info.head_fault}
+            else {"decoding": served.decoding, "drafts": served.drafts, "not used": info.head_fault}
         ),
         "images": info.vision.describe() if info.vision else "",
         **(verbose if is_verbose else {}),
-        "address": address,
+        "address": served.address,
     }
     table = "\n".join(f"  {name:<9}{value}" for name, value in rows.items() if value)
     path, body = (
         ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}')
-        if has_chat_template
+        if served.has_chat_template
         else ("/v1/completions", '{"prompt": "Once upon a time", "max_tokens": 50}')
     )
     path, body = _OTHER_TRIES.get(info.purpose, (path, body))
-    key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
-    chats = f", chat here with `reprise run{_url_of(address)}`," if generates else ""
+    key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if served.needs_key else ""
+    chats = f", chat here with `reprise run{_url_of(served.address)}`," if generates else ""
     return (
         f"\nReprise is ready. Press Ctrl-C to stop it.\n\n{table}\n\n"
-        f"Open {address} in a browser{chats} or try it with\n\n"
-        f"  curl {address}{path} \\\n"
+        f"Open {served.address} in a browser{chats} or try it with\n\n"
+        f"  curl {served.address}{path} \\\n"
         f"    -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"
     )

@@ -29,6 +29,7 @@ from engine.interface.errors import SharedTableError
 from server.app import create_app
 from server.banner import (
     LoadingBar,
+    Served,
     banner,
     describe_decoding,
     describe_drafts,
@@ -362,10 +363,8 @@ def _announce(engine: ModelsProtocol, settings: Settings, address: str) -> None:
         decoding, needs_key = describe_decoding(settings), settings.needs_key
         others = "" if engine.is_fixed else describe_models(engine.entries()[1:], settings)
         tools = describe_tools(engine.tokenizer.markers)
-        text = banner(
-            engine.info, names, address, drafts, has_template, needs_key, sampling, decoding, others, tools,
-            is_verbose=settings.verbose,
-        )  # fmt: skip
+        served = Served(names, address, drafts, has_template, needs_key, sampling, decoding, others, tools)
+        text = banner(engine.info, served, is_verbose=settings.verbose)
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 

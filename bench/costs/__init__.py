@@ -31,5 +31,5 @@ def measure_all(
             work.begin(", ".join(map(str, case.values())))
             rows.append(case | measure(**case))
             work.advance()
-    outputs.report(arguments, result, rows, columns, notes=notes, width=100)
+    outputs.report(arguments, result, rows, outputs.Table(columns, notes=notes, width=100))
     return 0

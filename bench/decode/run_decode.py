@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     result["decode"] = found
     rows, notes = found["rows"], [*NOTES, *found["skipped"], *divergences(found["rows"])]
     title = f"Decoding {result['model']['name']} with drafts, compared with plain decoding"
-    outputs.report(arguments, result, rows, COLUMNS, title, notes)
+    outputs.report(arguments, result, rows, outputs.Table(COLUMNS, title, notes))
     return int(any(row["parity"] == "FAIL" for row in rows))
 
 

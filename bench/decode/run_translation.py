@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         whole = [row for row in found["rows"] if row["turn"] is None]
         rows += [about | row | dict.fromkeys(COUNTS, 0) | row["translation"] for row in whole]
     title = f"Drafts for {result['model']['name']}"
-    outputs.report(arguments, result, rows, COLUMNS, title, [*NOTES, *divergences(rows)])
+    outputs.report(arguments, result, rows, outputs.Table(COLUMNS, title, [*NOTES, *divergences(rows)]))
     return int(any(row["parity"] == "FAIL" for row in rows))
 
 

@@ -144,7 +144,7 @@ def _report_parity(local: Answering, rows: Sequence[Row]) -> int:
     section = {"what": "tokens", "rows": rows, "exact": exact.describe()}
     result = document.new_document(arguments, info, verify=section)
     title = f"Drafted against plain answers of {info.name}{', exact mode' * arguments.exact}"
-    outputs.report(arguments, result, rows, COMPARED, title)
+    outputs.report(arguments, result, rows, outputs.Table(COMPARED, title))
     return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
 
 
@@ -203,7 +203,7 @@ def _report_times(local: Answering, rows: Sequence[Row]) -> int:
     section = {"what": "speed", "rows": rows}
     result = document.new_document(local.arguments, engine.info, engine.costs, verify=section)
     title = f"Milliseconds of each request to {engine.info.name}, without drafting and with it"
-    outputs.report(local.arguments, result, rows, TIMED, title, notes, group="chat")
+    outputs.report(local.arguments, result, rows, outputs.Table(TIMED, title, notes, group="chat"))
     return int(over > 0 or not is_chance(plain, drafted))
 
 

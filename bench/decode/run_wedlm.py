@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             result = document.new_document(arguments, local.engine.info)
     result["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": M4_PRO.name}
     title = f"{result['model']['name']}: the model's own drafts, and windowed decoding"
-    outputs.report(arguments, result, rows, COLUMNS, title, group="chats")
+    outputs.report(arguments, result, rows, outputs.Table(COLUMNS, title, group="chats"))
     return int(any(row["same"] < 1 and not row["is_streaming"] for row in rows))
 
 

@@ -1,6 +1,7 @@
 """The parts of a section as plain dictionaries: Vega-Lite charts, tables and advice; and rows for them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -72,26 +73,37 @@ A mark without a color of its own has that of its series, and a tooltip.
 """
 
 
+@dataclass(frozen=True)
+class Axes:
+    """The fields that a chart shows, and those by which the reader chooses.
+
+    x, y: "value" is the measure that the reader chooses. panel: a plot for each of this field's values.
+    menus: fields by which the reader filters.
+    """
+
+    x: str
+    y: str
+    series: str
+    panel: str = ""
+    menus: Sequence[str] = ()
+
+
 def chart(
     title: str,
     mark: str,
     rows: Iterable[Row],
-    x: str,
-    y: str,
-    series: str,
-    panel: str = "",
+    axes: Axes,
     *,
-    menus: Sequence[str] = (),
     layers: Sequence[Spec] = (),
     note: str = "",
 ) -> Spec | None:
     """Return a chart, if there are rows for it.
 
     mark: dots, a lane for each series in a band for y, the best band first; lines; points; or cells, tinted
-    by the series, with the field "text". x, y: fields; "value" is the measure that the reader chooses. Bars
-    and ticks are drawn where a measure has NAME_low, NAME_high and NAME_best, or a row low and high. panel: a
-    plot for each of this field's values. menus: fields by which the reader filters. layers: below the marks.
+    by the series, with the field "text". Bars and ticks are drawn where a measure has NAME_low, NAME_high and
+    NAME_best, or a row low and high. layers: below the marks.
     """
+    x, y, series, panel, menus = axes.x, axes.y, axes.series, axes.panel, axes.menus
     rows = _flat(rows)
     is_chosen = "value" in (x, y)
     known = [name for name in MEASURES if is_chosen and any(_is_number(row.get(name)) for row in rows)]
@@ -102,17 +114,17 @@ def chart(
     ends = {"value": "", "low": "_low", "high": "_high", "best": "_best"} if known else {}
     transform: list[Spec] = [{"filter": f"datum['{field}'] == by_{field}"} for field in menus]
     transform += [{"calculate": f"datum[measure + '{end}']", "as": name} for name, end in ends.items()]
-    axes = {name: _axis(field, mark, rows) for name, field in (("x", x), ("y", y))}
+    drawn = {name: _axis(field, mark, rows) for name, field in (("x", x), ("y", y))}
     if mark == "dots":
         rows.sort(key=lambda row: row.get(known[0]) or 0, reverse=True)
-        axes["y"]["sort"] = None
-        axes["yOffset"] = {"field": series, "type": "nominal"}
+        drawn["y"]["sort"] = None
+        drawn["yOffset"] = {"field": series, "type": "nominal"}
         layers = [rule("x", 1, "measure == 'speedup' || measure == 'tokens_per_forward'"), *layers]
     fields = dict.fromkeys([panel, y, series, x, *menus, *MEASURES, *ABOUT])
     tooltip = [_tip(name) for name in fields if all(name in row for row in rows)]
     bands, lanes = (len({row.get(field) for row in rows}) for field in (y, series))
     height = {"dots": 15 * bands * (1 + lanes), "cells": 26 * bands}.get(mark, 220)
-    view: Spec = {"height": height, "layer": [*layers, *_marks(mark, axes, series, tooltip)]}
+    view: Spec = {"height": height, "layer": [*layers, *_marks(mark, drawn, series, tooltip)]}
     if panel:
         view = {"facet": {"field": panel, "type": "nominal", "sort": None}, "spec": view}
     else:

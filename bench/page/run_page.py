@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bench import document, options
 from bench.page import sections
-from bench.page.charts import Document, Parts, chart, line, rule
+from bench.page.charts import Axes, Document, Parts, chart, line, rule
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -78,10 +78,13 @@ def costs(*documents: Document) -> Parts:
     ]
     top = max((row["cost"] for row in rows), default=1)
     yield chart(
-        "c(w): cost of a forward pass by width", "lines", rows, "width", "cost", "curve",
+        "c(w): cost of a forward pass by width",
+        "lines",
+        rows,
+        Axes("width", "cost", "curve"),
         layers=[rule("y", 1), line("width", "width", f"datum.width <= {top}")],
         note="Below the slanted line, a fully accepted draft saves time. At 1, additional width is free.",
-    )  # fmt: skip
+    )
 
 
 SECTIONS: dict[str, Callable[..., Parts]] = {

@@ -5,7 +5,20 @@ from collections.abc import Mapping
 from statistics import geometric_mean, median
 
 from bench.experiment import grouped
-from bench.page.charts import Document, Parts, Row, Rows, advice, chart, label, line, rows_of, rule, tables
+from bench.page.charts import (
+    Axes,
+    Document,
+    Parts,
+    Row,
+    Rows,
+    advice,
+    chart,
+    label,
+    line,
+    rows_of,
+    rule,
+    tables,
+)
 
 ALL = "mean of all"
 
@@ -22,9 +35,12 @@ def _decode_rows(document: Document, is_whole: bool = True) -> Rows:
 def speedup(document: Document) -> Parts:
     """Yield the parts about speedups by workload and draft type."""
     yield chart(
-        "Workloads by speedup", "dots", _decode_rows(document), "value", "case", "series",
+        "Workloads by speedup",
+        "dots",
+        _decode_rows(document),
+        Axes("value", "case", "series"),
         note="At 1: plain decoding. Bars: repeated runs. Ticks: the best fixed draft length, in hindsight.",
-    )  # fmt: skip
+    )
     yield from tables(all_figures=rows_of(document, "decode"))
 
 
@@ -35,7 +51,9 @@ def parity(document: Document) -> Parts:
         first = row.get("first_divergence") or {}
         row["text"] = "✓ same" if row["parity"] == "PASS" else f"✗ token {first.get('token', '?')}"
         row["margin"] = first.get("margin")
-    yield chart("Each drafted run compared with each plain run", "cells", rows, "series", "case", "parity")
+    yield chart(
+        "Each drafted run compared with each plain run", "cells", rows, Axes("series", "case", "parity")
+    )
 
 
 def answers(document: Document) -> Parts:
@@ -54,10 +72,13 @@ def acceptance(document: Document) -> Parts:
     """Yield the parts about acceptance by position, and about gains over the turns of a chat."""
     positions = _positions(_decode_rows(document), "case", "series")
     yield chart(
-        "Acceptance by position in the draft", "lines", positions, "position", "accepted", "series", "case"
+        "Acceptance by position in the draft",
+        "lines",
+        positions,
+        Axes("position", "accepted", "series", "case"),
     )
     turns = _decode_rows(document, is_whole=False)
-    yield chart("By turn of the chat", "lines", turns, "turn", "value", "series", "case")
+    yield chart("By turn of the chat", "lines", turns, Axes("turn", "value", "series", "case"))
 
 
 def _positions(rows: Rows, *names: str) -> Rows:
@@ -76,25 +97,32 @@ def sweep(document: Document) -> Parts:
     grid, measured, sizes, ngrams, gate, warm = (rows_of(document, "sweep", name) for name in names)
     yield from _grid(grid)
     label(measured, "setting", "draft_type", num_draft_tokens="max {}", ngram_size="n = {}")
-    yield chart("Measured on the engine", "dots", measured, "value", "workload", "setting")
-    yield chart("Size of ngram-mod's table", "lines", sizes, "entries", "value", "requests")
-    yield chart("Length of ngram-mod's n-grams", "lines", ngrams, "ngram_size", "value", "requests")
+    yield chart("Measured on the engine", "dots", measured, Axes("value", "workload", "setting"))
+    yield chart("Size of ngram-mod's table", "lines", sizes, Axes("entries", "value", "requests"))
+    yield chart("Length of ngram-mod's n-grams", "lines", ngrams, Axes("ngram_size", "value", "requests"))
     yield chart(
-        "Gate threshold", "lines", gate, "threshold", "speedup", "workload", menus=["gate"],
+        "Gate threshold",
+        "lines",
+        gate,
+        Axes("threshold", "speedup", "workload", menus=["gate"]),
         layers=[rule("y", 1)],
         note="How repetitive a prompt must be to start with long drafts. Low: time is lost; high: gains are.",
-    )  # fmt: skip
+    )
     label(warm, "chats", "workload", pair="{}")
     yield chart(
-        "Cold and warm tables", "dots", [row for row in warm if row.get("turn") is None], "value", "chats",
-        "memory", menus=["draft_type"],
+        "Cold and warm tables",
+        "dots",
+        [row for row in warm if row.get("turn") is None],
+        Axes("value", "chats", "memory", menus=["draft_type"]),
         note="Warm: filled earlier, by the same model or another one with the same vocabulary.",
-    )  # fmt: skip
+    )
     turns = [row for row in warm if row.get("turn") is not None]
     yield chart(
-        "Cold against warm, turn by turn", "lines", turns if any(row["turn"] > 1 for row in turns) else (),
-        "turn", "speedup", "memory", "chats", menus=["draft_type"],
-    )  # fmt: skip
+        "Cold against warm, turn by turn",
+        "lines",
+        turns if any(row["turn"] > 1 for row in turns) else (),
+        Axes("turn", "speedup", "memory", "chats", menus=["draft_type"]),
+    )
     yield from tables(**{name: rows_of(document, "sweep", name) for name in names})
 
 
@@ -107,10 +135,12 @@ def _grid(rows: Rows) -> Parts:
     ]
     cells = [row | {"text": f"{row['speedup']:.2f}"} for row in [*means, *rows]]
     part = chart(
-        "Draft length by n-gram size", "cells", cells, "num_draft_tokens", "ngrams", "speedup",
-        menus=["draft_type", "workload"],
+        "Draft length by n-gram size",
+        "cells",
+        cells,
+        Axes("num_draft_tokens", "ngrams", "speedup", menus=["draft_type", "workload"]),
         note="Replayed speedup. Drag over cells to see below what they give by workload, lowest to highest.",
-    )  # fmt: skip
+    )
     if part:
         heat = part["spec"]
         above = {name: heat.pop(name) for name in ("data", "params")}
@@ -134,31 +164,44 @@ def economics(document: Document) -> Parts:
     )
     yield advice("Advice", section.get("advice"))
     yield chart(
-        "Speed by acceptance, for each draft length k", "points",
+        "Speed by acceptance, for each draft length k",
+        "points",
         [row for row in points if row.get("acceptance") is not None and not row.get("is_gated")],
-        "acceptance", "speedup", "drafts", "k",
+        Axes("acceptance", "speedup", "drafts", "k"),
         layers=[line("acceptance", "speedup", "datum.draft_type == 'controlled'", "k"), rule("y", 1)],
         note="A mark is an answer. The fit of controlled drafts crosses plain decoding at the break-even.",
-    )  # fmt: skip
+    )
     evens = [fit for fit in fits if fit.get("break_even") is not None]
     yield chart(
-        "Break-even by draft length", "points", evens if len(evens) > 1 else (), "num_draft_tokens",
-        "break_even", "drafts", layers=[line("num_draft_tokens", "break_even")],
+        "Break-even by draft length",
+        "points",
+        evens if len(evens) > 1 else (),
+        Axes("num_draft_tokens", "break_even", "drafts"),
+        layers=[line("num_draft_tokens", "break_even")],
         note="Upright lines are 95 % intervals; the slanted one is the least-squares fit.",
-    )  # fmt: skip
+    )
     yield chart(
-        "Draft types and lengths", "cells", choices, "num_draft_tokens", "workload", "speedup", "drafts",
+        "Draft types and lengths",
+        "cells",
+        choices,
+        Axes("num_draft_tokens", "workload", "speedup", "drafts"),
         note="Blue cells are faster than plain decoding, orange cells slower; † marks an interval around it.",
-    )  # fmt: skip
+    )
     yield chart(
-        "Speedup by acceptance", "dots", buckets, "value", "label", "k",
+        "Speedup by acceptance",
+        "dots",
+        buckets,
+        Axes("value", "label", "k"),
         note="Answers by the acceptance rate of their drafts; the bars run from the slowest to the fastest.",
-    )  # fmt: skip
+    )
     yield chart(
-        "Predicted and measured speedup", "points", predicted, "measured", "predicted", "drafts", "by",
+        "Predicted and measured speedup",
+        "points",
+        predicted,
+        Axes("measured", "predicted", "drafts", "by"),
         layers=[line("measured", "measured", group="by")],
         note="No prediction uses the answer that it predicts. On the slanted line, both agree.",
-    )  # fmt: skip
+    )
     listed = "fits", "choices", "errors"
     yield from tables(**{name: rows_of(document, "economics", name) for name in listed})
     energy = section.get("energy") or {}
@@ -186,10 +229,12 @@ def translation(document: Document) -> Parts:
         row["length"] = "adaptive" if row.get("is_adaptive") else f"k = {row.get('num_draft_tokens')}"
     yield advice("Findings", (document.get("translation") or {}).get("findings"))
     yield chart(
-        "Strategies, by workload and draft length", "dots", label(rows, "chats", "workload", length="{}"),
-        "value", "chats", "strategy", menus=["draft_model"],
+        "Strategies, by workload and draft length",
+        "dots",
+        label(rows, "chats", "workload", length="{}"),
+        Axes("value", "chats", "strategy", menus=["draft_model"]),
         note="k: all drafts have k tokens. adaptive: the engine chooses lengths and may leave drafts out.",
-    )  # fmt: skip
+    )
     yield from tables(translation=rows, refused=rows_of(document, "translation", "refused"))
 
 
@@ -211,7 +256,7 @@ def _compared(document: Document, section: str, part: str) -> Parts:
         row["workload"] = row.get("workload") or row.get("model") or "all prompts"
     label(rows, "chats", "workload", streams="{} at a time")
     note = f"Ratios are to {rows[0]['peer']}." if rows else ""
-    yield chart("The same prompts on each peer", "dots", rows, "value", "chats", "peer", note=note)
+    yield chart("The same prompts on each peer", "dots", rows, Axes("value", "chats", "peer"), note=note)
     yield from tables(peers=rows)
 
 
@@ -234,14 +279,19 @@ def replay(document: Document) -> Parts:
     rows.sort(key=lambda row: row.get("workload") != "all")
     label(rows, "by", "drafter", used_by="{}")
     yield chart(
-        "Rules, best first", "dots", rows, "value", "by", "curve", menus=["workload", "curve"],
+        "Rules, best first",
+        "dots",
+        rows,
+        Axes("value", "by", "curve", menus=["workload", "curve"]),
         note="Speedups follow from a cost curve; they are not measured. Ticks are the slowest requests.",
-    )  # fmt: skip
+    )
     on_first = [row for row in rows if row["curve"] == rows[0]["curve"]]
     yield chart(
-        "Acceptance by position, by rule", "lines", _positions(on_first, "workload", "drafter"),
-        "position", "accepted", "drafter", menus=["workload"],
-    )  # fmt: skip
+        "Acceptance by position, by rule",
+        "lines",
+        _positions(on_first, "workload", "drafter"),
+        Axes("position", "accepted", "drafter", menus=["workload"]),
+    )
     yield from tables(replays=rows, cost_curves=rows_of(document, "replay", "curves"))
 
 

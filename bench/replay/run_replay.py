@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     record = document.new_document(arguments, replay={"rows": rows, "curves": list(map(asdict, curves))})
     titles = [f"{rule.name}: {rule.title}" for rule in rules]
     machines = [f"{one.name}: {one.kind}; {one.machine}; {one.source}" for one in curves]
-    outputs.report(arguments, record, rows, COLUMNS, notes=[*titles, *machines, NOTE])
+    outputs.report(arguments, record, rows, outputs.Table(COLUMNS, notes=[*titles, *machines, NOTE]))
     return 0
 
 

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     record["embed"] = {"rows": found}
     title, failed = "The same texts on each peer", {row["error"] for row in rows if row["error"]}
     notes = [*NOTES, *(f"! failed: {error}" for error in sorted(failed))]
-    outputs.report(arguments, record, found, COLUMNS, title, notes, width=120, group="length")
+    outputs.report(arguments, record, found, outputs.Table(COLUMNS, title, notes, group="length"))
     return int(bool(failed))
 
 

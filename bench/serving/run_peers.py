@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = traffic.figures_of(rows, "workload", "streams")
     result["peers"] = {"workloads_version": VERSION, "rows": found}
     notes, title = [*traffic.NOTES, *traffic.remarks(rows)], "The same greedy chats on each peer"
-    outputs.report(arguments, result, found, traffic.COLUMNS, title, notes, width=150)
+    outputs.report(arguments, result, found, outputs.Table(traffic.COLUMNS, title, notes, width=150))
     return int(any(row["error"] for row in found))
 
 

@@ -15,7 +15,7 @@ from bench import document, options
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine, equal_costs
-from bench.outputs import Work, report
+from bench.outputs import Table, Work, report
 from bench.serving.run_serve import random_turns
 from bench.tables import Column
 from bench.workloads.chats import user
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     result = document.new_document(arguments, info, turns={"rows": rows, "equal": is_equal})
     title = f"Time to first token, medians of {arguments.repeats} chats"
     note = "all tokens equal" if is_equal else "FAIL: tokens differ"
-    report(arguments, result, rows, COLUMNS, title, [note], width=100, group="")
+    report(arguments, result, rows, Table(COLUMNS, title, [note], width=100, group=""))
     return 0 if is_equal else 1
 
 

@@ -24,7 +24,7 @@ from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
 from engine.speculative.costs.calibration import Calibration
-from engine.speculative.costs.exact_widths import Exactness, find_exact_shapes
+from engine.speculative.costs.exact_widths import Exactness, Tried, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
 from engine.speculative.draft_model.forecast import MODEL
@@ -288,10 +288,8 @@ def _find_exact(
     max_rows, widths = settings.max_rows if sharing else 1, [width for width in costs.widths if width > 1]
     shapes = [(rows, width) for rows in range(1, max_rows + 1) for width in widths]
     info = loaded.info
-    try_them = partial(
-        find_exact_shapes,
-        loaded.model, sharing, settings.kv_bits, info.vocab_size, shapes, info.context_tokens, progress,
-    )  # fmt: skip
+    tried = Tried(loaded.model, sharing, settings.kv_bits, info.vocab_size, info.context_tokens)
+    try_them = partial(find_exact_shapes, tried, shapes, progress)
     # Thousands of forward passes: once is enough.
     under = f"{settings.kv_bits} bits, {sharing.name}, {info.context_tokens} tokens"
     name = f"exact, {under}, {max_rows} rows, widths {widths}"

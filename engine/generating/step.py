@@ -24,6 +24,7 @@ from engine.interface.stations import station
 from engine.sampling.logprobs import Likelihood, measure
 from engine.speculative import verify
 from engine.speculative.draft_model.costs import DraftWork
+from engine.speculative.planning.accounts import Verified
 from engine.speculative.planning.planner import Planner
 from engine.speculative.planning.row_inputs import window_input, without_drafts
 from engine.speculative.verify import Outcome, RowInput
@@ -254,12 +255,14 @@ class Decoder:
         self._planner.accounts.charge_verification(
             [s.drafts.slowdown_budget if s.drafts and not s.window else None for s in members],
             self._planner.conditions(members),
-            [outcome.verified.width for outcome in outcomes],
-            [len(outcome.tokens) for outcome in outcomes],
+            Verified(
+                [outcome.verified.width for outcome in outcomes],
+                [len(outcome.tokens) for outcome in outcomes],
+                [outcome.verified.least_width for outcome in outcomes] if has_windows else (),
+            ),
             lap_s if lap_s is not None else time.perf_counter() - started_at,
             drafting_s,
             work,
-            [outcome.verified.least_width for outcome in outcomes] if has_windows else (),
         )
         # It was charged with the step, which waited for it.
         self._planning_s, self.has_drafted = 0.0, True

@@ -28,6 +28,7 @@ from engine.model.findings import Findings
 from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.head_names import leave_heads_out
 from engine.model.image_processor import read_vision
+from engine.model.load_options import NO_OPTIONS, LoadOptions
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_reading import read_once
@@ -122,17 +123,19 @@ def make_loader(settings: Settings, name: str | None = None, split: Split | None
     """
     source = settings.model_source
     template = read_template(settings.chat_template)
-    options = _load_options(settings)
+    options = replace(
+        LoadOptions.of(settings),
+        chat_template=template,
+        mask_token_id=settings.mask_token_id,
+        adapter=settings.adapter_path,
+    )
     return partial(
         load_model,
         source,
         name or settings.model_name,
         settings.max_context_tokens,
-        chat_template=template,
-        mask_token_id=settings.mask_token_id,
-        adapter=settings.adapter_path,
+        options=options,
         split=split,
-        **options,
     )
 
 
@@ -141,7 +144,7 @@ def make_draft_loader(settings: Settings) -> Load | None:
     if settings.draft_model is None:
         return None
     name = settings.draft_model
-    return partial(load_model, name, name, None, **_load_options(settings))
+    return partial(load_model, name, name, None, options=LoadOptions.of(settings))
 
 
 def read_template(file: str | None) -> str | None:
@@ -152,13 +155,6 @@ def read_template(file: str | None) -> str | None:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as fault:
         raise ModelError(f"cannot read the chat template {file}: {fault}") from fault
-
-
-def _load_options(settings: Settings) -> dict[str, Any]:
-    # Where costs are kept, tables of tokens are too.
-    file = settings.calibration_file
-    cache_folder = Path(file).parent if file else None
-    return {"trusts_code": settings.trust_remote_code, "cache_folder": cache_folder}
 
 
 def not_a_model(path: Path) -> ModelError:
@@ -181,21 +177,13 @@ def load_model(
     max_context_tokens: int | None,
     progress: Progress | None = None,
     *,
-    trusts_code: bool = False,
-    cache_folder: Path | None = None,
-    chat_template: str | None = None,
-    mask_token_id: int | None = None,
-    adapter: str | None = None,
+    options: LoadOptions = NO_OPTIONS,
     split: Split | None = None,
 ) -> LoadedModel:
     """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
 
     A model that is not in the hub's cache is downloaded, as `reprise pull` does.
 
-    trusts_code: run Python code that comes with the model, if the model requires it.
-    cache_folder: keeps tables of the tokens, and what is found out about the model, between starts.
-    chat_template: takes the place of the model's own. mask_token_id: the same; only a WeDLM model has one.
-    adapter: the folder of a LoRA adapter that is added to the model.
     split: leaves a part of it; the weights of the rest are never read.
     Raises ModelError if mlx-lm cannot load it.
     """
@@ -207,22 +195,22 @@ def load_model(
     is_path = source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1
     if not folder.exists() and is_path:
         raise ModelError(f"there is no model folder {source}")
-    if adapter is not None and not (Path(adapter) / "adapter_config.json").is_file():
-        raise ModelError(f"--adapter-path {adapter}: there is no adapter_config.json")
+    if options.adapter is not None and not (Path(options.adapter) / "adapter_config.json").is_file():
+        raise ModelError(f"--adapter-path {options.adapter}: there is no adapter_config.json")
     if not folder.exists():
         folder = _fetch(source, progress)
     try:
         load = partial(
             mlx_lm.load,
             str(folder),
-            adapter_path=adapter,
+            adapter_path=options.adapter,
             lazy=True,
             return_config=True,
             # Without this setting, transformers asks at the terminal.
-            tokenizer_config={"trust_remote_code": trusts_code}
-            | ({} if chat_template is None else {"chat_template": chat_template}),
-            model_config=None if mask_token_id is None else {"mask_token_id": mask_token_id},
-            trust_remote_code=trusts_code,
+            tokenizer_config={"trust_remote_code": options.trusts_code}
+            | ({} if options.chat_template is None else {"chat_template": options.chat_template}),
+            model_config=None if options.mask_token_id is None else {"mask_token_id": options.mask_token_id},
+            trust_remote_code=options.trusts_code,
         )
         loaded: Any
         with leave_heads_out():
@@ -230,13 +218,13 @@ def load_model(
         model, wrapped, config = loaded
     # Model code and weights may raise anything.
     except Exception as fault:
-        if not trusts_code and "trust_remote_code" in str(fault):
+        if not options.trusts_code and "trust_remote_code" in str(fault):
             raise ModelError(
                 f"the model {source} requires running Python code that comes with it; start with "
                 "--trust-remote-code if you trust its author"
             ) from fault
         raise ModelError(f"cannot load the model {source}: {fault}") from fault
-    if mask_token_id is not None and config.get("model_type") != wedlm.MODEL_TYPE:
+    if options.mask_token_id is not None and config.get("model_type") != wedlm.MODEL_TYPE:
         raise ModelError(f"--mask-token-id is for WeDLM models; {source} is a {config.get('model_type')}")
     if split:
         split(model)
@@ -252,7 +240,7 @@ def load_model(
     try:
         # From the logits, since the configuration may differ; reading their shape computes nothing.
         vocab_size = int(model(mx.array([[0]])).shape[-1])
-        tokenizer = Tokenizer(wrapped, vocab_size, cache_folder, digest)
+        tokenizer = Tokenizer(wrapped, vocab_size, options.cache_folder, digest)
         Detokenizer(tokenizer, []).add(0)
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
@@ -260,7 +248,7 @@ def load_model(
     limits = read_answer_limits(folder)
     info = replace(info, sampling_defaults=read_sampling_defaults(folder), answer_limits=limits)
     # Code that comes with the model may change while its configuration stays.
-    findings = Findings.of(info, None if config.get("model_file") else cache_folder)
+    findings = Findings.of(info, None if config.get("model_file") else options.cache_folder)
     return _let_see(LoadedModel(model, tokenizer, info, findings), config, folder, split is None)
 
 

@@ -4,7 +4,7 @@ Wraps mlx-lm's tokenizer. Any thread may encode, decode and render, and several 
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Tokenizer:
         self._cache_folder = cache_folder
         self._file_digest = file_digest
         # Answers consist of a few thousand different tokens.
-        self.decode_alone = lru_cache(MAX_DECODED)(self._decode_alone)
+        self.decode_alone = lru_cache(MAX_DECODED)(partial(_decode_alone, self.backend))
 
     @cached_property
     def table(self) -> TokenTable:
@@ -94,8 +94,9 @@ class Tokenizer:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        return frozenset(self.wrapped.eos_token_ids) | self._format_ends
+        """Tokens that end an answer, in the model's format too where the configuration leaves them out."""
+        ends = HARMONY_ENDS if self.markers.is_harmony else ()
+        return frozenset([*self.wrapped.eos_token_ids, *map(self.backend.token_to_id, ends)])
 
     @cached_property
     def description(self) -> dict[str, str | None]:
@@ -111,28 +112,12 @@ class Tokenizer:
             "chat_template": template if isinstance(template, str) else None,
         }
 
-    @cached_property
-    def _format_ends(self) -> frozenset[int]:
-        """The tokens that end an answer in the model's format, in case its configuration leaves them out."""
-        return frozenset(map(self.backend.token_to_id, HARMONY_ENDS if self.markers.is_harmony else ()))
-
     def piece(self, token: int) -> bytes:
         """Return the bytes of one token, which may be part of a character; none for an id without a token."""
         table = self.table
         if table.fault:
             return str(self.backend.decode([token], skip_special_tokens=False)).encode()
         return table.pieces[token] if token < len(table.pieces) else b""
-
-    def _decode_alone(self, token: int) -> tuple[str, bytes | None]:
-        """Return the text of a token alone, and its bytes if it is no text: part of a character, or no token.
-
-        On the engine's thread.
-        """
-        token_string = self.backend.id_to_token(token)
-        if not token_string:
-            return "", b""
-        text = str(self.backend.decode([token], skip_special_tokens=False))
-        return text, (decode_partial(token_string) or None) if REPLACEMENT in text else None
 
     @cached_property
     def line_ends(self) -> frozenset[int]:
@@ -302,3 +287,15 @@ class Tokenizer:
         return self._template.render(
             messages, tools, template_arguments or {}, end, is_generic=is_generic, processor=processor
         )
+
+
+def _decode_alone(backend: Any, token: int) -> tuple[str, bytes | None]:
+    """Return the text of a token alone, and its bytes if it is no text: part of a character, or no token.
+
+    On the engine's thread.
+    """
+    token_string = backend.id_to_token(token)
+    if not token_string:
+        return "", b""
+    text = str(backend.decode([token], skip_special_tokens=False))
+    return text, (decode_partial(token_string) or None) if REPLACEMENT in text else None

@@ -13,6 +13,7 @@ from server.conversation.tools import check_enforced_in_full
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar, with_budget
 from server.generation.chat_prompt import ChatPrompt
+from server.generation.engine_requests import Prompts
 from server.generation.grammars import json_grammar
 from server.generation.respond import respond
 from server.generation.service import Service
@@ -75,20 +76,9 @@ async def answer_chat(
         return checked(_make_parser_factory(request, service, body, prompt, is_streamed), schemas)
 
     make_parser = await beside(request, make_parsers)
-    return await respond(
-        request,
-        service,
-        body,
-        presenter,
-        [prompt.tokens],
-        make_parser,
-        prompt.prediction,
-        grammar,
-        prompt.head_tokens,
-        prompt.views,
-        prompt.make_views,
-        prompt.images,
-    )
+    of_chat = prompt.prediction, prompt.head_tokens, prompt.views, prompt.images, prompt.make_views
+    prompts = Prompts([prompt.tokens], grammar, *of_chat)
+    return await respond(request, service, body, prompts, presenter, make_parser)
 
 
 async def _compile_tools(

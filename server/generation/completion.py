@@ -3,6 +3,7 @@
 from fastapi import Request, Response
 from pydantic_core import to_json
 
+from server.generation.engine_requests import Prompts
 from server.generation.infill import Hole, fim_of
 from server.generation.respond import respond
 from server.generation.service import Service
@@ -37,4 +38,4 @@ async def answer_completion(
         make_parser = echo_parsers(texts, body.n, body.is_scoring)
     schema = to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None
     make_parser = checked(make_parser, WholeSchemas(schema))
-    return await respond(request, service, body, presenter, prompts, make_parser, grammar=grammar)
+    return await respond(request, service, body, Prompts(prompts, grammar), presenter, make_parser)

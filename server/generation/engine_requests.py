@@ -1,7 +1,8 @@
 """Make the engine's requests from a validated request body and its token ids, one for each choice."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 from config.settings import LOOP_GUARD_TOKENS, Settings
@@ -18,23 +19,34 @@ GREEDY_BELOW = 1e-5
 _UINT64 = 2**64
 
 
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of a request, and what is the same for all of its choices.
+
+    token_ids: of each prompt. The others: see GenerationRequest; images are of the one prompt.
+    make_views: has those made that are not there yet; called when the first token has come.
+    """
+
+    token_ids: Sequence[tuple[int, ...]]
+    grammar: Grammar | None = None
+    prediction: tuple[int, ...] = ()
+    head_tokens: int = 0
+    views: Sequence[View] = ()
+    images: tuple[PromptImage, ...] = ()
+    make_views: Callable[[], None] | None = None
+
+
 @station("submission")
 def make_engine_requests(
     request_id: str,
     body: GenerationFields,
-    prompts: Sequence[tuple[int, ...]],
+    prompts: Prompts,
     info: ModelInfo,
     settings: Settings,
-    prediction: tuple[int, ...] = (),
     tenant: str = "",
-    grammar: Grammar | None = None,
-    head_tokens: int = 0,
-    views: Sequence[View] = (),
-    images: tuple[PromptImage, ...] = (),
 ) -> list[GenerationRequest]:
     """Make one engine request for each choice: all choices of the first prompt first, as OpenAI does.
 
-    prediction, tenant, grammar, head_tokens, views, images: see GenerationRequest; the same for all choices.
     Raises BadRequestError if the model or the settings forbid a token id, the length, n or how to decode.
     """
     if body.n > settings.max_n:
@@ -43,16 +55,16 @@ def make_engine_requests(
             param="n",
             code="invalid_value",
         )
-    num_sequences = len(prompts) * body.n
+    num_sequences = len(prompts.token_ids) * body.n
     capacity = settings.max_rows + settings.max_queue
     if num_sequences > capacity:
         raise BadRequestError(
-            f"{len(prompts)} prompts with {body.n} choices each are {num_sequences} sequences; "
+            f"{len(prompts.token_ids)} prompts with {body.n} choices each are {num_sequences} sequences; "
             f"this server holds at most {capacity} (--max-rows and --max-queue).",
             param=body.prompt_field,
             code="invalid_value",
         )
-    if images and body.truncate_prompt_tokens is not None:
+    if prompts.images and body.truncate_prompt_tokens is not None:
         raise BadRequestError(
             "'truncate_prompt_tokens' could cut an image in two; send 'truncation': 'auto' with images.",
             param="truncate_prompt_tokens",
@@ -67,7 +79,7 @@ def make_engine_requests(
     most = body.requested_max_tokens or settings.default_max_tokens or limits.max_tokens
     samplings = [_sampling(body, choice_seed(seed, choice), info, defaults) for choice in range(body.n)]
     requests: list[GenerationRequest] = []
-    for whole in prompts:
+    for whole in prompts.token_ids:
         prompt = _truncated(whole, body, info)
         room = _check_length(prompt, body.prompt_field, info)
         # The engine generates at least one token, which is not returned if only the prompt is scored.
@@ -81,10 +93,10 @@ def make_engine_requests(
                     sampling=sampling,
                     stop=body.stop,
                     draft=body.draft.choice,
-                    prediction=prediction,
-                    views=views,
+                    prediction=prompts.prediction,
+                    views=prompts.views,
                     tenant=tenant,
-                    grammar=grammar,
+                    grammar=prompts.grammar,
                     top_logprobs=body.num_top_logprobs,
                     prompt_logprobs=body.wants_prompt_logprobs,
                     stop_tokens=body.stop_token_ids,
@@ -93,8 +105,8 @@ def make_engine_requests(
                     reports_origins=body.draft.trace,
                     window_settings=window_settings,
                     loop_guard_tokens=guard,
-                    head_tokens=max(0, head_tokens - len(whole) + len(prompt)),
-                    images=images,
+                    head_tokens=max(0, prompts.head_tokens - len(whole) + len(prompt)),
+                    images=prompts.images,
                 )
             )
     return requests

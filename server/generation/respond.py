@@ -1,16 +1,12 @@
 """Convert token ids into a response: the steps shared by all endpoints that generate."""
 
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 
 from fastapi import Request, Response
 
-from engine.interface.images import PromptImage
-from engine.interface.request import Grammar, View
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
-from server.generation.chat_prompt import TokenIds
-from server.generation.engine_requests import draft_fault, make_engine_requests
+from server.generation.engine_requests import Prompts, draft_fault, make_engine_requests
 from server.generation.record_lines import record_choices
 from server.generation.request_output import RequestOutput
 from server.generation.service import Service
@@ -30,20 +26,11 @@ async def respond(
     request: Request,
     service: Service,
     body: GenerationFields,
+    prompts: Prompts,
     presenter: Presenter,
-    prompts: Sequence[TokenIds],
     make_parser: MakeParser,
-    prediction: TokenIds = (),
-    grammar: Grammar | None = None,
-    head_tokens: int = 0,
-    views: Sequence[View] = (),
-    on_first: Callable[[], None] | None = None,
-    images: tuple[PromptImage, ...] = (),
 ) -> Response:
-    """Generate a whole response or a stream. Raises ApiError before any of the response is sent.
-
-    on_first: called when the first token has come. images: of the one prompt.
-    """
+    """Generate a whole response or a stream. Raises ApiError before any of the response is sent."""
     record = record_of(request)
     body = _without_what_is_not_here(request, service, body)
     tenant = tenant_of(request, service.settings)
@@ -53,14 +40,9 @@ async def respond(
         prompts,
         service.engine.info,
         service.settings,
-        prediction,
         tenant,
-        grammar,
-        head_tokens,
-        views,
-        images,
     )
-    submission = Submission(service, engine_requests, body.n, _grammar_param(body), on_first)
+    submission = Submission(service, engine_requests, body.n, _grammar_param(body), prompts.make_views)
     output = RequestOutput(service, record, submission, make_parser, body)
     submission.start(is_streaming=body.stream)
 

@@ -4,6 +4,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
+from server.generation.engine_requests import Prompts
 from server.generation.infill import Hole, fim_of
 from server.generation.model_use import serve_model
 from server.generation.respond import respond, response_head
@@ -34,5 +35,5 @@ async def _answer(request: Request, body: InfillRequest, service: Service) -> Re
     grammar, _ = await service.prompts.grammars.compile_requested(request, body)
     presenter = InfillPresenter(model, body.is_scoring)
     return await respond(
-        request, service, body.with_stops(fim.ends), presenter, prompts, PlainParser, grammar=grammar
+        request, service, body.with_stops(fim.ends), Prompts(prompts, grammar), presenter, PlainParser
     )

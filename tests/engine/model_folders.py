@@ -12,6 +12,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from config.model_settings import BUNDLED_MODEL
 from engine.interface.request import GenerationRequest
+from engine.model.load_options import LoadOptions
 from engine.model.loading import LoadedModel, load_model
 from tests.engine.support import config_of, make_model, oracle
 
@@ -78,4 +79,4 @@ def write_adapter(folder: Path, base: Path, seed: int = 9) -> Path:
 
 def answer_with(base: Path, adapter: Path, asked: GenerationRequest) -> list[int]:
     """Return what the plain loop answers with a model and an adapter."""
-    return oracle(load_model(str(base), base.name, None, adapter=str(adapter)), asked)
+    return oracle(load_model(str(base), base.name, None, options=LoadOptions(adapter=str(adapter))), asked)

@@ -19,6 +19,7 @@ from drafters.base import NO_DRAFT, Draft, DraftQuery
 from engine.interface.events import Finished
 from engine.interface.request import GenerationRequest, Grammar, ThinkingBudget
 from engine.memory.budget import MemoryBudget
+from engine.model.load_options import LoadOptions
 from engine.model.loading import LoadedModel, load_model
 from engine.models.making import FindHead
 from engine.speculative.proposers import DraftSources
@@ -201,7 +202,7 @@ def test_a_batch_with_an_adapter_and_budgets_equals_sequences_alone(
 ) -> None:
     base = write_model(tmp_path / "base")
     adapter = write_adapter(tmp_path / "adapter", base)
-    loaded = load_model(str(base), "base", None, adapter=str(adapter))
+    loaded = load_model(str(base), "base", None, options=LoadOptions(adapter=str(adapter)))
     ends = check_all(loaded, alone(loaded, kv_bits=kv_bits), with_budgets, kv_bits=kv_bits)
     assert any(pair == END for end in ends.values() for pair in pairwise(end.tokens))
 

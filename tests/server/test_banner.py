@@ -12,6 +12,7 @@ from engine.text.markers import Markers
 from server.banner import (
     LoadingBar,
     Pace,
+    Served,
     banner,
     describe_decoding,
     describe_drafts,
@@ -99,7 +100,7 @@ def test_the_banner_says_which_head_drafts():
 def test_the_banner_of_a_newcomer_has_words_and_no_settings(settings, said):
     assert describe_drafts(Settings(**settings), True) == said
     info = replace(FakeEngine().info, batching="one forward pass for all rows")
-    shown = banner(info, ("m",), "http://127.0.0.1:8000", said, True, False, tools="generic format")
+    shown = banner(info, Served(("m",), "http://127.0.0.1:8000", said, True, False, tools="generic format"))
     rows = [line.split()[0] for line in shown.splitlines() if line.startswith("  ")]
     assert rows[:6] == ["model", "device", "memory", "context", "drafts", "address"]
     assert "`reprise run`" in shown
@@ -130,9 +131,9 @@ def test_it_counts_down_between_two_shares_and_ends_when_it_was_wrong():
 
 def test_the_banner_says_that_streamed_answers_may_differ():
     info, plain = FakeEngine().info, describe_decoding(Settings(wedlm_anchor=True))
-    assert "decoding  " not in banner(info, ("m",), "http://a", "auto", True, False, decoding=plain)
+    assert "decoding  " not in banner(info, Served(("m",), "http://a", "auto", True, False, decoding=plain))
     settings = Settings(wedlm_decoding="streaming", wedlm_entropy_threshold=None, wedlm_anchor=True)
-    said = banner(info, ("m",), "http://a", "auto", True, False, decoding=describe_decoding(settings))
+    said = banner(info, Served(("m",), "http://a", "auto", True, False, decoding=describe_decoding(settings)))
     differs = "answers may differ from those of plain decoding"
     assert f"decoding streaming (window of 16, one by one, anchored): {differs}" in said
 
@@ -140,26 +141,23 @@ def test_the_banner_says_that_streamed_answers_may_differ():
 def test_the_banner_says_that_tools_have_the_generic_format():
     said = banner(
         FakeEngine().info,
-        ("m",),
-        "http://a",
-        "auto",
-        True,
-        False,
-        tools=describe_tools(Markers()),
+        Served(("m",), "http://a", "auto", True, False, tools=describe_tools(Markers())),
         is_verbose=True,
     )
     assert "  tools  " not in said
     tools = describe_tools(Markers(is_generic=True))
-    said = banner(FakeEngine().info, ("m",), "http://a", "auto", True, False, tools=tools, is_verbose=True)
+    said = banner(
+        FakeEngine().info, Served(("m",), "http://a", "auto", True, False, tools=tools), is_verbose=True
+    )
     assert "  tools    generic format: the chat template has none that is known\n" in said
 
 
 def test_the_banner_says_what_was_found_by_trying():
     info = FakeEngine().info
-    said = banner(info, ("m",), "http://a", "auto", True, False, is_verbose=True)
+    said = banner(info, Served(("m",), "http://a", "auto", True, False), is_verbose=True)
     assert "  exact    widths not tried; --exact and `reprise verify` find them\n" in said
     info = replace(info, batching="one forward pass for all rows", exact="1 row: 2, 3")
-    said = banner(info, ("m",), "http://a", "auto", True, False, is_verbose=True)
+    said = banner(info, Served(("m",), "http://a", "auto", True, False), is_verbose=True)
     assert "  batch    one forward pass for all rows\n" in said
     assert "  exact    1 row: 2, 3\n" in said
 

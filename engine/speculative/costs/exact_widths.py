@@ -192,18 +192,23 @@ class _Probe:
         return rows
 
 
-def find_exact_shapes(
-    model: Any,
-    sharing: Sharing,
-    kv_bits: int | None,
-    vocab_size: int,
-    shapes: Iterable[Shape],
-    context_tokens: int,
-    progress: Progress,
-) -> Exactness:
+@dataclass(frozen=True)
+class Tried:
+    """A model, as it is tried: what its rows share, and how their caches are quantized.
+
+    context_tokens: lengths beyond it are not tried.
+    """
+
+    model: Any
+    sharing: Sharing
+    kv_bits: int | None
+    vocab_size: int
+    context_tokens: int
+
+
+def find_exact_shapes(loaded: Tried, shapes: Iterable[Shape], progress: Progress) -> Exactness:
     """Find out of which shapes the logits have the same bytes as those of width 1, in every trial.
 
-    context_tokens: of the model; lengths beyond it are not tried.
     progress: called after every forward pass or few, with the share that is done, by the tokens fed.
     """
     widths_of: dict[int, list[int]] = {}
@@ -216,7 +221,7 @@ def find_exact_shapes(
         return Exactness()
     most_rows, widest = max(widths_of), max(width for _, width in differing)
     trials = {length: _trials(widths_of, length in LONG_LENGTHS) for length in _lengths()}
-    lengths = [n for n, tried in trials.items() if tried and n + most_rows + widest <= context_tokens]
+    lengths = [n for n, tried in trials.items() if tried and n + most_rows + widest <= loaded.context_tokens]
     total = sum(
         _prefill_weight(length, max(rows for rows, _ in trials[length]))
         + sum(_trial_weight(rows, widths_of[rows]) for rows, _ in trials[length])
@@ -229,7 +234,7 @@ def find_exact_shapes(
         done += weight
         progress(min(1.0, done / total))
 
-    probe = _Probe(model, sharing, kv_bits, vocab_size, tick)
+    probe = _Probe(loaded.model, loaded.sharing, loaded.kv_bits, loaded.vocab_size, tick)
     for length in lengths:
         is_long = length in LONG_LENGTHS
         text = probe.prefill(length, max(rows for rows, _ in trials[length]))

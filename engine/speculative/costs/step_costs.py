@@ -209,7 +209,7 @@ class StepCosts:
             self._take_from_step(shape, max(widths), taken_s, under)
         difference = math.log(taken_s / self.step_s(widths, under))
         effects = [
-            self._wide_of.setdefault(shape, self._new_effect(shape)),
+            self._wide_of.setdefault(shape, _new_effect(self.table.measured.get(shape))),
             self._wide_under.setdefault(under, _place(self._wide)),
             self._wide_of_under.setdefault(
                 (shape, under), Effect(OWN_VARIANCE, OWN_DRIFT, num_seen=CONFIRMED)
@@ -234,12 +234,6 @@ class StepCosts:
         self.table.put(shape, Measurement(grown * taken_s / math.exp(shared)))
         self._wide_of[shape] = Effect(SEEN_VARIANCE, SHAPE_DRIFT)
         self._forget_estimates()
-
-    def _new_effect(self, shape: Shape) -> Effect:
-        measured = self.table.measured.get(shape)
-        if measured is None:
-            return Effect(GUESS_VARIANCE, SHAPE_DRIFT)
-        return Effect(MEASURED_VARIANCE + math.log(measured.spread) ** 2, SHAPE_DRIFT)
 
     def _judge(self, shape: Shape) -> None:
         """Replace a measured cost that was found to be wrong, and doubt others once there are several."""
@@ -299,3 +293,10 @@ def _place(shared: Effect) -> Effect:
 def _mean(effects: dict[K, Effect], key: K) -> float:
     found = effects.get(key)
     return found.mean if found else 0.0
+
+
+def _new_effect(measured: Measurement | None) -> Effect:
+    """Return the effect of a shape before any of its steps. measured: its measurement, if there is one."""
+    if measured is None:
+        return Effect(GUESS_VARIANCE, SHAPE_DRIFT)
+    return Effect(MEASURED_VARIANCE + math.log(measured.spread) ** 2, SHAPE_DRIFT)

@@ -1,11 +1,24 @@
 """Account for the time that steps take: teach the costs, and charge the slowdown budgets of all rows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from engine.speculative.costs.conditions import MASKED, Conditions
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
+
+
+@dataclass(slots=True)
+class Verified:
+    """The rows of a verification step: how many tokens each fed, and how many were committed.
+
+    least_widths: what each would have fed without drafts, if any has a window.
+    """
+
+    widths: Sequence[int]
+    num_committed: Sequence[int]
+    least_widths: Sequence[int] = ()
 
 
 class StepAccounts:
@@ -54,19 +67,17 @@ class StepAccounts:
         self,
         budgets: Sequence[SlowdownBudget | None],
         under: Conditions,
-        widths: Sequence[int],
-        num_committed: Sequence[int],
+        verified: Verified,
         taken_s: float,
         drafting_s: float = 0.0,
         work: DraftWork | None = None,
-        least_widths: Sequence[int] = (),
     ) -> None:
         """Account for a verification step.
 
-        budgets, widths, num_committed: of its rows. taken_s: its seconds, with drafting_s of them for the
-        draft model's work, if it did any. least_widths: of its rows, had they no drafts, if any has a window.
+        budgets, verified: of its rows. taken_s: its seconds, with drafting_s of them for the draft model's
+        work, if it did any.
         """
-        costs, num_rows = self._costs, len(widths)
+        costs, widths, num_rows = self._costs, verified.widths, len(verified.widths)
         plain_s = costs.least_plain_s(num_rows, under)
         if not costs.is_learned:
             taken_s = costs.step_s(widths, under)
@@ -80,10 +91,10 @@ class StepAccounts:
             plain_s = taken_s
         if work and self._model_costs:
             self._model_costs.observe(num_rows, work.num_fed, work.num_drafted, drafting_s, under)
-        if least_widths:
+        if least_widths := verified.least_widths:
             # The others are not charged for what the row with a window takes.
             share = costs.step_s(least_widths, under) / costs.step_s(widths, under)
             plain_s = min(1.0, share) * (taken_s - drafting_s)
-        for budget, num_tokens in zip(budgets, num_committed, strict=True):
+        for budget, num_tokens in zip(budgets, verified.num_committed, strict=True):
             if budget:
                 budget.charge(taken_s, plain_s or taken_s, num_tokens)

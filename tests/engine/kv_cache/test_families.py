@@ -5,7 +5,7 @@ import pytest
 from bench.architectures.tiny_models import TINY, make_model, tiny_config
 from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from engine.kv_cache.rows import Sharing
-from engine.speculative.costs.exact_widths import find_exact_shapes
+from engine.speculative.costs.exact_widths import Tried, find_exact_shapes
 from tests.combinations import FAMILIES
 
 BY_LAYER = ("gemma2", "deepseek_v3")
@@ -22,5 +22,5 @@ def test_a_family_gets_everything(name: str) -> None:
     assert sharing == (Sharing.LAYERS if name in BY_LAYER else Sharing.GROUPS)
     assert rollback_fault(model, sharing=sharing) is None
     assert prefix_fault(model) is None
-    exact = find_exact_shapes(model, sharing, None, TINY["vocab_size"], [(3, 4)], 512, lambda _: None)
+    exact = find_exact_shapes(Tried(model, sharing, None, TINY["vocab_size"], 512), [(3, 4)], lambda _: None)
     assert bool(exact.shapes()) == (name not in INEXACT)

@@ -9,6 +9,7 @@ from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings
 from engine.interface.models import AnswerLimits, SamplingDefaults
 from engine.model.generation_config import read_answer_limits, read_sampling_defaults
+from engine.model.load_options import LoadOptions
 from engine.model.loading import ModelError, load_model, make_loader
 
 
@@ -56,7 +57,9 @@ def test_a_model_brings_its_sampling_and_takes_another_template(tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(BUNDLED_MODEL, folder, ignore=shutil.ignore_patterns("draft*"))
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.5}))
-    loaded = load_model(str(folder), "x", None, chat_template="{{ messages[0].content }}!")
+    loaded = load_model(
+        str(folder), "x", None, options=LoadOptions(chat_template="{{ messages[0].content }}!")
+    )
     assert loaded.info.sampling_defaults == SamplingDefaults(temperature=0.5)
     tokenizer = loaded.tokenizer
     assert tokenizer.decode(tokenizer.render_chat([{"role": "user", "content": "hello"}])) == "hello!"

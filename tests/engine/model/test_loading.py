@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten, tree_map
 from bench.architectures.tiny_models import write_random_model
 from config.model_settings import BUNDLED_MODEL
 from config.settings import SETTINGS
+from engine.model.load_options import LoadOptions
 from engine.model.loading import ModelError, describe, find_fingerprint, load_model
 from tests.engine.model import fake_hub
 from tests.engine.support import CONFIGS, make_model
@@ -108,7 +109,7 @@ def test_code_in_a_model_s_folder_runs_only_if_it_is_trusted(model_with_code, tm
     with pytest.raises(ModelError, match="--trust-remote-code"):
         load_model(str(folder), "name", None)
     assert not (folder / "has-run").exists()
-    load_model(str(folder), "name", None, trusts_code=True)
+    load_model(str(folder), "name", None, options=LoadOptions(trusts_code=True))
     assert (folder / "has-run").exists()
 
 

@@ -10,6 +10,7 @@ from mlx_lm import convert
 
 from bench.architectures.tiny_models import tiny_config
 from config.model_settings import BUNDLED_MODEL
+from engine.model.load_options import LoadOptions
 from engine.model.loading import ModelError, load_model
 from engine.model.wedlm import FAMILIES, keep_ends
 from tests.engine.support import SIZES, make_model
@@ -70,17 +71,19 @@ def test_it_is_the_model_of_its_layers_but_for_the_mask_token(family, make_folde
 def test_a_checkpoint_without_a_usable_mask_token_is_refused(changes, flag, said, make_folder):
     folder, _ = make_folder("llama", **changes)
     with pytest.raises(ModelError, match=said):
-        load_model(str(folder), "wedlm", None, mask_token_id=flag)
+        load_model(str(folder), "wedlm", None, options=LoadOptions(mask_token_id=flag))
 
 
 def test_a_flag_names_the_mask_token_of_a_checkpoint_without_one(make_folder):
     folder, _ = make_folder("qwen3", mask_token_id=None)
-    assert load_model(str(folder), "wedlm", None, mask_token_id=17).info.mask_token_id == 17
+    assert (
+        load_model(str(folder), "wedlm", None, options=LoadOptions(mask_token_id=17)).info.mask_token_id == 17
+    )
 
 
 def test_another_model_has_no_mask_token():
     with pytest.raises(ModelError, match="--mask-token-id is for WeDLM models"):
-        load_model(str(BUNDLED_MODEL), "demo", None, mask_token_id=17)
+        load_model(str(BUNDLED_MODEL), "demo", None, options=LoadOptions(mask_token_id=17))
     assert load_model(str(BUNDLED_MODEL), "demo", None).info.mask_token_id is None
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine.speculative.accounts import StepAccounts
 
 from config.setting import SettingsError
 from config.settings import Settings
@@ -19,6 +18,7 @@ from engine.sampling.entropy import find_entropies
 from engine.speculative.costs.conditions import USUAL
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.planning.accounts import StepAccounts, Verified
 from engine.speculative.proposers import DraftSources
 from engine.speculative.window import Filled, Window
 from tests.drafters.fakes import Coin, Liar, scored
@@ -445,7 +445,7 @@ def test_neighbors_of_a_row_that_streams_are_charged_for_their_own_drafts_alone(
     costs.batched = True
     budget = SlowdownBudget(0.02)
     accounts = StepAccounts(costs)
-    accounts.charge_verification([budget, None], USUAL, [drafted, 17], [1, 3], 9.9, least_widths=[1, 17])
+    accounts.charge_verification([budget, None], USUAL, Verified([drafted, 17], [1, 3], [1, 17]), 9.9)
     assert (budget.spent_s, budget.plain_s) == pytest.approx((spent_s, 4.0))
 
 

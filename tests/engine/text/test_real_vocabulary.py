@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from drafters.suffix import SuffixDrafter
 from engine.interface.request import GenerationRequest, Grammar, Sampling
+from engine.model.load_options import LoadOptions
 from engine.model.loading import LoadedModel, load_model
 from engine.sampling import grammar
 from engine.sampling.grammar import Grammars
@@ -55,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> LoadedModel:
-    return load_model(str(folder), "real", None, cache_folder=folder / "cache")
+    return load_model(str(folder), "real", None, options=LoadOptions(cache_folder=folder / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_the_next_start_reads_the_tables_and_not_the_vocabulary(
     first = loaded.tokenizer.table
     assert first == make_table(backend, backend.to_str())
     monkeypatch.setattr(token_table, "make_table", None)
-    again = load_model(str(folder), "real", None, cache_folder=folder / "cache")
+    again = load_model(str(folder), "real", None, options=LoadOptions(cache_folder=folder / "cache"))
     assert again.tokenizer.table == first
     texts = backend.decode_batch([[token] for token in range(SIZE)])
     assert again.tokenizer.line_ends == {token for token, text in enumerate(texts) if "\n" in text}
@@ -210,7 +211,7 @@ def test_a_start_walks_through_no_vocabulary(
     monkeypatch.setattr(grammar, "LLTokenizer", None)
     # transformers copies its arguments, among them the 820 added tokens.
     with counting_lines(copy.__file__) as lines:
-        again = load_model(str(folder), "real", None, cache_folder=folder / "cache")
+        again = load_model(str(folder), "real", None, options=LoadOptions(cache_folder=folder / "cache"))
         assert again.tokenizer.line_ends
         Grammars(again.tokenizer)
         Translation.between(again.tokenizer, loaded.tokenizer, "auto", 8)

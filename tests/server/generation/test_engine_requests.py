@@ -4,7 +4,7 @@ import pytest
 
 from config.settings import Settings
 from engine.interface.models import AnswerLimits
-from server.generation.engine_requests import choice_seed, make_engine_requests
+from server.generation.engine_requests import Prompts, choice_seed, make_engine_requests
 from server.requests.completions import CompletionRequest
 
 
@@ -36,7 +36,7 @@ async def test_more_sequences_than_the_server_holds_are_refused_for_good(client,
 
 async def test_the_default_length_comes_from_the_settings(engine):
     body = CompletionRequest(prompt="a")
-    (order,) = make_engine_requests("r", body, [(1,)], engine.info, Settings(default_max_tokens=7))
+    (order,) = make_engine_requests("r", body, Prompts([(1,)]), engine.info, Settings(default_max_tokens=7))
     assert order.max_tokens == 7
 
 
@@ -52,7 +52,7 @@ async def test_the_default_length_comes_from_the_settings(engine):
 def test_a_model_s_own_limits_hold_where_nothing_else_is_said(engine, fields, setting, wanted):
     info = replace(engine.info, answer_limits=AnswerLimits(300, 70))
     body = CompletionRequest(prompt="a", **fields)
-    (order,) = make_engine_requests("r", body, [(1,)], info, Settings(**setting))
+    (order,) = make_engine_requests("r", body, Prompts([(1,)]), info, Settings(**setting))
     assert (order.max_tokens, order.loop_guard_tokens) == wanted
 
 
@@ -72,5 +72,5 @@ def test_a_request_that_sets_a_limit_of_tokens_has_no_loop_guard_unless_it_asks_
     engine, fields, setting, wanted
 ):
     body = CompletionRequest(prompt="a", **fields)
-    (order,) = make_engine_requests("r", body, [(1,)], engine.info, Settings(**setting))
+    (order,) = make_engine_requests("r", body, Prompts([(1,)]), engine.info, Settings(**setting))
     assert order.loop_guard_tokens == wanted

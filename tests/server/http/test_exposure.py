@@ -7,7 +7,7 @@ import pytest
 
 from config.setting import SettingsError
 from config.settings import Settings
-from server.banner import banner
+from server.banner import Served, banner
 from server.http.listener import bind_address
 from server.run import exposure_error, run
 from tests.server.fake_engine import FakeEngine
@@ -58,5 +58,5 @@ def test_the_error_is_one_line_and_status_1_before_anything_is_loaded(capsys, mo
 
 
 def test_the_command_to_try_has_a_place_for_the_key():
-    tried = [banner(FakeEngine().info, (), "http://a", "", True, needs) for needs in (False, True)]
+    tried = [banner(FakeEngine().info, Served((), "http://a", "", True, needs)) for needs in (False, True)]
     assert ["Authorization: Bearer YOUR-KEY" in text for text in tried] == [False, True]

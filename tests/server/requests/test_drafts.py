@@ -10,7 +10,7 @@ from config.settings import Settings
 from engine.interface.events import DraftingReport
 from engine.interface.request import DraftChoice
 from server.app import create_app
-from server.generation.engine_requests import make_engine_requests
+from server.generation.engine_requests import Prompts, make_engine_requests
 from server.requests.completions import CompletionRequest
 from tests.server.fake_engine import traces
 from tests.server.openai_shapes import valid_chat
@@ -41,7 +41,9 @@ async def test_the_choice_of_drafts_reaches_the_engine(client, engine, path, giv
 
 def test_a_draft_model_may_be_asked_for_where_there_is_one(engine):
     body = CompletionRequest(prompt="a", draft={"type": "draft-model"})
-    (engine_request,) = make_engine_requests("r", body, [(1,)], engine.info, Settings(draft_model="small"))
+    (engine_request,) = make_engine_requests(
+        "r", body, Prompts([(1,)]), engine.info, Settings(draft_model="small")
+    )
     assert engine_request.draft == DraftChoice("draft-model")
 
 

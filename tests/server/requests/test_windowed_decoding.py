@@ -8,7 +8,7 @@ from config.settings import Settings
 from engine.interface.events import Usage
 from engine.interface.request import WindowSettings
 from server.errors import BadRequestError
-from server.generation.engine_requests import make_engine_requests
+from server.generation.engine_requests import Prompts, make_engine_requests
 from server.output.usage import measure_timings
 from server.requests.completions import CompletionRequest
 
@@ -37,7 +37,9 @@ FIELDS = {
 def choose(info, settings=None, **body):
     """Return how a request with these fields is decoded in windows. settings: those of the server."""
     settings = Settings(**(settings or {}))
-    (asked,) = make_engine_requests("r", CompletionRequest(prompt="a", **body), [(1,)], info, settings)
+    (asked,) = make_engine_requests(
+        "r", CompletionRequest(prompt="a", **body), Prompts([(1,)]), info, settings
+    )
     return asked.window_settings
 
 
@@ -148,7 +150,7 @@ def test_a_model_whose_caches_cannot_go_back_refuses_windowed_decoding(wedlm):
 
 def test_every_choice_streams_with_a_seed_of_its_own(wedlm):
     body = CompletionRequest(prompt="a", n=3, seed=5, **FIELDS)
-    asked = make_engine_requests("r", body, [(1,)], wedlm, Settings())
+    asked = make_engine_requests("r", body, Prompts([(1,)]), wedlm, Settings())
     assert len({one.window_settings for one in asked}) == 1
     assert len({one.sampling.seed for one in asked}) == 3
 

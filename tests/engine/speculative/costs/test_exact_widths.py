@@ -9,7 +9,7 @@ import pytest
 
 from engine.kv_cache.rows import Sharing
 from engine.speculative.costs import exact_widths
-from engine.speculative.costs.exact_widths import DIFFERENT, EQUAL, LONG, Exactness, find_exact_shapes
+from engine.speculative.costs.exact_widths import DIFFERENT, EQUAL, LONG, Exactness, Tried, find_exact_shapes
 from tests.engine.support import VOCAB_SIZE, make_model
 
 SHAPES = [(rows, width) for rows in (1, 2, 3) for width in (2, 4, 8)]
@@ -32,7 +32,7 @@ class Rounding:
 
 def find(condition: Any, name: str = "llama") -> Exactness:
     model = Rounding(name, condition)
-    return find_exact_shapes(model, Sharing.GROUPS, None, VOCAB_SIZE, SHAPES, 512, lambda _: None)
+    return find_exact_shapes(Tried(model, Sharing.GROUPS, None, VOCAB_SIZE, 512), SHAPES, lambda _: None)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,9 @@ def shorter_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "lfm2"])
 def test_on_the_cpu_all_widths_are_exact(name: str) -> None:
-    found = find_exact_shapes(make_model(name), Sharing.GROUPS, None, VOCAB_SIZE, SHAPES, 512, lambda _: None)
+    found = find_exact_shapes(
+        Tried(make_model(name), Sharing.GROUPS, None, VOCAB_SIZE, 512), SHAPES, lambda _: None
+    )
     assert found.shapes() == found.shapes(is_long=True) == set(SHAPES)
     assert found.describe() == "1 to 3 rows: all up to 8"
 
@@ -83,7 +85,7 @@ def test_kernels_that_differ_in_long_contexts_count_there_for_any_number_of_rows
 
 def test_progress_comes_with_every_few_forward_passes_and_ends_at_all() -> None:
     told: list[float] = []
-    find_exact_shapes(make_model("llama"), Sharing.GROUPS, None, VOCAB_SIZE, SHAPES, 512, told.append)
+    find_exact_shapes(Tried(make_model("llama"), Sharing.GROUPS, None, VOCAB_SIZE, 512), SHAPES, told.append)
     assert told == sorted(told)
     assert told[-1] == pytest.approx(1.0)
     assert max(after - before for before, after in pairwise([0.0, *told])) < 0.1
@@ -99,7 +101,7 @@ def test_a_width_that_differs_is_not_tried_again_and_progress_still_ends_at_all(
         return True
 
     model = Rounding("llama", count)
-    found = find_exact_shapes(model, Sharing.GROUPS, None, VOCAB_SIZE, SHAPES, 512, told.append)
+    found = find_exact_shapes(Tried(model, Sharing.GROUPS, None, VOCAB_SIZE, 512), SHAPES, told.append)
     assert found.describe() == "1 to 3 rows: none"
     # Once for each width, number of rows and circumstance.
     assert num_wide == 3 * (5 + 2)
@@ -129,6 +131,6 @@ def test_long_contexts_are_not_tried_beyond_the_models_own() -> None:
         return logits
 
     run.layers = model.layers  # type: ignore[attr-defined]
-    found = find_exact_shapes(run, Sharing.GROUPS, None, VOCAB_SIZE, SHAPES, 64, lambda _: None)
+    found = find_exact_shapes(Tried(run, Sharing.GROUPS, None, VOCAB_SIZE, 64), SHAPES, lambda _: None)
     assert found.shapes(is_long=True) == set(SHAPES)
     assert max(fed) == 30

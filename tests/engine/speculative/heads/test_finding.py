@@ -17,7 +17,7 @@ from engine.generating.setup import flat_costs
 from engine.model.loading import ModelError, load_model
 from engine.models.making import Makers
 from engine.speculative.proposers import DraftSources
-from server.banner import banner
+from server.banner import Served, banner
 from tests.drafters.fakes import scored
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import SLIDING, dflash_config
@@ -138,6 +138,6 @@ def test_a_truncated_head_is_left_out_unless_it_is_asked_for(
     info = start().info
     assert info.head is None
     assert "mtp.safetensors" in info.head_fault
-    assert f"not used {info.head_fault}" in banner(info, ("m",), "http://here", "auto", True, False)
+    assert f"not used {info.head_fault}" in banner(info, Served(("m",), "http://here", "auto", True, False))
     with pytest.raises(ModelError, match=r"mtp\.safetensors"):
         start(draft_type="mtp")

@@ -11,6 +11,7 @@ from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.interface.request import GenerationRequest, Sampling
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork, ShareOfTarget
+from engine.speculative.planning.accounts import Verified
 from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import DraftSources, Proposers
 from tests.drafters.fakes import scored
@@ -203,8 +204,7 @@ class Device:
         self.planner.accounts.charge_verification(
             [row.drafts.slowdown_budget for row in rows],
             self.planner.conditions(rows),
-            widths,
-            [len(outcome) for outcome in outcomes],
+            Verified(widths, [len(outcome) for outcome in outcomes]),
             taken_s,
             drafting_s,
             work,

@@ -19,6 +19,7 @@ from engine.speculative.draft_length import MIN_GAIN, DraftEstimate
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.forecast import MODEL, PlannedDraft
 from engine.speculative.planning import model_part, planner
+from engine.speculative.planning.accounts import Verified
 from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.verify import RowInput
@@ -167,7 +168,7 @@ class World:
         budgets, under = [row.drafts.slowdown_budget for row in self.rows], self.planner.conditions(self.rows)
         if inputs:
             widths = [one.width + one.num_wanted for one in inputs]
-            self.planner.accounts.charge_verification(budgets, under, widths, committed, taken_s)
+            self.planner.accounts.charge_verification(budgets, under, Verified(widths, committed), taken_s)
         else:
             is_steady = rng.random() < 0.8
             self.planner.accounts.charge_plain(budgets, under, taken_s, is_steady, not is_steady)
