@@ -48,16 +48,15 @@ async def serve_model(
     model: str | None,
     answer: Answer,
     *,
-    stream: bool = False,
+    silence: bytes | None = None,
     keep_alive: KeepAlive = None,
     purpose: Purpose | None = "generate",
-    silence: bytes = b"",
 ) -> Response:
     """Answer a request by the model of that name, by default the one that the server started with.
 
-    stream: whether the response is a stream. keep_alive: for how long to keep the model afterwards.
+    silence: what a stream says while its model is loaded, empty for comments; None if the response is none.
+    keep_alive: for how long to keep the model afterwards.
     purpose: what the model must be for; None for anything.
-    silence: the line that says nothing, of a stream of JSON lines.
     Raises ApiError if the model cannot be had, and what answer() raises.
     """
     service = service_of(request)
@@ -87,10 +86,15 @@ async def serve_model(
         return await answer_with(use)
     future = await MODEL_FILES.run(_acquire, models, name)
     waiting = _Waiting(service, name, future)
-    if not stream:
+    if silence is None:
         return await answer_with(await waiting.wait_long(request.receive))
     use = await waiting.wait(request.receive, QUIET_S, is_over=False)
     return LoadingStream(request, waiting, answer_with, silence) if use is None else await answer_with(use)
+
+
+def silence_of(stream: bool) -> bytes | None:
+    """Return what a stream of server-sent events says while its model is loaded: see serve_model()."""
+    return b"" if stream else None
 
 
 async def find_loadable(service: Service, model: str | None, purpose: Purpose | None = None) -> str:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.generation.engine_requests import Prompts
 from server.generation.infill import Hole, fim_of
-from server.generation.model_use import serve_model
+from server.generation.model_use import serve_model, silence_of
 from server.generation.respond import respond, response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema
@@ -23,7 +23,9 @@ async def infill(request: Request) -> Response:
     """Fill in the text between two texts, for models with fill-in-the-middle tokens."""
     body = await read_body(request, InfillRequest)
     answer = partial(_answer, request, body)
-    return await serve_model(request, body.model, answer, stream=body.stream, keep_alive=body.keep_alive)
+    return await serve_model(
+        request, body.model, answer, silence=silence_of(body.stream), keep_alive=body.keep_alive
+    )
 
 
 async def _answer(request: Request, body: InfillRequest, service: Service) -> Response:

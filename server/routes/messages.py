@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from server.conversation.anthropic import kept_system
 from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
-from server.generation.model_use import serve_model
+from server.generation.model_use import serve_model, silence_of
 from server.generation.respond import response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema
@@ -36,7 +36,9 @@ async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation, in Anthropic's format."""
     body = await read_body(request, MessagesRequest)
     answer = partial(_answer, request, body)
-    return await serve_model(request, body.model, answer, stream=body.stream, keep_alive=body.keep_alive)
+    return await serve_model(
+        request, body.model, answer, silence=silence_of(body.stream), keep_alive=body.keep_alive
+    )
 
 
 async def _answer(request: Request, body: MessagesRequest, service: Service) -> Response:

@@ -104,9 +104,8 @@ async def _serve(
         request,
         name,
         answer or load,
-        stream=body.stream and answer is not None,
         keep_alive=body.keep_alive,
-        silence=presenter.format_silence(),
+        silence=presenter.format_silence() if body.stream and answer is not None else None,
     )
     if isinstance(response, TokenStream):
         response.send_lines()

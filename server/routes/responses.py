@@ -12,7 +12,7 @@ from server.conversation.from_items import as_listed, kind_of
 from server.errors import BadRequestError, ContextLengthError, NotFoundError
 from server.generation.chat import answer_chat, check_tools
 from server.generation.engine_requests import check_ids
-from server.generation.model_use import serve_model
+from server.generation.model_use import serve_model, silence_of
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
 from server.generation.sse import known_stream
@@ -56,7 +56,9 @@ async def create_response(request: Request) -> Response:
     """Generate a response, which may continue an earlier one."""
     body = await read_body(request, ResponsesRequest)
     answer = partial(_answer, request, body)
-    return await serve_model(request, body.model, answer, stream=body.stream, keep_alive=body.keep_alive)
+    return await serve_model(
+        request, body.model, answer, silence=silence_of(body.stream), keep_alive=body.keep_alive
+    )
 
 
 async def _answer(request: Request, body: ResponsesRequest, service: Service) -> Response:

@@ -131,7 +131,7 @@ class Tracer:
         return call
 
     def _delta(self, original: Any) -> Any:
-        def call(
+        def call(  # noqa: PLR0913 - as mlx-lm calls it
             q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array,
             state: mx.array, mask: mx.array | None = None,
         ) -> tuple[mx.array, mx.array]:  # fmt: skip
@@ -161,7 +161,7 @@ class Tracer:
         return result
 
     def _ssm(self, original: Any) -> Any:
-        def call(
+        def call(  # noqa: PLR0913 - as mlx-lm calls it
             x: mx.array, A_log: mx.array, B: mx.array, C: mx.array, D: mx.array, dt: mx.array,
             dt_bias: mx.array, state: mx.array | None = None,
             time_step_limit: tuple[float, float] = (0.001, 100.0),
