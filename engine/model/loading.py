@@ -271,9 +271,9 @@ def _find_sight(
     model: Any, config: dict[str, Any], folder: Path, tokenizer: Tokenizer
 ) -> tuple[Sight | None, VisionInfo | None]:
     """Return what a model sees images with, its weights read, and how; None and None if it sees none."""
-    vision = read_vision(config, folder, tokenizer.backend)
-    tower = find_tower(config, folder) if vision else None
-    if tower is None:
+    tower = find_tower(config, folder)
+    vision = read_vision(config, folder, tokenizer.backend) if tower else None
+    if tower is None or vision is None:
         return None, None
     mx.eval(tower.arrays())
     return Sight(model, tower), vision
