@@ -254,10 +254,11 @@ def load_model(
 
 def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path, is_whole: bool) -> LoadedModel:
     """Read the weights of what a model sees images with, if it does. is_whole: whether all of it is here."""
-    vision = read_vision(config, folder, loaded.tokenizer.backend)
+    tower = find_tower(config, folder)
+    vision = read_vision(config, folder, loaded.tokenizer.backend) if tower else None
     if vision and not is_whole:
         log.warning("%s sees no images on several Macs: it is served as a model of text", loaded.info.name)
-    elif vision and (tower := find_tower(config, folder)):
+    elif vision and tower:
         mx.eval(tower.arrays())
         loaded.sight = Sight(loaded.model, tower)
         weight_bytes = loaded.info.weight_bytes + tower.nbytes

@@ -42,12 +42,16 @@ def find_tower(config: Config, folder: Path) -> Tower | None:
     if model_type not in TOWERS:
         log.warning("this model sees no images here: the tower of %s is not known", model_type)
         return None
+    processor = read_processor(folder)
+    if not processor:
+        log.warning("this model sees no images: its folder has no preprocessor_config.json")
+        return None
     weights = read_weights(folder)
     if not weights.arrays:
         log.warning("this model sees no images: its folder has no weights of a tower")
         return None
     try:
-        tower = TOWERS[model_type](config, read_processor(folder), weights)
+        tower = TOWERS[model_type](config, processor, weights)
         # Builds the graph of a small image, which needs every array, in its shape, and computes nothing.
         for _ in tower.slices(tower.blank((tower.merge_size, tower.merge_size))):
             pass
@@ -63,6 +67,9 @@ def read_processor(folder: Path) -> Config:
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = folder / name
         if file.is_file():
-            read: Config = json.loads(file.read_text(encoding="utf-8"))
+            try:
+                read: Config = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError:
+                return {}
             return read.get("image_processor") or read
     return {}

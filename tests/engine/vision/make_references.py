@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.numpy import load_file
-from tiny_towers import FAMILIES, REFERENCES, Family, random_array
+from tiny_towers import FAMILIES, GEMMA4_PROMPT, GEMMA4_TEXT, REFERENCES, Family, random_array
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 PARTS = ("visual", "vision_tower", "multi_modal_projector", "embed_vision")
@@ -110,6 +110,37 @@ def gemma4(model: torch.nn.Module, family: Family, image: np.ndarray, grid: tupl
     return patches, out.pooler_output[0], []
 
 
+def write_whole_gemma4(attention: str | None) -> None:
+    """Write the configuration, the names and the logits of a whole Gemma 4 that reads text with an image."""
+    family = FAMILIES["gemma4"]
+    parts = {key: value for key, value in family.config.items() if key != "model_type"}
+    parts["text_config"] = parts["text_config"] | GEMMA4_TEXT | {"use_bidirectional_attention": attention}
+    config = CONFIG_MAPPING["gemma4"](**parts)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    shapes = {}
+    with torch.no_grad():
+        for name, array in model.state_dict().items():
+            shapes[name] = list(array.shape)
+            if name != "lm_head.weight":
+                array.copy_(torch.from_numpy(random_array(name, tuple(array.shape))))
+    image = np.load(REFERENCES / "gemma4.npz")["0.pixels"]
+    grid = family.grids[0]
+    columns, rows = np.meshgrid(np.arange(grid[1]), np.arange(grid[0]))
+    places = torch.from_numpy(np.stack([columns, rows], axis=-1).reshape(1, -1, 2))
+    tokens = torch.tensor([GEMMA4_PROMPT])
+    with torch.no_grad():
+        out = model(
+            input_ids=tokens,
+            pixel_values=torch.from_numpy(image.astype(np.float32) / 255)[None],
+            image_position_ids=places,
+            mm_token_type_ids=(tokens == family.config["image_token_id"]).long(),
+        )
+    told = {"config": config.to_dict(), "shapes": shapes}
+    file = REFERENCES / f"gemma4_whole_{attention}.json"
+    file.write_text(json.dumps(told, indent=0, default=str) + "\n")
+    np.savez_compressed(file.with_suffix(".npz"), logits=out.logits[0].numpy())
+
+
 COMPUTED: dict[str, Callable[..., tuple]] = {
     "qwen": qwen,
     "gemma3": gemma3,
@@ -144,6 +175,10 @@ def main(names: list[str]) -> None:
             arrays |= {f"{index}.deep{i}": part.numpy() for i, part in enumerate(deep)}
         np.savez_compressed(REFERENCES / f"{name}.npz", **arrays)
         print(name, len(told), "arrays", {key: value.shape for key, value in arrays.items()})
+
+    if not names:
+        write_whole_gemma4(None)
+        write_whole_gemma4("vision")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,15 @@ def test_a_folder_without_the_towers_weights_is_a_text_model(
     assert "has no weights of a tower" in caplog.text
 
 
+def test_a_folder_that_does_not_say_how_images_are_prepared_is_a_text_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_folder(tmp_path / "model", "qwen3_vl")
+    (folder / "preprocessor_config.json").unlink()
+    assert find_tower(QWEN, folder) is None
+    assert "has no preprocessor_config.json" in caplog.text
+
+
 def without_one(arrays: dict[str, np.ndarray]) -> None:
     arrays.pop("model.visual.blocks.2.mlp.linear_fc1.weight")
 

@@ -136,6 +136,17 @@ def _gemma4(**vision: object) -> Family:
     return Family(config | {"audio_config": None}, PLAIN, ((6, 9), (15, 3), (3, 21)))
 
 
+GEMMA4_TEXT = {
+    "hidden_size_per_layer_input": 8,
+    "sliding_window": 16,
+    "num_kv_shared_layers": 0,
+    "global_head_dim": 8,
+    "pad_token_id": 0,
+}
+GEMMA4_PROMPT = [2, 5, 7, *[50] * 6, 9, 11, 12, 13]
+"""Text around an image of six tokens."""
+
+
 def _pixtral(model_type: str, **more: object) -> Family:
     vision = {
         "model_type": "pixtral",
