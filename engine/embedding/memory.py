@@ -1,8 +1,8 @@
 """Estimate the memory that a pass takes at most, and hold it while it runs."""
 
 from engine.embedding.design import Config
-from engine.memory.sharing import SharedMemory
-from engine.prefix_cache.trie import PrefixCache
+from engine.kv_cache.prefix_cache.trie import PrefixCache
+from engine.memory.between_models import SharedMemory
 
 NUMBER_BYTES = 4
 NUM_HIDDEN, NUM_INNER, NUM_SCORES, NUM_COPIES = 16, 4, 4, 4

@@ -39,6 +39,10 @@ class DraftSources:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
+MakeSources = Callable[[str], DraftSources]
+"""Makes the drafters for a vocabulary, given its fingerprint."""
+
+
 class Proposers:
     """The server's drafters, and the acceptance learned over all requests.
 

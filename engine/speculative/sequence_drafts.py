@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, IndexesViews, SequenceStart, Slices, View
 from engine.interface.events import DraftingReport
 from engine.interface.request import GenerationRequest
+from engine.interface.stations import spend
 from engine.speculative.acceptance import Acceptance, count_accepted
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.draft_length import DraftEstimate, expected_tokens
@@ -19,7 +20,6 @@ from engine.speculative.draft_stats import PLAIN, DraftCounts
 from engine.speculative.drafter_work import DrafterWork
 from engine.speculative.gate import GateDecision
 from engine.speculative.mask_drafts import MaskDrafts
-from engine.stations import spend
 from engine.vision.keys import without_images
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
 
 from engine.interface.errors import UnbrokenTextError
+from engine.interface.wanted import check_wanted
 from engine.text.slicing import MAX_UNBROKEN, SLICE_CHARACTERS, Slicing, find_slicing
-from engine.wanted import check_wanted
 
 
 def copy_backend(backend: Backend) -> Backend:
@@ -45,7 +46,7 @@ class TextEncoder:
     """Encodes text into the ids that transformers gives. Any thread may use it; others run meanwhile.
 
     Long texts are encoded in slices, if the tokenizer allows that; work that nobody waits for any more (see
-    engine/wanted.py) ends between two of them.
+    engine/interface/wanted.py) ends between two of them.
 
     inner: one of transformers' tokenizers. slice_characters: maximum length of a slice with borders in it.
     """
@@ -111,10 +112,7 @@ class TextEncoder:
     @cached_property
     def _has_own_way(self) -> bool:
         """Whether the tokenizer's class does more than call the tokenizers library, as CodeLlama's does."""
-        # The server imports this module before its port is bound, and transformers takes seconds.
-        from transformers import PreTrainedTokenizerFast as usual
-
-        kind = type(self._inner)
+        kind, usual = type(self._inner), PreTrainedTokenizerFast
         names = ("__call__", "encode", "_encode_plus", "set_truncation_and_padding")
         return any(getattr(kind, name, None) is not getattr(usual, name) for name in names)
 

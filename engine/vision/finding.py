@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 from engine.vision.gemma3 import Gemma3Tower
+from engine.vision.gemma4 import Gemma4Tower
 from engine.vision.pixtral import PixtralTower
 from engine.vision.qwen import Qwen3Tower
 from engine.vision.tower import Config, Tower
@@ -18,6 +19,7 @@ TOWERS: dict[str, type[Tower]] = {
     "qwen3_5": Qwen3Tower,
     "qwen3_5_moe": Qwen3Tower,
     "gemma3": Gemma3Tower,
+    "gemma4": Gemma4Tower,
     "mistral3": PixtralTower,
     "pixtral": PixtralTower,
 }

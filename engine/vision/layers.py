@@ -35,7 +35,9 @@ class Layers:
 
     prefix: before a layer's number. width: of a head. norm: Weights.layer_norm or rms_norm. norms: before
         attention and before the feed forward. projections: one for queries, keys and values together, or
-        three. feed_forward: in and out, or gate, in and out.
+        three. feed_forward: in and out, or gate, in and out. norms_after: after attention and after the feed
+        forward, if there are any. norms_of_heads: of queries and keys, if they have any; values then have one
+        without a weight, and scores are not scaled.
     """
 
     prefix: str
@@ -49,6 +51,8 @@ class Layers:
     projections: tuple[str, ...]
     out: str
     feed_forward: tuple[str, ...]
+    norms_after: tuple[str, str] | None = None
+    norms_of_heads: tuple[str, str] | None = None
 
     def apply(
         self,
@@ -63,9 +67,16 @@ class Layers:
         mask: (groups, 1, 1, patches), True for patches that are there.
         """
         name = f"{self.prefix}{index}."
-        before, between = (name + norm for norm in self.norms)
-        x = x + self._attention(weights, name, self.norm(weights, before, x, self.eps), rotation, mask)
-        return x + self._feed_forward(weights, name, self.norm(weights, between, x, self.eps))
+        y = self._normal(weights, name, self.norms, 0, x)
+        y = self._attention(weights, name, y, rotation, mask)
+        x = x + self._normal(weights, name, self.norms_after, 0, y)
+        y = self._feed_forward(weights, name, self._normal(weights, name, self.norms, 1, x))
+        return x + self._normal(weights, name, self.norms_after, 1, y)
+
+    def _normal(
+        self, weights: Weights, name: str, norms: tuple[str, str] | None, which: int, x: mx.array
+    ) -> mx.array:
+        return self.norm(weights, name + norms[which], x, self.eps) if norms else x
 
     def _attention(
         self, weights: Weights, name: str, x: mx.array, rotation: Rotation | None, mask: mx.array | None
@@ -73,10 +84,15 @@ class Layers:
         parts = [weights.linear(name + projection, x) for projection in self.projections]
         if len(parts) == 1:
             parts = list(mx.split(parts[0], 3, axis=-1))
-        queries, keys, values = (part.reshape(*x.shape[:2], self.heads, -1) for part in parts)
+        queries, keys, values = (part.reshape(*x.shape[:2], -1, self.width) for part in parts)
+        scale = self.width**-0.5
+        if self.norms_of_heads:
+            queries = self._normal(weights, name, self.norms_of_heads, 0, queries)
+            keys = self._normal(weights, name, self.norms_of_heads, 1, keys)
+            values, scale = mx.fast.rms_norm(values, None, self.eps), 1.0
         if rotation:
             queries, keys = rotate(queries, rotation), rotate(keys, rotation)
-        y = attend(queries, keys, values, self.width**-0.5, mask)
+        y = attend(queries, keys, values, scale, mask)
         return weights.linear(name + self.out, y)
 
     def _feed_forward(self, weights: Weights, name: str, x: mx.array) -> mx.array:

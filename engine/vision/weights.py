@@ -32,11 +32,12 @@ def read_weights(folder: Path) -> "Weights":
 
 
 def plain_name(name: str) -> str:
-    """Return what an array of a tower is called here: published names without the beginnings that differ."""
+    """Return the name of a tower's array here: its published name without the beginning that differs."""
     for beginning, replacement in _RENAMED:
         if name.startswith(beginning):
             name = replacement + name.removeprefix(beginning)
-    return name
+    # Gemma 4's layers have bounds, and their weights a layer further down.
+    return name.replace("_proj.linear.", "_proj.")
 
 
 class Weights:
@@ -59,14 +60,18 @@ class Weights:
         return self.arrays[name]
 
     def linear(self, name: str, x: mx.array) -> mx.array:
-        """Return x @ weight.T + bias: (..., inputs) -> (..., outputs). A layer without bias adds none."""
+        """Return x @ weight.T + bias: (..., inputs) -> (..., outputs). A layer without bias adds none.
+
+        A layer that has bounds clips x and the result.
+        """
+        x = self._clip(name, "input", x)
         if f"{name}.scales" in self.arrays:
             size, bits, mode = self._packing(name, x.shape[-1])
             y = mx.quantized_matmul(x, *self._packed(name), True, size, bits, mode)
         else:
             y = x @ self.arrays[f"{name}.weight"].T
         bias = self.arrays.get(f"{name}.bias")
-        return y if bias is None else y + bias
+        return self._clip(name, "output", y if bias is None else y + bias)
 
     def patches(self, name: str, x: mx.array) -> mx.array:
         """Return the convolution of patches (n, channels * pixels), which do not overlap: (n, outputs)."""
@@ -92,6 +97,11 @@ class Weights:
     def rms_norm(self, name: str, x: mx.array, eps: float) -> mx.array:
         """Return x (..., width) with root mean square 1, times the weight."""
         return mx.fast.rms_norm(x, self.arrays[f"{name}.weight"], eps)
+
+    def _clip(self, name: str, end: str, x: mx.array) -> mx.array:
+        if f"{name}.{end}_min" not in self.arrays:
+            return x
+        return mx.clip(x, self.arrays[f"{name}.{end}_min"], self.arrays[f"{name}.{end}_max"]).astype(x.dtype)
 
     def _packed(self, name: str) -> tuple[mx.array, mx.array, mx.array | None]:
         kinds = ("weight", "scales", "biases")

@@ -11,8 +11,8 @@ from fastapi import Request
 
 from config.settings import Settings
 from engine.foreign.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
+from engine.interface.image_marks import mark, numbers_in, without_marks
 from engine.interface.images import ImageProcessor, PromptImage
-from engine.text.templates.image_parts import mark, numbers_in, without_marks
 from server.conversation.model import Media, Message
 from server.conversation.settled import check_answerable, newest_start
 from server.errors import BadRequestError

@@ -11,7 +11,7 @@ from cli.main import main
 from cli.models.choice import with_found
 from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings
-from engine.pool.catalogue import choose_first
+from engine.models.catalogue import choose_first
 
 GGUF = "{models}/files/a.gguf"
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.suffix import SuffixDrafter
+from engine.generating.worker import Worker
 from engine.interface.request import DraftChoice, Grammar
+from engine.interface.stations import OTHER, EngineStation, StationClock, spend, station
 from engine.speculative.proposers import DraftSources
-from engine.stations import OTHER, EngineStation, StationClock, spend, station
-from engine.worker import Worker
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import ask, prompt_of, request
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from engine.interface.stations import spend
 from engine.speculative.costs.conditions import USUAL, Conditions, context_class
 from engine.speculative.costs.exact_widths import Exactness
 from engine.speculative.costs.slowdown_budget import LOW_STEPS
@@ -34,7 +35,6 @@ from engine.speculative.planning.row_inputs import (
     row_input,
 )
 from engine.speculative.verify import RowInput
-from engine.stations import spend
 
 HOPE = 1.1
 """By how much a width that is tried must be faster than the chosen one, if its cost is the least possible."""

@@ -11,7 +11,7 @@ import pytest
 from bench.local_engine import LocalEngine
 from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings
-from engine.setup import flat_costs
+from engine.generating.setup import flat_costs
 from server.app import create_app
 from tests.end_to_end.conftest import serving
 from tests.server.openai_shapes import valid_chat, valid_timings

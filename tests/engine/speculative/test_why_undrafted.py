@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery
-from engine.device import Device
+from engine.batch.device import Device
 from engine.interface.events import DraftingReport
 from engine.interface.request import DraftChoice, GenerationRequest
-from engine.setup import MakeSources
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_stats import (
@@ -26,7 +25,7 @@ from engine.speculative.draft_stats import (
     DraftCounts,
 )
 from engine.speculative.planning.model_part import ModelPart
-from engine.speculative.proposers import DraftSources
+from engine.speculative.proposers import DraftSources, MakeSources
 from tests.drafters.fakes import Coin, Liar, Oracle, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import expected_tokens

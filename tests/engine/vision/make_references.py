@@ -48,7 +48,9 @@ def published_names(model: torch.nn.Module) -> dict[str, list[object]]:
         for file in Path(folder).glob("*.safetensors"):
             for name, saved in load_file(file).items():
                 if is_of_tower(name):
-                    (same,) = (k for k, v in own.items() if v.shape == saved.shape and (v == saved).all())
+                    same = (
+                        name if name in own else next(k for k, v in own.items() if np.array_equal(v, saved))
+                    )
                     told[name] = [same, list(saved.shape)]
     assert {same for same, _ in told.values()} == set(own), "an array of the tower was not saved"
     return told
@@ -95,9 +97,23 @@ def pixtral(model: torch.nn.Module, family: Family, image: np.ndarray, _grid: tu
     return image.transpose(2, 0, 1), out.pooler_output[0], []
 
 
+def gemma4(model: torch.nn.Module, family: Family, image: np.ndarray, grid: tuple[int, int]) -> tuple:
+    """Return patches as Gemma 4's processor cuts them, and the features of an image."""
+    from transformers.models.gemma4.image_processing_pil_gemma4 import convert_image_to_patches
+
+    side = family.config["vision_config"]["patch_size"]
+    patches = convert_image_to_patches(image.transpose(2, 0, 1), side)
+    columns, rows = np.meshgrid(np.arange(grid[1]), np.arange(grid[0]))
+    places = torch.from_numpy(np.stack([columns, rows], axis=-1).reshape(1, -1, 2))
+    given = torch.from_numpy(patches.astype(np.float32) / 255)[None]
+    out = model.model.get_image_features(given, places, return_dict=True)
+    return patches, out.pooler_output[0], []
+
+
 COMPUTED: dict[str, Callable[..., tuple]] = {
     "qwen": qwen,
     "gemma3": gemma3,
+    "gemma4": gemma4,
     "mistral3": pixtral,
     "pixtral": pixtral,
 }

@@ -39,7 +39,7 @@ def scarce_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("scarce_memory")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if at > 2 else []) for at, name in enumerate(CONFIGS)],
+    [pytest.param(name, marks=[pytest.mark.slow] if at else []) for at, name in enumerate(CONFIGS)],
 )
 def test_a_batch_with_pictures_that_changes_all_the_time_equals_the_plain_loop(name: str) -> None:
     change = partial(with_pictures, breaks=name in BREAKS)

@@ -40,6 +40,7 @@ CLIP = HALVES | {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+PLAIN = {"do_normalize": False, "image_mean": [0.0] * 3, "image_std": [1.0] * 3, "rescale_factor": 1 / 255}
 QWEN_GRIDS = ((4, 6), (10, 2), (2, 16))
 
 
@@ -84,6 +85,30 @@ GEMMA3 = Family(
 )
 
 
+def _gemma4(**vision: object) -> Family:
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+        "position_embedding_size": 24,
+        "model_type": "gemma4_vision",
+    }
+    text = TEXT | {"model_type": "gemma4_text", "vocab_size_per_layer_input": 64}
+    text |= {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+    config = {
+        "model_type": "gemma4",
+        "vision_config": sizes | vision,
+        "text_config": text,
+        "image_token_id": 50,
+    }
+    return Family(config | {"audio_config": None}, PLAIN, ((6, 9), (15, 3), (3, 21)))
+
+
 def _pixtral(model_type: str, **more: object) -> Family:
     vision = {
         "model_type": "pixtral",
@@ -107,6 +132,8 @@ FAMILIES = {
     "qwen3_5": _qwen3("qwen3_5", {}, {}),
     "qwen3_5_moe": _qwen3("qwen3_5_moe", {}, EXPERTS),
     "gemma3": GEMMA3,
+    "gemma4": _gemma4(),
+    "gemma4_clipped": _gemma4(use_clipped_linears=True, standardize=True),
     "mistral3": _pixtral("mistral3", spatial_merge_size=2),
     "pixtral": _pixtral("pixtral", vision_feature_select_strategy="full", multimodal_projector_bias=True),
 }
@@ -134,6 +161,8 @@ def references(family: str) -> Iterator[Reference]:
 
 def random_array(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Return the random array of a tower that transformers calls so."""
+    if name.endswith(("_min", "_max")):
+        return np.full(shape, -2 if name.endswith("_min") else 2, np.float32)
     values = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape).astype(np.float32)
     return values * np.float32(0.2) + np.float32("norm" in name and name.endswith("weight"))
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.device import Device
+from engine.batch.device import Device
 from engine.engine import Engine
 from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.memory.budget import MemoryBudget

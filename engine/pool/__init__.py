@@ -1,1 +1,0 @@
-"""Several models on one thread: what there is, what is loaded, and whose turn it is."""
