@@ -131,6 +131,7 @@ FILES = {
     "a JPEG cut in the middle": lambda: small("JPEG")[:300],
     "a JPEG that says 4,000 megapixels": lambda: jpeg_of_size(65_000, 65_000),
     "a JPEG that says 49 megapixels": lambda: jpeg_of_size(7000, 7000),
+    "a progressive JPEG of 49 megapixels": lambda: small("JPEG", (7000, 7000), progressive=True),
     "a JPEG whose directories are endless": lambda: jpeg((0xE1, endless_exif())),
     "a JPEG whose profile is endless": lambda: jpeg(*endless_icc()),
     "a JPEG that says it is several": lambda: jpeg((0xE2, b"MPF\0II*\0\x08\0\0\0\xff\xff")),
