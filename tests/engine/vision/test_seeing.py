@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine.sequence import sequence
 
 from engine.batch import sequence
 from engine.interface.events import Finished
