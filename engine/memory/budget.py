@@ -381,7 +381,7 @@ def _until_image(sequence: RunningSequence, chunk: int) -> int:
     prefill = sequence.prefill
     if not (chunk and (looking := prefill.looking)):
         return chunk
-    looking.turn(start := prefill.num_computed)
+    looking.look_at(start := prefill.num_computed)
     return max(1, looking.end_of(start, start + chunk) - start)
 
 

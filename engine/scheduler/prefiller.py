@@ -136,7 +136,7 @@ class Prefiller:
         remaining = [s.num_to_prefill for s in self.prefilling]
         for at, sequence in enumerate(self.prefilling):
             if looking := sequence.prefill.looking:
-                looking.turn(num_computed := sequence.prefill.num_computed)
+                looking.look_at(num_computed := sequence.prefill.num_computed)
                 most[at] = min(most[at], looking.end_of(num_computed, num_computed + most[at]) - num_computed)
                 if looking.num_left:
                     # Its slices are its tokens until it has seen the image.

@@ -84,8 +84,8 @@ class Looking:
         """Patches of the image that is being looked at; 0 if none is."""
         return self._image.grid[0] * self._image.grid[1] if self._image and self.num_left else 0
 
-    def turn(self, num_computed: int) -> None:
-        """Turn to the image that the next token belongs to, if there is one."""
+    def look_at(self, num_computed: int) -> None:
+        """Look at the image that the next token belongs to, if there is one."""
         image = next((one for one in self._images if one.start <= num_computed < one.end), None)
         if image is None or image is self._image:
             return
