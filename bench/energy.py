@@ -21,7 +21,7 @@ _SAMPLE = re.compile(r"\(([\d.]+)ms elapsed\) \*\*\*\n(?:.*\n)*?Combined Power \
 
 
 def read_rapl(powercap: Path = POWERCAP) -> Counter:
-    """Count what all processor packages and memory take; on most systems only root can.
+    """Count the energy of all processor packages and memory; on most systems only root can.
 
     Cores and graphics are part of their package, and "psys", the whole board, contains all of these.
     A counter wraps to 0 at the end of its range, which takes a minute or more; read at least that often.
@@ -41,7 +41,7 @@ def read_rapl(powercap: Path = POWERCAP) -> Counter:
 
 
 def read_powermetrics(command: tuple[str, ...] = COMMAND) -> Counter:
-    """Count what macOS' powermetrics prints, which may run as root or where sudo asks for no password.
+    """Count the power that macOS' powermetrics prints; it needs root, or sudo without a password.
 
     Each sample is the power of CPU, GPU and ANE for its duration. The output lags by up to one sample, so
     measure over several seconds.

@@ -20,6 +20,7 @@ from engine.engine import Engine
 from engine.interface.events import Event, Failed, Finished
 from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.model.loading import ModelError, StartProgress
+from engine.models.making import Makers
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
 from server.views.making import ViewMaker
@@ -32,7 +33,7 @@ FORCE, EVEN_OUT = 1e6, 1e4
 
 
 def equal_costs(*widths: int) -> StepCosts:
-    """Return costs that are equal at these widths and 1, so that every draft is worth trying."""
+    """Return costs under which steps of these widths cost as much as of width 1, so every draft pays."""
     return StepCosts({(1, width): 1.0 for width in (1, *widths)}, is_learned=False)
 
 
@@ -52,8 +53,11 @@ class LocalEngine:
         self.drafters: dict[str, Drafter] = {}
         self._ranks = _join(place, settings) if (place := read_place()) else None
         self.engine = Engine(
-            settings, make_sources=partial(self._sources, settings), costs=costs, waits_for_costs=True,
-            ranks=self._ranks,
+            settings,
+            Makers(
+                make_sources=partial(self._sources, settings), costs=costs, waits_for_costs=True,
+                ranks=self._ranks,
+            ),
         )  # fmt: skip
         self._view_maker = ViewMaker(self.engine, VIEW_BYTES)
 

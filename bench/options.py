@@ -83,7 +83,7 @@ OUTPUTS: dict[str, Any] = {"json": None, "csv": None, "html": None}
 
 
 class Flag(NamedTuple):
-    """An argument of a command. name: without dashes for one that is known by its place.
+    """An argument of a command. name: without dashes for a positional one.
 
     parse: None makes a flag without a value. default: `...` if the flag is required; it is named in the help,
     unless the help does it. is_repeated: it may be given several times.
@@ -146,7 +146,7 @@ def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def flags(arguments: argparse.Namespace, *names: str) -> list[str]:
-    """Return flags of `reprise serve` that say the same as those by of_settings()."""
+    """Return the same settings as flags of `reprise serve`, as far as they are not the defaults."""
     given = settings(arguments, *names).items()
     return [f"{SETTINGS[name].flag}={value}" for name, value in given if value != SETTINGS[name].default]
 

@@ -115,7 +115,7 @@ class Work:
         self._show(self._label, 0.0)
 
     def show(self, label: str, share: float) -> None:
-        """Show something that is not planned, and what share of it is done. On any thread, if others wait."""
+        """Show unplanned work, and the share of it that is done. On any thread, if others wait."""
         if label != self._label:
             self._began_at, self._is_planned, self._first_share = monotonic(), False, share
         self._show(label, share)

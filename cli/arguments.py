@@ -4,9 +4,9 @@ import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from config.groups import GROUPS
+from config.groups import GROUPS, TUNING
 from config.setting import Setting
 from config.settings import SETTINGS
 from config.sources import CONFIG_VARIABLE, Resolved, resolve, suggestion
@@ -31,7 +31,8 @@ _PLACEHOLDERS = {
 """Placeholder for a flag's value in the help, by the last word of the setting's name."""
 _PRECEDENCE = (
     "Flags override environment variables, variables override the file, and the file overrides the defaults. "
-    "The value none unsets an optional setting. `reprise config` prints the values in force."
+    "The value none unsets an optional setting. `reprise config` prints the values in force. "
+    "--help-all also shows the settings for tuning."
 )
 
 
@@ -59,6 +60,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [--config FILE] [--SETTING VALUE ...]"
     parser.formatter_class = _SettingsFormatter
     parser.epilog = _PRECEDENCE
+    parser.add_argument("--help-all", action=_HelpAll, help="Show all settings, those for tuning too.")
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -91,6 +93,21 @@ def unknown_arguments(parser: Parser, unknown: list[str]) -> UsageError:
     return UsageError(f"unknown argument {first}{closest or f' (see {parser.prog} --help)'}")
 
 
+class _HelpAll(argparse.Action):
+    """Prints the help with the settings that only matter to someone tuning, and exits."""
+
+    def __init__(self, option_strings: list[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **more)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Show the hidden flags, print the help and exit."""
+        for action in parser._actions:
+            if action.dest in TUNING:
+                action.help = _help_of(SETTINGS[action.dest])
+        parser.print_help()
+        parser.exit()
+
+
 class _SettingsFormatter(argparse.HelpFormatter):
     """Put every flag on a line of its own and its help below: most flags are too long for two columns."""
 
@@ -99,12 +116,16 @@ class _SettingsFormatter(argparse.HelpFormatter):
 
 
 def _add_flag(group: "argparse._ArgumentGroup", known: Setting) -> None:
-    text = f"{known.help} Default: {known.default_text} ({known.variable})".replace("%", "%%")
+    text = argparse.SUPPRESS if known.name in TUNING else _help_of(known)
     if known.kind == "boolean":
         group.add_argument(known.flag, nargs="?", const="true", metavar="true|false", help=text)
         return
     action = "append" if known.kind == "list" else "store"
     group.add_argument(known.flag, action=action, metavar=_placeholder(known), help=text)
+
+
+def _help_of(known: Setting) -> str:
+    return f"{known.help} Default: {known.default_text} ({known.variable})".replace("%", "%%")
 
 
 def _placeholder(known: Setting) -> str:

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine(settings: Settings, found: Findings, measures_costs: bool = False) -> Iterator["Check"]:
-    """Yield the checks one by one, the slow ones last. found: gets what they learn."""
+    """Yield the checks one by one, the slow ones last. found: gets their findings."""
     # Imported here so that other commands do not load them.
     from huggingface_hub import constants
 

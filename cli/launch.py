@@ -31,7 +31,7 @@ def is_launched() -> bool:
 
 
 def say_starting(what: str) -> None:
-    """Tell who watches a terminal that the command has begun: importing what it needs takes seconds."""
+    """Print on a terminal that the command has begun: its imports take seconds."""
     if sys.stderr.isatty():
         print(f"reprise: starting {what} ...", file=sys.stderr, flush=True)
 

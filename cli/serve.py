@@ -11,7 +11,7 @@ from config.settings import Settings
 
 if TYPE_CHECKING:
     # Importing it takes seconds.
-    from engine.setup import MakeSources
+    from engine.speculative.proposers import MakeSources
 
 HELP = "Serve a model until Ctrl-C."
 

@@ -80,8 +80,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "translation_prefix_tokens",
         ),
         "N-gram drafts": (
-            "ngram_size_min",
-            "ngram_size_max",
             "ngram_mod_size",
             "ngram_table_entries",
             "ngram_table_file",
@@ -98,3 +96,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Names of the settings by the title of their group: every setting once, in the order of declaration."""
+
+TUNING = frozenset(
+    (
+        "load_timeout_s", "idle_unload_s", "split_layers", "join_timeout_s",
+        "prefill_chunk_tokens", "stall_seconds", "loop_guard_tokens", "max_n", "body_timeout_s",
+        "draft_overhead", "gate", "gate_threshold", "dflash_window", "dflash_sink",
+        "translation_prefix_tokens",
+        "ngram_mod_size", "ngram_table_entries", "wedlm_pos_penalty_factor", "wedlm_anchor",
+    )
+)  # fmt: skip
+"""Settings that only matter to someone tuning: --help-all shows them, --help does not."""

@@ -33,8 +33,6 @@ PER_MODEL = frozenset(
         "max_stall_ms",
         "default_max_tokens",
         "prefix_cache_bytes",
-        "ngram_size_min",
-        "ngram_size_max",
     }
 ) - {"calibration_file"}
 """Settings that a section may set."""

@@ -8,10 +8,9 @@ from types import MappingProxyType
 from typing import Literal, get_type_hints
 
 from config.access import check_access
+from config.model_settings import ModelSettings
 from config.setting import Setting, SettingsError, make_setting, setting
 
-BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
-BUNDLED_NAME = "reprise-demo"
 LOOP_GUARD_TOKENS = 2048
 """How many tokens that only repeat one text end an answer, unless something else is said."""
 
@@ -21,116 +20,13 @@ def default_calibration_file(environment: Mapping[str, str] = os.environ) -> str
     return str(Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "reprise" / "costs.json")
 
 
-def display_name(source: str) -> str:
-    """Return the name that people recognize: the folder's own name, or the name on the model hub."""
-    return Path(source).resolve().name if Path(source).is_dir() else source
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(ModelSettings):
     """The values of all settings, validated on construction and never changed afterwards.
 
     The order is that of config/groups.py. Raises SettingsError for a value of the wrong type or out of range.
     """
 
-    model: str | None = setting(
-        None,
-        "Model to serve: a folder in mlx-lm's format, a name on the model hub, a GGUF file, smollm2, a small "
-        "model in a Python package, or reprise-demo, the bundled one. A GGUF file and smollm2 are converted "
-        "once, into ~/.cache/reprise/converted.",
-        unset="the bundled demo model",
-        is_path=True,
-    )
-    served_model_name: tuple[str, ...] = setting(
-        (),
-        "Additional name under which requests may ask for the model, or * for any name; repeat the flag for "
-        "several.",
-    )
-    chat_template: str | None = setting(
-        None,
-        "File with a chat template, in place of the model's own.",
-        unset="the model's own",
-        is_path=True,
-    )
-    sampling_defaults: Literal["model", "openai"] = setting(
-        "model",
-        "Sampling of requests that leave it out, and limits of answers: model for what the model's "
-        "generation_config.json says, openai for OpenAI's defaults (temperature 1, no limit).",
-    )
-    max_context_tokens: int | None = setting(
-        None,
-        "Maximum tokens of prompt and answer together. Lowers the model's own limit; if the model's "
-        "configuration names none, sets it in place of 131072 (recurrent models) or 4096 (others).",
-        at_least=2,
-        unset="the model's own limit",
-    )
-    kv_bits: int | None = setting(
-        None, "Quantize keys and values to this many bits, 4 or 8.", unset="not quantized"
-    )
-    mask_token_id: int | None = setting(
-        None,
-        "Mask token of a WeDLM model, in place of the one that its configuration names.",
-        at_least=0,
-        unset="the configuration's, or 151665",
-    )
-    trust_remote_code: bool = setting(
-        False, "Allow a model that needs it to run the Python code in its folder."
-    )
-    adapter_path: str | None = setting(
-        None,
-        "Folder of a LoRA adapter in mlx-lm's format, which is added to the model.",
-        is_path=True,
-    )
-    models_dir: str | None = setting(
-        None,
-        "Folder of model folders, as FOLDER/NAME or FOLDER/OWNER/NAME. Requests may ask for these models and "
-        "for those in the model hub's cache, which are then loaded.",
-        is_path=True,
-    )
-    embedding_model: str | None = setting(
-        None,
-        "Model that makes embeddings beside the served model: a folder, or a name in the model hub's cache.",
-        is_path=True,
-    )
-    rerank_model: str | None = setting(
-        None,
-        "Model that ranks documents beside the served model: a folder, or a name in the model hub's cache.",
-        is_path=True,
-    )
-    allow_load: bool | None = setting(
-        None,
-        "Whether requests may load, unload and pull models. With true also without --models-dir, for the "
-        "models in the hub's cache.",
-        unset="with --models-dir, if only this machine can connect",
-    )
-    load_timeout_s: float = setting(
-        300.0, "Seconds that a request waits for its model to be loaded. Then it gets a 503.", at_least=0.01
-    )
-    idle_unload_s: float | None = setting(
-        None,
-        "Seconds without a request after which a model is unloaded, unless requests say otherwise "
-        "(keep_alive). A model is also unloaded if another one needs its memory.",
-        at_least=0,
-        unset="never for that alone",
-    )
-    hosts: str | None = setting(
-        None,
-        "Start the model on several machines with mlx.launch: a host file, or names separated by commas.",
-        unset="one machine",
-        is_path=True,
-    )
-    split: Literal["pipeline", "tensor"] = setting(
-        "pipeline",
-        "How a model on several machines is split: pipeline by its layers, tensor within each layer.",
-    )
-    split_layers: str | None = setting(
-        None,
-        "Layers of each machine with --split pipeline, such as 20,12. Rank 0 has the last ones.",
-        unset="as even as possible",
-    )
-    join_timeout_s: float = setting(
-        60.0, "Seconds in which all machines that share a model must have joined.", at_least=1
-    )
     host: str = setting("127.0.0.1", "Address to listen on. 0.0.0.0 lets other machines connect.")
     port: int = setting(8000, "Port to listen on. 0 chooses a free one.", at_least=0, at_most=65535)
     api_key: tuple[str, ...] = setting(
@@ -207,7 +103,7 @@ class Settings:
         2560,
         "Maximum tokens of an image, as far as the model takes so few: larger ones are made smaller. A "
         "client that asks for low detail gets 256 at most.",
-        at_least=1,
+        at_least=256,
     )
     unknown_fields: Literal["refuse", "ignore"] = setting(
         "ignore",
@@ -322,10 +218,10 @@ class Settings:
         "Positions at the beginning of a text that a DFlash drafter keeps with --dflash-window.",
         at_least=0,
     )
-    draft_translation: Literal["auto", "context", "naive", "shared", "none"] = setting(
+    draft_translation: Literal["auto", "context", "shared", "none"] = setting(
         "auto",
         "How drafts of a model with another vocabulary become tokens of the target model: context encodes "
-        "their text after the last committed tokens, naive encodes it alone, shared drafts only tokens that "
+        "their text after the last committed tokens, shared drafts only tokens that "
         "both vocabularies have, none keeps ids as they are. auto is none for equal vocabularies, else "
         "context.",
     )
@@ -334,12 +230,6 @@ class Settings:
         "Number of committed tokens that --draft-translation context encodes together with a draft.",
         at_least=1,
         at_most=32,
-    )
-    ngram_size_min: int = setting(
-        2, "Shortest match, in tokens, after which ngram-simple drafts.", at_least=1
-    )
-    ngram_size_max: int = setting(
-        16, "Longest match, in tokens, that ngram-simple looks for.", at_least=1, at_most=64
     )
     ngram_mod_size: int = setting(16, "Tokens that ngram-mod hashes to look up the next one.", at_least=1)
     ngram_table_entries: int = setting(
@@ -411,11 +301,6 @@ class Settings:
                 "wire_weights keeps the weights of one model for good: do not set models_dir, allow_load, "
                 "idle_unload_s, embedding_model or rerank_model"
             )
-        if self.ngram_size_min > self.ngram_size_max:
-            raise SettingsError(
-                f"ngram_size_min is {self.ngram_size_min}; it must not be above ngram_size_max, "
-                f"which is {self.ngram_size_max}"
-            )
         is_open_allowed = self.needs_key or self.insecure
         check_access(self.api_key, self.allowed_host, self.cors_origin, is_open_allowed)
         if self.wedlm_decoding == "streaming" and self.exact:
@@ -429,39 +314,6 @@ class Settings:
     def needs_key(self) -> bool:
         """Whether clients must send a key."""
         return bool(self.api_key or self.api_key_file)
-
-    @property
-    def serves_several(self) -> bool:
-        """Whether requests may ask for other models than the one that the server starts with."""
-        return self.models_dir is not None or bool(self.allow_load)
-
-    @property
-    def may_unload(self) -> bool:
-        """Whether models come and go. Otherwise there is one, from start to end."""
-        return self.serves_several or bool(self.beside) or self.idle_unload_s is not None
-
-    @property
-    def beside(self) -> dict[str, str]:
-        """The models that embed or rank beside the served one: their sources by their names."""
-        sources = (self.embedding_model, self.rerank_model)
-        return {display_name(source): source for source in sources if source is not None}
-
-    @property
-    def model_name(self) -> str:
-        """The name of the model that the server starts with: within models_dir, as requests ask for it."""
-        if self.model in (None, BUNDLED_NAME):
-            return BUNDLED_NAME
-        folder = Path(self.model).resolve()
-        if self.models_dir is not None and folder.is_dir():
-            models = Path(self.models_dir).resolve()
-            if models in folder.parents:
-                return folder.relative_to(models).as_posix()
-        return display_name(self.model)
-
-    @property
-    def model_source(self) -> str:
-        """The folder or name of the model to load: the chosen one, or the bundled one."""
-        return str(BUNDLED_MODEL) if self.model in (None, BUNDLED_NAME) else self.model
 
 
 def _declared() -> dict[str, Setting]:

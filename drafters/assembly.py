@@ -7,7 +7,6 @@ from drafters.base import Drafter
 from drafters.copies.history_file import HistoryFile
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
-from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.suffix import SuffixDrafter
 
@@ -24,7 +23,7 @@ def make_drafters(settings: Settings, vocabulary: str) -> dict[str, Drafter]:
         PredictionDrafter(),
         SuffixDrafter(file=_history_file(s, vocabulary)),
         NgramModDrafter(tables),
-        NgramSimpleDrafter(s.ngram_size_min, s.ngram_size_max),
+        SuffixDrafter(0, name="ngram-simple"),
     ]
     return {drafter.name: drafter for drafter in drafters}
 

@@ -131,7 +131,7 @@ class Drafter(Protocol):
         """
 
     def close(self, seq: int) -> Slices | None:
-        """Free what is kept for a sequence that ended or failed. Called once per open, even a failed one.
+        """Free the memory of a sequence that ended or failed. Called once per open, even a failed one.
 
         Returns the work that later requests profit from, such as learning the text; None if there is none.
         The caller does it for one sequence after the other, or drops it.

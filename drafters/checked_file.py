@@ -21,7 +21,7 @@ _OWNER_BYTES = 16
 
 
 def owner_of(tenant: str) -> str:
-    """Return the digest by which files know a tenant."""
+    """Return the digest that stands for a tenant in files."""
     return hashlib.blake2b(tenant.encode(), digest_size=_OWNER_BYTES).hexdigest()
 
 

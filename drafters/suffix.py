@@ -134,23 +134,24 @@ class _Sequence:
 
 
 class SuffixDrafter:
-    """Drafts what followed the longest earlier occurrence of each sequence's end.
+    """Drafts the tokens that followed the longest earlier occurrence of each sequence's end.
 
     history_tokens: number of tokens of finished requests to keep; 0 for no history.
     file: keeps them from one run to the next; None for none.
+    name: by which requests and figures know the drafter: ngram-simple without a history.
     use_cursor: whether a copy cursor is used. learn_changes: whether it learns and drafts changes.
     """
-
-    name = "suffix"
 
     def __init__(
         self,
         history_tokens: int = DEFAULT_TOKENS,
         file: HistoryFile | None = None,
         *,
+        name: str = "suffix",
         use_cursor: bool = True,
         learn_changes: bool = True,
     ) -> None:
+        self.name = name
         self._history = History(history_tokens) if history_tokens else None
         self._file = file
         self._is_restored = False

@@ -14,9 +14,10 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm.utils
 
-from config.settings import display_name
+from config.model_settings import display_name
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
+from engine.model.image_processor import read_vision
 from engine.model.loading import ModelError, find_context_tokens
 from engine.model.model_folder import missing_shards, missing_tokenizer, unknown_architecture
 from engine.model.purpose import find_purpose
@@ -55,7 +56,7 @@ class HeadInfo:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What a row keeps. token_bytes: of a token, where all tokens are kept. fixed_bytes: at any length.
+    """Bytes of a row's caches. token_bytes: of a token, where all are kept. fixed_bytes: at any length.
 
     windows: (bytes of a token, tokens) of each size of sliding window.
     has_known_kinds: whether all kinds of caches are known here. Only then can rows share a forward pass, and
@@ -70,14 +71,14 @@ class CacheInfo:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a folder holds.
+    """The facts about a model's folder.
 
     kind: "model", or what its head is called. num_layers, context_tokens, vocab_size: None if the
         configuration does not say. quantization: None if weights are not quantized.
     num_parameters: numbers that the weights stand for, those of heads in the same files among them.
     cache: None if it cannot be known without loading the model. drafters: draft types that it can have.
     refused: what would be refused, each with the reason.
-    vectors: how a model that embeds makes vectors; empty for any other.
+    vectors: how a model that embeds makes vectors; empty for any other. images: how one sees, in words.
     """
 
     name: str
@@ -97,6 +98,7 @@ class CheckpointInfo:
     drafters: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     vectors: str = ""
+    images: str = ""
 
 
 def check_folder(folder: Path) -> None:
@@ -154,7 +156,9 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         drafters = ("suffix", "ngram-mod", "ngram-simple", "draft-model")
         drafters += ("mtp",) if len(heads) == 1 and heads[0].fault is None else ()
         drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
-    return _describe(folder, source, config, files, "model", cache, heads, drafters, refused)
+    made = _describe(folder, source, config, files, "model", cache, heads, drafters, refused)
+    vision = read_vision(config, folder)
+    return replace(made, images=vision.describe()) if vision else made
 
 
 def _describe(
@@ -233,7 +237,7 @@ def _missing_files(folder: Path, files: list[SafetensorsFile]) -> tuple[str, ...
 
 
 def find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[CacheInfo | None, str | None]:
-    """Return the bytes that a row of such a model takes, or why they cannot be known."""
+    """Return the bytes that a row of the model takes, or the reason why they are not known."""
     if "model_file" in config:
         return None, "it brings Python code of its own, which only --trust-remote-code runs"
     if unknown := unknown_architecture(config):

@@ -1,207 +1,199 @@
-"""The engine as the server sees it. Any thread may call its methods; the worker has a thread of its own."""
+"""The engine as other threads see it; what they ask for, the loop does on the thread that owns MLX."""
 
-import logging
-import queue
-import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
-from config.settings import Settings, display_name
-from drafters.base import TableFileError
-from engine.faults.watchdog import Watchdog
-from engine.interface.errors import SharedTableError
-from engine.interface.events import Event, Failed, Sink
-from engine.interface.models import ModelInfo
+from config.per_model import Section
+from config.settings import Settings
+from engine.embedding.engine import EmbeddingEngine
+from engine.generating.engine import GeneratingEngine
+from engine.interface.errors import EngineError, ModelLoadError, SharedTableError
+from engine.interface.events import Sink
+from engine.interface.models import ModelEntry, ModelInfo
+from engine.interface.one_model import OneModel
 from engine.interface.request import GenerationRequest, Grammar
-from engine.interface.status import EngineCounts, EngineStatus
-from engine.lifecycle import Lifecycle
-from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit, refuse_all
-from engine.memory.budget import MemoryBudget
-from engine.model.loading import (
-    Load,
-    LoadedModel,
-    ModelError,
-    Progress,
-    StartProgress,
-    make_draft_loader,
-    make_loader,
-)
-from engine.parked import ParkedWorker
-from engine.sampling.grammar import Grammars
-from engine.setup import FindHead, MakeSources, make_worker
-from engine.speculative import kept_acceptance, shared_table
+from engine.interface.status import EngineCounts, EngineStatus, sum_counts
+from engine.loop import Loading, Loop
+from engine.model.hub_download import ReportBytes
+from engine.model.loading import Progress, StartProgress
+from engine.model.model_folder import ModelFolder
+from engine.models.catalogue import Catalogue, FoundModel
+from engine.models.kept_sources import MakeSourcesFor
+from engine.models.known import KnownModels
+from engine.models.loads import GivenModel, Loads
+from engine.models.making import EngineMaker, MakeEngine, Makers
+from engine.models.messages import Inbox
+from engine.models.served import ModelUse, ServedModel
 from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.heads.finding import find_given_head, find_head
-from engine.speculative.proposers import DraftSources, Proposers
-from engine.stats import EngineStats
 from engine.text.tokenizer import Tokenizer
-from engine.worker import Worker
-
-if TYPE_CHECKING:
-    # Importing it makes the engine's functions on caches choose between one machine and several.
-    from engine.distributed.rank_0 import Ranks
-
-log = logging.getLogger("reprise.engine")
 
 
-class Engine:
-    """Owns the thread that owns MLX: loads the model there, hands it requests, and reports its death.
+class LoopEngine(ABC):
+    """What one model and many have in common. Any thread may call its methods.
 
-    load: loads the target model, on the engine's thread; by default the model that the settings name.
-    make_sources: makes the drafters; without it nothing is drafted.
-    load_draft: loads the draft model; by default the one that the settings name, if any.
-    find_head: finds the head that drafts from the target's states; by default in the folders that they name.
-    costs: what steps cost; by default they are measured, while the engine is idle, and kept on disk.
-    waits_for_costs: whether start() returns only when they are known.
-    inbox: takes other threads' messages; of an engine whose thread is a pool's.
-    ranks: the machines that share the target model; they then load it.
+    known: the models. loading: loads them. attached: what its users keep beside it.
 
-    The thread is this engine's own from start() to stop(), or that of a pool, which calls load(), turn(),
-    pause(), unload() and end() on it.
-
-    attached: what its users keep beside it; it ends with the engine.
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        load: Load | None = None,
-        make_sources: MakeSources | None = None,
-        load_draft: Load | None = None,
-        find_head: FindHead | None = None,
-        costs: StepCosts | None = None,
-        waits_for_costs: bool = False,
-        inbox: Inbox | None = None,
-        ranks: "Ranks | None" = None,
-    ) -> None:
+    def __init__(self, settings: Settings, known: KnownModels, loading: Loading) -> None:
         self.settings = settings
         self.attached: dict[str, Any] = {}
-        self._make_sources = make_sources
-        self._costs, self._waits_for_costs = costs, waits_for_costs
         self.on_death: Callable[[str], None] | None = None
-        self._ranks = ranks
-        if ranks:
-            load, ranks.abort = ranks.load, self.abort
-        self._load = load or make_loader(settings)
-        self._load_draft = load_draft or make_draft_loader(settings)
-        self._find_head = find_head
-        self._inbox: Inbox = inbox or queue.SimpleQueue()
-        self._lifecycle = Lifecycle(settings.max_rows + settings.max_queue)
-        self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
-        self._loaded: LoadedModel | None = None
-        self._grammars: Grammars
-        self._worker: Worker | None = None
-        self._loop: Loop | None = None
-        self._stats = EngineStats()
-        self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
-        self._started = threading.Event()
-        self._start_error: BaseException | None = None
-        self._on_progress: StartProgress | None = None
-        self._abandoned = False
+        self._known = known
+        self._loop = Loop(known, loading, self._tell_death)
+
+    @property
+    @abstractmethod
+    def first_engine(self) -> GeneratingEngine:
+        """The engine of the model that it started with. Raises EngineError if there is none now."""
+
+    @property
+    def _first_with_table(self) -> GeneratingEngine:
+        """The same, for its table. Raises SharedTableError."""
+        return self.first_engine
+
+    @property
+    def _fault(self) -> str | None:
+        """Why the engine is dead; None if it is not."""
+        return self._known.fault
+
+    def start(self, on_progress: StartProgress | None = None) -> None:
+        """Load the first model; returns when requests are accepted. Raises ModelError.
+
+        on_progress: called on the engine's thread with the name and the completed share of each slow stage.
+        """
+        self._loop.start(on_progress)
+
+    def stop(self, drain_s: float) -> None:
+        """Refuse new requests, give running ones drain_s seconds to finish, then end the thread.
+
+        Requests that wait for a row, and those that do not finish in time, get Failed("draining").
+        """
+        self._loop.stop(drain_s)
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None:
+        """Queue a request for the first model. See GeneratingEngine.submit()."""
+        self.first_engine.submit(request, sink)
+
+    def compile_grammar(self, grammar: Grammar) -> Grammar:
+        """Return the grammar as compiled, for requests to the first model. May take long.
+
+        Raises GrammarError.
+        """
+        return self.first_engine.compile_grammar(grammar)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request to the first model; its sink gets Failed("cancelled"), unless it has ended."""
+        self.first_engine.cancel(request_id)
+
+    def status(self) -> EngineStatus:
+        """Return the present state of all models together, for /health."""
+        with self._known.lock:
+            statuses = [model.engine.status() for model in self._known.list_all() if model.engine]
+            num_waiting = sum(len(model.waiting) for model in self._known.list_all())
+        state, fault = "ready", self._fault
+        if fault is not None:
+            state = "dead"
+        elif self._known.is_stopping:
+            state = "draining"
+        elif not self._loop.has_started:
+            state = "loading"
+        if (stall := self._loop.stall) and state in ("ready", "draining"):
+            state, fault = "stalled", stall
+        return EngineStatus(
+            state,  # type: ignore[arg-type]
+            sum(one.num_running for one in statuses),
+            sum(one.num_waiting for one in statuses) + num_waiting,
+            fault,
+            max([one.retry_after_s for one in statuses], default=1.0),
+        )
+
+    def counts(self) -> EngineCounts:
+        """Return the counts of all models, unloaded ones included, and the memory that MLX holds now."""
+        with self._known.lock:
+            counts = [model.engine.counts() for model in self._known.list_all() if model.engine]
+            whole = sum_counts([self._known.retired, *counts])
+        return replace(
+            whole,
+            num_stalls=self._loop.num_stalls,
+            station_s=self._loop.station_s,
+            active_bytes=mx.get_active_memory(),
+            peak_bytes=mx.get_peak_memory(),
+            cache_bytes=mx.get_cache_memory(),
+        )
+
+    def table_status(self) -> dict[str, Any]:
+        """Return the counts of the first model's n-gram table. Raises SharedTableError."""
+        return self._first_with_table.table.status()
+
+    def table_reset(self) -> None:
+        """Drop everything that drafters learned from finished requests. Raises SharedTableError."""
+        self._first_with_table.table.reset()
+
+    def table_save(self) -> str:
+        """Save the table to the settings' file; return a sentence that says so. Raises SharedTableError."""
+        return self._first_with_table.table.save()
+
+    def table_load(self) -> str:
+        """Load the table from the settings' file; return a sentence that says so. Raises SharedTableError."""
+        return self._first_with_table.table.load()
+
+    def _tell_death(self, fault: str) -> None:
+        if self.on_death:
+            self.on_death(fault)
+
+
+class Engine(LoopEngine, OneModel):
+    """One model, which is there from start to end. makers: see setup.py."""
+
+    def __init__(self, settings: Settings, makers: Makers | None = None) -> None:
+        makers = makers or Makers()
+        known = KnownModels(settings, {}, Catalogue(settings))
+        super().__init__(settings, known, GivenModel(known, self._tell_death))
+        self._engine = GeneratingEngine(settings, makers, Inbox(known.wake.set))
+        name = settings.model_name
+        found = FoundModel(name, ModelFolder(name, Path(settings.model_source), 0))
+        known.by_name[name] = ServedModel(found, engine=self._engine)
+        if makers.ranks:
+            makers.ranks.abort = self.abort
+
+    @property
+    def first_engine(self) -> GeneratingEngine:
+        """The engine of the model."""
+        return self._engine
+
+    @property
+    def _fault(self) -> str | None:
+        # Its requests end before the loop does.
+        return self._known.fault or self._engine.lifecycle.fault
 
     @property
     def info(self) -> ModelInfo:
         """The loaded model. Raises RuntimeError before start() has returned."""
-        return self._require_loaded().info
-
-    @property
-    def costs(self) -> StepCosts:
-        """The costs of steps as learned so far. Raises RuntimeError before start() has returned."""
-        if self._worker is None:
-            raise RuntimeError("the engine has not been started")
-        return self._worker.planner.costs
+        return self._engine.info
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The loaded model's tokenizer. Raises RuntimeError before start() has returned."""
-        return self._require_loaded().tokenizer
+        return self._engine.tokenizer
 
-    def start(self, on_progress: StartProgress | None = None) -> None:
-        """Load the model; returns when requests are accepted. Raises ModelError.
-
-        on_progress: called on the engine's thread with the name and the completed share of each slow stage.
-        """
-        self._on_progress = on_progress
-        self._thread.start()
-        try:
-            self._started.wait()
-        except BaseException:
-            # Ctrl-C while loading. Exiting with the thread at work could abort the process.
-            self._abandoned = True
-            self._thread.join()
-            raise
-        if self._start_error:
-            self._thread.join()
-            raise self._start_error
-
-    def submit(self, request: GenerationRequest, sink: Sink) -> None:
-        """Queue a request. Its sink gets any number of deltas, then exactly one terminal event.
-
-        Raises EngineError if the queue is full or the engine is draining or dead, and GrammarError if its
-        grammar, compiled here if it has not been, cannot be used; the sink then gets nothing.
-        """
-        if request.grammar and request.grammar.compiled is None:
-            # The engine's thread must never wait for a compilation.
-            request = replace(request, grammar=self.compile_grammar(request.grammar))
-        with self._lifecycle.accepting():
-            self._inbox.put(Submit(request, self._counted(request.id, sink)))
-
-    def compile_grammar(self, grammar: Grammar) -> Grammar:
-        """Return the grammar as compiled, for requests. May take long. Raises GrammarError."""
-        return self._grammars.compile(grammar)
-
-    def cancel(self, request_id: str) -> None:
-        """End a request early; its sink gets Failed("cancelled"), unless it has ended or is unknown."""
-        self._inbox.put(Cancel(request_id))
-
-    def status(self) -> EngineStatus:
-        """Return the present state, for /health."""
-        worker = self._worker
-        status = self._lifecycle.status(len(worker.running) if worker else 0)
-        if (stall := self._watchdog.reason) and status.state in ("ready", "draining"):
-            return replace(status, state="stalled", fault=stall)
-        return status
-
-    def counts(self) -> EngineCounts:
-        """Return the engine's counts, and the memory that MLX holds now."""
-        counts = self._stats.counts()
-        return replace(counts, by_rank=self._ranks.count()) if self._ranks else counts
+    @property
+    def costs(self) -> StepCosts:
+        """The costs of steps as learned so far. Raises RuntimeError before start() has returned."""
+        return self._engine.costs
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
         """Return the prefix caches' counts, by "target" and "draft" and the names of PrefixStatus."""
-        worker = self._worker
-        return {model: asdict(status) for model, status in worker.prefix_status().items()} if worker else {}
-
-    def table_status(self) -> dict[str, Any]:
-        """Return the counts of the shared n-gram table. Raises SharedTableError."""
-        return shared_table.find_table(self._sources()).status()
-
-    def table_reset(self) -> None:
-        """Drop everything that drafters learned from finished requests. Raises SharedTableError."""
-        self._between_steps(partial(shared_table.reset, self._proposers()))
-
-    def table_save(self) -> str:
-        """Save the table to the settings' file; return a sentence that says so. Raises SharedTableError."""
-        save = shared_table.find_table(self._sources()).save
-
-        def learn_and_save() -> str:
-            if self._worker:
-                self._worker.proposers.work.finish()
-            return save()
-
-        return str(self._between_steps(learn_and_save))
-
-    def table_load(self) -> str:
-        """Load the table from the settings' file; return a sentence that says so. Raises SharedTableError."""
-        return str(self._between_steps(shared_table.find_table(self._sources()).load))
+        return self._engine.prefix_status()
 
     def margin(self, tokens: tuple[int, ...]) -> float:
         """Return the difference between the two highest logits of the token that follows, >= 0.
@@ -210,11 +202,11 @@ class Engine:
         """
 
         def measure() -> float:
-            logits = self._require_loaded().model(mx.array([list(tokens)]))[0, -1].astype(mx.float32)
+            logits = self._engine.loaded.model(mx.array([list(tokens)]))[0, -1].astype(mx.float32)
             top: list[float] = mx.sort(logits)[-2:].tolist()  # type: ignore[assignment]
             return top[1] - top[0]
 
-        return float(self._between_steps(measure))
+        return float(self._engine.between_steps(measure))
 
     def find_exact(self, shapes: Iterable[Shape], progress: Progress = lambda _: None) -> Exactness:
         """Try of which (rows, width) the logits equal those of width 1 byte for byte; takes a while.
@@ -223,281 +215,179 @@ class Engine:
         """
 
         def find() -> Exactness:
-            loaded, kv_bits = self._require_loaded(), self.settings.kv_bits
+            loaded, kv_bits = self._engine.loaded, self.settings.kv_bits
             info, sharing = loaded.info, loaded.find_sharing(kv_bits)
             return find_exact_shapes(
                 loaded.model, sharing, kv_bits, info.vocab_size, shapes, info.context_tokens, progress
             )
 
-        found: Exactness = self._between_steps(find)
+        found: Exactness = self._engine.between_steps(find)
         return found
-
-    def stop(self, drain_s: float) -> None:
-        """Refuse new requests, give running ones drain_s seconds to finish, then end the thread.
-
-        Requests that wait for a row, and those that do not finish in time, get Failed("draining").
-        """
-        self.begin_stop(drain_s)
-        if self._thread.is_alive():
-            self._thread.join()
 
     def abort(self, reason: str) -> None:
         """End every request at once, on any thread: the engine's own waits for what will never come.
 
         The process must end after this.
         """
-        self._lifecycle.die(reason)
-        failed = Failed("engine", f"the engine has stopped: {reason}")
-        for sequence in self._worker.live if self._worker else ():
-            sequence.fail(failed)
-        refuse_all(self._inbox, failed)
-        if self.on_death:
-            self.on_death(reason)
+        self._known.fault = reason
+        self._engine.abandon(reason)
+        self._tell_death(reason)
 
-    def _require_loaded(self) -> LoadedModel:
-        if self._loaded is None:
+
+class ModelPool(LoopEngine):
+    """Models that are loaded and unloaded as requests ask for them.
+
+    Their engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the
+    thread that owns MLX (models/time_shares.py), the machine's memory (memory/sharing.py), and the drafters
+    of a vocabulary (models/kept_sources.py).
+
+    sections: settings of single models. make_sources: None to draft nothing.
+    catalogue: the models that there are; by default those that the settings name.
+    make_engine: replaces the making of engines.
+    is_fixed: see OneModel.
+    """
+
+    is_fixed = False
+
+    def __init__(
+        self,
+        settings: Settings,
+        sections: dict[str, Section] | None = None,
+        make_sources: MakeSourcesFor | None = None,
+        catalogue: Catalogue | None = None,
+        make_engine: MakeEngine = GeneratingEngine,
+    ) -> None:
+        known = KnownModels(settings, sections or {}, catalogue or Catalogue(settings))
+        maker = EngineMaker(known, make_sources, make_engine, EmbeddingEngine)
+        super().__init__(settings, known, Loads(known, maker.make, maker.save))
+
+    @property
+    def first_name(self) -> str:
+        """The name of the model that the server started with."""
+        return self.settings.model_name
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that the server started with. Raises RuntimeError before start() has returned."""
+        info = self._known.first.info
+        if info is None:
             raise RuntimeError("the engine has not been started")
-        return self._loaded
+        return info
 
-    def _proposers(self) -> Proposers:
-        if self._worker is None:
-            raise SharedTableError("the engine is not running")
-        return self._worker.proposers
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model that the server started with, while that is loaded."""
+        engine = self._known.first.engine
+        if engine is None:
+            raise EngineError("draining", f"{self._known.first.name} is not loaded")
+        return engine.tokenizer
 
-    def _sources(self) -> DraftSources:
-        return self._proposers().sources
+    def entries(self) -> list[ModelEntry]:
+        """Describe all models, the one that the server started with first. Reads the disk."""
+        found = self._known.catalogue.list_all()
+        with self._known.lock:
+            for one in found:
+                self._known.note(one)
+            names = dict.fromkeys([one.name for one in found])
+            # Those whose folder is gone are still there while they are loaded.
+            names |= dict.fromkeys(name for name, model in self._known.by_name.items() if model.engine)
+            return [self._known.describe(self._known.by_name[name]) for name in names]
 
-    def _between_steps(self, action: Callable[[], Any]) -> Any:
-        """Call a function on the engine's thread between two steps, and return its result."""
-        call = Call(action, Future())
-        with self._lifecycle.held() as state:
-            if state != "ready":
-                raise SharedTableError(f"the engine is {state}")
-            self._inbox.put(call)
-        try:
-            return call.outcome.result()
-        except TableFileError as fault:
-            raise SharedTableError(str(fault)) from fault
+    def loaded_entries(self) -> list[ModelEntry]:
+        """Describe the models that are loaded, loading, or waited for. Never blocks for long."""
+        with self._known.lock:
+            return [
+                self._known.describe(model)
+                for model in self._known.list_all()
+                if model.engine or model.is_wanted or model.num_loads
+            ]
 
-    def _counted(self, request_id: str, sink: Sink) -> Sink:
-        counted, explain = self._lifecycle.counting(request_id, sink), self._ranks and self._ranks.explain
-        if not explain:
-            return counted
+    def find(self, name: str) -> ModelEntry | None:
+        """Describe a model; None if there is none of that name. Reads the disk if it is not loaded."""
+        model = self._known.find(name)
+        with self._known.lock:
+            return self._known.describe(model) if model else None
 
-        def explained(event: Event) -> None:
-            if isinstance(event, Failed) and event.kind == "request" and (reason := explain()):
-                event = replace(event, kind="engine", message=f"the engine has stopped: {reason}")
-            counted(event)
+    def use_loaded(self, name: str) -> ModelUse | None:
+        """Return a use of a model that is loaded, which must be ended; None if it must be waited for."""
+        with self._known.lock:
+            model = self._known.by_name.get(name)
+            if model is None or self._known.is_stopping or self._known.fault:
+                return None
+            return self._known.use(model) if self._known.may_use(model) else None
 
-        return explained
+    def acquire(self, name: str) -> "Future[ModelUse]":
+        """Load a model for a request, unless it is loaded. Its use must be ended, or its future cancelled.
 
-    def begin_stop(self, drain_s: float) -> None:
-        """Begin what stop() does, and do not wait for its end."""
-        self._lifecycle.begin_draining(drain_s)
-        self._inbox.put(Stop())
-
-    def abandon(self, fault: str) -> None:
-        """End all requests as failed, because the thread that owns MLX has died of a fault."""
-        self._lifecycle.die(fault)
-        if self._loop:
-            self._loop.end_all(Failed("engine", f"the engine has stopped: {fault}"))
-
-    def load(self, on_progress: StartProgress | None = None) -> None:
-        """Load the model and set up its worker, on the thread that owns MLX. Raises ModelError.
-
-        Requests that came before an unload() go on.
-        on_progress: see start().
+        Raises ModelLoadError for an unknown name, and EngineError if too many wait for it already. The future
+        raises ModelLoadError if the model cannot be loaded.
         """
-        self._on_progress = on_progress
-        try:
-            loaded = self._loaded = self._load(self._loading(self.settings.model_source))
-            self._grammars = Grammars(loaded.tokenizer)
-            draft_name = self.settings.draft_model or "the draft model"
-            given = find_given_head(self.settings)
-            draft = self._load_draft(self._loading(draft_name)) if self._load_draft and not given else None
-            worker = make_worker(
-                loaded,
-                self.settings,
-                self._make_sources,
-                draft,
-                self._costs,
-                self._waits_for_costs,
-                self._progress,
-                self._find_head or partial(find_head, self.settings, given),
-            )
-            shared_table.restore(worker.proposers.sources, self.settings)
-            shared_table.restore_history(worker.proposers)
-            kept_acceptance.restore(worker.proposers.global_counts, self._acceptance_file(loaded))
-            if self._ranks:
-                self._ranks.begin_serving()
-        except BaseException as fault:
-            self._forget()
-            if isinstance(fault, ModelError):
-                raise
-            raise ModelError(f"cannot load: {fault}") from fault
-        self._worker, self._stats = worker, worker.stats
-        if self._loop is None:
-            self._loop = Loop(worker, self._inbox, self._lifecycle, loaded.tokenizer, self._grammars)
-        else:
-            for sequence in self._loop.worker.live:
-                worker.submit(sequence)
-            self._loop.worker = worker
-        self._lifecycle.begin_ready()
+        model = self._known.find(name)
+        if model is None:
+            raise ModelLoadError("unknown", f"there is no model {name}")
+        future: Future[ModelUse] = Future()
+        with self._known.lock:
+            if self._known.is_stopping or self._known.fault:
+                raise ModelLoadError("draining", "the server is not taking requests now")
+            model.used_at = time.monotonic()
+            if self._known.may_use(model):
+                self._known.give(model, future)
+            elif len(model.waiting) >= self.settings.max_rows + self.settings.max_queue:
+                message = f"{len(model.waiting)} requests wait for {name}; try again later"
+                raise EngineError("queue_full", message)
+            else:
+                model.waiting.append(future)
+                self._known.want(model)
+        return future
+
+    def unload(self, name: str) -> "Future[None]":
+        """Unload a model once its requests have ended; requests that come later load it again.
+
+        Raises ModelLoadError for an unknown name.
+        """
+        model = self._known.find(name)
+        if model is None:
+            raise ModelLoadError("unknown", f"there is no model {name}")
+        future: Future[None] = Future()
+        with self._known.lock:
+            if model.is_loaded:
+                model.leaving.append(future)
+            else:
+                future.set_result(None)
+        self._known.wake.set()
+        return future
+
+    def pull(self, name: str, report: ReportBytes) -> ModelEntry:
+        """Download a model from the hub, which takes long, and describe it. Raises ModelLoadError.
+
+        report: see hub_download.py. What it raises ends the download, which can be continued.
+        """
+        self._known.catalogue.pull(name, report)
+        entry = self.find(name)
+        assert entry is not None
+        return entry
+
+    def prefix_status(self) -> dict[str, dict[str, int]]:
+        """Return the prefix caches' counts by the model's name, followed by " draft" for its draft model."""
+        with self._known.lock:
+            engines = {model.name: model.engine for model in self._known.list_all() if model.engine}
+        return {
+            name if part == "target" else f"{name} {part}": status
+            for name, engine in engines.items()
+            for part, status in engine.prefix_status().items()
+        }
 
     @property
-    def memory_budget(self) -> MemoryBudget | None:
-        """The estimates of what its requests take; None while the model is not loaded."""
-        return self._worker.queue.memory_budget if self._worker else None
+    def first_engine(self) -> GeneratingEngine:
+        """The engine of the model that it started with. Raises EngineError if there is none now."""
+        engine = self._known.first.engine
+        if not isinstance(engine, GeneratingEngine):
+            raise EngineError("draining", f"{self._known.first.name} is not loaded, or generates no text")
+        return engine
 
     @property
-    def has_work(self) -> bool:
-        """Whether turn() would do anything. On the thread that owns MLX."""
-        return self._loop is not None and self._loop.has_work
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has stopped, or died. On the thread that owns MLX."""
-        return self._loop is None or self._loop.is_done or self.is_dead
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether it has died of a fault."""
-        return self._lifecycle.is_dead
-
-    @property
-    def is_running(self) -> bool:
-        """Whether requests decode or prefill. On the thread that owns MLX."""
-        return self._worker is not None and bool(self._worker.running)
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether requests wait for memory that other models hold. On the thread that owns MLX."""
-        return self._worker is not None and self._worker.is_blocked
-
-    @property
-    def num_live(self) -> int:
-        """The requests that have not ended."""
-        return self._lifecycle.num_live
-
-    @property
-    def num_ended(self) -> int:
-        """The requests that have ended."""
-        return self._lifecycle.num_ended
-
-    @property
-    def num_progressed(self) -> int:
-        """A number that grows with every committed token and every prompt chunk."""
-        return self._worker.num_progressed if self._worker else 0
-
-    def turn(self) -> None:
-        """Take the messages that have come and run a step, on the thread that owns MLX; on a fault, die."""
-        assert self._loop is not None
-        try:
-            self._loop.turn()
-        # Whatever was raised, every live request must get its terminal event.
-        except BaseException as fault:
-            self._die(fault)
-
-    def pause(self) -> None:
-        """Wait for what is in flight, before another engine's turn on the thread that owns MLX."""
-        if self._worker and self._loop:
-            try:
-                self._worker.pause()
-            except BaseException as fault:
-                self._die(fault)
-
-    def prepare(self) -> bool:
-        """Do a part of what can be done while there is no work; returns whether there may be more."""
-        return self._loop is not None and self._loop.prepare()
-
-    def unload(self) -> None:
-        """Free the model, on the thread that owns MLX. Requests that wait go on after the next load()."""
-        worker, loop = self._worker, self._loop
-        if worker and loop:
-            parked = ParkedWorker()
-            parked.waiting.extend(worker.park())
-            loop.worker = parked
-            try:
-                self._learn(worker)
-            finally:
-                worker.queue.prefix_lookup.kept.close()
-        self._forget()
-
-    def end(self, failed: Failed) -> None:
-        """End all requests and free the model, on the thread that owns MLX."""
-        if self._loop:
-            self._loop.end_all(failed)
-            self.unload()
-
-    def _forget(self) -> None:
-        """Let go of the model; its description and tokenizer stay."""
-        self._worker = None
-        if self._loaded:
-            self._loaded = replace(self._loaded, model=None)
-
-    def _learn(self, worker: Worker) -> None:
-        """Let drafters learn what they put off, and save what they have learned."""
-        worker.proposers.work.finish()
-        shared_table.save(worker.proposers.sources, self.settings)
-        if self._loaded:
-            kept_acceptance.save(worker.proposers.global_counts, self._acceptance_file(self._loaded))
-
-    def _acceptance_file(self, loaded: LoadedModel) -> Path | None:
-        return kept_acceptance.find_file(self.settings, loaded.info.name, loaded.tokenizer.fingerprint)
-
-    def _run(self) -> None:
-        try:
-            try:
-                self.load(self._on_progress)
-            except ModelError as fault:
-                self._start_error = fault
-                self._started.set()
-                return
-            self._watchdog.start()
-            self._started.set()
-            self._serve_until_death()
-        finally:
-            self._watchdog.stop()
-            self._worker = self._loop = None
-            mx.clear_cache()
-            # Streams left to the interpreter's exit can abort the process.
-            mx.clear_streams()
-
-    def _progress_made(self) -> tuple[int, int] | None:
-        """Return numbers that grow with progress, None without work. Called on the watchdog's thread."""
-        worker = self._worker
-        if worker is None or self._lifecycle.num_live == 0:
-            return None
-        return worker.num_progressed, self._lifecycle.num_ended
-
-    def _note_stall(self) -> None:
-        self._stats.num_stalls += 1
-
-    def _loading(self, source: str) -> Callable[[float], None]:
-        return partial(self._progress, f"Loading {display_name(source)}")
-
-    def _progress(self, stage: str, share: float) -> None:
-        if self._abandoned:
-            raise ModelError("loading was interrupted")
-        if self._on_progress:
-            self._on_progress(stage, share)
-
-    def _serve_until_death(self) -> None:
-        worker, loop = self._worker, self._loop
-        assert worker and loop
-        worker.stats.stations.start()
-        try:
-            loop.run()
-            self._learn(worker)
-        # Whatever was raised, every live request must get its terminal event.
-        except BaseException as fault:
-            self._die(fault)
-        finally:
-            worker.queue.prefix_lookup.kept.close()
-
-    def _die(self, fault: BaseException) -> None:
-        log.critical("the engine's thread died", exc_info=fault)
-        text = f"{type(fault).__name__}: {fault}"
-        self.abandon(text)
-        if self.on_death:
-            self.on_death(text)
+    def _first_with_table(self) -> GeneratingEngine:
+        first = self._known.first
+        if not first.is_loaded or first.found.folder.purpose != "generate":
+            raise SharedTableError(f"{first.name} is not loaded, or generates no text")
+        return self.first_engine

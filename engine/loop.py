@@ -1,224 +1,248 @@
-"""The loop on the engine's thread: take other threads' messages, run a step, and repeat until stopped."""
+"""The loop on the thread that owns MLX, for one model or many.
+
+    load and unload what is due -> let one model take its messages and run steps
+
+Models that have work share the thread's time (models/time_shares.py). One that is alone runs step after step,
+until a message comes or something is due.
+"""
 
 import logging
-import queue
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from time import perf_counter
+from typing import Protocol, get_args
 
 import mlx.core as mx
 
-from engine.interface.embeddings import EmbeddingRequest
-from engine.interface.errors import SharedTableError
-from engine.interface.events import EmbeddingSink, Failed, Sink
-from engine.interface.request import GenerationRequest
-from engine.lifecycle import Lifecycle
-from engine.parked import ParkedWorker
-from engine.sampling.grammar import Grammars
-from engine.sequence.sequence import Sequence
-from engine.stations import station
-from engine.text.tokenizer import Tokenizer
-from engine.worker import Worker
+from engine.interface.stations import EngineStation, StationClock, station
+from engine.model.loading import StartProgress
+from engine.models.known import KnownModels
+from engine.models.messages import STOPPING
+from engine.models.served import ServedModel
+from engine.models.time_shares import SLICE_S, TimeShares
+from engine.models.watchdog import Watchdog
 
 log = logging.getLogger("reprise.engine")
-
-
-@dataclass(frozen=True)
-class Submit:
-    """Queue a request."""
-
-    request: GenerationRequest
-    sink: Sink
-
-
-@dataclass(frozen=True)
-class Embed:
-    """Queue a request for embeddings, of an engine that makes them."""
-
-    request: EmbeddingRequest
-    sink: EmbeddingSink
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """End a request."""
-
-    request_id: str
-
-
-@dataclass(frozen=True)
-class Stop:
-    """End the loop once the running requests have ended, or the time for draining is over."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """Call a function between two steps; its outcome goes to a future that the caller waits for."""
-
-    action: Callable[[], Any]
-    outcome: Future[Any]
-
-    def perform(self) -> None:
-        """Call the function and set the outcome."""
-        try:
-            self.outcome.set_result(self.action())
-        except Exception as fault:
-            self.outcome.set_exception(fault)
-
-
-Message = Submit | Embed | Cancel | Stop | Call
-
-Inbox = queue.SimpleQueue[Message]
-"""Messages from other threads, in the order in which they were sent."""
-
-
-class WakingInbox(Inbox):
-    """One of the inboxes of a thread that waits for all of them at once. wake: called for each message."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-
-    def put(self, item: Message, block: bool = True, timeout: float | None = None) -> None:
-        """Add a message."""
-        super().put(item, block, timeout)
-        self._wake()
-
 
 CALM_S = 0.5
 """Seconds without work after which the vocabulary for grammars is made and the costs of steps are measured. A
 request may wait for one part of that."""
 
-STOPPING = Failed("draining", "the server is stopping")
+BLOCKED_S = 0.02
+"""Seconds after which to look again whether a request fits into memory, if nothing else is to be done."""
+
+
+class Loading(Protocol):
+    """Loads and unloads models, on the thread that owns MLX.
+
+    serve: lets models that have work run until then, by perf_counter(), as long as they have any.
+    """
+
+    serve: Callable[[float], None]
+
+    def begin(self, on_progress: StartProgress | None) -> None:
+        """Load what is there from the start. Raises ModelError."""
+
+    def advance(self) -> None:
+        """Load and unload what is due."""
+
+    @property
+    def due_in_s(self) -> float:
+        """In how many seconds something is due, at most a day."""
+
+    def lose(self, model: ServedModel) -> None:
+        """Go on without a model whose engine has died, or stop."""
+
+    def end(self) -> None:
+        """Refuse all who wait for models, and save what models share."""
 
 
 class Loop:
-    """Runs a worker. Used only by the thread that owns MLX.
+    """Owns the thread that owns MLX. Other threads call its public methods only.
 
-    worker: a ParkedWorker while the model's weights are not in memory.
-    lifecycle: knows how long draining may take.
+    known: all models. loading: loads them. on_death: called once on the thread with the fault's text if the
+    thread dies.
+
+    num_stalls: how often the watchdog found no progress.
     """
 
-    def __init__(
-        self,
-        worker: Worker | ParkedWorker,
-        inbox: Inbox,
-        lifecycle: Lifecycle,
-        tokenizer: Tokenizer,
-        grammars: Grammars,
-    ) -> None:
-        self.worker = worker
-        self._inbox = inbox
-        self._lifecycle = lifecycle
-        self._tokenizer = tokenizer
-        self._grammars = grammars
-        self._is_stopping = False
-        self._has_idle_work = True
-        self._message: Message | None = None
-
-    def run(self) -> None:
-        """Run steps until a Stop arrives, then drain: until all running requests have ended or time is up."""
-        while not self.is_done:
-            if not self.worker.has_work:
-                mx.clear_cache()
-            self._take_messages()
-            self.worker.step()
-        self.end_all(STOPPING)
+    def __init__(self, known: KnownModels, loading: Loading, on_death: Callable[[str], None]) -> None:
+        self.num_stalls = 0
+        self._known, self._loading, self._on_death = known, loading, on_death
+        loading.serve = self._serve
+        self._shares: TimeShares[ServedModel] = TimeShares()
+        self._current: ServedModel | None = None
+        self._until = 0.0
+        self._stations = StationClock(get_args(EngineStation))
+        self._watchdog = Watchdog(known.settings.stall_seconds, self._progress_made, self._note_stall)
+        self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
+        self._started = threading.Event()
+        self._start_error: BaseException | None = None
+        self._on_progress: StartProgress | None = None
 
     @property
-    def is_done(self) -> bool:
-        """Whether a Stop arrived, and all running requests have ended or time is up."""
-        return self._is_stopping and not (self.worker.has_work and not self._lifecycle.is_out_of_time)
+    def has_started(self) -> bool:
+        """Whether what is there from the start has been loaded."""
+        return self._started.is_set() and self._start_error is None
 
     @property
-    def has_work(self) -> bool:
-        """Whether turn() would do anything."""
-        return self.worker.has_work or not self._inbox.empty()
+    def stall(self) -> str | None:
+        """Why the watchdog calls the thread stalled, if it does."""
+        return self._watchdog.reason
 
-    def turn(self) -> None:
-        """Take all messages in the inbox, and run a step, on a thread that has several loops."""
-        while not self._inbox.empty():
-            self._take_message()
-        self.worker.step()
+    @property
+    def station_s(self) -> dict[str, float]:
+        """The thread's seconds by station."""
+        return dict(self._stations.seconds)
 
-    def prepare(self) -> bool:
-        """Do a part of what can be done in advance; returns whether there may be more."""
-        self._has_idle_work = self._prepare_grammars() or self.worker.measure_costs()
-        return self._has_idle_work
+    def start(self, on_progress: StartProgress | None = None) -> None:
+        """Start the thread and load; returns when requests are accepted. Raises ModelError.
 
-    def end_all(self, failed: Failed) -> None:
-        """Send every live request its terminal event, including those still in the inbox."""
-        for sequence in self.worker.live:
-            sequence.fail(failed)
-        if self._message is not None:
-            _refuse(self._message, failed)
-        refuse_all(self._inbox, failed)
-
-    @station("messages")
-    def _take_messages(self) -> None:
-        """Take all messages in the inbox; while there is no work, wait for a message that brings some."""
-        while not self.worker.has_work or not self._inbox.empty():
-            self._take_message()
-            if self._is_stopping:
-                break
-
-    def _take_message(self) -> None:
-        # Kept until it is handled, so that end_all() finds it if that is what the thread dies of.
-        self._message = self._next_message()
-        self._handle(self._message)
-        # While the loop waits, this would keep the last request alive.
-        self._message = None
-
-    def _next_message(self) -> Message:
-        """Wait for a message. Once it is calm, do meanwhile what can be done in advance, a part at a time."""
-        if self._has_idle_work and not self.worker.has_work:
-            try:
-                with station("idle"):
-                    return self._inbox.get(timeout=CALM_S)
-            except queue.Empty:
-                while self._inbox.empty() and self._has_idle_work:
-                    self.prepare()
-        with station("idle"):
-            return self._inbox.get()
-
-    @station("grammars")
-    def _prepare_grammars(self) -> bool:
-        return self._grammars.prepare()
-
-    def _handle(self, message: Message) -> None:
-        if isinstance(message, Submit):
-            self._submit(message)
-        elif isinstance(message, Cancel):
-            self.worker.cancel(message.request_id)
-        elif isinstance(message, Call):
-            message.perform()
-        else:
-            self._stop()
-
-    def _submit(self, submitted: Submit) -> None:
+        on_progress: called on the thread with the name and the completed share of each slow stage.
+        """
+        self._on_progress = on_progress
+        self._thread.start()
         try:
-            self._grammars.plain_s = self.worker.plain_s
-            sequence = Sequence.of(submitted.request, submitted.sink, self._tokenizer, self._grammars)
-            self.worker.submit(sequence)
-        except Exception as fault:
-            log.error("request %s cannot be queued", submitted.request.id, exc_info=True)
-            submitted.sink(Failed("request", f"the request cannot be queued: {fault}"))
+            self._started.wait()
+        except BaseException:
+            # Ctrl-C while loading. Exiting with the thread at work could abort the process.
+            self._known.is_stopping = True
+            self._thread.join()
+            raise
+        if self._start_error:
+            self._thread.join()
+            raise self._start_error
 
-    def _stop(self) -> None:
-        self._is_stopping = True
-        for sequence in self.worker.queue.waiting:
-            sequence.fail(STOPPING)
+    def stop(self, drain_s: float) -> None:
+        """Refuse new requests, give running ones drain_s seconds to finish, then end the thread."""
+        with self._known.lock:
+            self._known.is_stopping = True
+            for model in self._known.list_all():
+                if model.engine:
+                    model.engine.begin_stop(drain_s)
+        self._known.wake.set()
+        self.join()
+
+    def join(self) -> None:
+        """Wait for the thread's end, if it runs."""
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._stations.start()
+        try:
+            try:
+                self._loading.begin(self._on_progress)
+            # Whoever waits for the start must be told.
+            except BaseException as fault:
+                self._start_error = fault
+            else:
+                self._watchdog.start()
+                self._started.set()
+                while not self._is_done:
+                    self._advance()
+            self._end()
+        # Whatever was raised, every live request must get its terminal event.
+        except BaseException as fault:
+            self._die(fault)
+        finally:
+            self._watchdog.stop()
+            mx.clear_cache()
+            # Streams left to the interpreter's exit can abort the process.
+            mx.clear_streams()
+            self._started.set()
+
+    @property
+    def _is_done(self) -> bool:
+        return self._known.is_stopping and all(
+            model.engine is None or model.engine.is_done for model in self._known.list_all()
+        )
+
+    def _advance(self) -> None:
+        self._known.wake.clear()
+        self._loading.advance()
+        if not self._run_one(perf_counter() + SLICE_S):
+            self._rest()
+
+    def _serve(self, until: float) -> None:
+        while perf_counter() < until and self._run_one(until):
+            pass
+
+    def _run_one(self, until: float) -> bool:
+        """Let the model that has had least run: a step, or until then if it is alone.
+
+        Returns whether any has work.
+        """
+        working = [model for model in self._known.list_all() if model.engine and model.engine.has_work]
+        model = self._shares.choose(working)
+        if model is None or model.engine is None:
+            return False
+        engine, current = model.engine, self._current
+        if current is not model and current and current.engine:
+            current.engine.pause()
+        self._current, self._until = model, until
+        start, is_alone = perf_counter(), len(working) == 1
+        engine.run(self._is_over if is_alone and not engine.is_blocked else _at_once)
+        taken_s = perf_counter() - start
+        if engine.is_blocked:
+            # The others go first: what it waits for is theirs. Without others it looks again soon.
+            taken_s = max(SLICE_S, taken_s)
+            if is_alone:
+                self._known.wake.wait(BLOCKED_S)
+        # After a piece of a pass the rows of others have waited for as long as they may.
+        self._shares.charge(model, taken_s, passes_on=engine.passes_on)
+        if engine.lifecycle.is_dead:
+            self._loading.lose(model)
+        return True
+
+    def _is_over(self) -> bool:
+        return self._known.wake.is_set() or perf_counter() >= self._until
+
+    def _rest(self) -> None:
+        """Wait until there is something to do. Once it is calm, do what can be done in advance."""
+        mx.clear_cache()
+        wake, loading = self._known.wake, self._loading
+        with station("idle"):
+            if wake.wait(min(CALM_S, loading.due_in_s)):
+                return
+        ready = [model.engine for model in self._known.list_all() if model.is_loaded and model.engine]
+        while not wake.is_set() and loading.due_in_s and any(engine.prepare() for engine in ready):
+            pass
+        with station("idle"):
+            wake.wait(loading.due_in_s)
+
+    def _end(self) -> None:
+        """End all requests, and free all models."""
+        self._known.refuse_waiting()
+        for model in self._known.list_all():
+            if model.engine:
+                model.engine.end(STOPPING)
+        self._loading.end()
+
+    def _die(self, fault: BaseException) -> None:
+        log.critical("the engine's thread died", exc_info=fault)
+        text = self._known.fault = f"{type(fault).__name__}: {fault}"
+        for model in self._known.list_all():
+            if model.engine:
+                model.engine.abandon(text)
+        self._known.refuse_waiting()
+        self._on_death(text)
+
+    def _progress_made(self) -> tuple[int, ...] | None:
+        """Return numbers that grow with progress, None without work. Called on the watchdog's thread."""
+        with self._known.lock:
+            models = self._known.list_all()
+            engines = [model.engine for model in models if model.engine]
+        is_loading = any(model.progress is not None for model in models)
+        if not is_loading and not any(engine.lifecycle.num_live for engine in engines):
+            return None
+        ended = sum(engine.lifecycle.num_ended for engine in engines)
+        progressed = sum(engine.worker.num_progressed for engine in engines)
+        return ended, progressed, self._known.num_loading_steps
+
+    def _note_stall(self) -> None:
+        self.num_stalls += 1
 
 
-def refuse_all(inbox: Inbox, failed: Failed) -> None:
-    """Tell the senders of all messages in the inbox that they will not be handled."""
-    while not inbox.empty():
-        _refuse(inbox.get(), failed)
-
-
-def _refuse(message: Message, failed: Failed) -> None:
-    """Tell the sender of a message that was not handled, if it waits for an outcome."""
-    if isinstance(message, Submit | Embed):
-        message.sink(failed)
-    elif isinstance(message, Call):
-        message.outcome.set_exception(SharedTableError(failed.message))
+def _at_once() -> bool:
+    return True

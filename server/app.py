@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from config.settings import Settings
 from config.version import VERSION
-from server.engine_protocol import EngineProtocol, ModelsProtocol
+from server.engine_protocol import ModelsProtocol
 from server.generation.recorder import Recorder
 from server.generation.service import Service
 from server.http.access import OPEN_PATHS, Access
@@ -100,19 +100,18 @@ BODIES = (
 )
 
 
-def create_app(engine: EngineProtocol, settings: Settings, models: ModelsProtocol | None = None) -> FastAPI:
-    """Build the app. The caller starts and stops the engine.
+def create_app(models: ModelsProtocol, settings: Settings) -> FastAPI:
+    """Build the app. The caller starts and stops the models' engine.
 
-    models: the same as the engine, if it is several models.
     Raises SettingsError if the key file cannot be used or the record file cannot be written.
     """
     keys = load_keys(settings)
-    counters = Metrics(engine, models)
+    counters = Metrics(models)
     recorder = Recorder(Path(settings.record), settings.record_bytes) if settings.record else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.service = Service(engine, settings, counters, recorder, models)
+        app.state.service = Service(models, settings, counters, recorder)
         if recorder:
             recorder.start()
         yield
@@ -134,9 +133,9 @@ def create_app(engine: EngineProtocol, settings: Settings, models: ModelsProtoco
         app.include_router(routes.router)
 
     def served() -> Served | None:
-        if models is not None:
+        if not models.is_fixed:
             return None
-        return Served(engine.info.vocab_size, engine.tokenizer.fim is not None, settings.max_n)
+        return Served(models.info.vocab_size, models.tokenizer.fim is not None, settings.max_n)
 
     is_liberal = settings.unknown_fields == "ignore"
     complete_document(

@@ -18,7 +18,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from config.settings import BUNDLED_NAME, Settings
+from config.model_settings import BUNDLED_NAME
+from config.settings import Settings
 from engine.interface.embeddings import SPECIAL, Purpose
 from engine.interface.models import ModelEntry, ModelInfo
 from engine.text.markers import Markers
@@ -259,6 +260,7 @@ def banner(
             if info.embedding
             else {"decoding": decoding, "drafts": drafts, "not used": info.head_fault}
         ),
+        "images": info.vision.describe() if info.vision else "",
         **(verbose if is_verbose else {}),
         "address": address,
     }

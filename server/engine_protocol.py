@@ -89,26 +89,21 @@ class TokenizerProtocol(Protocol):
 
 
 class EngineProtocol(Protocol):
-    """The engine. All methods may be called on any thread.
+    """The engine of a model. All methods may be called on any thread.
 
-    on_death: called with the reason, on the engine's thread, when the engine dies.
+    settings: of this model. attached: what its users keep beside it; it ends with the engine.
     """
 
-    on_death: Callable[[str], None] | None
+    settings: Settings
+    attached: dict[str, Any]
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model. Only after start()."""
+        """The model, once it was loaded."""
 
     @property
     def tokenizer(self) -> TokenizerProtocol:
-        """The model's tokenizer. Only after start()."""
-
-    def start(self, on_progress: Callable[[str, float], None] | None = None) -> None:
-        """Load the model; return when it is ready.
-
-        on_progress: called with the current task, in words, and the share of it that is done, in [0, 1].
-        """
+        """The model's tokenizer, once it was loaded."""
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a sequence, whose events go to the sink. Raises EngineError if it is refused."""
@@ -122,13 +117,62 @@ class EngineProtocol(Protocol):
     def status(self) -> EngineStatus:
         """Return the engine's state and the numbers of running and waiting sequences."""
 
+
+class EmbeddingEngineProtocol(Protocol):
+    """The engine of a model that embeds or ranks. All methods may be called on any thread."""
+
+    def embed(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
+        """Queue a request, whose one event goes to the sink. Raises EngineError if it is refused."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a request. Unknown ids are ignored."""
+
+
+class ModelUseProtocol(Protocol):
+    """A request's use of a loaded model. keep_s: how long to keep it afterwards; None as the settings say."""
+
+    keep_s: float | None
+
+    @property
+    def engine(self) -> EngineProtocol:
+        """The model's engine."""
+
+    def end(self) -> None:
+        """End the use, once."""
+
+
+class ModelsProtocol(EngineProtocol, Protocol):
+    """All models, one or many. As an engine it is the one that the server started with.
+
+    is_fixed: whether there is one model from start to end, so that none is loaded or unloaded for requests.
+    on_death: called with the reason, on the engine's thread, when the engine dies.
+    """
+
+    is_fixed: bool
+
+    @property
+    def first_name(self) -> str:
+        """The name of the model that the server started with."""
+
+    on_death: Callable[[str], None] | None
+
+    def start(self, on_progress: Callable[[str, float], None] | None = None) -> None:
+        """Load the first model; return when it is ready.
+
+        on_progress: called with the current task, in words, and the share of it that is done, in [0, 1].
+        """
+
+    def stop(self, drain_s: float) -> None:
+        """Refuse new requests, let running sequences finish for up to drain_s seconds, then stop."""
+
     def counts(self) -> EngineCounts:
-        """Return the engine's counters and the memory that MLX holds. Never blocks."""
+        """Return the counters of all models and the memory that MLX holds. Never blocks."""
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
         """Return the counts of each model's prefix cache, empty if they are off. Never blocks.
 
-        By "target" and "draft", then by the fields of PrefixStatus in engine/prefix_cache/trie.py.
+        By "target" and "draft" or the models' names, then by the fields of PrefixStatus in
+        engine/kv_cache/prefix_cache/trie.py.
         """
 
     def table_status(self) -> dict[str, Any]:
@@ -152,46 +196,6 @@ class EngineProtocol(Protocol):
         Waits for the engine's thread. Raises SharedTableError.
         """
 
-    def stop(self, drain_s: float) -> None:
-        """Refuse new requests, let running sequences finish for up to drain_s seconds, then stop."""
-
-
-class PooledEngineProtocol(EngineProtocol, Protocol):
-    """The engine of one of several models.
-
-    settings: of this model. attached: what its users keep beside it; it ends with the engine.
-    """
-
-    settings: Settings
-    attached: dict[str, Any]
-
-
-class EmbeddingEngineProtocol(Protocol):
-    """The engine of a model that embeds or ranks, which is one of several. All methods on any thread."""
-
-    def embed(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
-        """Queue a request, whose one event goes to the sink. Raises EngineError if it is refused."""
-
-    def cancel(self, request_id: str) -> None:
-        """End a request. Unknown ids are ignored."""
-
-
-class ModelUseProtocol(Protocol):
-    """A request's use of a loaded model. keep_s: how long to keep it afterwards; None as the settings say."""
-
-    keep_s: float | None
-
-    @property
-    def engine(self) -> PooledEngineProtocol:
-        """The model's engine."""
-
-    def end(self) -> None:
-        """End the use, once."""
-
-
-class ModelsProtocol(EngineProtocol, Protocol):
-    """Several models. As an engine it is all of them together, or the one that the server started with."""
-
     def entries(self) -> list[ModelEntry]:
         """Describe all models, the one that the server started with first. Blocks: it reads the disk."""
 
@@ -200,6 +204,9 @@ class ModelsProtocol(EngineProtocol, Protocol):
 
     def find(self, name: str) -> ModelEntry | None:
         """Describe a model; None if there is none of that name. Blocks."""
+
+    def use_loaded(self, name: str) -> ModelUseProtocol | None:
+        """Return a use of a model that is loaded; None if it must be waited for. Never blocks for long."""
 
     def acquire(self, name: str) -> "Future[Any]":
         """Load a model for a request; the future has its ModelUseProtocol. Blocks, but not for the load.

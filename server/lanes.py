@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from starlette.requests import HTTPConnection, Request
 
 from config.freed_memory import return_freed
-from engine.wanted import run_while
+from engine.interface.wanted import run_while
 
 ResultT = TypeVar("ResultT")
 _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
@@ -63,7 +63,7 @@ class Lane:
     async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
         """Run a job once one of every other client before it is done. Raises what the job raises.
 
-        A job that has begun ends at its next slice if this is cancelled (see engine/wanted.py).
+        A job that has begun ends at its next slice if this is cancelled (see engine/interface/wanted.py).
         """
         done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append((done, job))

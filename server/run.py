@@ -36,7 +36,7 @@ from server.banner import (
     describe_sampling,
     describe_tools,
 )
-from server.engine_protocol import EngineProtocol, ModelsProtocol
+from server.engine_protocol import ModelsProtocol
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
 from server.http.connection import uvicorn_config
@@ -46,8 +46,8 @@ from server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
-    from engine.pool.kept_sources import MakeSourcesFor
-    from engine.setup import MakeSources
+    from engine.models.kept_sources import MakeSourcesFor
+    from engine.speculative.proposers import MakeSources
 
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that they close it first."""
@@ -72,7 +72,7 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: EngineProtocol,
+        engine: ModelsProtocol,
         drain_s: float,
         on_ready: Callable[[], None],
         count_cut: Callable[[], int] = int,
@@ -192,7 +192,8 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         from engine.checkpoint import check_folder
         from engine.engine import Engine
         from engine.model.loading import ModelError
-        from engine.pool.catalogue import Catalogue
+        from engine.models.catalogue import Catalogue
+        from engine.models.making import Makers
 
         try:
             if settings.model is not None and Path(settings.model).is_dir():
@@ -203,7 +204,7 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
             sources = make_sources(settings) if make_sources else None
             if "MLX_RANK" in os.environ:
                 return _serve_ranks(settings, sources, bound)
-            return serve(Engine(settings, make_sources=sources), settings, bound)
+            return serve(Engine(settings, Makers(make_sources=sources)), settings, bound)
         except ModelError as fault:
             return _fail(str(fault))
 
@@ -246,14 +247,14 @@ def _serve_several(
     sections: Mapping[str, Section],
     bound: socket.socket,
 ) -> int:
-    from engine.pool.catalogue import choose_first
-    from engine.pool.pool import ModelPool
+    from engine.engine import ModelPool
+    from engine.models.catalogue import choose_first
 
     settings = choose_first(settings)
     pool = ModelPool(settings, dict(sections), make_sources)
     if settings.allow_load is None:
         settings = replace(settings, allow_load=is_loopback(bound.getsockname()[0]))
-    return serve(pool, settings, bound, pool)
+    return serve(pool, settings, bound)
 
 
 def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
@@ -262,14 +263,15 @@ def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: 
     from engine.distributed.rank_0 import Ranks, leave
     from engine.engine import Engine
     from engine.model.loading import ModelError
+    from engine.models.making import Makers
 
     place = read_place()
     if place is None:
-        return serve(Engine(settings, make_sources=make_sources), settings, bound)
+        return serve(Engine(settings, Makers(make_sources=make_sources)), settings, bound)
     ranks = Ranks(place, settings)
     status = 1
     try:
-        status = serve(Engine(settings, make_sources=make_sources, ranks=ranks), settings, bound)
+        status = serve(Engine(settings, Makers(make_sources=make_sources, ranks=ranks)), settings, bound)
     except ModelError as fault:
         _fail(str(fault))
     finally:
@@ -308,17 +310,14 @@ def exposure_error(settings: Settings, bound: socket.socket) -> str | None:
     )
 
 
-def serve(
-    engine: EngineProtocol, settings: Settings, bound: socket.socket, models: ModelsProtocol | None = None
-) -> int:
+def serve(engine: ModelsProtocol, settings: Settings, bound: socket.socket) -> int:
     """Start the engine, serve it on a bound socket until a signal, and return the exit status.
 
-    models: the same as the engine, if it is several models.
     Raises what engine.start() raises.
     """
     # The engine ends each stream properly when it drains; sse-starlette would cut streams off first.
     AppStatus.enable_automatic_graceful_drain = False
-    app = create_app(engine, settings, models)
+    app = create_app(engine, settings)
 
     def count_cut() -> int:
         return sum(
@@ -334,7 +333,7 @@ def serve(
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=LAST_WRITES_S,
     )
-    announce = partial(_announce, engine, settings, url_of(bound), models)
+    announce = partial(_announce, engine, settings, url_of(bound))
     server = HttpServer(config, engine, settings.drain_s, announce, count_cut)
     engine.on_death = server.note_death
     with LoadingBar() as bar:
@@ -351,9 +350,7 @@ def serve(
     return 0
 
 
-def _announce(
-    engine: EngineProtocol, settings: Settings, address: str, models: ModelsProtocol | None = None
-) -> None:
+def _announce(engine: ModelsProtocol, settings: Settings, address: str) -> None:
     names = tuple(dict.fromkeys((engine.info.name, *settings.served_model_name)))
     if settings.log_format == "json":
         ready = {"event": "ready", "address": address, "model": engine.info.name}
@@ -363,7 +360,7 @@ def _announce(
         has_template = engine.tokenizer.has_chat_template
         sampling = describe_sampling(settings, engine.info)
         decoding, needs_key = describe_decoding(settings), settings.needs_key
-        others = describe_models(models.entries()[1:], settings) if models else ""
+        others = "" if engine.is_fixed else describe_models(engine.entries()[1:], settings)
         tools = describe_tools(engine.tokenizer.markers)
         text = banner(
             engine.info, names, address, drafts, has_template, needs_key, sampling, decoding, others, tools,
@@ -372,7 +369,7 @@ def _announce(
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 
-def _can_draft(engine: EngineProtocol) -> bool:
+def _can_draft(engine: ModelsProtocol) -> bool:
     try:
         engine.table_status()
     except SharedTableError:

@@ -14,7 +14,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Threads:
-    """At most num_threads threads for one purpose. What comes when all are busy waits in order."""
+    """At most num_threads threads for one purpose. Calls that come when all are busy wait in order."""
 
     def __init__(self, purpose: str, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=purpose)
@@ -22,7 +22,7 @@ class Threads:
     async def run(
         self, job: Callable[Arguments, ResultT], *args: Arguments.args, **options: Arguments.kwargs
     ) -> ResultT:
-        """Call a function on one of the threads; return what it returns, raise what it raises."""
+        """Call a function on one of the threads; return its result or raise its exception."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(job, *args, **options))
 
 

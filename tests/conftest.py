@@ -21,7 +21,7 @@ LONGEST = (
     "engine/speculative/test_drafting.py",
     "end_to_end/trouble/test_soak.py",
     "engine/memory/test_budget.py",
-    "engine/prefix_cache/test_trie.py",
+    "engine/kv_cache/prefix_cache/test_trie.py",
     "bench/test_verify.py",
     "end_to_end/trouble/test_leaving.py",
     "engine/faults/test_stations.py",

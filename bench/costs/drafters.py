@@ -21,7 +21,6 @@ from bench.tables import Column
 from drafters.base import Drafter, DraftQuery, IndexesViews, SequenceStart
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
-from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
@@ -49,7 +48,7 @@ def _full_ngram_mod() -> NgramModDrafter:
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "ngram-simple": NgramSimpleDrafter,
+    "ngram-simple": lambda: SuffixDrafter(0, name="ngram-simple"),
     "ngram-mod": lambda: NgramModDrafter(NgramModTables("bench")),
     "ngram-mod-full": _full_ngram_mod,
     "suffix": SuffixDrafter,

@@ -15,7 +15,7 @@ from bench import options
 from bench.costs import measure_all
 from bench.options import Flag
 from bench.tables import Column
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.kv_cache.rows import evaluate, make_caches
 from engine.model.loading import load_model
 

@@ -19,12 +19,13 @@ from bench.economics.trials import forced_costs
 from bench.experiment import Row
 from bench.options import Flag
 from bench.tables import Column
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.model.loading import load_tokenizer
 from engine.speculative.translation.translation import Strategy
 
 BUNDLED_DRAFTS = tuple(BUNDLED_MODEL / name for name in ("draft_polish", "draft"))
-STRATEGIES: tuple[Strategy, ...] = ("context", "naive", "shared", "none")
+STRATEGIES: tuple[Strategy, ...] = ("context", "shared", "none")
 
 COUNTS = ("translated", "absorbed", "resynchronised", "skipped")
 """Outcomes of translated drafts; see engine.speculative.translation.translator.TranslationCounts."""
@@ -101,5 +102,5 @@ def pairs_of(
         (folder, strategy)
         for folder in folders
         for strategy in requested
-        or (STRATEGIES[3:] if vocabularies[folder] == vocabularies[target] else STRATEGIES[:3])
+        or (STRATEGIES[2:] if vocabularies[folder] == vocabularies[target] else STRATEGIES[:2])
     ]

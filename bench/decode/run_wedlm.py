@@ -22,7 +22,7 @@ from bench.local_engine import equal_costs
 from bench.options import Flag
 from bench.tables import Column
 from bench.workloads import WORKLOADS
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.interface.request import WindowSettings
 from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer

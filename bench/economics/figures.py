@@ -92,7 +92,7 @@ def buckets(trials: Trials) -> list[Row]:
 
 
 def predictions(trials: Trials, curve: Mapping[int, float]) -> pl.DataFrame:
-    """Return the speedups that step costs measured beforehand predict, and the measured ones.
+    """Return speedups as predicted by step costs measured beforehand, and as measured.
 
     A trial has as many steps of each width as it had; its drafter's time is added.
     """

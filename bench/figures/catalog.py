@@ -37,7 +37,7 @@ class Figure(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A command that takes so long on two cores, and the figures that its document gives."""
+    """A command, the seconds that it takes on two cores, and the figures that its document gives."""
 
     seconds: int
     command: str
@@ -171,7 +171,7 @@ RUNS = [
     Run(900, f"{_REAL_PEERS} --chats 1", {"real-peers": _PEERS}),
     Run(900, f"{_REAL_PEERS} --chats 4 --streams 4 --mixed", {"real-peers-streams": _PEERS}),
     Run(20, f"{_AT_PRICES} --drafters auto,earliest-2,longest-5,hindsight", {"real-replayed": _BY_CURVE}),
-    Run(1500, f"{_PAIR} --prompts bench/workloads/continuations.jsonl --strategies naive,context,shared "
+    Run(1500, f"{_PAIR} --prompts bench/workloads/continuations.jsonl --strategies context,shared "
         "--num-draft-tokens 4 --cases 8 --max-tokens 24 --no-adaptive",
         {"pair": Figure("translation.rows", [
             Column("strategy", "strategy"), Column("workload", "text"),

@@ -60,14 +60,14 @@ def write_page(path: Path, documents: Sequence[Document]) -> None:
 
 
 def place(document: Document) -> str:
-    """Say where and with which model a document was made."""
+    """Describe the machine and the model of a document."""
     machine, model = document.get("machine") or {}, document.get("model") or {}
     with_model = f"; model {model['name']}" if model.get("name") else ""
     return f"{machine.get('cpu') or 'an unknown machine'}{with_model}"
 
 
 def costs(*documents: Document) -> Parts:
-    """Yield the cost curves of all machines and models in one plot; of each place that with most widths."""
+    """Yield all cost curves in one plot; for each machine and model the curve with most widths."""
     known = [one for one in documents if len(one.get("cost_curve") or ()) > 1]
     curves = {place(one): one["cost_curve"] for one in sorted(known, key=lambda one: len(one["cost_curve"]))}
     rows = [

@@ -16,11 +16,11 @@ from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, S
 from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.interface.request import DraftType, GenerationRequest, Sampling
-from engine.scheduler.planner import Planner
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.calibration import WIDTHS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.gate import LOOKUPS
+from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import DraftSources, Proposers
 
 LIMIT = 31
@@ -189,7 +189,7 @@ def best_single_width(
 
 @dataclass
 class FixedLookup:
-    """Drafts what followed a match of n tokens, for the largest n between longest and shortest that occurs.
+    """Drafts the tokens after a match of n tokens, for the largest n from longest to shortest that occurs.
 
     newest: whether the newest occurrence is used, or the earliest. The draft ends where the text ends.
     sure: from which n on a draft may be longer than 2 tokens.
@@ -212,7 +212,7 @@ class FixedLookup:
         self.texts[start.seq] = "".join(map(chr, start.prompt))
 
     def propose(self, query: DraftQuery) -> Draft:
-        """Draft what followed the match."""
+        """Draft the tokens that followed the match."""
         text, margin = self.texts[query.seq], int(self.is_long)
         find = text.rfind if self.newest else text.find
         for size in range(self.longest, self.shortest - 1, -1):
@@ -255,7 +255,7 @@ class Rule:
     is_warm: bool = False
 
     def player(self, setup: Setup) -> Player:
-        """Return a player that has seen nothing."""
+        """Return a player with empty drafters."""
         own = [self.drafter()] if self.drafter else []
         if self.draft_type:
             return ServerPlayer(setup, replace(setup.settings, draft_type=self.draft_type), *own)

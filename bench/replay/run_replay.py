@@ -26,7 +26,8 @@ from bench.replay.sessions import read_session
 from bench.tables import Column
 from bench.workloads import read_prompts
 from bench.workloads.agents import FORMS, NUMBERS, agent_chats
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.model.loading import load_tokenizer
 from engine.text.tokenizer import Tokenizer
 

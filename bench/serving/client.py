@@ -122,7 +122,7 @@ class Stream:
 
 
 def receive(client: httpx.Client, body: dict[str, Any]) -> Stream:
-    """Send a request, and store what comes."""
+    """Send a request, and store the fragments of its response."""
     found = Stream(perf_counter())
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:

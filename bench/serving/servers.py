@@ -19,7 +19,7 @@ from bench.errors import ArgumentsError, BenchError
 from bench.options import Flag
 from bench.serving.client import Server
 from bench.serving.traffic import Ask
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
 PLAIN, DRAFTING = f"{OWN}-none", f"{MLX_LM}-draft"
@@ -63,7 +63,7 @@ def connect(
     own: Sequence[str] = (),
     forbidden_ids: Sequence[int] = (),
 ) -> dict[str, Ask]:
-    """Return who asks each server for chats, by name, after starting those that do not run yet.
+    """Return a client of each server for chats, by name, after starting those that do not run yet.
 
     folder: the model that they serve. own: more flags of `reprise serve`. forbidden_ids: in all answers.
     Raises BenchError if a server cannot be used.

@@ -19,7 +19,8 @@ from bench.outputs import Work, report
 from bench.serving.run_serve import random_turns
 from bench.tables import Column
 from bench.workloads.chats import user
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.interface.events import Finished
 from engine.interface.models import ModelInfo
 from engine.interface.request import DraftChoice

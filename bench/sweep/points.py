@@ -1,7 +1,7 @@
 """Points, the settings that a sweep tries: replay answers and traffic at each; measure some on the engine.
 
 A point is plain data: the fields of SETTINGS that differ from a server's, draft_type always among them, and
-fields that only describe it. ngram_size is n of ngram-mod, and the shortest match of ngram-simple.
+fields that only describe it. ngram_size is n of ngram-mod.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ SETTINGS = {
 }  # fmt: skip
 """Settings by the fields of points that choose them."""
 POINT = ("draft_type", "num_draft_tokens", "ngram_size")
-"""The fields of a point of the grid; ngram_size is None for suffix, which has none."""
+"""The fields of a point of the grid; ngram_size is None for suffix and ngram-simple, which have none."""
 MEASURED = 24
 """About so many requests of traffic are replayed at each point; the others only fill the table."""
 
@@ -43,7 +43,7 @@ def grid(draft_types: Sequence[str], lengths: Sequence[int], ngram_sizes: Sequen
     return [
         {"draft_type": draft_type, "num_draft_tokens": length, "ngram_size": size}
         for draft_type, length in product(draft_types, sorted(lengths))
-        for size in ((None,) if draft_type == "suffix" else sorted(ngram_sizes))
+        for size in ((None,) if draft_type in ("suffix", "ngram-simple") else sorted(ngram_sizes))
     ]
 
 
@@ -55,8 +55,6 @@ def default_point(settings: Settings, fields: Sequence[str] = POINT) -> Row:
 def settings_of(point: Row, base: Settings) -> Settings:
     """Return the settings of a server at a point."""
     chosen = {setting: point[name] for name, setting in SETTINGS.items() if point.get(name) is not None}
-    if (size := point.get("ngram_size")) and point["draft_type"] == "ngram-simple":
-        chosen |= {"ngram_size_min": size, "ngram_size_max": max(base.ngram_size_max, size)}
     return replace(base, **chosen)
 
 
@@ -74,7 +72,7 @@ def answer_plainly(local: Answering, chats: Sequence[Chat], stage: str) -> list[
 
 
 def filled(first: Sequence[TokenPair], pairs: Sequence[TokenPair]) -> list[TokenPair]:
-    """Return pairs with the first ones before each chat, which only fill the drafters' tables."""
+    """Return pairs, each chat behind the first pairs, which only fill the drafters' tables."""
     return [
         pair
         for name, chat in groupby(pairs, lambda pair: pair.chat)

@@ -31,7 +31,8 @@ from bench.sweep import points
 from bench.sweep.points import answer_plainly, default_point, overall, replay
 from bench.tables import Column, pivoted, print_rows
 from bench.workloads import VERSION, Chat, own_chats
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from drafters.repetition import repetition_score
 
 DEFAULT_WORKLOADS = (

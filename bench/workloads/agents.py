@@ -28,7 +28,7 @@ Answer = str | tuple[str, dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file before and after a change. id: the commit and the path. message: what asks for the change."""
+    """A file before and after a change. id: the commit and the path. message: the request for the change."""
 
     id: str
     message: str

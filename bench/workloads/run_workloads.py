@@ -16,7 +16,7 @@ from bench.options import Flag
 from bench.tables import Column
 from bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats
 from bench.workloads.chats import render, render_turn
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.model.loading import load_tokenizer
 from engine.text.tokenizer import Tokenizer
 

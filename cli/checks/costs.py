@@ -26,7 +26,7 @@ MAX_MODELS = 5
 
 
 def check_costs(file: str | None, now_s: float | None = None) -> Iterator[Check]:
-    """Check the file: whether it can be read, its age, and what it holds of each model.
+    """Check the file of costs: whether it can be read, its age, and its costs of each model.
 
     The file has no names of models: they are told apart by what a plain step takes.
     now_s: by default, the time.

@@ -74,7 +74,7 @@ def check_wired_limit(working_set_bytes: int | None, weight_bytes: int | None) -
 
 
 def check_disk(folder: Path, use: str) -> Check:
-    """Check the free space of a folder that may not exist yet, and that it can be written. use: what for."""
+    """Check the free space of a folder, and that it can be written. It may be missing. use: its purpose."""
     existing = next(path for path in (folder, *folder.parents) if path.is_dir())
     try:
         free = shutil.disk_usage(existing).free

@@ -8,7 +8,7 @@ from cli.units import format_bytes
 
 @dataclass(frozen=True)
 class Proposal:
-    """A model to begin with. name: as `reprise serve` takes it. weight_bytes: about what its weights take."""
+    """A model to begin with. name: as `reprise serve` takes it. weight_bytes: about those of its weights."""
 
     name: str
     weight_bytes: int
@@ -34,7 +34,7 @@ SHARE = 0.6
 
 
 def propose(usable_bytes: int, has_gpu: bool) -> Proposal:
-    """Return the largest model of the list for memory of which models and caches may use so much.
+    """Return the largest model of the list that fits into the memory for models and caches.
 
     Without a GPU the smallest: there MLX computes slowly with the hub's 4-bit weights, whose scales are
     bfloat16, and this one is converted here to others.
@@ -44,7 +44,7 @@ def propose(usable_bytes: int, has_gpu: bool) -> Proposal:
 
 
 def check_proposal(usable_bytes: int, has_gpu: bool) -> Check:
-    """Say which model to begin with here."""
+    """Propose a model to begin with on this machine."""
     one = propose(usable_bytes, has_gpu)
     found = f"{one.name} fits: about {format_bytes(one.weight_bytes)} of weights, for {one.good_for}"
     return Check("a model for this machine", "ok", found, f"reprise serve {one.name}")

@@ -152,7 +152,7 @@ def find_device() -> Device:
 
 def choose_first(settings: Settings) -> Settings:
     """Return settings with the model that a server would start with; see engine/pool/catalogue.py."""
-    from engine.pool.catalogue import choose_first
+    from engine.models.catalogue import choose_first
 
     return choose_first(settings)
 

@@ -10,7 +10,7 @@ HELP = "Convert a GGUF file, a model on the hub or a folder of one into a folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the source, the folder and what is to become of the weights to the parser."""
+    """Add the source, the folder and the weights' type and bits to the parser."""
     parser.add_argument(
         "source",
         metavar="SOURCE",
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show on the terminal how many bytes are done, and of how many; yield what is told them."""
+    """Show a progress bar of bytes on the terminal; yield the callback that moves it."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 

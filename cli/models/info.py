@@ -97,6 +97,8 @@ def describe(info: "CheckpointInfo") -> list[tuple[str, str]]:
         lines.append(("rows", shared if cache.has_known_kinds else "a forward pass each"))
     if info.vectors:
         lines.append(("vectors", info.vectors))
+    if info.images:
+        lines.append(("images", info.images))
     for head in info.heads:
         more = f", {head.num_layers} layers, of which the first is used" if head.num_layers > 1 else ""
         lines.append(("head", f"{head.kind} in {head.source}, {format_bytes(head.num_bytes)}{more}"))

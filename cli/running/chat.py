@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cli.arguments import UsageError
 from cli.running.server import DEFAULT_URL, NoServerError, RefusedError, Server, add_server_arguments
 from cli.running.started import started
-from config.settings import BUNDLED_NAME
+from config.model_settings import BUNDLED_NAME
 
 if TYPE_CHECKING:
     from rich.console import Console

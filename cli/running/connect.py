@@ -18,7 +18,7 @@ from config.agents.config_file import (
 )
 from config.agents.known import AGENTS, AgentFile
 from config.agents.served_model import ServedModel
-from config.settings import BUNDLED_NAME
+from config.model_settings import BUNDLED_NAME
 
 HELP = "Print a coding agent's settings for a running server, or write them."
 _NO_MODEL = ServedModel(DEFAULT_URL, "none", 0, False)

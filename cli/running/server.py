@@ -36,14 +36,14 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Server:
-    """A server at an address, without /v1 at its end. key: what it wants; None if it wants none."""
+    """A server at an address, without /v1 at its end. key: the API key; None without one."""
 
     url: str
     key: str | None = None
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "Server":
-        """Return the server that arguments name. Raises UsageError for what is no address."""
+        """Return the server that arguments name. Raises UsageError for a text that is no address."""
         url = arguments.url.rstrip("/").removesuffix("/v1")
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--url is {url}; it must start with http:// or https://")

@@ -47,7 +47,7 @@ class Supervisor(Protocol):
         """Stop the service, if it runs, and forget it."""
 
     def state(self) -> State:
-        """Return whether the service runs, and since what failed if not."""
+        """Return whether the service runs, and if not, how it ended."""
 
     def log_command(self, num_lines: int, follows: bool) -> list[str]:
         """Return the command that prints the newest lines of the log."""

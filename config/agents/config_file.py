@@ -64,7 +64,7 @@ def difference(path: Path, before: str | None, after: str) -> str:
 
 
 def read(path: Path) -> str | None:
-    """Return the file's text, or None if there is none. Raises ConfigFileError if it cannot be read."""
+    """Return the file's text, None without the file. Raises ConfigFileError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def read(path: Path) -> str | None:
 
 
 def backup_of(path: Path) -> Path:
-    """Return where the file is kept as it was before this wrote to it; empty if there was none."""
+    """Return the path of the backup of a file. The backup is empty if the file did not exist."""
     return path.with_name(f"{path.name}.before-reprise")
 
 
@@ -85,7 +85,7 @@ def keep(path: Path, before: str | None) -> None:
 
 
 def undo(path: Path) -> str | None:
-    """Put a file back as it was kept, and return what it held till now; None if nothing was kept.
+    """Restore a file from its backup, and return the text that it replaces; None without a backup.
 
     Raises ConfigFileError.
     """

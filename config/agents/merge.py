@@ -5,7 +5,7 @@ from typing import Any
 
 
 def merge(held: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return held with the settings set, and everything else as it was.
+    """Return the held settings with the given ones set.
 
     Tables are merged key by key. In a list of tables, one with the same "name" (or "displayName") is
     replaced, in its place, and others are added at the end. Any other value is replaced. Neither argument is

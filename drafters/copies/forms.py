@@ -46,7 +46,7 @@ class Value:
 
 
 class Forms:
-    """The forms of one sequence, and where its answer is in them.
+    """The forms of one sequence, and the answer's place in them.
 
     num_matched: how many tokens of what is fixed the answer ends with; 0 in a value, and outside of forms.
     """

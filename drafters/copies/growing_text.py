@@ -99,7 +99,7 @@ class GrowingText:
                 next(self._growing, None)
 
     def find_earlier(self) -> Match | None:
-        """Return the longest earlier occurrence of the end of the text, in what is indexed of it."""
+        """Return the longest earlier occurrence of the text's end, in the indexed part of the text."""
         if self.index.end == len(self.tokens) and self._is_taken:
             return self.index.find_earlier(self.tokens)
         return self.index.find(self.tail.hashes, self.end)

@@ -25,7 +25,7 @@ _MAX_TEXTS = 1024  # so that the header stays below its limit: an entry takes up
 
 @dataclass(frozen=True, slots=True)
 class HistoryFile:
-    """Where the texts of one vocabulary are kept.
+    """The file in which the finished texts of one vocabulary are kept.
 
     vocabulary: fingerprint. scope: "process" or "api-key". A file of others is not loaded.
     """
@@ -70,7 +70,7 @@ class HistoryFile:
         return [(owner, tokens[end - size : end]) for (owner, size), end in zip(sizes, ends, strict=True)]
 
     def delete(self) -> None:
-        """Delete the file, if there is one and it can be."""
+        """Delete the file, if it exists and can be deleted."""
         with suppress(OSError):
             self.path.unlink()
 

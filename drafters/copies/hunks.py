@@ -175,7 +175,7 @@ class Hunks:
     def draft(
         self, cursor: CopyCursor, place: tuple[Ids, int, int | None], limit: int
     ) -> tuple[list[int], list[int]]:
-        """Return up to limit tokens that follow at a place, and their kinds; none if that is in no line.
+        """Return up to limit tokens of lines from a place on, and their kinds; none outside of lines.
 
         cursor: whose changes are drafted. place: source, position and stop of what is copied there.
         """

@@ -30,7 +30,7 @@ class Channel:
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """Send what encode() returned. Raises OSError."""
+        """Send a message that encode() made. Raises OSError."""
         with self._lock:
             self._connection.sendall(data)
             self.num_sent_bytes += len(data)

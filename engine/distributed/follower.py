@@ -36,7 +36,7 @@ class Replica:
         self._asks = self._has_disagreed = False
 
     def do(self, command: Any) -> None:
-        """Do one command. Raises RanksLostError if it is not the next one, or fails here alone."""
+        """Do one command of rank 0. Raises RanksLostError if it is out of order, or only this rank fails."""
         number, name, arguments, made, dropped, asks = command
         if number != self.num_done + 1:
             raise RanksLostError(f"command {number} came after command {self.num_done}")

@@ -16,9 +16,9 @@ from engine.distributed.place import Place
 from engine.distributed.shard import Shard
 from engine.distributed.splitting import split_model
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
+from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
 from engine.memory.machine import usable_bytes
 from engine.model.loading import LoadedModel, ModelError, Progress, make_loader
-from engine.prefix_cache.weights_digest import weights_fingerprint
 
 
 @dataclass(frozen=True)

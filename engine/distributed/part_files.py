@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from config.whole_file import remove_unfinished
+from engine.kv_cache.prefix_cache import disk_file
+from engine.kv_cache.prefix_cache.disk import join_contents
+from engine.kv_cache.prefix_cache.disk_file import NAME_PATTERN, SUFFIX, Contents, Header, PrefixFileError
 from engine.kv_cache.slices import KVSlice, State
-from engine.prefix_cache import disk_file
-from engine.prefix_cache.disk import join_contents
-from engine.prefix_cache.disk_file import NAME_PATTERN, SUFFIX, Contents, Header, PrefixFileError
 
 log = logging.getLogger("reprise.engine")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from engine.distributed.leader import Handle, Leader
 from engine.distributed.mirrored import SharedModel, as_operation, make_shared
+from engine.kv_cache.prefix_cache.disk import Loading, PrefixFile, PrefixStore, join_contents, make_store
+from engine.kv_cache.prefix_cache.disk_file import Contents
+from engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
 from engine.kv_cache.slices import KVSlice, State
-from engine.prefix_cache.disk import Loading, PrefixFile, PrefixStore, join_contents, make_store
-from engine.prefix_cache.disk_file import Contents
-from engine.prefix_cache.trie import CutSlice, Tokens
 
 log = logging.getLogger("reprise.engine")
 

@@ -37,7 +37,7 @@ def attend_before(width: int, window: int) -> mx.array:
 def attend_less_with_distance(
     num_tokens: mx.array, width: int, num_heads: int, dtype: mx.Dtype = mx.float32
 ) -> mx.array:
-    """Return (texts, heads, width, width), what is added to scores: each head's slope times the distance.
+    """Return the (texts, heads, width, width) addends of scores: each head's slope times the distance.
 
     Source: Press et al. 2021, in both directions, with their slopes for heads that are no power of 2.
     """

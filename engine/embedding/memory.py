@@ -1,8 +1,8 @@
 """Estimate the memory that a pass takes at most, and hold it while it runs."""
 
 from engine.embedding.design import Config
+from engine.kv_cache.prefix_cache.trie import PrefixCache
 from engine.memory.sharing import SharedMemory
-from engine.prefix_cache.trie import PrefixCache
 
 NUMBER_BYTES = 4
 NUM_HIDDEN, NUM_INNER, NUM_SCORES, NUM_COPIES = 16, 4, 4, 4
@@ -51,18 +51,18 @@ class PassMemory:
 
     @property
     def held_bytes(self) -> int:
-        """Weights, heads, and what the pass takes that runs."""
+        """Bytes of weights, of heads, and of the running pass."""
         return self.weight_bytes + self._pass_bytes + self._kept_bytes
 
     def give_up(self, num_bytes: int) -> bool:
-        """Drop heads of at least so many bytes, or all; return whether any were dropped."""
+        """Drop heads of at least num_bytes, or all; return whether any were dropped."""
         before = self._kept_bytes
         if self._prefixes:
             self._prefixes.shrink_to(max(0, before - num_bytes))
         return self._kept_bytes < before
 
     def take(self, num_texts: int, num_tokens: int, num_before: int = 0) -> bool:
-        """Reserve the memory of a pass, until release(); return False if there is not so much now.
+        """Reserve the memory of a pass, until release(); return False if there is too little now.
 
         num_before: tokens of its head.
         """
@@ -82,7 +82,7 @@ class PassMemory:
         return self._prefixes.num_bytes if self._prefixes else 0
 
     def fault(self, num_tokens: int) -> str | None:
-        """Say that a text of so many tokens can never be computed; None if it can."""
+        """Return the reason why a text of this length can never be computed; None if it can."""
         needed = self.weight_bytes + bytes_of(self._config, 1, num_tokens)
         if self.shared is None or needed <= self.shared.limit_bytes:
             return None

@@ -16,7 +16,7 @@ MAX_PADDING = 4
 
 @dataclass(eq=False)
 class Job:
-    """A request and what is made of it. left: indices of its inputs without a vector, the longest first.
+    """A request and its results. left: indices of its inputs without a vector, the longest first.
 
     num_left: their tokens. head: what all begin with, which is computed once.
     is_alone: whether it shares no pass with other requests, as one with it failed.
@@ -50,7 +50,7 @@ class Job:
         self.num_left = self._count(self.left)
 
     def first_up_to(self, num_tokens: int) -> int:
-        """Return where the inputs begin in left that have at most so many tokens."""
+        """Return the index in left from which on inputs have at most num_tokens."""
         return bisect_left(self.left, -num_tokens, key=self._rank)
 
     def _rank(self, index: int) -> int:

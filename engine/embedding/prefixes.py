@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from engine.interface.embeddings import EmbeddingRequest, TokenIds, count_common
 from engine.kv_cache.per_row import Caches
+from engine.kv_cache.prefix_cache.trie import PrefixCache
 from engine.kv_cache.slices import cut_slice
-from engine.prefix_cache.trie import PrefixCache
 
 MIN_TOKENS = 8
 """What saves fewer tokens is not computed by itself: each pass costs something."""
@@ -55,12 +55,12 @@ class Prefixes:
         return self.kept.find((*head, -1)) or (self._make_caches(), 0)
 
     def keep(self, head: TokenIds, caches: Caches) -> None:
-        """Keep a head that is computed."""
+        """Keep a head, whose keys and values are computed."""
         self.kept.put(head, partial(cut_slice, caches), [])
 
 
 class Before:
-    """A layer's keys and values of a head, for texts that go on after it; nothing is added to them.
+    """A layer's keys and values of a head, for texts that continue it; a pass adds nothing to them.
 
     It takes the place of mlx-lm's cache. offset: tokens of the head.
     """

@@ -58,21 +58,38 @@ class VectorMaker:
                 return states[first:].mean(axis=0)
 
 
-def load_dense(layers: Sequence[Dense]) -> list[Stage]:
-    """Load the dense layers after pooling. Raises ModelError."""
-    return [_load_layer(layer) for layer in layers]
+def load_dense(layers: Sequence[Dense], size: int) -> list[Stage]:
+    """Load the dense layers after pooling. size: of what is pooled. Raises ModelError."""
+    stages = []
+    for layer in layers:
+        stage, size = _load_layer(layer, size)
+        stages.append(stage)
+    return stages
 
 
-def _load_layer(layer: Dense) -> Stage:
-    file: Path = layer.folder / "model.safetensors"
+def _load_layer(layer: Dense, size: int) -> tuple[Stage, int]:
+    """Return what a layer does, and the size of its result. size: of what it takes."""
     if layer.activation not in ACTIVATIONS:
         raise ModelError(f"{layer.folder} has the activation {layer.activation}, which is not known here")
-    if not file.is_file():
-        raise ModelError(f"{file} is missing, which {layer.folder.parent / 'modules.json'} asks for")
-    loaded = mx.load(str(file))
-    assert isinstance(loaded, dict)
-    weight = loaded["linear.weight"].astype(mx.float32)
-    bias = loaded["linear.bias"].astype(mx.float32) if layer.has_bias else None
+    loaded = read_weights(layer.folder)
+    if (weight := loaded.get(f"{layer.name}.weight")) is None:
+        raise ModelError(f"{layer.folder} has no weights {layer.name}, which follow its pooling")
+    if (scales := loaded.get(f"{layer.name}.scales")) is not None:
+        group_size, bits = size // scales.shape[-1], 32 * weight.shape[-1] // size
+        biases = loaded.get(f"{layer.name}.biases")
+        weight = mx.dequantize(weight, scales, biases, group_size=group_size, bits=bits)
+    weight = weight.astype(mx.float32)
+    bias = loaded[f"{layer.name}.bias"].astype(mx.float32) if layer.has_bias else mx.zeros(len(weight))
     activation = ACTIVATIONS[layer.activation]
-    mx.eval(weight, *([] if bias is None else [bias]))
-    return lambda states: activation(states @ weight.T if bias is None else mx.addmm(bias, states, weight.T))
+    mx.eval(weight, bias)
+    return lambda states: activation(mx.addmm(bias, states, weight.T)), len(weight)
+
+
+def read_weights(folder: Path) -> dict[str, mx.array]:
+    """Return the weights of a folder by their names; they are read when they are used."""
+    found: dict[str, mx.array] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        loaded = mx.load(str(file))
+        assert isinstance(loaded, dict)
+        found |= loaded
+    return found

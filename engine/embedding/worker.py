@@ -19,10 +19,10 @@ from engine.embedding.passes import Job, Member, by_job, choose_members
 from engine.embedding.prefixes import Before, Prefixes
 from engine.interface.embeddings import EmbeddingInput, EmbeddingRequest, TokenIds
 from engine.interface.events import EmbeddingSink, Failed
+from engine.interface.stations import station
 from engine.kv_cache.per_row import Caches
 from engine.memory.prefill_budget import PrefillLimits
-from engine.scheduler.prefill_costs import PrefillCosts
-from engine.stations import station
+from engine.memory.prefill_costs import PrefillCosts
 
 log = logging.getLogger("reprise.engine")
 
@@ -65,7 +65,7 @@ class EmbeddingWorker:
 
     prefixes: heads that are kept; None if the model has none.
     num_embedded, num_embedded_tokens: inputs of which the vector is made, and their tokens.
-    num_computed: tokens that were fed, without padding. num_steps: grows with every part of a pass.
+    num_computed: tokens that were fed, without padding. num_progressed: grows with every part of a pass.
     """
 
     def __init__(self, max_stall_ms: float, max_tokens: int, prefix_bytes: int | None = None) -> None:
@@ -76,7 +76,7 @@ class EmbeddingWorker:
         self._max_stall_ms, self._max_tokens = max_stall_ms, max_tokens
         self.jobs: list[Job] = []
         self.num_embedded = self.num_embedded_tokens = self.num_computed = 0
-        self.num_steps = self.num_passes = 0
+        self.num_progressed = self.num_passes = 0
         self.is_blocked = False
         self._pass: _Pass | None = None
         # Of one layer.
@@ -86,6 +86,11 @@ class EmbeddingWorker:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self.jobs) and self.model is not None
+
+    @property
+    def running(self) -> list[Job]:
+        """The requests that have not ended."""
+        return self.jobs
 
     @property
     def num_waiting(self) -> int:
@@ -112,7 +117,7 @@ class EmbeddingWorker:
         self.jobs[-1].head = self._find_head(request)
 
     def cancel(self, request_id: str) -> None:
-        """End a request. What of it is in a pass is computed with the pass, unless nobody else is in it."""
+        """End a request. Its inputs in a running pass are computed with it, unless the pass has no others."""
         for job in self.jobs:
             if job.request.id == request_id:
                 job.end(Failed("cancelled", "the client left"))
@@ -141,7 +146,7 @@ class EmbeddingWorker:
                 self._begin(self.model, self.memory)
             if self._pass is not None:
                 self._advance(self.model, self._pass, limit_s)
-                self.num_steps += 1
+                self.num_progressed += 1
         # Weights, tokens and memory may raise anything.
         except Exception as fault:
             self._fail(fault)

@@ -60,7 +60,7 @@ class ChildProcess:
             self._start()
 
     def call(self, body: bytes, attached: bytes = b"") -> dict[str, Any]:
-        """Send a call, as JSON, and return the reply, with what it has attached. Raises ChildError.
+        """Send a call, as JSON, and return the reply and its attachment. Raises ChildError.
 
         attached: bytes that the job gets beside the call, under that name.
         """

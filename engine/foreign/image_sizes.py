@@ -49,7 +49,7 @@ def grid_of(settings: Settings, size: Size) -> Size:
 
 
 def num_tokens(settings: Settings, grid: Size) -> int:
-    """Return how many placeholders an image has, without what ends its rows."""
+    """Return the number of an image's placeholders, without the tokens that end its rows."""
     return int(grid[0] * grid[1] // settings["merge"] ** 2)
 
 

@@ -96,7 +96,7 @@ class ImageDecoder:
 
 
 def placeholders(processor: ImageProcessor, grid: tuple[int, int]) -> list[int]:
-    """Return the tokens that stand for an image of a grid: placeholders, and what ends its rows."""
+    """Return the tokens that stand for an image of a grid: placeholders, and the tokens that end its rows."""
     rows, columns = grid[0] // processor.merge, grid[1] // processor.merge
     if processor.row_end is None:
         return [processor.placeholder] * (rows * columns)

@@ -22,11 +22,12 @@ Pooling = Literal["mean", "cls", "last", "max"]
 
 @dataclass(frozen=True)
 class Dense:
-    """A dense layer after pooling. activation: the name of a class of torch."""
+    """A dense layer after pooling. activation: the name of a class of torch. name: of its weights."""
 
     folder: Path
     has_bias: bool
-    activation: str
+    activation: str = "Identity"
+    name: str = "linear"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Recipe:
 
     counts_prompt: whether the tokens of a prompt are pooled too. prompts: by name.
     max_tokens: of a text, special tokens included, as the folder says; None if it does not.
-    is_guessed: whether the folder does not say how to pool.
+    is_guessed, prompts_are_guessed: whether the folder does not say how to pool, or names no prompts, so that
+        the architecture decides.
+    answers: the tokens of yes and no, if the folder names them for ranking.
     """
 
     pooling: Pooling
@@ -46,12 +49,17 @@ class Recipe:
     default_prompt: str | None = None
     max_tokens: int | None = None
     is_guessed: bool = False
+    prompts_are_guessed: bool = False
+    answers: tuple[int | None, int | None] | None = None
 
     def describe(self) -> str:
         """Describe the recipe in a few words."""
-        why = ", by its architecture" if self.is_guessed else ""
-        prompts = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
-        return f"pooling {self.pooling}{why}{prompts}"
+        pooling, prompts = f"pooling {self.pooling}", f"prompts: {', '.join(self.prompts)}"
+        if self.is_guessed:
+            pooling += ", by its architecture"
+        if self.prompts_are_guessed:
+            prompts += ", by its architecture"
+        return f"{pooling}; {prompts}" if self.prompts else pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class EmbeddingInfo:
     instruction: str = ""
 
     def describe(self) -> str:
-        """Describe it in a few words."""
+        """Describe the recipe in a few words."""
         return f"{self.dimensions} dimensions, {self.recipe.describe()}"
 
 
@@ -91,7 +99,7 @@ class EmbeddingInput:
     first_of_second: int | None = None
 
     def after(self, num_tokens: int) -> "EmbeddingInput":
-        """Return what comes after its leading tokens."""
+        """Return the input without its leading tokens."""
         second = self.first_of_second
         return EmbeddingInput(
             self.tokens[num_tokens:],

@@ -56,6 +56,10 @@ class VisionInfo:
     example_tokens: int
     processor: ImageProcessor | None = None
 
+    def describe(self) -> str:
+        """Return it in words, as `reprise info` and the banner have them."""
+        return f"sees images, {self.example_tokens:,} tokens for 1024x768"
+
 
 @dataclass(frozen=True, slots=True)
 class PromptImage:
@@ -81,7 +85,7 @@ class PromptImage:
 
 
 def image_key(pixels: bytes, shape: tuple[int, ...], grid: tuple[int, int], settings: str) -> bytes:
-    """Return what tells an image from every other one: (KEY_BYTES,) of a hash. settings: of the tower."""
+    """Return an image's key, which no other image has: KEY_BYTES of a hash. settings: of the tower."""
     digest = shake_256(repr((shape, grid, settings)).encode())
     digest.update(pixels)
     return digest.digest(KEY_BYTES)

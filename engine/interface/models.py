@@ -123,6 +123,7 @@ class ModelEntry:
         text with. None if it never was loaded.
     idle_left_s: seconds after which it is unloaded if it gets no request; None if it is not, or not loaded.
     purpose: what it is for. embedding: what vectors it makes, if it does; its tokens only once it was loaded.
+    tool_format: the name of its format of tool calls; None if it is not told.
     """
 
     name: str
@@ -143,3 +144,4 @@ class ModelEntry:
     idle_left_s: float | None = None
     purpose: Purpose = "generate"
     embedding: EmbeddingInfo | None = None
+    tool_format: str | None = None

@@ -1,6 +1,6 @@
 """Define how the engine describes itself: its state, and what it has counted."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,14 +32,15 @@ GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 
 class EngineCounts:
     """Counts of the engine since it started, and the memory that MLX holds.
 
-    num_failed_steps, num_preemptions, num_plain_probes, num_stalls: see EngineStats.
+    num_failed_steps, num_preemptions, num_plain_probes: see EngineStats.
+    num_stalls: times that the watchdog found requests but no progress.
     gaps_up_to: cumulative counts of the times between consecutive tokens of a sequence: gaps_up_to[i] counts
         those of at most GAP_BOUNDS_S[i], and the last entry counts all. Tokens of one step are committed
         together, so all but the first have a gap of 0.
     gap_sum_s: sum of all gaps, in seconds.
     active_bytes: memory in use now. peak_bytes: the maximum ever in use. cache_bytes: freed memory that MLX
         keeps for reuse.
-    station_s: seconds of the engine's thread by station; see engine/stations.py.
+    station_s: seconds of the engine's thread by station; see engine/interface/stations.py.
     by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
     num_embedded, num_embedded_tokens: texts and pairs of which the vector or score is made, and their tokens.
     num_to_embed: those that were asked for and are not made yet.
@@ -59,3 +60,18 @@ class EngineCounts:
     num_embedded: int = 0
     num_embedded_tokens: int = 0
     num_to_embed: int = 0
+
+
+def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
+    """Return the sums of what several engines counted, without what is the thread's or MLX's."""
+    return EngineCounts(
+        num_failed_steps=sum(one.num_failed_steps for one in several),
+        num_preemptions=sum(one.num_preemptions for one in several),
+        num_plain_probes=sum(one.num_plain_probes for one in several),
+        gaps_up_to=tuple(map(sum, zip(*(one.gaps_up_to for one in several), strict=True))),
+        gap_sum_s=sum(one.gap_sum_s for one in several),
+        num_embedded=sum(one.num_embedded for one in several),
+        num_embedded_tokens=sum(one.num_embedded_tokens for one in several),
+        num_to_embed=sum(one.num_to_embed for one in several),
+        by_rank={name: values for one in several for name, values in one.by_rank.items()},
+    )

@@ -275,7 +275,7 @@ class BatchedRows:
         return length
 
     def start_copies(self) -> None:
-        """Start copying what rows that joined or left have moved; else the next forward does.
+        """Start the copies for rows that joining or leaving rows moved; else the next forward does.
 
         Until then their old buffers are in memory too.
         """

@@ -171,7 +171,7 @@ class Columns:
         return [length - base for length, base in zip(self.shared.lengths, self.bases, strict=True)]
 
     def start_of(self, row: int) -> int:
-        """Return the column of the first token that is still held of a row."""
+        """Return the column of a row's first token that is still held."""
         return self._oldest[row] - self.bases[row]
 
     def first_live(self, row: int) -> int:

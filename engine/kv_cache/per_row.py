@@ -96,7 +96,7 @@ def arrays_of(cache: Any) -> list[mx.array]:
 
 
 def cache_arrays(caches: Sequence[object]) -> list[object]:
-    """Return the arrays to evaluate so that these caches hold no lazy array."""
+    """Return the arrays of caches, to evaluate them."""
     return [cache.state for cache in caches if not cache.empty()]  # type: ignore[attr-defined]
 
 

@@ -74,7 +74,7 @@ class SeparateRows:
         return mx.concatenate(padded, axis=0)
 
     def roll_back(self, row: int, length: int) -> int:
-        """Trim the row's caches to length; restore recurrent state, and feed what is kept again."""
+        """Trim the row's caches to length; restore recurrent state, and feed the kept tokens again."""
         held, verified, caches = self._lengths[row], self._verified[row], self.caches[row]
         check_length(row, length, verified.before.length if verified else held, held)
         self._verified[row] = None
@@ -91,7 +91,7 @@ class SeparateRows:
         return self._lengths[row]
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
-        """Copy tokens [start, end) from those of the row's caches that keep every token."""
+        """Copy tokens [start, end) from the row's caches that keep every token."""
         return cut_slice(self.caches[row], start, end)
 
     def state(self, row: int) -> State:

@@ -19,15 +19,14 @@ from engine.interface.images import VisionInfo
 from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.extents import GROWTH_TOKENS
 from engine.kv_cache.per_row import Caches, leaves
+from engine.kv_cache.prefix_cache.trie import PrefixCache
 from engine.kv_cache.rows import Rows
 from engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
-from engine.memory.demands import Demand, SamplingMemory, StepDemands
+from engine.memory.demands import Demand, RunningSequence, SamplingMemory, StepDemands
 from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
 from engine.memory.prefill_budget import count_fitting, divide_tokens
 from engine.memory.sharing import SharedMemory
-from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.portions import ALL_NEEDS, find_needs
-from engine.sequence.sequence import Sequence
 from engine.vision.sight import KeptFeatures, Sight
 
 ANSWER_TOKENS = GROWTH_TOKENS
@@ -45,7 +44,7 @@ KEPT_SHARE = 64
 Kept = PrefixCache | KeptFeatures
 """What is dropped when rows need its memory."""
 
-Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
+Running = tuple[list[ref[RunningSequence]], list[ref[RunningSequence]]]
 """Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
 
 
@@ -72,7 +71,7 @@ class MemoryBudget:
         self.shared: SharedMemory | None = None
         self.room_bytes = room_bytes
         self._reserved_bytes = 0
-        self._reserved_for: ref[Sequence] | None = None
+        self._reserved_for: ref[RunningSequence] | None = None
         self._estimator = estimator
         self._models = estimator.models
         self.chunk_tokens = estimator.chunk_tokens
@@ -84,16 +83,16 @@ class MemoryBudget:
         self.prefixes: list[Kept] = []
         self._used_bytes = 0
         # Of the last estimate, if only rows ran: its room, and the lengths of rows up to which it holds.
-        self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
+        self._steady: tuple[int, list[tuple[RunningSequence, int]]] = 0, []
         # Of a request that is not known yet, and of sequences, none of which is kept after its end.
         self._most_sampling = SamplingMemory.of(ALL_NEEDS, estimator.vocab_size)
-        self._sampling: WeakKeyDictionary[Sequence, SamplingMemory] = WeakKeyDictionary()
+        self._sampling: WeakKeyDictionary[RunningSequence, SamplingMemory] = WeakKeyDictionary()
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
         self._refused_tokens = 0
         self._refused_beside: Running = ([], [])
 
     def see(self, sight: Sight, vision: VisionInfo) -> None:
-        """Count what images take from now on, and what is kept of them."""
+        """Count the memory of images from now on: of their towers, and of their kept features."""
         largest = vision.merge_size, vision.max_tokens * vision.merge_size
         self._sight, self._image_bytes = sight, sight.tower.forecast_bytes(largest)
         sight.kept.limit_bytes = self.room_bytes // KEPT_SHARE
@@ -115,7 +114,7 @@ class MemoryBudget:
         return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:
-        """Drop cached prefixes of at least so many bytes, or all; return whether any were dropped."""
+        """Drop cached prefixes of at least num_bytes, or all; return whether any were dropped."""
         kept = self._prefix_bytes
         self._shrink_prefixes(max(0, kept - num_bytes))
         return self._prefix_bytes < kept
@@ -141,7 +140,10 @@ class MemoryBudget:
         return max(self._estimator.full(alone, []).total, self._estimator.full([], alone).total)
 
     def may_begin(
-        self, sequence: Sequence, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence]
+        self,
+        sequence: RunningSequence,
+        members: SequenceOf[RunningSequence],
+        prefilling: SequenceOf[RunningSequence],
     ) -> bool:
         """Whether a waiting sequence fits beside those that decode (members) and those that prefill."""
         # Alone it always fits, since the context is limited; without this it might wait forever.
@@ -161,10 +163,10 @@ class MemoryBudget:
 
     def make_room(
         self,
-        members: SequenceOf[Sequence],
-        prefilling: SequenceOf[Sequence],
+        members: SequenceOf[RunningSequence],
+        prefilling: SequenceOf[RunningSequence],
         rows: SequenceOf[Rows],
-        draft_prefills: SequenceOf[Sequence] = (),
+        draft_prefills: SequenceOf[RunningSequence] = (),
     ) -> bool:
         """Drop cached prefixes until the next step fits; return whether it does.
 
@@ -217,9 +219,9 @@ class MemoryBudget:
 
     def _is_steady(
         self,
-        members: SequenceOf[Sequence],
-        prefilling: SequenceOf[Sequence],
-        draft_prefills: SequenceOf[Sequence],
+        members: SequenceOf[RunningSequence],
+        prefilling: SequenceOf[RunningSequence],
+        draft_prefills: SequenceOf[RunningSequence],
     ) -> bool:
         """Whether the last estimate had room for this step as well."""
         room_bytes, steady = self._steady
@@ -229,7 +231,7 @@ class MemoryBudget:
             one is s and len(s.tokens) <= limit for s, (one, limit) in zip(members, steady, strict=True)
         )
 
-    def _reserve(self, running: SequenceOf[Sequence]) -> bool:
+    def _reserve(self, running: SequenceOf[RunningSequence]) -> bool:
         """Reserve, beside other models, what the oldest sequence takes at its end; return whether it fits."""
         if self.shared is None:
             return True
@@ -260,11 +262,11 @@ class MemoryBudget:
 
     def _estimate_step(
         self,
-        members: SequenceOf[Sequence],
-        prefilling: SequenceOf[Sequence],
+        members: SequenceOf[RunningSequence],
+        prefilling: SequenceOf[RunningSequence],
         num_tokens: int,
         rows: BatchedRows | None,
-        windows: Mapping[Sequence, SequenceOf[WindowKVCache]],
+        windows: Mapping[RunningSequence, SequenceOf[WindowKVCache]],
     ) -> Estimate:
         """Let the next step feed num_tokens of prompts, and estimate it.
 
@@ -351,7 +353,7 @@ class MemoryBudget:
         return num_bytes * sum(draft) // (target + sum(draft))
 
     def _demand(
-        self, sequence: Sequence, num_tokens: int, windows: Mapping[int, int] | None = None
+        self, sequence: RunningSequence, num_tokens: int, windows: Mapping[int, int] | None = None
     ) -> Demand:
         if (sampling := self._sampling.get(sequence)) is None:
             request = sequence.request
@@ -374,7 +376,7 @@ def _windows_of(caches: Caches) -> list[WindowKVCache]:
     return list(by_window.values())
 
 
-def _until_image(sequence: Sequence, chunk: int) -> int:
+def _until_image(sequence: RunningSequence, chunk: int) -> int:
     """Return how many of a chunk's tokens may be fed, or have to be, because of the prompt's images."""
     prefill = sequence.prefill
     if not (chunk and (looking := prefill.looking)):
@@ -383,7 +385,7 @@ def _until_image(sequence: Sequence, chunk: int) -> int:
     return max(1, looking.end_of(start, start + chunk) - start)
 
 
-def _length_to_admit(sequence: Sequence) -> int:
+def _length_to_admit(sequence: RunningSequence) -> int:
     """Return a sequence's length with the part of its answer for which admission needs room."""
     left = sequence.request.max_tokens - sequence.num_answered
     return len(sequence.tokens) + min(left, ANSWER_TOKENS)

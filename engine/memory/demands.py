@@ -4,17 +4,79 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
+from engine.interface.request import GenerationRequest
 from engine.kv_cache.batched_rows import BatchedRows
+from engine.kv_cache.per_row import Caches
 from engine.kv_cache.rows import Sharing
 from engine.kv_cache.sliding_window import window_columns
 from engine.memory.footprint import Cells, Footprint
 from engine.sampling.portions import LIKELIHOOD_ARRAYS, Needs
+from engine.vision.sight import Looking
 
 PENALTY_BYTES = 16
 BIAS_BYTES = 8
 """Bytes of a row's penalties and of its biases per token of the vocabulary. Penalties have two arrays, both
 twice while they change; a row may have another bias for its first tokens."""
+
+
+class ComputedPrompt(Protocol):
+    """What has been computed of a prompt. max_chunk_tokens: how many of its tokens the next step may feed."""
+
+    max_chunk_tokens: int
+
+    @property
+    def num_computed(self) -> int:
+        """The tokens that its caches hold."""
+
+    @property
+    def widest_chunk(self) -> int:
+        """The most tokens that a step has fed."""
+
+    @property
+    def caches(self) -> Caches:
+        """Its own caches."""
+
+    @property
+    def looking(self) -> Looking | None:
+        """Its images; None if it has none."""
+
+
+class Submitted(Protocol):
+    """When a sequence came."""
+
+    @property
+    def submitted_at(self) -> float:
+        """Seconds, by time.perf_counter()."""
+
+
+class RunningSequence(Protocol):
+    """What memory depends on of a sequence, which is admitted or about to be."""
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What was asked."""
+
+    @property
+    def tokens(self) -> SequenceOf[int]:
+        """Prompt and answer so far."""
+
+    @property
+    def prefill(self) -> ComputedPrompt:
+        """What has been computed of the prompt."""
+
+    @property
+    def timing(self) -> Submitted:
+        """When it came."""
+
+    @property
+    def num_answered(self) -> int:
+        """Committed tokens of the answer."""
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Tokens to compute before it can decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +124,7 @@ class SamplingMemory:
     def of(
         cls, needs: Needs, vocab_size: int, logprobs: bool = True, prompt_logprobs: bool = True
     ) -> "SamplingMemory":
-        """Count what these needs take, and log probabilities of the answer and of the prompt."""
+        """Count the memory of sampling with these needs, and of log probabilities of answer and prompt."""
         row_bytes = vocab_size * (PENALTY_BYTES * needs.penalties + BIAS_BYTES * needs.bias)
         num_arrays = max(needs.num_arrays, LIKELIHOOD_ARRAYS if logprobs else 0.0)
         return cls(row_bytes, num_arrays, prompt_logprobs)

@@ -56,7 +56,7 @@ class Estimator:
         self._ahead_tokens = ahead_tokens
 
     def step(self, step: StepDemands) -> Estimate:
-        """Estimate what a step needs while it runs, and while prompts join the rows."""
+        """Estimate the memory of a step while it runs, and while prompts join the rows."""
         if not step.everyone:
             return Estimate()
         kept = sum(one.sampling.row_bytes for one in step.everyone)

@@ -35,7 +35,7 @@ Cells = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of a row's caches, and of what a forward pass needs while it runs.
+    """Bytes of a row's caches, and of a forward pass while it runs.
 
     fixed_bytes: per row, whatever its length: recurrent state before and after a forward pass.
     token_bytes: per token in the caches that keep all tokens.

@@ -10,20 +10,21 @@ from typing import Protocol
 
 
 class Holder(Protocol):
-    """A model that holds memory. weight_bytes: of its weights."""
+    """A model that holds memory. weight_bytes: of its weights. shared: None if it is alone."""
 
     weight_bytes: int
+    shared: "SharedMemory | None"
 
     @property
     def held_bytes(self) -> int:
-        """All that it holds, its weights included."""
+        """Bytes of a model's memory, its weights included."""
 
     def give_up(self, num_bytes: int) -> bool:
-        """Drop cached prefixes of at least so many bytes, or all; return whether any were dropped."""
+        """Drop cached prefixes of at least num_bytes, or all; return whether any were dropped."""
 
 
 class SharedMemory:
-    """What is left of the machine's memory for each model. Used by the engine's thread only.
+    """Divides the machine's memory among models. Used by the engine's thread only.
 
     limit_bytes: for all of them together.
     unload: unloads a model that answers nothing; returns False if there is none. It is told who needs memory,
@@ -42,7 +43,7 @@ class SharedMemory:
         return self.loading_bytes + sum(one.held_bytes for one in self.holders if one is not holder)
 
     def make_room(self, num_bytes: int, holder: Holder | None = None) -> bool:
-        """Free memory of the others until so many bytes are left; return whether they are.
+        """Free memory of other models until num_bytes are left; return whether they are.
 
         num_bytes: besides the holder's weights. holder: who needs them; None for a model to be loaded.
         First cached prefixes are dropped, then models unloaded.

@@ -62,7 +62,7 @@ class Findings:
         encode: Callable[[Found], Any] = lambda found: found,
         decode: Callable[[Any], Found] = lambda known: known,
     ) -> Found:
-        """Return the finding of that name; without one, try it out.
+        """Return the finding of a name; if it is not known, try it out.
 
         is_kept: whether what was found is to be kept. encode, decode: to JSON and back.
         """
@@ -95,5 +95,6 @@ class Findings:
 def _own_digest() -> str:
     """Return a digest of the code that decides what is found."""
     others = _ENGINE / "memory" / "footprint.py", _ENGINE / "speculative" / "costs" / "exact_widths.py"
-    files = [*sorted((_ENGINE / "kv_cache").rglob("*.py")), *others]
+    caches = [file for file in (_ENGINE / "kv_cache").rglob("*.py") if file.parent.name != "prefix_cache"]
+    files = [*sorted(caches), *others]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -14,6 +14,8 @@ from unittest.mock import patch
 import mlx.core as mx
 import mlx_lm.utils
 
+from engine.model.purpose import GEMMA
+
 _IN_LAYERS = re.compile(r"(?:language_model\.)?model\.(?:language_model\.)?layers\.(\d+)\.(.+)")
 _UNDER_MTP = re.compile(r"(?:.*\.)?mtp\.(.+)")
 
@@ -53,7 +55,7 @@ def rename(name: str) -> str:
 
 
 def name_in_first_layer(name: str) -> str:
-    """Return a name, empty if it is of a layer after the first: that one is applied again instead."""
+    """Return a name in the first layer; "" for later layers, in whose place the first is applied again."""
     return "" if name.startswith("layers.") and not name.startswith("layers.0.") else name
 
 
@@ -73,6 +75,9 @@ def _classes_without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
 
     def without_heads(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         own = {name: array for name, array in weights.items() if name_in_head(name, num_layers) is None}
+        if config.get("model_type") == GEMMA:
+            # EmbeddingGemma's layers after pooling, in conversions.
+            own = {name: array for name, array in own.items() if not name.startswith("dense.")}
         if "embed_tokens.weight" not in own:
             return sanitize(self, own)
         # A body that was saved alone, to embed: it has no output head.

@@ -57,7 +57,7 @@ class HubCache:
         return self._describe(name, home) if home.is_dir() else None
 
     def remove(self, name: str) -> int:
-        """Delete a model, or what a download left of it, and return the bytes freed. Raises HubError."""
+        """Delete a model, or the rest of a broken download, and return the bytes freed. Raises HubError."""
         home = self.home(name)
         if not home.is_dir():
             raise HubError("unknown", f"there is no model {name} in {self.folder}")

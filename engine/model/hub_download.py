@@ -57,7 +57,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def pull(name: str, report: ReportBytes | None = None, cache: HubCache | None = None) -> ModelFolder:
-    """Download a model, or what is missing of it, and describe it. Raises HubError, or what report raises."""
+    """Download a model's missing files, and describe it. Raises HubError, or an exception of report()."""
     cache = cache or HubCache()
     home = cache.home(name)
     with cache.locked(name), _explained(cache, name), disable_progress_bars():

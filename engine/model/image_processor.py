@@ -1,6 +1,7 @@
 """Read from a model's folder how its images are cut, and how its prompts show them."""
 
 import json
+import logging
 import math
 from hashlib import sha256
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import Any
 from engine.foreign.image_sizes import GEMMA4_TOKENS, MAX_ASPECT, find_size, grid_of, num_tokens
 from engine.interface.images import Cut, ImageProcessor, VisionInfo
 
+log = logging.getLogger("reprise.engine")
 CUTS: dict[str, Cut] = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl"), "qwen"),
     "gemma3": "gemma3",
@@ -24,16 +26,29 @@ _UNLIMITED = 2**31
 Json = dict[str, Any]
 
 
-def read_vision(config: Json, folder: Path, backend: Any) -> VisionInfo | None:
+class _NoTokenizer:
+    """Stands for a tokenizer where only sizes matter."""
+
+    def id_to_token(self, token: int) -> str:
+        return f"<{token}>"
+
+    def token_to_id(self, _: str) -> int:
+        return 0
+
+
+def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> VisionInfo | None:  # noqa: B008
     """Describe how a model sees images; None if it does not, or its processor is unknown or incomplete.
 
-    config: of config.json. backend: the model's tokenizers.Tokenizer.
+    config: of config.json. backend: the model's tokenizers.Tokenizer; without it only sizes are right.
     """
     inner = _read(folder, "processor_config.json").get("image_processor")
     given = _read(folder, "preprocessor_config.json") or inner
     cut = CUTS.get(str(config.get("model_type")))
     placeholder = config.get("image_token_id", config.get("image_token_index"))
-    if cut is None or not given or not isinstance(placeholder, int) or not has_library():
+    if cut is None or not given or not isinstance(placeholder, int):
+        return None
+    if not has_library():
+        log.warning("%s sees no images: Pillow is not installed (the extra vision)", folder.name)
         return None
     try:
         processor = _processor(cut, config, given, placeholder, backend)
@@ -59,9 +74,13 @@ def has_library() -> bool:
 
 
 def count_tokens(processor: ImageProcessor, size: tuple[int, int], budget: int = _UNLIMITED) -> int:
-    """Return the tokens of an image. size: height and width in pixels. budget: see find_size()."""
+    """Return the tokens of an image, with those that end its rows.
+
+    size: height and width in pixels. budget: see find_size().
+    """
     fields = {name: getattr(processor, name) for name in ("cut", "patch", "merge", "least", "most")}
-    return num_tokens(fields, grid_of(fields, find_size(fields, *size, "auto", budget)))
+    grid = grid_of(fields, find_size(fields, *size, "auto", budget))
+    return num_tokens(fields, grid) + (0 if processor.row_end is None else grid[0] // processor.merge)
 
 
 def _most_tokens(processor: ImageProcessor) -> int:
@@ -70,13 +89,15 @@ def _most_tokens(processor: ImageProcessor) -> int:
         case "qwen":
             return processor.most // side**2
         case "gemma4":
-            return processor.most
-    return math.ceil(processor.most / side) ** 2
+            # With high detail.
+            return GEMMA4_TOKENS[-1]
+    rows = math.ceil(processor.most / side)
+    return rows * (rows if processor.row_end is None else rows + 1)
 
 
 def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: Any) -> ImageProcessor:
     """Put a processor together. Raises KeyError, TypeError or ValueError if something is missing."""
-    vision, size, token = config["vision_config"], given.get("size") or {}, backend.id_to_token(placeholder)
+    vision, size, token = config["vision_config"], given.get("size") or {}, _text(backend, placeholder)
     patch, merge, least, most = _side(given.get("patch_size", vision.get("patch_size"))), 1, 0, 0
     written = shown = alone = token
     digest = sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
@@ -91,7 +112,7 @@ def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: A
             most = int(size["height"])
             patch = int(vision["patch_size"])
             merge = (most // patch) // math.isqrt(int(config.get("mm_tokens_per_image", 256)))
-            start, end = (backend.id_to_token(config[f"{name}_token_index"]) for name in ("boi", "eoi"))
+            start, end = (_text(backend, config[f"{name}_token_index"]) for name in ("boi", "eoi"))
             written = alone = start
             shown = f"\n\n{start}{token}{end}\n\n"
         case "pixtral":
@@ -104,13 +125,20 @@ def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: A
         case "gemma4":
             merge = int(given.get("pooling_kernel_size", 3))
             most = min(int(given.get("max_soft_tokens", 280)), GEMMA4_TOKENS[-1])
-            start, end = (backend.id_to_token(config[f"{name}_token_id"]) for name in ("boi", "eoi"))
+            start, end = (_text(backend, config[f"{name}_token_id"]) for name in ("boi", "eoi"))
             shown = f"{start}{token}{end}"
     return ImageProcessor(cut, patch, merge, least, most, placeholder, written, shown, alone, **more)
 
 
 def _side(value: Any) -> int:
     return int(value["height"] if isinstance(value, dict) else value)
+
+
+def _text(backend: Any, token: int) -> str:
+    found = backend.id_to_token(token)
+    if found is None:
+        raise KeyError(token)
+    return str(found)
 
 
 def _token_id(backend: Any, text: str) -> int:

@@ -87,7 +87,7 @@ def missing_shards(folder: Path) -> tuple[str, ...]:
 
 
 def missing_tokenizer(folder: Path) -> tuple[str, ...]:
-    """Say that there is no tokenizer, if there is none."""
+    """Return a fault if there is no tokenizer."""
     if any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
         return ()
     return ("no tokenizer; it may be a head, or a part of another model",)

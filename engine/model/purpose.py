@@ -11,6 +11,9 @@ ROBERTAS = frozenset({"roberta", "xlm-roberta", "camembert"})
 ENCODERS = ROBERTAS | {"bert", "modernbert", "nomic_bert", "new", "gte"}
 """Model types with weights that engine/embedding/encoder.py reads."""
 
+GEMMA = "gemma3_text"
+"""Model type of EmbeddingGemma, and of models that generate."""
+
 MODULES = "modules.json"
 """File of sentence-transformers that names what follows the model: pooling, dense layers, normalization."""
 
@@ -25,5 +28,7 @@ def find_purpose(folder: Path, config: dict[str, Any]) -> Purpose:
         return "rerank" if str(architecture).endswith("ForSequenceClassification") else "embed"
     modules = folder / MODULES
     if not modules.is_file():
-        return "generate"
+        # What attends to later tokens generates nothing.
+        sees_later = config.get("use_bidirectional_attention") or config.get("is_causal") is False
+        return "embed" if sees_later else "generate"
     return "rerank" if LOGIT_SCORE in modules.read_text(encoding="utf-8", errors="replace") else "embed"

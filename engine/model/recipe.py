@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.interface.embeddings import Dense, EmbeddingInfo, Pooling, Recipe
 from engine.model.loading import ModelError, find_context_tokens
-from engine.model.purpose import ENCODERS, LOGIT_SCORE, MODULES, ROBERTAS
+from engine.model.purpose import ENCODERS, GEMMA, LOGIT_SCORE, MODULES, ROBERTAS
 
 _OLD_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
@@ -21,16 +21,26 @@ _OLD_POOLINGS: dict[str, Pooling] = {
 
 _NEW_POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last", "max": "max"}
 
+_PROMPTS = {
+    "nomic_bert": {
+        kind: f"{kind}: " for kind in ("search_query", "search_document", "clustering", "classification")
+    },
+    "gemma3_text": {"query": "task: search result | query: ", "document": "title: none | text: "},
+}
+"""Prompts with which models were trained, by their types, where folders do not name them."""
+
 
 def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
-    """Read a model's recipe. config: of its config.json. Raises ModelError for what is not known here."""
+    """Read a model's recipe. config: config.json. Raises ModelError for unknown poolings or modules."""
     told = _read(folder / "config_sentence_transformers.json", {})
-    prompts = {str(name): str(text) for name, text in (told.get("prompts") or {}).items()}
+    known = _PROMPTS.get(str(config.get("model_type")), {})
+    prompts = {str(name): str(text) for name, text in (told.get("prompts") or known).items()}
+    prompts_are_guessed = prompts == known != {}
     default = told.get("default_prompt_name")
     max_tokens = _read(folder / "sentence_bert_config.json", {}).get("max_seq_length")
     modules = _read(folder / MODULES, [])
     pooling: Pooling | None = None
-    counts_prompt, normalizes, dense = True, False, []
+    counts_prompt, normalizes, is_guessed, dense = True, False, False, []
     for module in modules:
         kind, path = str(module.get("type")).rpartition(".")[2], folder / str(module.get("path"))
         given = _read(path / "config.json", {})
@@ -42,22 +52,34 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
         elif kind == "Normalize":
             normalizes = True
         elif kind == LOGIT_SCORE:
-            return Recipe("last", prompts=prompts, default_prompt=default, max_tokens=max_tokens)
+            answers = given.get("true_token_id"), given.get("false_token_id")
+            return Recipe("last", max_tokens=max_tokens, answers=answers)
         elif kind != "Transformer":
             raise ModelError(f"{folder / MODULES} names {kind}, which is not known here")
     if pooling is None:
-        pooling, normalizes = "mean" if config.get("model_type") in ENCODERS else "last", True
-        return Recipe(
-            pooling, prompts=prompts, default_prompt=default, max_tokens=max_tokens, is_guessed=True
-        )
-    return Recipe(pooling, counts_prompt, tuple(dense), normalizes, prompts, default, max_tokens)
+        is_guessed = normalizes = True
+        pooling = "mean" if config.get("model_type") in (*ENCODERS, GEMMA) else "last"
+        if config.get("model_type") == GEMMA:
+            # Conversions keep its two dense layers with the other weights.
+            dense = [Dense(folder, has_bias=False, name=f"dense.{index}") for index in range(2)]
+    return Recipe(
+        pooling,
+        counts_prompt,
+        tuple(dense),
+        normalizes,
+        prompts,
+        default,
+        max_tokens,
+        is_guessed,
+        prompts_are_guessed,
+    )
 
 
 def find_vectors(folder: Path, config: dict[str, Any]) -> EmbeddingInfo:
-    """Say what vectors a model makes, before it is loaded: without its special tokens. Raises ModelError."""
+    """Describe a model's vectors before it is loaded, so without its special tokens. Raises ModelError."""
     recipe = read_recipe(folder, config)
     last = _read(recipe.dense[-1].folder / "config.json", {}) if recipe.dense else {}
-    return EmbeddingInfo(int(last.get("out_features", config["hidden_size"])), recipe)
+    return EmbeddingInfo(int(last.get("out_features", config.get("hidden_size") or config["n_embd"])), recipe)
 
 
 def find_first_position(config: dict[str, Any]) -> int:

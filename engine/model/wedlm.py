@@ -24,7 +24,7 @@ FALLBACK_MASK_TOKEN = 151665
 
 
 class ModelArgs:
-    """Stands in for a model's arguments in mlx-lm: makes those of its family."""
+    """Stands in for a model's class of arguments in mlx-lm: makes the arguments of its family."""
 
     @staticmethod
     def from_dict(config: dict[str, Any]) -> Any:

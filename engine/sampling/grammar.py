@@ -77,7 +77,7 @@ class Grammars:
 
     @property
     def vocabulary(self) -> LLTokenizer:
-        """The vocabulary as llguidance knows it. Raises GrammarError if there is none.
+        """The vocabulary in llguidance's form. Raises GrammarError if it cannot be made.
 
         Made when it is first asked for. For a large vocabulary that takes some tenths of a second, in which
         no other thread of the process runs.

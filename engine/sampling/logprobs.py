@@ -47,7 +47,7 @@ class Likelihoods:
         self.arrays = [mx.concatenate(list(parts)) for parts in zip(*portions, strict=True)]
 
     def fetch(self) -> list[Likelihood | None]:
-        """Wait for the device; return (draws,) likelihoods, None for draws that do not want one."""
+        """Wait for the device; return (draws,) likelihoods, None where a draw wants none."""
         logprobs, *top = cast("list[list[Any]]", [array.tolist() for array in self.arrays])
         found: list[Likelihood | None] = [None] * len(self._wanted)
         for at, draw in enumerate(self._draws):
@@ -65,7 +65,7 @@ def measure(
     wanted: Sequence[int | None],
     places: Sequence[int] | None = None,
 ) -> Likelihoods | None:
-    """Return Likelihoods of these arguments, or None if no draw wants any."""
+    """Build the measuring of drawn tokens' likelihoods; None if no draw wants any."""
     return Likelihoods(logits, tokens, wanted, places) if any(num is not None for num in wanted) else None
 
 

@@ -66,7 +66,7 @@ def draws_per_portion(num_arrays: float, vocab_size: int) -> int:
 
 
 def sampling_bytes(num_draws: int, num_arrays: float, vocab_size: int) -> int:
-    """Return the memory that sampling num_draws such draws takes at most."""
+    """Return the maximum bytes that sampling num_draws draws takes."""
     num_at_once = min(num_draws, draws_per_portion(num_arrays, vocab_size))
     return int(num_at_once * num_arrays * FLOAT_BYTES * vocab_size)
 

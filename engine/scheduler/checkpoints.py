@@ -8,8 +8,8 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
+from engine.batch.sequence import Sequence
 from engine.scheduler.kept_prefixes import KeptPrefixes
-from engine.sequence.sequence import Sequence
 from engine.text.templates.message_openings import MessageOpenings
 from engine.vision.keys import whole_images
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from time import perf_counter
 
+from engine.batch.sequence import Sequence
 from engine.memory.budget import MemoryBudget
-from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_lookup import num_shared
-from engine.sequence.sequence import Sequence
 from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
+from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import Proposers
 
 log = logging.getLogger("reprise.engine")
@@ -98,7 +98,7 @@ class DraftPrefiller:
         self._planner = planner
         self._memory_budget = memory_budget
         # No slice is larger than the chunks for which memory is reserved.
-        self._pace = Pace(memory_budget.chunk_tokens, planner.model_s(1, 1, 0))
+        self._pace = Pace(memory_budget.chunk_tokens, planner.model.seconds(1, 1, 0))
         self._lookup_pace = Pace(ALL_TEXT)
 
     def choose(self, sequence: Sequence) -> None:
@@ -110,7 +110,7 @@ class DraftPrefiller:
             try:
                 sequence.drafts.uses_model = self._is_wanted()
                 sequence.drafts.counts.is_model_left_out = not sequence.drafts.uses_model
-                sequence.drafts.counts.token_steps = self._planner.model_token_steps(1)
+                sequence.drafts.counts.token_steps = self._planner.model.token_steps(1)
             except Exception as fault:
                 sequence.give_up_draft_model(fault)
 
@@ -144,7 +144,7 @@ class DraftPrefiller:
 
     def _is_wanted(self) -> bool:
         proposers = self._proposers
-        pays = self._planner.model_pays(proposers.new_forecast(), proposers.limit)
+        pays = self._planner.model.pays(proposers.new_forecast(), proposers.limit)
         return proposers.prompt_gate.should_prefill(pays)
 
     def begun(self, members: SequenceOf[Sequence]) -> list[Sequence]:

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from config.settings import Settings
+from engine.batch.sequence import Sequence
 from engine.kv_cache.per_row import Caches, can_trim, leaves, make_caches
+from engine.kv_cache.prefix_cache.disk import PrefixStore, make_store
+from engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
+from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
 from engine.kv_cache.rows import Rows
 from engine.kv_cache.slices import KVSlice, State, cut_slice, has_state, num_bytes, start_copies, take_state
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError
-from engine.prefix_cache.disk import PrefixStore, make_store
-from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
-from engine.prefix_cache.weights_digest import weights_fingerprint
-from engine.sequence.sequence import Sequence
 
 log = logging.getLogger("reprise.engine")
 
@@ -44,7 +44,7 @@ class _Copies:
 
 
 class KeptPrefixes:
-    """Takes copies of what sequences have computed. Used by the engine's thread only.
+    """Copies sequences' keys, values and state into the prefix cache. Used by the engine's thread only.
 
     budget_bytes: memory for cached prefixes. memory_budget: says whether there is memory for a copy now.
     can_look_back: whether state can be kept of a length that a chunk has passed.

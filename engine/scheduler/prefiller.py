@@ -8,19 +8,19 @@ from typing import Any
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.device import Device
+from engine.batch.device import Device
+from engine.batch.sequence import Sequence
+from engine.batch.step_error import StepError
+from engine.interface.stations import station
 from engine.kv_cache.rows import cache_arrays
 from engine.memory import prefill_budget
 from engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
+from engine.memory.prefill_costs import PrefillCosts
 from engine.sampling.logprobs import Likelihoods
 from engine.scheduler.checkpoints import Checkpoints
 from engine.scheduler.kept_prefixes import KeptPrefixes
-from engine.scheduler.prefill_costs import PrefillCosts
-from engine.sequence.sequence import Sequence
-from engine.sequence.step_error import StepError
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.heads.taps import Taps
-from engine.stations import station
 from engine.vision.sight import Looking, Sight
 
 MAX_CUT_SHARE = 0.02

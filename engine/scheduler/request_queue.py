@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Collection, Iterable
 
 from config.settings import Settings
+from engine.batch.sequence import Sequence
+from engine.interface.stations import station
 from engine.kv_cache.rows import Rows
 from engine.memory.budget import MemoryBudget
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
-from engine.sequence.sequence import Sequence
-from engine.stations import station
 
 MAX_OVERTAKEN = 16
 """How many smaller sequences may overtake one that does not fit into memory; then all wait for it."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from drafters.base import NO_DRAFT, Draft
+from engine.interface.stations import station
 from engine.kv_cache.columns import Ranks
 from engine.kv_cache.rows import Rows
 from engine.sampling.entropy import find_entropies
@@ -20,7 +21,6 @@ from engine.sampling.grammar import Mask
 from engine.sampling.logprobs import Likelihood, Likelihoods, measure
 from engine.sampling.sampler import Draw, Sampler
 from engine.speculative.acceptance import count_accepted
-from engine.stations import station
 
 
 @dataclass(slots=True)

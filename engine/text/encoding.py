@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from engine.interface.errors import UnbrokenTextError
+from engine.interface.wanted import check_wanted
 from engine.text.slicing import MAX_UNBROKEN, SLICE_CHARACTERS, Slicing, find_slicing
-from engine.wanted import check_wanted
 
 
 def copy_backend(backend: Backend) -> Backend:
@@ -46,7 +46,7 @@ class TextEncoder:
     """Encodes text into the ids that transformers gives. Any thread may use it; others run meanwhile.
 
     Long texts are encoded in slices, if the tokenizer allows that; work that nobody waits for any more (see
-    engine/wanted.py) ends between two of them.
+    engine/interface/wanted.py) ends between two of them.
 
     inner: one of transformers' tokenizers. slice_characters: maximum length of a slice with borders in it.
     """

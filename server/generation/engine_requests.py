@@ -8,7 +8,7 @@ from config.settings import LOOP_GUARD_TOKENS, Settings
 from engine.interface.images import PromptImage
 from engine.interface.models import AnswerLimits, ModelInfo
 from engine.interface.request import DraftType, GenerationRequest, Grammar, Sampling, View
-from engine.stations import station
+from engine.interface.stations import station
 from server.errors import BadRequestError, ContextLengthError
 from server.generation.windowed_decoding import choose_window
 from server.requests.generation_fields import GenerationFields

@@ -62,22 +62,30 @@ async def serve_model(
     """
     service = service_of(request)
     service.check_ready()
-    if service.models is None:
+    models, keep_s = service.models, None
+    if not models.is_fixed:
+        keep_s = keep_alive_s(keep_alive)
+    else:
+        # Whatever the name: there is no other.
+        _check_purpose(models.first_name, models.info.purpose, purpose)
         if keep_alive is not None:
             note_ignored(request, ["keep_alive"])
-        _check_purpose(service.model_names[0], service.engine.info.purpose, purpose)
-        service.check_model(model)
-        return await answer(service)
-    keep_s = keep_alive_s(keep_alive)
-    name = await find_loadable(service, model, purpose)
-    record_of(request).model = name
-    future = await MODEL_FILES.run(_acquire, service.models, name)
+    name = service.resolve(model, purpose)
 
     async def answer_with(use: ModelUseProtocol) -> Response:
         use.keep_s = keep_s
         end_later(request, use.end)
+        _check_purpose(name, use.engine.info.purpose, purpose)
+        if not models.is_fixed:
+            record_of(request).model = name
         return await answer(service.of(use.engine, name))
 
+    if (use := models.use_loaded(name)) is not None:
+        return await answer_with(use)
+    name = await find_loadable(service, model, purpose)
+    if (use := models.use_loaded(name)) is not None:
+        return await answer_with(use)
+    future = await MODEL_FILES.run(_acquire, models, name)
     waiting = _Waiting(service, name, future)
     if not stream:
         return await answer_with(await waiting.wait_long(request.receive))
@@ -91,7 +99,6 @@ async def find_loadable(service: Service, model: str | None, purpose: Purpose | 
     purpose: what the model must be for; None for anything.
     Raises ModelNotFoundError, ForbiddenError or BadRequestError.
     """
-    assert service.models is not None
     name = service.resolve(model, purpose)
     entry = await MODEL_FILES.run(service.models.find, name)
     if entry is None:
@@ -151,7 +158,7 @@ class _Waiting:
 
     def comment(self) -> bytes:
         """Return a comment of a stream about how far the model is."""
-        entries = self.service.models.loaded_entries() if self.service.models else []
+        entries = self.service.models.loaded_entries()
         progress = next((entry.progress for entry in entries if entry.name == self.name), None)
         what = "waiting for memory" if progress is None else f"{progress:.0%}"
         return f": loading {self.name}, {what}\n\n".encode()

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from engine.foreign.tool_calls import WrittenCall
 from engine.interface.events import Delta, Finished
-from engine.stations import station
+from engine.interface.stations import station
 from server.errors import ApiError, RequestFailedError
 from server.generation.service import Service
 from server.generation.submission import Submission

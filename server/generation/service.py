@@ -11,10 +11,11 @@ from typing import get_args
 
 from fastapi import Request
 
-from config.settings import Settings, display_name
+from config.model_settings import display_name
+from config.settings import Settings
 from engine.interface.embeddings import Purpose
-from engine.stations import LoopStation, StationClock
-from server.engine_protocol import EngineProtocol, ModelsProtocol, PooledEngineProtocol
+from engine.interface.stations import LoopStation, StationClock
+from server.engine_protocol import EngineProtocol, ModelsProtocol
 from server.errors import ModelNotFoundError, UnavailableError, retry_after
 from server.generation.event_queue import EventBridge
 from server.generation.prompts import PromptEncoder
@@ -34,26 +35,21 @@ ANY_MODEL = "*"
 class Service:
     """The shared objects of one app. Create it on the app's event loop.
 
-    recorder: None if requests are not recorded.
-    models: if there are several, which engine is then as a whole; of() returns the objects of one of them.
+    models: one or many; of() returns the objects of one of them. recorder: None if nothing is recorded.
+    engine: the models as an engine; of the objects of one model, that model's.
     """
 
     def __init__(
-        self,
-        engine: EngineProtocol,
-        settings: Settings,
-        metrics: Metrics,
-        recorder: Recorder | None = None,
-        models: ModelsProtocol | None = None,
+        self, models: ModelsProtocol, settings: Settings, metrics: Metrics, recorder: Recorder | None = None
     ) -> None:
-        self.engine = engine
         self.models = models
+        self.engine: EngineProtocol = models
         self._name: str | None = None
         self.settings = settings
         self.metrics = metrics
         max_requests = settings.max_rows + settings.max_queue
-        self.prompts = PromptEncoder(engine, max_requests, metrics, settings)
-        self.tool_calls = ToolCallParsing(engine, metrics, max_requests)
+        self.prompts = PromptEncoder(models, max_requests, metrics, settings)
+        self.tool_calls = ToolCallParsing(models, metrics, max_requests)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self.event_bridge = EventBridge(self._loop)
         self._stations = StationClock(get_args(LoopStation))
@@ -66,11 +62,13 @@ class Service:
         self.recorder = recorder
         self.created = int(time.time())
 
-    def of(self, engine: PooledEngineProtocol, name: str) -> "Service":
-        """Return the objects of one of several models, in whose place only its own differ.
+    def of(self, engine: EngineProtocol, name: str) -> "Service":
+        """Return the objects of a model: these, but for its own in the place of those of all models.
 
         engine: the model's. name: by which it is known.
         """
+        if engine is self.models:
+            return self
         view: Service | None = engine.attached.get(_VIEW)
         if view is None:
             view = engine.attached[_VIEW] = copy(self)
@@ -161,7 +159,7 @@ class Service:
         return requested
 
     def resolve(self, requested: str | None, purpose: Purpose | None = None) -> str:
-        """Return the name of one of several models, or a name that none has. purpose: None for any."""
+        """Return the name of a model, or a name that none has. purpose: None for any."""
         if requested is None:
             return self._default_name(purpose)
         return self.settings.model_name if requested in self.settings.served_model_name else requested
@@ -169,14 +167,14 @@ class Service:
     def resolve_unknown(self, name: str, purpose: Purpose | None = None) -> str:
         """Return the model that answers to an unknown name. Raises ModelNotFoundError if none does."""
         if ANY_MODEL not in self.settings.served_model_name:
-            raise ModelNotFoundError(name)
+            raise ModelNotFoundError(name, self.model_names if self.models.is_fixed else ())
         return self._default_name(purpose)
 
     def _default_name(self, purpose: Purpose | None) -> str:
         """Return the name of the model for a purpose."""
         sources = {"embed": self.settings.embedding_model, "rerank": self.settings.rerank_model}
         source = sources.get(purpose or "generate")
-        return display_name(source) if source else self.settings.model_name
+        return display_name(source) if source else self.models.first_name
 
 
 def service_of(request: Request) -> Service:

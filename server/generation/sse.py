@@ -7,7 +7,7 @@ from sse_starlette import EventSourceResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.stations import station
+from engine.interface.stations import station
 from server.errors import ApiError
 from server.generation.request_output import RequestOutput
 from server.output.parts import TextPart

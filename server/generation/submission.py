@@ -12,7 +12,7 @@ from starlette.types import Receive
 from engine.interface.errors import EngineError
 from engine.interface.events import Delta, Event, Failed, Finished, Usage
 from engine.interface.request import GenerationRequest
-from engine.stations import station
+from engine.interface.stations import station
 from server.errors import ClientGoneError, from_engine, from_failure
 from server.generation.event_queue import EventQueue
 from server.generation.service import Service

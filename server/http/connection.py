@@ -10,7 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from engine.stations import station
+from engine.interface.stations import station
 from server.errors import BadRequestError
 from server.http.connection_limit import ConnectionLimit
 from server.http.rounds import REQUEST_S, Rounds

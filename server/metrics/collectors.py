@@ -9,10 +9,12 @@ from prometheus_client.registry import Collector
 
 from engine.interface.errors import SharedTableError
 from engine.interface.models import ModelEntry
+from engine.interface.stations import OTHER, StationClock
 from engine.interface.status import GAP_BOUNDS_S, EngineCounts
-from engine.stations import OTHER, StationClock
-from server.engine_protocol import EngineProtocol, ModelsProtocol
-from server.metrics.definitions import GROUPS, NGRAMS, PREFIXES, RESPONSES, MetricEntry, MetricGroup
+from server.engine_protocol import ModelsProtocol
+from server.metrics.definitions import GROUPS
+from server.metrics.metric import MetricEntry, MetricGroup
+from server.metrics.process_metrics import NGRAMS, PREFIXES, RESPONSES
 from server.responses_api.store import ResponseStore
 
 _Values = Mapping[str, float]
@@ -24,19 +26,17 @@ class ScrapeCollector(Collector):
     """Reads current values at each scrape.
 
     store: the store of responses. loop_stations: the event loop's seconds. None until the app has them.
-    models: if there are several.
     """
 
-    def __init__(self, engine: EngineProtocol, models: ModelsProtocol | None = None) -> None:
-        self._models = models
+    def __init__(self, models: ModelsProtocol) -> None:
         self.store: ResponseStore | None = None
         self.loop_stations: StationClock | None = None
-        self._engine = engine
+        self._models = models
         self._process = psutil.Process(os.getpid())
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that have a value now."""
-        counts = self._engine.counts()
+        counts = self._models.counts()
         values = {
             **self._engine_values(counts),
             **_named(NGRAMS, "reprise_ngram_table_", self._ngram_status()),
@@ -62,7 +62,7 @@ class ScrapeCollector(Collector):
                     yield _family(metric, {"": values[metric.name]})
 
     def _engine_values(self, counts: EngineCounts) -> _Values:
-        status = self._engine.status()
+        status = self._models.status()
         return {
             "reprise_ready": status.state == "ready",
             "reprise_rows": status.num_running,
@@ -82,14 +82,14 @@ class ScrapeCollector(Collector):
     def _prefix_values(self) -> Mapping[str, _Values]:
         """Return the values of the prefix caches by metric and model."""
         found: dict[str, dict[str, float]] = {}
-        for model, status in self._engine.prefix_status().items():
+        for model, status in self._models.prefix_status().items():
             for name, value in _named(PREFIXES, "reprise_prefix_cache_", status).items():
                 found.setdefault(name, {})[model] = value
         return found
 
     def _model_values(self) -> Mapping[str, _Values]:
         """Return the values of each model by metric and model."""
-        entries = self._models.loaded_entries() if self._models else [self._only_model()]
+        entries = self._models.loaded_entries()
         by_name: dict[str, Callable[[ModelEntry], float]] = {
             "loaded": lambda one: one.state == "loaded",
             "rows": lambda one: one.num_running,
@@ -103,21 +103,9 @@ class ScrapeCollector(Collector):
             for name, value in by_name.items()
         }
 
-    def _only_model(self) -> ModelEntry:
-        info, status = self._engine.info, self._engine.status()
-        return ModelEntry(
-            info.name,
-            "loaded",
-            info.weight_bytes,
-            info.context_tokens,
-            num_running=status.num_running,
-            num_waiting=status.num_waiting,
-            num_loads=1,
-        )
-
     def _ngram_status(self) -> _Values:
         try:
-            counts = self._engine.table_status()
+            counts = self._models.table_status()
         except SharedTableError:
             return {}
         return {_NGRAM_KEYS.get(key, key): value for key, value in counts.items()}

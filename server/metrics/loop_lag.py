@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from engine.stations import OTHER, StationClock
+from engine.interface.stations import OTHER, StationClock
 
 PERIOD_S = 0.05
 """Time between two timers. What blocks the loop for longer than this delays at least one of them."""

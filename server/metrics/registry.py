@@ -14,11 +14,12 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.interface.events import Failed, Finished, Usage
-from engine.stations import StationClock
-from server.engine_protocol import EngineProtocol, ModelsProtocol
+from engine.interface.stations import StationClock
+from server.engine_protocol import ModelsProtocol
 from server.metrics.collectors import ScrapeCollector
-from server.metrics.definitions import GROUPS, MODEL, MetricEntry
+from server.metrics.definitions import GROUPS
 from server.metrics.endpoints import endpoint_of
+from server.metrics.metric import MODEL, MetricEntry
 from server.metrics.recent_requests import RecentRequests
 from server.output.usage import DRAFT_MODEL
 from server.responses_api.store import ResponseStore
@@ -29,10 +30,10 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class Metrics:
     """The metrics of one app, in their own registry. May be used on any thread, except for recent."""
 
-    def __init__(self, engine: EngineProtocol, models: ModelsProtocol | None = None) -> None:
-        self._has_models = models is not None
+    def __init__(self, models: ModelsProtocol) -> None:
+        self._names_models = not models.is_fixed
         made = {
-            metric.name: _make(metric, (MODEL,) if group.is_by_model and self._has_models else ())
+            metric.name: _make(metric, (MODEL,) if group.is_by_model and self._names_models else ())
             for group in GROUPS
             if not group.is_scraped
             for metric in group.metrics
@@ -42,7 +43,7 @@ class Metrics:
         self._gauges = {name: metric for name, metric in made.items() if isinstance(metric, Gauge)}
         self.recent = RecentRequests()
         self._longest_hold_s = 0.0
-        self._collector = ScrapeCollector(engine, models)
+        self._collector = ScrapeCollector(models)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_WithoutCreated(list(made.values())))
         self._registry.register(self._collector)
@@ -92,7 +93,7 @@ class Metrics:
         is_first: whether it is its prompt's first choice; a prompt's tokens count once for all choices.
         model: the name of its model, a label if there are several.
         """
-        usage, by_model = event.usage, (model,) if self._has_models else ()
+        usage, by_model = event.usage, (model,) if self._names_models else ()
         end = event.reason if isinstance(event, Finished) else event.kind
         self._count("sequences", 1, end, *by_model)
         if isinstance(event, Failed) and event.kind == "cancelled":

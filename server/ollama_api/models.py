@@ -34,7 +34,7 @@ def running_model(name: str, entry: ModelEntry) -> dict[str, Any]:
 
 
 def described_model(entry: ModelEntry, sampling: dict[str, float], created: int) -> dict[str, Any]:
-    """Return a model for /api/show. sampling: what requests that leave it out get."""
+    """Return a model for /api/show. sampling: of requests that leave it out."""
     context = {"num_ctx": str(entry.context_tokens)} if entry.context_tokens else {}
     parameters = context | {name: f"{value:g}" for name, value in sampling.items()}
     return {
@@ -87,7 +87,13 @@ def _facts(entry: ModelEntry) -> dict[str, Any]:
 def _capabilities(entry: ModelEntry) -> list[str]:
     if entry.purpose != "generate":
         return ["embedding"] if entry.purpose == "embed" else []
-    known = {"tools": entry.can_call, "thinking": entry.can_think, "insert": entry.can_infill}
+    sees = entry.info is not None and entry.info.vision is not None
+    known = {
+        "tools": entry.can_call,
+        "thinking": entry.can_think,
+        "insert": entry.can_infill,
+        "vision": sees,
+    }
     return ["completion", *(name for name, can in known.items() if can)]
 
 

@@ -37,7 +37,7 @@ def _of_chats(name: str) -> Any:
 
 
 class Options(RequestModel):
-    """How to sample. What is about how Ollama runs a model is left out."""
+    """Sampling options of a request. Options about how Ollama runs a model are left out."""
 
     temperature: _of_chats("temperature") = None  # type: ignore[valid-type]
     top_p: _of_chats("top_p") = None  # type: ignore[valid-type]

@@ -195,7 +195,7 @@ class CompletionFormat:
 
 
 def trace(choice: Choice, runs: Sequence[tuple[str, str]]) -> None:
-    """Set in a choice which text was drafted by what, if it is known. runs: see ReportPart."""
+    """Add to a choice the sources of its text, such as drafters, if they are known. runs: see ReportPart."""
     if runs:
         choice.draft_trace = [TracedText(text=text, source=source) for text, source in runs]
 

@@ -8,14 +8,13 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from engine.interface.embeddings import Purpose
 from server.output.parts import FinishReason
 
 
 class PromptTokensDetails(BaseModel):
-    """How many of the prompt's tokens came from the prefix cache.
+    """The number of the prompt's tokens that came from the prefix cache.
 
-    image_tokens: how many are images'; sent if there are any. Not part of OpenAI's API.
+    image_tokens: how many are images'; sent if there are any.
     """
 
     cached_tokens: int
@@ -78,7 +77,7 @@ class GateBlock(BaseModel):
 
 
 class WindowBlock(BaseModel):
-    """How a WeDLM model decoded in windows; see request.WindowSettings. note: what that means."""
+    """The settings of a WeDLM model's windowed decoding; see request.WindowSettings. note: their effect."""
 
     window_size: int
     entropy_threshold: float | None
@@ -236,7 +235,7 @@ class AssistantMessage(BaseModel):
 
 
 class TracedText(BaseModel):
-    """A run of what the model wrote, markers included, from one source: a drafter, or "model"."""
+    """A run of the model's text, markers included, from one source: a drafter, or "model"."""
 
     text: str
     source: str
@@ -275,7 +274,7 @@ class ChatChunkChoice(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """A choice of a completion, or what a chunk adds to it."""
+    """A choice of a completion, or the part of it in a chunk."""
 
     text: str
     index: int
@@ -305,98 +304,3 @@ class Envelope(BaseModel):
     def to_json(self) -> bytes:
         """Return the JSON to send, without unset fields."""
         return self.model_dump_json(exclude_unset=True).encode()
-
-
-class ModelMeta(BaseModel):
-    """The model's sizes, as llama-server has them.
-
-    n_ctx, n_ctx_train: tokens that this server takes; clients read either. size: bytes of the weights.
-    """
-
-    n_vocab: int
-    n_ctx: int
-    n_ctx_train: int
-    n_params: int
-    size: int
-
-
-class Modalities(BaseModel):
-    """The kinds of input and output."""
-
-    input: list[Literal["text"]] = ["text"]
-    output: list[Literal["text"]] = ["text"]
-
-
-class EmbeddingCard(BaseModel):
-    """How a model makes vectors: their numbers, what is pooled, and its prompts by name.
-
-    is_guessed: whether the pooling was decided by the architecture, as the folder does not name it.
-    """
-
-    dimensions: int
-    pooling: str
-    is_guessed: bool
-    normalizes: bool
-    prompts: dict[str, str]
-    default_prompt: str | None
-
-
-class ModelCard(BaseModel):
-    """The served model under one of its names.
-
-    context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
-    knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
-    template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
-    purpose: what the model is for. embedding: how it makes vectors or scores; null if it generates.
-    """
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: Literal["reprise"] = "reprise"
-    context_length: int
-    max_model_len: int
-    meta: ModelMeta
-    modalities: Modalities = Modalities()
-    tools: bool
-    tool_format: str | None = None
-    reasoning: bool
-    sampling_defaults: dict[str, float]
-    purpose: Purpose = "generate"
-    embedding: EmbeddingCard | None = None
-
-
-class ListedModelCard(ModelCard):
-    """One of several models under one of its names. What is not known before it is loaded is null.
-
-    state: whether its weights are in memory. size_bytes: of its weights. progress: the loaded share of them,
-    0 to 1, while it is loading; phase: what it is at then, in words.
-    fault: why it cannot be loaded, if that is known. running, waiting: its requests.
-    """
-
-    context_length: int | None  # type: ignore[assignment]
-    max_model_len: int | None  # type: ignore[assignment]
-    meta: ModelMeta | None  # type: ignore[assignment]
-    tools: bool | None  # type: ignore[assignment]
-    reasoning: bool | None  # type: ignore[assignment]
-    state: Literal["unloaded", "loading", "loaded"]
-    size_bytes: int
-    progress: float | None
-    phase: str | None
-    fault: str | None
-    running: int
-    waiting: int
-
-
-class ModelList(BaseModel):
-    """All names by which a request may name the model."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class ListedModels(BaseModel):
-    """All names by which a request may name one of several models."""
-
-    object: Literal["list"] = "list"
-    data: list[ListedModelCard]

@@ -237,7 +237,7 @@ def merge_adjacent(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def merge(parts: Sequence[MergeableT]) -> MergeableT:
-    """Return one part in place of several of the same kind, at least one."""
+    """Merge several parts of the same kind, at least one, into one."""
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -1,7 +1,8 @@
 """Generate docs/metrics.md."""
 
 from config.version import VERSION
-from server.metrics.definitions import GROUPS, MODEL, MetricEntry, MetricGroup
+from server.metrics.definitions import GROUPS
+from server.metrics.metric import MODEL, MetricEntry, MetricGroup
 from server.reference.markdown import table
 
 _HEADER = """\

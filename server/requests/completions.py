@@ -110,7 +110,7 @@ class CompletionRequest(GenerationFields):
 
     @model_validator(mode="after")
     def check_echo(self) -> "CompletionRequest":
-        """Refuse to return a prompt of which only the end is used."""
+        """Refuse echo if truncation uses only the end of the prompt."""
         if self.echo and self.truncate_prompt_tokens is not None:
             raise field_error("invalid_value", "cannot be combined with echo: true", "truncate_prompt_tokens")
         return self

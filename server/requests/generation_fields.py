@@ -173,7 +173,7 @@ class GenerationFields(StructuredFields, WindowFields):
 
     @model_validator(mode="after")
     def check_truncation(self) -> "GenerationFields":
-        """Refuse to keep nothing of a prompt."""
+        """Refuse a truncation to 0 tokens."""
         if self.truncate_prompt_tokens == 0:
             raise field_error(
                 "invalid_value", "is 0, which leaves no prompt; -1 means no limit", "truncate_prompt_tokens"
@@ -182,7 +182,7 @@ class GenerationFields(StructuredFields, WindowFields):
 
     @model_validator(mode="after")
     def check_min_tokens(self, info: ValidationInfo) -> "GenerationFields":
-        """Note a least number of tokens above the greatest, at which the answer ends all the same."""
+        """Note a min_tokens above the limit of the answer's tokens: the answer ends at that limit."""
         limit = self.requested_max_tokens
         if limit is not None and self.min_tokens > limit:
             phrase = f"is {self.min_tokens}, which is more than the {limit} tokens that are allowed at most"

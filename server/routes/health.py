@@ -26,7 +26,7 @@ async def health(request: Request) -> JSONResponse:
     }
     if status.fault is not None:
         body["reason"] = status.fault
-    if service.models is not None:
+    if not service.models.is_fixed:
         body["models"] = [
             {
                 "id": entry.name,

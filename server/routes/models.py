@@ -5,11 +5,12 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
+from config.settings import Settings
 from engine.interface.embeddings import EmbeddingInfo
 from engine.interface.models import ModelEntry, ModelInfo
 from server.engine_protocol import ModelsProtocol
@@ -35,13 +36,15 @@ from server.messages_api.models import (
     messages_model,
     messages_models,
 )
-from server.output.openai_objects import (
+from server.output.model_cards import (
     EmbeddingCard,
     ListedModelCard,
     ListedModels,
+    Modalities,
     ModelCard,
     ModelList,
     ModelMeta,
+    VisionCard,
 )
 from server.requests.models import LoadRequest, ModelRequest, PullRequest
 from server.threads import MODEL_FILES
@@ -70,15 +73,15 @@ async def list_models(request: Request) -> ModelList | ListedModels | MessagesMo
 async def served_models(service: Service) -> ModelList | ListedModels:
     """Return the cards of all models that requests may ask for. Raises UnavailableError."""
     service.check_ready()
-    if service.models is None:
-        return ModelList(data=[_card(service, name) for name in service.model_names])
-    named = await named_entries(service, service.models)
+    named = await named_entries(service)
+    if service.models.is_fixed:
+        return ModelList(data=[_card(service, name, entry) for name, entry in named.items()])
     return ListedModels(data=[_card_of(service, name, entry) for name, entry in named.items()])
 
 
-async def named_entries(service: Service, models: ModelsProtocol) -> dict[str, ModelEntry]:
-    """Return all of several models, by the names that requests may ask for."""
-    entries = await MODEL_FILES.run(models.entries)
+async def named_entries(service: Service) -> dict[str, ModelEntry]:
+    """Return all models, by the names that requests may ask for."""
+    entries = await MODEL_FILES.run(service.models.entries)
     named = {entry.name: entry for entry in entries}
     return named | {alias: entries[0] for alias in service.model_names if alias not in named}
 
@@ -89,11 +92,8 @@ async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModel
     """Return a model, by its name or one of its aliases."""
     service = service_of(request)
     service.check_ready()
-    card: ModelCard
-    if service.models is None:
-        card = _card(service, service.check_model(name))
-    else:
-        card = _card_of(service, name, await find_entry(service, service.models, name))
+    write = _card if service.models.is_fixed else _card_of
+    card = write(service, name, await find_entry(service, name))
     return messages_model(card) if is_anthropic_client(request) else card
 
 
@@ -101,7 +101,7 @@ async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModel
 async def load_model(request: Request) -> Response:
     """Load a model, and return it once it is loaded. Only where there are several models."""
     body = await read_body(request, LoadRequest)
-    _check_several(service_of(request))
+    _check_loads(service_of(request))
 
     async def answer(_: Service) -> Response:
         return await _card_response(service_of(request), body.model)
@@ -119,10 +119,10 @@ async def unload_model(request: Request) -> Response:
 
 async def unload(service: Service, model: str | None) -> None:
     """Unload a model once its requests have ended. Raises ApiError."""
-    models = _check_several(service)
+    _check_loads(service)
     _check_allowed(service)
     name = await find_loadable(service, model)
-    future = await MODEL_FILES.run(models.unload, name)
+    future = await MODEL_FILES.run(service.models.unload, name)
     try:
         async with asyncio.timeout(service.settings.load_timeout_s):
             await asyncio.wrap_future(future)
@@ -155,14 +155,14 @@ def _told(state: "PullState") -> dict[str, object]:
 
 def begin_pull(service: Service, model: str) -> "Pull":
     """Begin to download a model. Raises ApiError."""
-    models = _check_several(service)
+    _check_loads(service)
     _check_allowed(service)
-    return Pull(models, model)
+    return Pull(service.models, model)
 
 
 @dataclass(frozen=True, slots=True)
 class PullState:
-    """How far a download is, in bytes."""
+    """A download's progress, in bytes."""
 
     status: Literal["downloading", "success"]
     completed: int
@@ -192,7 +192,7 @@ class Pull:
         self._is_stopped.set()
 
     async def states(self, request: Request) -> AsyncIterator[PullState | ApiError]:
-        """Yield how far it is, every REPORT_S; the last is a success or an error."""
+        """Yield the progress every REPORT_S; the last state is a success or an error."""
         ended = asyncio.wrap_future(self._ended)
         # Its client may leave before it ends.
         ended.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -231,14 +231,13 @@ def _pull_error(fault: Exception, request_id: str) -> ApiError:
         return RequestFailedError.internal(request_id)
 
 
-def _check_several(service: Service) -> ModelsProtocol:
+def _check_loads(service: Service) -> None:
     service.check_ready()
-    if service.models is None:
+    if service.models.is_fixed:
         raise ForbiddenError(
             "This server serves one model. Start it with --models-dir or --allow-load to serve several.",
             code="loading_not_allowed",
         )
-    return service.models
 
 
 def _check_allowed(service: Service) -> None:
@@ -250,31 +249,34 @@ def _check_allowed(service: Service) -> None:
 
 
 async def _card_response(service: Service, name: str) -> Response:
-    assert service.models is not None
-    card = _card_of(service, name, await find_entry(service, service.models, name))
+    card = _card_of(service, name, await find_entry(service, name))
     return Response(card.model_dump_json(), media_type="application/json")
 
 
-async def find_entry(service: Service, models: ModelsProtocol, name: str) -> ModelEntry:
-    """Return one of several models. Raises ModelNotFoundError."""
-    entry = await MODEL_FILES.run(models.find, service.resolve(name))
+async def find_entry(service: Service, name: str) -> ModelEntry:
+    """Return a model. Raises ModelNotFoundError."""
+    entry = await MODEL_FILES.run(service.models.find, service.resolve(name))
+    if entry is None and service.models.is_fixed:
+        entry = await MODEL_FILES.run(service.models.find, service.resolve_unknown(name))
     if entry is None:
         raise ModelNotFoundError(name)
     return entry
 
 
-def _card(service: Service, name: str) -> ModelCard:
-    info, markers = service.engine.info, service.engine.tokenizer.markers
+def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
+    info = entry.info
+    assert info
     return ModelCard(
         id=name,
         created=service.created,
         context_length=info.context_tokens,
         max_model_len=info.context_tokens,
         meta=_meta(info),
-        tools=markers.can_call,
-        tool_format=markers.format_name,
-        reasoning=markers.can_think,
+        tools=bool(entry.can_call),
+        tool_format=entry.tool_format,
+        reasoning=bool(entry.can_think),
         sampling_defaults=known_sampling(service, info),
+        **_seeing(service.settings, info),
     )
 
 
@@ -297,7 +299,19 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         fault=entry.fault,
         running=entry.num_running,
         waiting=entry.num_waiting,
+        **_seeing(service.settings, entry.info),
     )
+
+
+def _seeing(settings: Settings, info: ModelInfo | None) -> dict[str, Any]:
+    """Return the fields of a card about images; none for a model that sees none, or is not loaded."""
+    if info is None or (vision := info.vision) is None:
+        return {}
+    most = max(vision.min_tokens, min(vision.max_tokens, settings.max_image_tokens))
+    card = VisionCard(
+        example_tokens=min(most, vision.example_tokens), max_tokens=most, max_images=settings.max_images
+    )
+    return {"vision": card, "modalities": Modalities(input=["text", "image"])}
 
 
 def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
@@ -307,7 +321,7 @@ def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
     return EmbeddingCard(
         dimensions=info.dimensions,
         pooling=recipe.pooling,
-        is_guessed=recipe.is_guessed,
+        is_guessed=recipe.is_guessed or recipe.prompts_are_guessed,
         normalizes=recipe.normalizes,
         prompts=dict(recipe.prompts),
         default_prompt=recipe.default_prompt,

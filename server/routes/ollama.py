@@ -10,7 +10,6 @@ from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 
 from config.version import VERSION
-from engine.interface.models import ModelEntry
 from server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
 from server.generation.chat import answer_chat
 from server.generation.completion import answer_completion
@@ -147,10 +146,7 @@ async def version() -> JSONResponse:
 async def tags(request: Request) -> JSONResponse:
     """List the models that requests may ask for, with the tag latest, in Ollama's format."""
     service = _ready(request)
-    if service.models is None:
-        named = dict.fromkeys(service.model_names, _only_entry(service))
-    else:
-        named = await named_entries(service, service.models)
+    named = await named_entries(service)
     listed = [listed_model(name, entry, service.created) for name, entry in named.items()]
     return JSONResponse({"models": listed})
 
@@ -159,7 +155,7 @@ async def tags(request: Request) -> JSONResponse:
 async def running(request: Request) -> JSONResponse:
     """List the models that are loaded, in Ollama's format."""
     service = _ready(request)
-    entries = [_only_entry(service)] if service.models is None else service.models.loaded_entries()
+    entries = service.models.loaded_entries()
     loaded = [running_model(entry.name, entry) for entry in entries if entry.state == "loaded"]
     return JSONResponse({"models": loaded})
 
@@ -170,28 +166,9 @@ async def show(request: Request) -> JSONResponse:
     body = await read_body(request, OllamaModelRequest)
     service = _ready(request)
     name = _own_name(service, body.model)
-    if service.models is None:
-        service.check_model(name)
-        entry = _only_entry(service)
-    else:
-        entry = await find_entry(service, service.models, name or service.settings.model_name)
+    entry = await find_entry(service, name or service.model_names[0])
     sampling = known_sampling(service, entry.info) if entry.info else {}
     return JSONResponse(described_model(entry, sampling, service.created))
-
-
-def _only_entry(service: Service) -> ModelEntry:
-    """Describe the model where there is one."""
-    info, markers = service.engine.info, service.engine.tokenizer.markers
-    return ModelEntry(
-        name=service.model_names[0],
-        state="loaded",
-        size_bytes=info.weight_bytes,
-        context_tokens=info.context_tokens,
-        info=info,
-        can_call=markers.can_call,
-        can_think=markers.can_think,
-        can_infill=service.engine.tokenizer.fim is not None,
-    )
 
 
 @router.post("/api/pull", openapi_extra=body_schema(OllamaPullRequest, in_lines=True))

@@ -28,7 +28,7 @@ class BareCalls:
 
 
 def bare_calls(markers: Markers, names: Collection[str]) -> BareCalls | None:
-    """Return how calls of these tools look without their marker; None if the format does not show it."""
+    """Return the form of calls without their marker; None if the format does not tell them from text."""
     if markers.call_format != "qwen3_coder" or not names:
         return None
     heads = [f"<function={name}>{space}" for name in names for space in ("", "\n")]

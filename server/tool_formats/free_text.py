@@ -15,7 +15,7 @@ def as_arguments(text: str) -> str:
 
 
 def input_schema(pattern: str | None = None) -> dict[str, Any]:
-    """Return the schema of the arguments. pattern: what the input matches."""
+    """Return the schema of the arguments. pattern: a regular expression that the input matches."""
     text = {"type": "string"} | ({} if pattern is None else {"pattern": pattern})
     return {
         "type": "object",
@@ -33,7 +33,7 @@ class InputDecoder:
         self._is_inside = False
 
     def feed(self, arguments: str) -> str:
-        """Add text of the arguments; return the text of the input that is certain."""
+        """Add text of the arguments; return the part of the input's text that is certain now."""
         self._pending += arguments
         if not self._is_inside:
             head = _HEAD.match(self._pending)

@@ -10,7 +10,7 @@ from fastapi import Request
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from engine.stations import station
+from engine.interface.stations import station
 from server.errors import BadRequestError, ContentTypeError
 from server.lanes import beside
 from server.logs import is_logging_prompts, log_prompt, record_in

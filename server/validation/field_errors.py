@@ -74,7 +74,7 @@ def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
 
 
 def validate_known(given: dict[str, Any], model: type[ModelT], notes: Notes) -> ModelT:
-    """Validate parsed JSON as the model, and mend what can be without changing what it asks for.
+    """Validate parsed JSON as the model, after mending faults that leave its meaning clear.
 
     Raises BadRequestError for the first other fault. Changes what it is given.
     """

@@ -143,7 +143,7 @@ def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
 
 
 def single(given: object, kind: type, info: ValidationInfo) -> object:
-    """Return a value of this type in an array, where it stands for one; anything else as it is."""
+    """Put a lone value of this type into an array; return other values unchanged."""
     if type(given) is not kind or notes_in(info.context).refuses:
         return given
     notes_in(info.context).understood(str(info.field_name), "must be an array")
@@ -151,7 +151,7 @@ def single(given: object, kind: type, info: ValidationInfo) -> object:
 
 
 def as_integer(given: object, info: ValidationInfo) -> object:
-    """Return a number such as 40.0, which is an integer in JSON, as one; anything else as it is."""
+    """Convert a number such as 40.0 to an integer; return other values unchanged."""
     notes = notes_in(info.context)
     if not isinstance(given, float) or not given.is_integer() or notes.refuses:
         return given

@@ -64,7 +64,7 @@ def target_of(schema: Node, node: Node) -> Node | None:
 
 
 def with_definitions(schema: Node) -> Node:
-    """Return the schema with what its references name elsewhere, as in #/components/schemas, under $defs.
+    """Return the schema with referenced schemas, as in #/components/schemas, moved under $defs.
 
     References to $defs and to schemas within schemas stay as they are, and so do those that name nothing.
     """

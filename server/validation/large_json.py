@@ -67,7 +67,7 @@ class Outline:
 
     @property
     def num_values(self) -> int:
-        """About how many values there are."""
+        """An estimate of the number of values."""
         return self.num_containers + int((self.kinds == _COMMA).sum())
 
     @property

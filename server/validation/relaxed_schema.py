@@ -47,13 +47,13 @@ _MAX_DEPTH = 60
 
 @dataclass(slots=True)
 class RelaxedSchema:
-    """A schema without what cannot be enforced. dropped: the paths of what was left out or widened."""
+    """A schema without the parts that cannot be enforced. dropped: the paths of those left out or widened."""
 
     schema: Node
     dropped: list[str] = field(default_factory=list)
 
     def paths(self, at: str) -> list[str]:
-        """Return the paths of what was dropped. at: the path of the schema."""
+        """Return the paths of the dropped parts. at: the path of the schema."""
         return [f"{at}.{path}".rstrip(".") for path in self.dropped]
 
 
@@ -76,7 +76,7 @@ def relaxations(schema: Node, at: str = "") -> Iterator[RelaxedSchema]:
 
 
 def relax(schema: Node, level: int = 0) -> RelaxedSchema:
-    """Return the schema without what cannot be enforced. level: the index of the keywords to keep."""
+    """Return the schema without parts that cannot be enforced. level: the index of the keywords to keep."""
     if level == len(_LEVELS) - 1:
         return RelaxedSchema({"type": schema["type"]} if schema.get("type") in _TYPES else {}, [""])
     relaxed, root = RelaxedSchema({}), modern(with_definitions(schema))
@@ -93,7 +93,7 @@ class _Relaxation:
         self._dropped = dropped
 
     def relax(self, node: Any, path: str, depth: int) -> Any:
-        """Return a schema within the root without what cannot be enforced. path: where it is."""
+        """Return a subschema without the parts that cannot be enforced. path: its place."""
         if not isinstance(node, dict) or depth > _MAX_DEPTH:
             return node
         node = self._without_one_of(node, path)

@@ -10,7 +10,7 @@ PROBED = "\n\t\r\"\\/<>&'é"
 
 @dataclass(frozen=True, slots=True)
 class ArgumentForm:
-    """How text stands in an argument. written: what is written for a character's code, if not itself.
+    """The form of text in an argument. written: the text for a character's code, if not the character itself.
 
     is_ascii: whether JSON's escapes stand for all characters that are not ASCII.
     """

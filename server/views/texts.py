@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The forms in which an answer may have what a text shows. Each makes one view.
+    """The forms in which an answer may quote a text's files. Each makes one view.
 
     has_plain: as it is, all of it; else only what the text itself does not have so.
     arguments: of arguments in calls, if text stands otherwise in them. patches: of lines in patches, which
@@ -54,7 +54,7 @@ def spoken_patches(
 def texts_of(
     messages: Sequence[Json], arguments: ArgumentForm, patches: tuple[ArgumentForm, ...]
 ) -> Iterator[tuple[str, Wanted]]:
-    """Yield the texts of a conversation that an answer may copy, the newest first, and what to make of them.
+    """Yield the texts that an answer may copy, the newest first, and the forms wanted of each.
 
     messages: as chat templates expect them. arguments: the form of those in calls.
     patches: see spoken_patches.

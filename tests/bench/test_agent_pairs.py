@@ -11,7 +11,7 @@ from bench.replay.pairs import token_pairs
 from bench.workloads import make_chats, read_prompts
 from bench.workloads.agents import FORMS, NUMBERS, Change, agent_chats, call_text
 from cli.main import main
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.model.loading import load_tokenizer
 
 BEFORE = "".join(f"line_{at} = {at}\n" for at in range(30))

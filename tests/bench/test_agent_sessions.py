@@ -9,7 +9,7 @@ import pytest
 from bench.replay.pairs import token_pairs
 from bench.replay.sessions import read_session
 from cli.main import main
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.model.loading import load_tokenizer
 
 READ = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "a.py"}}

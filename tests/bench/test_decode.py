@@ -18,7 +18,7 @@ from bench.experiment import Row, parity
 from bench.local_engine import LocalEngine
 from bench.tables import print_rows, write_csv
 from cli.main import main
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.interface.events import DraftingReport, Finished, Usage
 from engine.interface.request import GenerationRequest
 

@@ -10,16 +10,17 @@ import pytest
 
 from bench.workloads import make_chats
 from bench.workloads.chats import render, render_turn
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
 from engine.interface.request import GenerationRequest, Sampling
 from engine.model.loading import load_tokenizer
-from engine.scheduler.planner import Planner
 from engine.speculative import shared_table
 from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import DraftSources, Proposers
-from tests.engine.scheduler.simulated_rows import Device, Spent
+from tests.engine.speculative.planning.simulated_rows import Device, Spent
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 PLAIN_STEPS = (1.0, 1.43, 1.79, 2.12, 2.62, 3.04, 3.88, 5.23, 6.74, 9.79, 12.67)

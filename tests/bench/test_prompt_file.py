@@ -8,7 +8,7 @@ import pytest
 
 from bench.replay.pairs import token_pairs
 from bench.workloads import Turn, read_prompts
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.model.loading import load_tokenizer
 
 HELLO = {"role": "user", "content": "hello"}

@@ -82,8 +82,6 @@ def test_the_grid_has_each_length_and_size_once_and_no_sizes_where_a_type_has_no
 def test_a_point_becomes_the_settings_of_a_server() -> None:
     mod = settings_of(point("auto", 8, 4), Settings())
     assert (mod.draft_type, mod.num_draft_tokens, mod.ngram_mod_size) == ("auto", 8, 4)
-    simple = settings_of(point("ngram-simple", 8, 24), Settings())
-    assert (simple.ngram_size_min, simple.ngram_size_max) == (24, 24)
     gated = settings_of({"draft_type": "auto", "gate": "on", "threshold": 0.5}, Settings())
     assert (gated.gate, gated.gate_threshold) == ("on", 0.5)
     assert settings_of(default_point(Settings()), Settings()) == Settings()

@@ -42,14 +42,14 @@ def test_strategies_are_chosen_by_whether_the_vocabularies_are_one(
     model_folder: Path, other_model_folder: Path
 ) -> None:
     pairs = pairs_of(model_folder, [model_folder, other_model_folder], ())
-    others = [(other_model_folder, name) for name in ("context", "naive", "shared")]
+    others = [(other_model_folder, name) for name in ("context", "shared")]
     assert pairs == [(model_folder, "none"), *others]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--strategies", "magic"], "--strategies: magic is not one of context, naive, shared, none"),
+        (["--strategies", "magic"], "--strategies: magic is not one of context, shared, none"),
         (["--workloads", "edit"], "--workloads: edit is not one of"),
         (["--num-draft-tokens", "2,999"], "--num-draft-tokens: 999 is above 255"),
         (["--translation-prefix-tokens", "99"], "translation_prefix_tokens"),

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 
 from bench.architectures.tiny_models import make_model, tiny_config, write_random_model
 from cli.main import main
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.kv_cache.per_row import arrays_of, leaves, make_caches
 from engine.model.loading import load_model
 from tests.engine.speculative.heads import folders, published

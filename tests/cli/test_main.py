@@ -8,6 +8,7 @@ import pytest
 
 from cli.bench import COMMANDS as BENCHMARKS
 from cli.main import main
+from config.groups import TUNING
 from config.settings import SETTINGS, Settings
 
 COMMANDS = [
@@ -45,8 +46,10 @@ def test_help_names_every_command_and_shows_examples(capsys, arguments):
 
 @pytest.mark.parametrize("command", ["serve", "config"])
 def test_help_of_a_command_has_every_setting_with_its_default_and_variable(capsys, command):
-    out = " ".join(printed(capsys, command, "--help").split())
+    out = " ".join(printed(capsys, command, "--help-all").split())
+    short = " ".join(printed(capsys, command, "--help").split())
     for known in SETTINGS.values():
+        assert (known.help in short) is (known.name not in TUNING)
         assert known.flag in out
         assert known.help in out
         assert f"Default: {known.default_text} ({known.variable})" in out

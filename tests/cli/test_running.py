@@ -16,7 +16,7 @@ from cli.running import chat, ps
 from cli.running.screen import AnswerScreen, describe_timings, finished_blocks
 from cli.running.server import Server
 from cli.running.started import started
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 
 ANSWER = "I am the Reprise demo model, a very small model."
 

@@ -9,8 +9,9 @@ import pytest
 
 from cli.main import main
 from cli.models.choice import with_found
-from config.settings import BUNDLED_MODEL, Settings
-from engine.pool.catalogue import choose_first
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
+from engine.models.catalogue import choose_first
 
 GGUF = "{models}/files/a.gguf"
 

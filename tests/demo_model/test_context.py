@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.kv_cache.rows import Sharing
 from engine.memory.making import make_memory_budget
 from engine.model.loading import make_loader

@@ -8,7 +8,8 @@ from mlx_lm.utils import load_tokenizer
 
 from bench.local_engine import LocalEngine
 from bench.workloads import make_chats
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.interface.request import DraftChoice, DraftType
 from engine.speculative.costs.step_costs import StepCosts
 

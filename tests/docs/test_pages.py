@@ -86,7 +86,7 @@ def test_pages_call_the_command_reprise_and_the_readme_names_the_script_once():
 
 def help_of(*command):
     with redirect_stdout(StringIO()) as out, suppress(SystemExit):
-        main([*command, "--help"])
+        main([*command, "--help-all" if command in (("serve",), ("config",)) else "--help"])
     return out.getvalue()
 
 

@@ -5,14 +5,13 @@ from collections.abc import Callable
 from drafters.base import Drafter
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
-from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.suffix import SuffixDrafter
 
 MakeDrafter = Callable[[], Drafter]
 
 DRAFTERS: dict[str, MakeDrafter] = {
-    "ngram-simple": lambda: NgramSimpleDrafter(1, 6),
+    "ngram-simple": lambda: SuffixDrafter(0, name="ngram-simple"),
     "ngram-mod": lambda: NgramModDrafter(NgramModTables("test", n=3, size=4096)),
     "prediction": PredictionDrafter,
     "suffix": lambda: SuffixDrafter(1024),

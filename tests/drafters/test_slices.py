@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters import ngram_simple
 from drafters.base import (
     NO_DRAFT,
     SLICE_TOKENS,
@@ -38,7 +37,7 @@ PERIODIC = [5, 6, 7, 8, 9, 10, 11, 12] * 40
 def slices_of(num_tokens: int) -> Iterator[None]:
     """Let all slices read at most this many tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (growing_text, history, ngram_mod, ngram_simple):
+        for module in (growing_text, history, ngram_mod):
             patch.setattr(module, "SLICE_TOKENS", num_tokens)
         yield
 

@@ -7,9 +7,11 @@ import pytest
 
 from config.settings import Settings
 from engine.engine import Engine
+from engine.generating.setup import flat_costs
 from engine.model.loading import Load
-from engine.setup import FindHead, MakeSources, flat_costs
+from engine.models.making import FindHead, Makers
 from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.proposers import MakeSources
 from tests.engine.support import make_loaded
 
 StartEngine = Callable[..., Engine]
@@ -32,9 +34,8 @@ def start_engine() -> Iterator[StartEngine]:
         **settings: Any,
     ) -> Engine:
         make = load or (lambda _: make_loaded(name, wrap))
-        engine = Engine(
-            Settings(**settings), make, make_sources, load_draft, find_head, costs or flat_costs()
-        )
+        makers = Makers(make, make_sources, load_draft, find_head, costs or flat_costs())
+        engine = Engine(Settings(**settings), makers)
         engine.on_death = on_death
         engine.start()
         engines.append(engine)

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 from config.settings import Settings
+from engine.batch.sequence import Sequence
+from engine.generating.setup import flat_costs, make_worker
 from engine.interface.request import GenerationRequest
 from engine.model.loading import LoadedModel
+from engine.models.making import FindHead, Makers
 from engine.sampling.grammar import Grammars
-from engine.sequence.sequence import Sequence
-from engine.setup import FindHead, MakeSources, flat_costs, make_worker
 from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.proposers import MakeSources
 from tests.engine.support import Answer, make_loaded, oracle
 
 MAX_STEPS = 20_000
@@ -44,13 +46,10 @@ class Driven:
         self.grammars = Grammars(loaded.tokenizer)
         self.worker = make_worker(
             loaded,
-            Settings(**settings),
-            make_sources,
             draft,
-            costs or flat_costs(),
-            False,
+            Settings(**settings),
+            Makers(make_sources=make_sources, find_head=find_head, costs=costs or flat_costs()),
             lambda _what, _share: None,
-            find_head,
         )
         self.answers: dict[str, Answer] = {}
 

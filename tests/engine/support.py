@@ -17,7 +17,7 @@ from mlx_lm.utils import load_tokenizer
 
 from bench.architectures import tiny_models
 from bench.architectures.tiny_models import tiny_config
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.engine import Engine
 from engine.interface.events import Delta, Event, Failed, Finished
 from engine.interface.request import GenerationRequest, Sampling

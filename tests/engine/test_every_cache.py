@@ -20,7 +20,7 @@ from engine.interface.events import Finished
 from engine.interface.request import GenerationRequest, Grammar, ThinkingBudget
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, load_model
-from engine.setup import FindHead
+from engine.models.making import FindHead
 from engine.speculative.proposers import DraftSources
 from engine.vision.keys import prompt_keys
 from tests.combinations import FAMILIES, every_kind_of_cache

@@ -1,67 +1,100 @@
 """When the loop measures what steps cost: only where no client sends one request after another."""
 
-import queue
 from types import SimpleNamespace
 from typing import Any
 
-from engine.lifecycle import Lifecycle
-from engine.loop import Call, Loop, Stop
+from config.settings import Settings
+from engine.loop import Loop
+from engine.models.catalogue import Catalogue
+from engine.models.known import KnownModels
+from engine.models.loads import GivenModel
+from engine.models.messages import Call, Inbox
+from engine.models.model_engine import ModelEngine
 
 
-class ScriptedInbox:
-    """An inbox whose messages come one by one; before a pause nothing comes for a while."""
+class ScriptedWake:
+    """Wakes the loop for messages that come one by one; before a pause nothing comes for a while."""
 
-    def __init__(self, script: list[Any]) -> None:
-        self.script = script
-        self.is_pause = False
+    def __init__(self, script: list[Any], inbox: Inbox) -> None:
+        self.script, self.inbox = script, inbox
 
-    def empty(self) -> bool:
-        return not self.script or self.is_pause or self.script[0] == "pause"
+    def clear(self) -> None: ...
 
-    def get(self, timeout: float | None = None) -> Any:
-        message, self.is_pause = self.script.pop(0), False
-        if message != "pause":
-            return message
-        assert timeout, "it would wait forever"
-        self.is_pause = True
-        raise queue.Empty
-
-
-class IdleWorker:
-    """A worker without requests. num_measured: how often costs were measured."""
-
-    has_work = False
-
-    def __init__(self) -> None:
-        self.num_measured = 0
-        self.live: list[Any] = []
-        self.queue = type("Queue", (), {"waiting": []})()
-
-    def measure_costs(self) -> bool:
-        self.num_measured += 1
+    def is_set(self) -> bool:
         return False
 
-    def step(self) -> None:
-        """Do nothing."""
+    def wait(self, timeout: float) -> bool:
+        assert timeout, "it would wait forever"
+        if (message := self.script.pop(0)) == "pause":
+            return False
+        self.inbox.put(message)
+        return True
+
+
+class IdleEngine(ModelEngine):
+    """An engine without requests. num_measured: how often costs were measured."""
+
+    worker: Any = SimpleNamespace(has_work=False, is_blocked=False, num_progressed=0, running=())
+    num_measured = 0
+
+    def load(self, _: Any) -> None: ...
+
+    def unload(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def end_all(self, _: Any) -> None: ...
+
+    def counts(self) -> Any: ...
+
+    memory_budget = None
+
+    @property
+    def _step(self) -> Any: ...
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, Call):
+            message.perform()
+
+    def prepare(self) -> bool:
+        self.num_measured += 1
+        return False
 
 
 def run(script: list[str]) -> list[int]:
     """Run a loop; return how often costs had been measured at each message."""
     seen: list[int] = []
-    inbox, worker = ScriptedInbox([]), IdleWorker()
+    settings = Settings()
+    known = KnownModels(settings, {}, Catalogue(settings))
+    engine = IdleEngine(settings, Inbox(lambda: None))
+    wake = ScriptedWake([], engine.inbox)
+    known.wake = wake  # type: ignore[assignment]
+    known.first.engine = engine
     for event in script:
-        inbox.script.append(event if event == "pause" else _noting(worker, seen))
-    inbox.script.append(Stop())
-    grammars = SimpleNamespace(prepare=lambda: False)
-    Loop(worker, inbox, Lifecycle(1), None, grammars).run()  # type: ignore[arg-type]
+        wake.script.append(event if event == "pause" else _noting(engine, seen))
+    wake.script.append(_stopping(known, engine))
+    loop = Loop(known, GivenModel(known, lambda _: None), lambda _: None)
+    loop.start()
+    loop.join()
     return seen
 
 
-def _noting(worker: IdleWorker, seen: list[int]) -> Call:
+def _noting(engine: IdleEngine, seen: list[int]) -> Call:
     class Nobody:
         def set_result(self, _: object) -> None: ...
 
-    return Call(lambda: seen.append(worker.num_measured), Nobody())  # type: ignore[arg-type]
+    return Call(lambda: seen.append(engine.num_measured), Nobody())  # type: ignore[arg-type]
+
+
+def _stopping(known: KnownModels, engine: IdleEngine) -> Call:
+    class Nobody:
+        def set_result(self, _: object) -> None: ...
+
+    def stop() -> None:
+        known.is_stopping = True
+        engine.lifecycle.begin_draining(0)
+
+    return Call(stop, Nobody())  # type: ignore[arg-type]
 
 
 def test_costs_are_measured_in_pauses_and_not_between_requests_that_follow_each_other() -> None:

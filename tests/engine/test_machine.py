@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.device import Device
+from engine.batch.device import Device
 from engine.interface.events import Failed, Finished
 from engine.interface.request import GenerationRequest
 from engine.kv_cache.rows import make_caches

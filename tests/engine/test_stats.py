@@ -4,7 +4,7 @@ import time
 
 from engine.interface.status import GAP_BOUNDS_S
 from engine.speculative.proposers import DraftSources
-from server.metrics.definitions import PREFIXES
+from server.metrics.process_metrics import PREFIXES
 from tests.drafters.fakes import scored
 from tests.engine.faults.test_faults import POISON, Poisoned
 from tests.engine.support import Answer, ask, make_loaded, prompt_of, request

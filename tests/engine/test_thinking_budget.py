@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafters.ngram_simple import NgramSimpleDrafter
+from drafters.suffix import SuffixDrafter
 from engine.interface.request import GenerationRequest, Grammar, Sampling, ThinkingBudget
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
@@ -24,7 +24,7 @@ def test_the_end_marker_stands_at_the_budget_and_the_answer_follows_from_it(num_
     found = []
     for make_sources in (
         None,
-        lambda _: DraftSources({"ngram-simple": NgramSimpleDrafter(1, 3)}, scored(1.0)),
+        lambda _: DraftSources({"ngram-simple": SuffixDrafter(0, name="ngram-simple")}, scored(1.0)),
     ):
         driven = Driven(loaded_once("llama"), make_sources)
         answer = driven.ask(ask(num_tokens))

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.ngram_simple import NgramSimpleDrafter
+from drafters.suffix import SuffixDrafter
+from engine.generating.worker import Worker
 from engine.interface.request import DraftChoice, Grammar
+from engine.interface.stations import OTHER, EngineStation, StationClock, spend, station
 from engine.speculative.proposers import DraftSources
-from engine.stations import OTHER, EngineStation, StationClock, spend, station
-from engine.worker import Worker
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import ask, prompt_of, request
 
@@ -106,7 +106,7 @@ def test_other_threads_measure_nothing():
 
 
 def test_the_engine_visits_every_station(start_engine):
-    sources = DraftSources({"ngram-simple": NgramSimpleDrafter(2, 4)}, lambda _: 1.0)
+    sources = DraftSources({"ngram-simple": SuffixDrafter(0, name="ngram-simple")}, lambda _: 1.0)
     engine = start_engine(make_sources=lambda _: sources, draft_type="ngram-simple")
     ask(engine, request(prompt_of(64), 12)).finished()
     ask(engine, replace(request(prompt_of(64), 12), draft=DraftChoice("none"))).finished()

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from bench.architectures import tiny_models
 from bench.architectures.tiny_models import tiny_config
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.interface.request import GenerationRequest, WindowSettings
 from engine.model import wedlm
 from engine.model.loading import LoadedModel, describe

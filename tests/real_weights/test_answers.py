@@ -10,9 +10,9 @@ from mlx_lm import load, stream_generate
 from bench.local_engine import LocalEngine
 from bench.workloads.chats import render
 from config.settings import Settings
+from engine.generating.setup import flat_costs
 from engine.interface.events import Finished
 from engine.interface.request import DraftChoice
-from engine.setup import flat_costs
 from tests.engine.support import request
 from tests.real_weights.packages import FETCHED_WITHIN_S
 

@@ -18,12 +18,12 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from bench.local_engine import LocalEngine
 from config.settings import Settings
+from engine.generating.setup import flat_costs
 from engine.interface.events import Finished
 from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
-from engine.prefix_cache.disk import MIN_SAVED_TOKENS
+from engine.kv_cache.prefix_cache.disk import MIN_SAVED_TOKENS
 from engine.sampling.grammar import JSON_STYLE
 from engine.sampling.sampler import noise_key
-from engine.setup import flat_costs
 from tests.engine.support import request
 from tests.real_weights.packages import FETCHED_WITHIN_S, GEMMA3, SMOLLM2, Packaged
 from tests.real_weights.prompts import PROMPTS

@@ -18,6 +18,7 @@ from drafters.repetition import score_in_slices
 from engine.engine import Engine
 from engine.interface.events import Finished
 from engine.interface.request import DraftChoice
+from engine.models.making import Makers
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.proposers import DraftSources
 from tests.engine.support import ask, request, wait_until
@@ -48,7 +49,7 @@ def running(settings: Settings) -> Iterator[Engine]:
     def sources(vocabulary: str) -> DraftSources:
         return DraftSources(make_drafters(settings, vocabulary), score_in_slices)
 
-    engine = Engine(settings, make_sources=sources)
+    engine = Engine(settings, Makers(make_sources=sources))
     engine.start()
     try:
         yield engine

@@ -26,13 +26,14 @@ from engine.interface.events import (
     TokenLogprob,
     Usage,
 )
+from engine.interface.image_marks import mark
 from engine.interface.images import ImageProcessor, VisionInfo
 from engine.interface.models import ModelInfo
+from engine.interface.one_model import OneModel
 from engine.interface.request import GenerationRequest, Grammar, PromptEnd
 from engine.interface.status import EngineCounts, EngineStatus
 from engine.text.fim import FimTokens
 from engine.text.markers import Marker, Markers
-from engine.text.templates.image_parts import mark
 
 PROBE_ID = "probeid01"
 VOCAB_SIZE = 256
@@ -263,8 +264,8 @@ SCRIPTS: dict[str, Script] = {
 }
 
 
-class FakeEngine:
-    """An implementation of EngineProtocol. Public attributes may be changed between requests.
+class FakeEngine(OneModel):
+    """An implementation of ModelsProtocol. Public attributes may be changed between requests.
 
     drafting: the report of every sequence. counted, prefixes: the engine's and the prefix caches' counts.
     memory: the shared table's counts; None for no table.

@@ -69,7 +69,7 @@ def valid_completion(given: dict[str, Any]) -> Completion:
 
 def valid_model(given: dict[str, Any]) -> Model:
     own = ("context_length", "max_model_len", "meta", "modalities", "sampling_defaults")
-    own += ("tools", "tool_format", "reasoning", "purpose", "embedding")
+    own += ("tools", "tool_format", "reasoning", "purpose", "embedding", "vision")
     assert all(name in given for name in own)
     return valid(Model, {name: value for name, value in given.items() if name not in own})
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from engine.wanted import check_wanted
+from engine.interface.wanted import check_wanted
 from server.lanes import Lane
 
 

@@ -43,7 +43,7 @@ class Weight:
     group_size: int
 
     def num_bytes(self, dtype: DType) -> int:
-        """Return the bytes that are written."""
+        """Return the bytes of the converted weight."""
         if self.bits is None:
             return int(self.tensor.n_elements) * _size(dtype)
         # A scale and a bias for each group.
@@ -80,7 +80,7 @@ def is_kept(tensor: ReaderTensor, options: Options) -> bool:
 
 
 def find_dtype(weights: list[Weight], options: Options) -> DType:
-    """Return the type of what is not quantised, and of scales.
+    """Return the type of the arrays that are not quantised, and of scales.
 
     By default float16 beside weights that stay quantised, whose scales have that type; the file's own if it
     is not quantised; and else bfloat16. On the CPU float32 beside any quantised weights: MLX takes 30 to 200

@@ -45,7 +45,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def is_path(source: str) -> bool:
-    """Whether this can be no name on the hub: those have one slash at most, in the middle."""
+    """Whether a name is a path: a name on the hub has one slash at most, in the middle."""
     return source.startswith((".", "~", "/")) or source.endswith(("/", ".gguf")) or source.count("/") > 1
 
 

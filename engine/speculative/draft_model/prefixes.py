@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from engine.kv_cache.per_row import make_caches
+from engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.kv_cache.rows import Rows
 from engine.kv_cache.slices import State, cut_slice, has_state, take_state
-from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.speculative.draft_model.prefill import DraftPrefill, TextPrefill
 
 log = logging.getLogger("reprise.engine")

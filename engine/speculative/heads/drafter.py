@@ -25,20 +25,16 @@ from engine.kv_cache.per_row import Caches, leaves, make_caches
 from engine.kv_cache.rows import evaluate
 from engine.kv_cache.slices import rebuild
 from engine.model.loading import LoadedModel
-from engine.prefix_cache.disk import Loading
 from engine.sampling.sampler import Sampler
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID, DraftModel
-from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.draft_model.sampling import SameVocabularySampling
 from engine.speculative.heads.head import Bounds, Head
+from engine.speculative.heads.prefill import HeadPrefill
 from engine.speculative.heads.states import States
 from engine.speculative.heads.taps import TappedStates, Taps
 from engine.speculative.verify import RowInput
-
-MAX_FILLED = 64
-"""Maximum positions whose states are not known to feed as zeros, so that the others keep their distances."""
 
 MAX_IDLE_STEPS = 32
 """Steps after which nothing more is drafted for a row whose head has neither been fed nor drafted: to hand
@@ -62,76 +58,6 @@ class _HeadCaller:
 
     def __call__(self, tokens: mx.array, cache: Caches) -> mx.array:
         return self.run(tokens, cache)
-
-
-class HeadPrefill(TextPrefill):
-    """The part of one sequence that the head was fed.
-
-    states: of the positions after that. num_idle: steps since it last was fed or drafted.
-    num_before: positions before the first state that is known; the target's prefix cache had them.
-    num_skipped: of these, how many the caches lack, so that all that follow stand that much earlier in them.
-    loading: the files that are being read. is_disk_searched: whether files were looked for.
-    """
-
-    def __init__(self, head: Head, states: States, num_before: int = 0) -> None:
-        super().__init__()
-        self.states = states
-        self.num_idle = 0
-        self.num_before = num_before
-        self.num_skipped = 0
-        self.loading: Loading | None = None
-        self.is_disk_searched = False
-        self._head = head
-
-    def begin(self, caches: Caches, num_computed: int) -> None:
-        """Begin, with zeros in place of states that are neither in the caches nor known.
-
-        If they are many, one position stands for them all: the head takes the first of its caches for the
-        first of a text.
-        """
-        num_missing = self.num_before - num_computed
-        num_filled = num_missing if num_missing <= MAX_FILLED else 1
-        self.states.prepend_zeros(num_filled)
-        self.num_skipped = num_missing - num_filled
-        if (bounds := self._head.bounds) and num_computed + self.states.num > bounds.most:
-            sink = max(0, bounds.sink - num_computed)
-            num_dropped = max(0, self.states.num - sink - bounds.window)
-            self.states.drop(sink, num_dropped)
-            self.num_skipped += num_dropped
-        super().begin(caches, num_computed)
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether files are being read for it."""
-        return self.loading is not None and not self.loading.future.done()
-
-    def compute(self, model: object, tokens: Sequence[int], max_ids: int) -> int:  # noqa: ARG002
-        """Feed the head the next positions of a text, and wait for it; return how many, at most max_ids."""
-        num_fed = self._until_kept(min(max_ids, self.count_left(len(tokens))))
-        if num_fed:
-            following = mx.array([self.following(tokens, self.num_computed, num_fed)])
-            self._head.feed(self.states.take(num_fed)[None], following, self.caches)
-            evaluate(self.caches)
-            self.num_computed += num_fed
-            self.num_idle = 0
-        return num_fed
-
-    def count_left(self, num_tokens: int) -> int:  # noqa: ARG002
-        """Count the positions left to feed but the newest, from which a draft begins."""
-        return max(0, self.states.num - 1)
-
-    def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens after the positions in the caches, if these hold the text from its beginning."""
-        return self.kept_ids(tokens, self.num_computed)
-
-    def kept_ids(self, tokens: Sequence[int], num_held: int) -> Sequence[int]:
-        """Return the ids under which num_held positions are kept: the token after each; none if some lack."""
-        return () if self.num_skipped else self.following(tokens, 0, num_held)
-
-    def following(self, tokens: Sequence[int], num_held: int, num: int) -> list[int]:
-        """Return the tokens after num positions, the first of which comes after num_held in the caches."""
-        start = self.num_skipped + num_held + 1
-        return list(tokens[start : start + num])
 
 
 @dataclass

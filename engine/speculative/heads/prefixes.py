@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
+from engine.kv_cache.prefix_cache.disk import PrefixStore
+from engine.kv_cache.prefix_cache.trie import CutSlice
+from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
 from engine.kv_cache.slices import State
-from engine.prefix_cache.disk import PrefixStore
-from engine.prefix_cache.trie import CutSlice
-from engine.prefix_cache.weights_digest import weights_fingerprint
 from engine.speculative.draft_model.prefill import TextPrefill
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.heads.drafter import HeadDrafter, HeadPrefill
+from engine.speculative.heads.drafter import HeadDrafter
+from engine.speculative.heads.prefill import HeadPrefill
 
 MIN_LOADED_IDS = 128
 """Prefixes that save fewer ids are not read from files: they hardly make drafts better."""

@@ -8,14 +8,13 @@ exactly is left out and counted.
 from typing import Literal
 
 from engine.speculative.translation.context import ContextTranslator
-from engine.speculative.translation.naive import NaiveTranslator
 from engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
 from engine.speculative.translation.token_map import TokenMap
 from engine.speculative.translation.translator import Translator, VocabularyPair
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Vocabulary
 
-Strategy = Literal["context", "naive", "shared", "none"]
+Strategy = Literal["context", "shared", "none"]
 PREFIX_TOKENS = 5
 """Default number of committed tokens that are encoded again in front of drafted text."""
 
@@ -66,8 +65,6 @@ class Translation:
         if self.strategy == "none":
             return IdentityTranslator(self.num_draft_ids, self.num_target_ids)
         assert self.pair is not None
-        if self.strategy == "naive":
-            return NaiveTranslator(self.pair)
         if self.strategy == "shared":
             return SharedTranslator(self.pair)
         return ContextTranslator(self.pair, self.prefix_tokens)

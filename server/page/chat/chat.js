@@ -25,6 +25,7 @@ export function Chat({ models, onFault }) {
   const isElsewhere = useObserved(busy).has(chatId) && !run;
   const isReady = useObserved(isRead) && models.length > 0;
   Object.assign(setting, { models, parameters, onFault });
+  const sees = !!models.find(({ id }) => id === chosen(models, parameters.model))?.vision;
   const [call] = chat ? unanswered(path(chat)) : [];
   const onStop = useCallback(() => stop(chatId), [chatId]);
   useEscape(run ? onStop : null);
@@ -44,7 +45,7 @@ export function Chat({ models, onFault }) {
       <div class="foot">
         ${isElsewhere && html`<p class="soft" role="status">Another tab of this browser writes in this conversation.</p>`}
         <${Composer} key=${chatId} name=${chatId} label=${call ? `Result of ${call.name}` : "Message"} isBusy=${!!run} isBlocked=${isElsewhere || !isReady}
-          onSend=${(text, files) => send(chatId, text, files)} onStop=${onStop} canAttach=${!call}>
+          onSend=${(text, files) => send(chatId, text, files)} onStop=${onStop} canAttach=${!call} sees=${sees}>
           <label class="toggle" title="Colour each part of the text by what drafted it"><input type="checkbox" checked=${showsOrigins} onChange=${(event) => setShowsOrigins(event.target.checked)} /> Show sources</label>
         <//>
       </div>

@@ -2,28 +2,11 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
 import { keep, kept } from "../shared/stored.js";
-import { tell } from "../shared/notice.js";
+import { readFiles } from "./attached.js";
 
 const PREFIX = "reprise.draft.";
-const LARGEST_FILE_BYTES = 2 ** 20;
-const NUL = "\0";
 /** Where the keyboard covers half of the screen, it comes when the reader asks for it. */
 const isTouched = () => matchMedia("(pointer: coarse)").matches;
-
-/** Return text files as {name, text}; say which are none. */
-async function readFiles(files) {
-  const found = [];
-  for (const file of files) {
-    if (file.size > LARGEST_FILE_BYTES) {
-      tell(`${file.name} is larger than 1 MiB. Attach the part of it that matters.`);
-      continue;
-    }
-    const text = await file.text();
-    if (text.includes(NUL) || text.includes("\ufffd")) tell(`${file.name} is not a text file in UTF-8. This model reads text only.`);
-    else found.push({ name: file.name, text });
-  }
-  return found;
-}
 
 /** Grow with the text, where the browser cannot do it by itself (field-sizing in style/chat.css). */
 function fit(area) {
@@ -32,8 +15,8 @@ function fit(area) {
   area.style.height = `${area.scrollHeight}px`;
 }
 
-/** name: under which what is written is kept. children: what stands beside the buttons. canAttach: whether files can be sent. */
-export function Composer({ name, label, action = "Send", onSend, isBusy, onStop, isBlocked = false, isKept = false, canAttach = false, children }) {
+/** name: under which what is written is kept. children: what stands beside the buttons. canAttach: whether files can be sent. sees: whether images can, too. */
+export function Composer({ name, label, action = "Send", onSend, isBusy, onStop, isBlocked = false, isKept = false, canAttach = false, sees = false, children }) {
   const [text, setText] = useState(() => kept(PREFIX + name, "", sessionStorage));
   const [files, setFiles] = useState([]);
   const area = useRef(null);
@@ -58,20 +41,29 @@ export function Composer({ name, label, action = "Send", onSend, isBusy, onStop,
     requestAnimationFrame(() => area.current && fit(area.current));
   }
   const isSent = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
-  async function attach(event) {
-    const added = await readFiles([...event.target.files]);
-    event.target.value = "";
+  async function attach(given) {
+    const added = await readFiles([...given], sees);
     setFiles((now) => [...now, ...added]);
     area.current?.focus();
   }
-  return html`<form class="composer" onSubmit=${submit}>
-    ${files.length > 0 && html`<ul class="files" aria-label="Attached">${files.map((file, at) => html`<li>${file.name}
+  async function pick({ target }) {
+    await attach(target.files);
+    target.value = "";
+  }
+  function take(event, given) {
+    if (!canAttach || !given?.files.length) return;
+    event.preventDefault();
+    attach(given.files);
+  }
+  return html`<form class="composer" onSubmit=${submit} onPaste=${(event) => take(event, event.clipboardData)}
+    onDragOver=${(event) => canAttach && event.preventDefault()} onDrop=${(event) => take(event, event.dataTransfer)}>
+    ${files.length > 0 && html`<ul class="files" aria-label="Attached">${files.map((file, at) => html`<li>${file.url && html`<img src=${file.url} alt="" />`}${file.name}
       <button type="button" class="quiet" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, i) => i !== at))}>✕</button></li>`)}</ul>`}
     <textarea ref=${area} aria-label=${label} placeholder=${label} rows="1" dir="auto" value=${text}
       onInput=${(event) => { write(event.target.value); fit(event.target); }} onKeyDown=${(event) => isSent(event) && submit(event)}></textarea>
     <div class="composer-bar">
       ${canAttach && html`<button type="button" class="quiet" onClick=${() => picker.current.click()}>Attach</button>
-        <input ref=${picker} type="file" multiple hidden aria-label="Attach text files" onChange=${attach} />`}
+        <input ref=${picker} type="file" multiple hidden aria-label=${sees ? "Attach images or text files" : "Attach text files"} onChange=${pick} />`}
       ${children}
       <span class="hint">Enter sends, Shift+Enter begins a line</span>
       ${isBusy

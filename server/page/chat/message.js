@@ -59,7 +59,9 @@ function Editor({ start, onDone, onCancel }) {
   </form>`;
 }
 
-const Files = ({ files }) => html`${files.map(({ name, text }) => html`<details class="attached"><summary>${name}</summary><pre tabindex="0">${text}</pre></details>`)}`;
+const Files = ({ files }) => html`${files.map(({ name, text, url }) => (url
+  ? html`<img class="picture" src=${url} alt=${name} />`
+  : html`<details class="attached"><summary>${name}</summary><pre tabindex="0">${text}</pre></details>`))}`;
 
 /** message: as kept, or an answer under way. wait: what it waits for, or null. version: {at, of} among those in its place.
  * isBusy: the chat has an answer under way. isLast: of what is shown. */

@@ -4,6 +4,7 @@ import { newChat, path, titleOf } from "./tree.js";
 
 const FORMAT = "reprise-chats";
 const VERSION = 1;
+const IMAGE_URL = /^data:image\/(png|jpeg|webp|gif);base64,/;
 const ROLES = ["user", "assistant", "tool", "system"];
 const SPOKEN = { user: "You", assistant: "Model", tool: "Tool", system: "System" };
 
@@ -15,7 +16,7 @@ export const toJson = (chats) => JSON.stringify({ format: FORMAT, version: VERSI
 export function toMarkdown(chat) {
   const parts = path(chat).map(({ role, content, files = [], calls = [] }) => [
     `## ${SPOKEN[role] ?? role}`,
-    ...files.map(({ name, text }) => fenced(name, text)),
+    ...files.map(({ name, text, url }) => (url ? `![${name}](${url})` : fenced(name, text))),
     content,
     ...calls.map(({ name, input }) => fenced(`calls ${name}`, input)),
   ].filter(Boolean).join("\n\n"));
@@ -53,13 +54,15 @@ function sound({ title, createdAt, changedAt, leaf, messages }) {
 }
 
 const list = (value) => (Array.isArray(value) ? value : []);
+/** An image is one that the file itself has: nothing else is loaded. */
+const soundFile = (one) => (IMAGE_URL.test(one?.url) ? strings(one, ["name", "url"]) : strings(one, ["name", "text"]));
 const strings = (one, names) => Object.fromEntries(names.map((name) => [name, String(one?.[name] ?? "")]));
 
 function soundMessage({ id, parent, role, content, reasoning, calls, trace, files, timings, end, fault, tool_call_id, firstMs }) {
   return {
     id, role, content, end: typeof end === "string" ? end : null, parent: typeof parent === "string" ? parent : null,
     reasoning: String(reasoning ?? ""), calls: list(calls).map((one) => strings(one, ["id", "name", "input"])),
-    trace: list(trace).map((one) => strings(one, ["text", "source"])), files: list(files).map((one) => strings(one, ["name", "text"])),
+    trace: list(trace).map((one) => strings(one, ["text", "source"])), files: list(files).map(soundFile),
     timings: timings && typeof timings === "object" ? timings : null, firstMs: Number.isFinite(firstMs) ? firstMs : null,
     ...(fault && { fault: String(fault) }), ...(tool_call_id && { tool_call_id: String(tool_call_id) }),
   };

@@ -8,13 +8,22 @@ export const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 /** Return the model that was chosen, or the first one if it is not there any more. */
 export const chosen = (models, name) => (models.some(({ id }) => id === name) ? name : models[0]?.id);
 
+/** Return what the model is shown of a message: its images, and one text. */
+function shown(files, content) {
+  const images = files.filter(({ url }) => url);
+  const text = [...files.filter(({ url }) => !url).map(({ name, text }) => fenced(name, text)), content].filter(Boolean).join("\n\n");
+  if (!images.length) return text;
+  const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
 /** Return the messages as a request has them. Answers that ended before they said anything are left out. */
 export function said(messages) {
   return messages
     .filter(({ role, content, calls }) => role !== "assistant" || content || calls?.length)
     .map(({ role, content, calls, files = [], tool_call_id }) => ({
       role,
-      content: [...files.map(({ name, text }) => fenced(name, text)), content].filter(Boolean).join("\n\n"),
+      content: shown(files, content),
       ...(tool_call_id && { tool_call_id }),
       ...(calls?.length && {
         tool_calls: calls.map(({ id, name, input }) => ({ id, type: "function", function: { name, arguments: input } })),

@@ -9,8 +9,9 @@ import openai
 import pytest
 
 from bench.local_engine import LocalEngine
-from config.settings import BUNDLED_MODEL, Settings
-from engine.setup import flat_costs
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
+from engine.generating.setup import flat_costs
 from server.app import create_app
 from tests.end_to_end.conftest import serving
 from tests.server.openai_shapes import valid_chat, valid_timings

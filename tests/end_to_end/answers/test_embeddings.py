@@ -10,8 +10,13 @@ import numpy as np
 import openai
 import pytest
 
+from config.settings import Settings
+from engine.embedding.judging import AFTER, BEFORE, INSTRUCTION
+from engine.embedding.loading import load_embedding_model
 from tests.end_to_end.conftest import serving
 from tests.engine.embedding.encoder_folders import minilm, write_encoder, write_modules
+from tests.engine.embedding.published_folders import NO, YES, write_published
+from tests.engine.embedding.test_worker import Driven
 from tests.engine.support import wait_until
 
 TEXTS = ["The cat sits on the mat.", "A kitten rests on a rug.", "Interest rates rose again."]
@@ -27,6 +32,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (prompted / "config_sentence_transformers.json").write_text(
         '{"prompts": {"query": "query: ", "document": "passage: "}, "default_prompt_name": null}'
     )
+    whole = {"vocab_size": 30522, "max_position_embeddings": 160}
+    judge = write_published(folder / "judge", "qwen3", ranks=True, **whole)
+    modules = [{"path": path, "type": f"x.{path[2:] or 'Transformer'}"} for path in ("", "1_LogitScore")]
+    (judge / "modules.json").write_text(json.dumps(modules))
+    (judge / "1_LogitScore").mkdir()
+    scoring = json.dumps({"true_token_id": YES, "false_token_id": NO})
+    (judge / "1_LogitScore" / "config.json").write_text(scoring)
     return folder
 
 
@@ -174,6 +186,33 @@ def test_documents_are_ranked_in_the_shapes_of_jina_and_cohere(http, path):
     assert alone["relevance_score"] == scores[0]
 
 
+def judged(model, query, document, instruction=INSTRUCTION):
+    """Return a pair's score in Qwen3-Reranker's template, encoded in the three parts of its model card."""
+    texts = (BEFORE, f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}", AFTER)
+    driven = Driven(model)
+    driven.submit("one", [[token for text in texts for token in model.tokenizer.encode_answer(text)]])
+    driven.run()
+    return np.frombuffer(driven.ended["one"].vectors[0], "<f4")[0]
+
+
+def test_a_model_that_decodes_ranks_by_its_template(http, folders):
+    model = load_embedding_model(Settings(model=str(folders / "judge")), "judge")
+    body = {"model": "judge", "query": "cats", "documents": TEXTS}
+    for more in ({}, {"instruction": "Find rhymes"}):
+        results = http.post("/v1/rerank", json=body | more).json()["results"]
+        given = {one["index"]: one["relevance_score"] for one in results}
+        expected = [judged(model, "cats", text, *more.values()) for text in TEXTS]
+        assert [given[index] for index in range(3)] == pytest.approx(expected, abs=1e-7)
+    # The query stays whole, whatever is cut.
+    for truncate, kept in (("END", "a" + " a" * 4), ("START", "a" + " a" * 4)):
+        cut = {"documents": ["a " * 300], "max_tokens_per_doc": 5, "truncate": truncate}
+        (one,) = http.post("/v1/rerank", json=body | cut).json()["results"]
+        assert one["relevance_score"] == pytest.approx(judged(model, "cats", kept), abs=1e-7)
+    ignored = http.post("/v1/rerank", json=body | {"model": "ranks", "instruction": "Find rhymes"})
+    assert ignored.headers["x-reprise-ignored"] == "instruction"
+
+
+@pytest.mark.parametrize("model", ["ranks", "judge"])
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -182,8 +221,8 @@ def test_documents_are_ranked_in_the_shapes_of_jina_and_cohere(http, path):
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_a_400_that_names_it(http, change, param):
-    response = http.post("/v1/rerank", json={"query": "a", "documents": ["b"]} | change)
+def test_what_does_not_fit_is_a_400_that_names_it(http, model, change, param):
+    response = http.post("/v1/rerank", json={"model": model, "query": "a", "documents": ["b"]} | change)
     fault = response.json()["error"]
     assert (response.status_code, fault["param"], fault["code"]) == (400, param, "context_length_exceeded")
 

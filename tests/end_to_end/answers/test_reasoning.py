@@ -9,8 +9,9 @@ import pytest
 
 from config.settings import Settings
 from engine.engine import Engine
+from engine.generating.setup import flat_costs
 from engine.model.loading import LoadedModel, describe
-from engine.setup import flat_costs
+from engine.models.making import Makers
 from server.app import create_app
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model
 from tests.engine.text.test_tokenizer import make_thinker
@@ -34,7 +35,7 @@ def url(thinker):
         return LoadedModel(model, thinker, info)
 
     settings = Settings()
-    engine = Engine(settings, load, costs=flat_costs())
+    engine = Engine(settings, Makers(load, costs=flat_costs()))
     engine.start()
     with served(create_app(engine, settings)) as address:
         yield address

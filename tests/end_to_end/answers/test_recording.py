@@ -8,7 +8,7 @@ import httpx
 
 from bench.replay.pairs import token_pairs
 from bench.workloads import Turn, make_chats, read_prompts
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.model.loading import load_tokenizer
 from tests.end_to_end.conftest import RECORDED
 

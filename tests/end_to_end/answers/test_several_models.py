@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,11 +18,14 @@ import httpx
 import openai
 import pytest
 
-from config.settings import BUNDLED_MODEL, Settings
-from engine.engine import Engine
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
+from engine.engine import ModelPool
+from engine.generating.engine import GeneratingEngine
 from engine.model.hub_cache import HubCache
-from engine.pool.catalogue import Catalogue
-from engine.pool.pool import ModelPool
+from engine.models.catalogue import Catalogue
+from engine.models.making import Makers
+from engine.models.messages import Inbox
 from server.app import create_app
 from server.routes.models import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server
@@ -48,27 +52,27 @@ class Gate:
         self.opened.set()
         self.is_first = True
 
-    def make_engine(self, settings: Settings, load: Any, *others: Any, **named: Any) -> Engine:
+    def make_engine(self, settings: Settings, makers: Makers, inbox: Inbox) -> GeneratingEngine:
         is_first, self.is_first = self.is_first, False
 
         def wait_and_load(progress: Any) -> Any:
             if not is_first:
                 progress(0.25)
                 assert self.opened.wait(60)
-            return load(progress)
+            return makers.load(progress)
 
-        return Engine(settings, wait_and_load, *others, **named)
+        return GeneratingEngine(settings, replace(makers, load=wait_and_load), inbox)
 
 
 @contextmanager
 def serving(models: Path, hub: HubCache, gate: Gate | None = None, **settings: Any) -> Iterator[httpx.Client]:
     given = {"model": str(models / "one"), "models_dir": str(models), "allow_load": True} | settings
     wanted = Settings(**given)
-    make_engine = gate.make_engine if gate else Engine
+    make_engine = gate.make_engine if gate else GeneratingEngine
     pool = ModelPool(wanted, catalogue=Catalogue(wanted, hub), make_engine=make_engine)
     pool.start()
     try:
-        with served(create_app(pool, wanted, pool)) as url, httpx.Client(base_url=url, timeout=60) as client:
+        with served(create_app(pool, wanted)) as url, httpx.Client(base_url=url, timeout=60) as client:
             yield client
     finally:
         if gate:

@@ -18,8 +18,9 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
 from engine.engine import Engine
+from engine.generating.setup import flat_costs
 from engine.model.loading import LoadedModel, make_loader
-from engine.setup import flat_costs
+from engine.models.making import Makers
 from engine.speculative.proposers import DraftSources
 from engine.text.tokenizer import Tokenizer
 from server.app import create_app
@@ -136,7 +137,7 @@ def serving_script(
     def make_sources(vocabulary: str) -> DraftSources:
         return DraftSources(make_drafters(settings, vocabulary), score_in_slices)
 
-    engine = Engine(settings, load, make_sources, costs=flat_costs(), waits_for_costs=True)
+    engine = Engine(settings, Makers(load, make_sources, costs=flat_costs(), waits_for_costs=True))
     engine.start()
     try:
         with served(create_app(engine, settings)) as url:

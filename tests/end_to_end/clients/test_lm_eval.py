@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.model.loading import LoadedModel, make_loader
 from tests.end_to_end.clients.packages import INSTALLED_WITHIN_S, install
 

@@ -7,7 +7,7 @@ import pytest
 from chromium import open_tab
 from playwright.sync_api import expect
 
-from config.settings import BUNDLED_NAME
+from config.model_settings import BUNDLED_NAME
 from tests.end_to_end.conftest import serving
 from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.model_folders import write_models

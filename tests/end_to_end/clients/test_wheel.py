@@ -62,11 +62,12 @@ def test_it_serves_its_own_model_from_an_empty_folder(
 
 
 def test_nothing_of_it_comes_from_a_checkout(reprise: Path, tmp_path: Path) -> None:
-    show = "import config.settings; print(config.settings.BUNDLED_MODEL)"
+    show = "import config.model_settings; print(config.model_settings.BUNDLED_MODEL)"
     shown = Path(run(str(reprise.with_name("python")), "-c", show, cwd=tmp_path).strip())
     assert reprise.parents[1] in shown.parents
     for part in ("config.json", "draft/model.safetensors", "wedlm/chat_template.jinja"):
         assert (shown / part).is_file()
+    assert not (shown / "training").exists()
 
 
 def run(*command: str, cwd: Path) -> str:

@@ -12,7 +12,8 @@ from engine.distributed import follow
 from engine.distributed.place import read_place
 from engine.distributed.rank_0 import Ranks, leave
 from engine.engine import Engine
-from engine.setup import flat_costs
+from engine.generating.setup import flat_costs
+from engine.models.making import Makers
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.support import ask, prompt_of, request
@@ -35,7 +36,7 @@ def main(model: str, file: str, split: str, head: str) -> None:
         follow.run(place, settings)
     ranks = Ranks(place, settings) if place else None
     sources = DraftSources({}, scored(0.0))
-    engine = Engine(settings, make_sources=lambda _: sources, costs=flat_costs(), ranks=ranks)
+    engine = Engine(settings, Makers(make_sources=lambda _: sources, costs=flat_costs(), ranks=ranks))
     engine.start()
     asked = [
         request(prompt_of(40 + 9 * at, at), 30, name=str(at), temperature=0.8 * (at % 2), seed=at)

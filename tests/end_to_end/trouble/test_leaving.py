@@ -21,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.local_engine import LocalEngine
 from config.settings import Settings
+from engine.batch.sequence import Sequence
 from engine.engine import Engine
-from engine.sequence.sequence import Sequence
-from engine.setup import flat_costs
+from engine.generating.setup import flat_costs
 from server.app import create_app
 from server.generation.event_queue import EventQueue
 from server.generation.request_output import RequestOutput

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from engine.distributed.part_files import PartFiles, ReadParts
-from engine.prefix_cache.disk_file import PrefixFileError
+from engine.kv_cache.prefix_cache.disk_file import PrefixFileError
 
 FIRST, SECOND = (f"{digit * 40}.prefix" for digit in "12")
 

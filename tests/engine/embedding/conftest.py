@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from config.settings import Settings
+from engine.engine import ModelPool
 from engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest
-from engine.pool.pool import ModelPool
 from tests.engine.embedding.encoder_folders import minilm
 
 WAIT_S = 120

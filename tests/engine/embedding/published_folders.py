@@ -175,23 +175,25 @@ def write_published(folder: Path, name: str, *, ranks: bool = False, **changes: 
     if name in DECODERS and not ranks:
         is_mean = name == "gemma3_text"
         write_modules(folder, {"pooling_mode": "mean" if is_mean else "lasttoken"}, "Normalize")
-    save_file(weights_of(name, ranks=ranks), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        weights_of(name, ranks=ranks, **changes), folder / "model.safetensors", metadata={"format": "pt"}
+    )
     return folder
 
 
-def weights_of(name: str, *, ranks: bool = False) -> dict[str, np.ndarray]:
+def weights_of(name: str, *, ranks: bool = False, **changes: object) -> dict[str, np.ndarray]:
     """Return the weights of an architecture by the names that published ones have."""
     weights = Weights()
     if name in DECODERS:
-        _decoder(weights, DECODERS[name])
+        _decoder(weights, DECODERS[name] | changes)
     else:
-        _WRITERS[name](weights, CONFIGS[name], ranks=ranks)
+        _WRITERS[name](weights, CONFIGS[name] | changes, ranks=ranks)
     return weights
 
 
-def _modernbert(weights: Weights, _: dict, *, ranks: bool) -> None:
+def _modernbert(weights: Weights, config: dict, *, ranks: bool) -> None:
     inside = "model." * ranks
-    weights.table(f"{inside}embeddings.tok_embeddings", VOCAB)
+    weights.table(f"{inside}embeddings.tok_embeddings", config["vocab_size"])
     weights.norm(f"{inside}embeddings.norm", bias=False)
     for index in range(LAYERS):
         layer = f"{inside}layers.{index}"
@@ -209,8 +211,8 @@ def _modernbert(weights: Weights, _: dict, *, ranks: bool) -> None:
         weights.linear("classifier", 1, SIZE)
 
 
-def _nomic(weights: Weights, _: dict, **__: bool) -> None:
-    weights.table("embeddings.word_embeddings", VOCAB)
+def _nomic(weights: Weights, config: dict, **__: bool) -> None:
+    weights.table("embeddings.word_embeddings", config["vocab_size"])
     weights.table("embeddings.token_type_embeddings", 2)
     weights.norm("emb_ln")
     for index in range(LAYERS):
@@ -226,7 +228,7 @@ def _nomic(weights: Weights, _: dict, **__: bool) -> None:
 
 def _new(weights: Weights, config: dict, *, ranks: bool) -> None:
     inside = "new." * ranks
-    weights.table(f"{inside}embeddings.word_embeddings", VOCAB)
+    weights.table(f"{inside}embeddings.word_embeddings", config["vocab_size"])
     weights.table(f"{inside}embeddings.token_type_embeddings", config["type_vocab_size"])
     weights.norm(f"{inside}embeddings.LayerNorm")
     for index in range(LAYERS):
@@ -244,7 +246,7 @@ def _new(weights: Weights, config: dict, *, ranks: bool) -> None:
 
 def _flash(weights: Weights, config: dict, *, ranks: bool) -> None:
     inside = "roberta." * ranks
-    weights.table(f"{inside}embeddings.word_embeddings", VOCAB)
+    weights.table(f"{inside}embeddings.word_embeddings", config["vocab_size"])
     weights.table(f"{inside}embeddings.position_embeddings", config["max_position_embeddings"])
     weights.table(f"{inside}embeddings.token_type_embeddings", 1)
     weights.norm(f"{inside}emb_ln")
@@ -263,7 +265,7 @@ def _flash(weights: Weights, config: dict, *, ranks: bool) -> None:
 
 def _jina(weights: Weights, config: dict, *, ranks: bool) -> None:
     inside, size = "bert." * ranks, config["hidden_size"]
-    weights.table(f"{inside}embeddings.word_embeddings", VOCAB, size)
+    weights.table(f"{inside}embeddings.word_embeddings", config["vocab_size"], size)
     weights.table(f"{inside}embeddings.token_type_embeddings", 2, size)
     weights.norm(f"{inside}embeddings.LayerNorm", size)
     for index in range(LAYERS):

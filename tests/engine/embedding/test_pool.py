@@ -31,7 +31,7 @@ def test_a_chat_takes_a_step_after_every_piece_of_a_pass(pool_of, tmp_path):
     pending = asker.begin(texts(400))
     seen: list[int] = []
     answer = Answer()
-    answer.on_delta = lambda: seen.append(asker.engine.num_progressed)
+    answer.on_delta = lambda: seen.append(asker.engine.worker.num_progressed)
     chat.engine.submit(request([5, 6, 7], max_tokens=100), answer)
     answer.finished()
     # A few more, as not every step of a chat gives text.

@@ -10,15 +10,17 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from drafters.base import Draft, DraftQuery
-from engine import batch
+from engine.batch import batch
+from engine.batch.sequence import Sequence
 from engine.engine import Engine
 from engine.interface.errors import EngineError, SharedTableError
 from engine.interface.events import Usage
 from engine.interface.request import GenerationRequest
 from engine.model.loading import ModelError
-from engine.sequence.sequence import Sequence
+from engine.models.making import Makers
 from engine.speculative import shared_table
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Oracle, scored
@@ -287,11 +289,11 @@ def test_a_model_that_cannot_be_loaded_is_a_model_error() -> None:
         raise OSError("no such disk")
 
     with pytest.raises(ModelError, match="no such disk"):
-        Engine(Settings(), load).start()
+        Engine(Settings(), Makers(load)).start()
 
 
 def test_stopping_an_engine_that_never_started_or_twice_is_harmless(start_engine: StartEngine) -> None:
-    Engine(Settings(), lambda _: make_loaded("llama")).stop(drain_s=0)
+    Engine(Settings(), Makers(lambda _: make_loaded("llama"))).stop(drain_s=0)
     engine = start_engine()
     engine.stop(drain_s=0)
     engine.stop(drain_s=0)

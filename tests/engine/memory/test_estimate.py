@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from bench.architectures.tiny_models import tiny_config
 from config.settings import Settings
 from drafters.base import Draft, DraftQuery, SequenceStart
-from engine.device import Device
+from engine.batch.device import Device
 from engine.interface.events import Finished
 from engine.interface.models import HeadKind
 from engine.interface.request import DraftChoice, GenerationRequest
@@ -216,7 +216,7 @@ def test_mlx_takes_at_most_the_memory_it_is_given(seed: int, names: Sequence[str
 def test_rows_that_await_prompts_hold_nothing_that_has_left(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.worker.MAX_TOGETHER_S", 1e9)
+    monkeypatch.setattr("engine.generating.worker.MAX_TOGETHER_S", 1e9)
     driven = Driven(make_large(name), prefill_chunk_tokens=32, prefix_cache_bytes=0)
     driven.ask(request(prompt_of(700), name="leaves", max_tokens=500, logit_bias=NEVER_END))
     driven.step_until(lambda: len(driven.worker.members) == 1)

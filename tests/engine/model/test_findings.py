@@ -8,11 +8,12 @@ import mlx.core as mx
 import pytest
 
 from config.settings import Settings
+from engine.generating.setup import TRIALS, flat_costs, make_worker
 from engine.memory import making
 from engine.model import loading
 from engine.model.findings import Findings
 from engine.model.loading import LoadedModel
-from engine.setup import TRIALS, flat_costs, make_worker
+from engine.models.making import Makers
 from engine.speculative.costs import exact_widths
 from tests.engine.support import make_loaded
 
@@ -47,7 +48,7 @@ def start(folder: Path, name: str = "lfm2", **changes: Any) -> LoadedModel:
     loaded = make_loaded(name)
     loaded.findings = Findings.of(replace(loaded.info, **changes), folder)
     settings = Settings(memory_bytes=2**40, prefix_cache_bytes=2**20, calibration_file=None)
-    make_worker(loaded, settings, lambda _: None, None, None, False, lambda _stage, _share: None)
+    make_worker(loaded, None, settings, Makers(make_sources=lambda _: None), lambda _stage, _share: None)
     return loaded
 
 
@@ -75,7 +76,7 @@ def test_exact_widths_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
             memory_bytes=2**40, calibration_file=None, exact=True, max_rows=2, num_draft_tokens=3
         )
         note = lambda stage, _, told=stages[-1]: told.append(stage)  # noqa: E731
-        make_worker(loaded, settings, lambda _: None, None, None, False, note)
+        make_worker(loaded, None, settings, Makers(make_sources=lambda _: None), note)
         found.append(loaded.info.exact)
     first, second = (stage.count("Trying which widths are exact") for stage in stages)
     assert first > 10
@@ -104,7 +105,7 @@ def test_a_start_tells_what_is_tried_and_how_much_of_it_is_done_by_the_tokens_fe
     told: list[tuple[str, float, int]] = []
     note = lambda stage, share: told.append((stage, share, loaded.model.num_fed))  # noqa: E731
     settings = Settings(memory_bytes=2**40, prefix_cache_bytes=2**20, calibration_file=None)
-    make_worker(loaded, settings, lambda _: None, None, flat_costs(), False, note)
+    make_worker(loaded, None, settings, Makers(make_sources=lambda _: None, costs=flat_costs()), note)
     assert {stage for stage, _, _ in told} == {"Trying what llama can do"}
     assert [share for _, share, _ in told] == [num_fed / loaded.model.num_fed for _, _, num_fed in told]
     assert len(told) == len(TRIALS)

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from config.settings import BUNDLED_MODEL, Settings
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
 from engine.interface.models import AnswerLimits, SamplingDefaults
 from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.loading import ModelError, load_model, make_loader

@@ -9,7 +9,8 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from bench.architectures.tiny_models import write_random_model
-from config.settings import BUNDLED_MODEL, SETTINGS
+from config.model_settings import BUNDLED_MODEL
+from config.settings import SETTINGS
 from engine.model.loading import ModelError, describe, find_fingerprint, load_model
 from tests.engine.model import fake_hub
 from tests.engine.support import CONFIGS, make_model

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.architectures.tiny_models import write_random_model
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.model.model_folder import INDEX, describe_folder
 
 

@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import convert
 
 from bench.architectures.tiny_models import tiny_config
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.model.loading import ModelError, load_model
 from engine.model.wedlm import FAMILIES, keep_ends
 from tests.engine.support import SIZES, make_model

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.device import Device
+from engine.batch.device import Device
 from engine.interface.events import Finished
 from engine.interface.request import DraftChoice, GenerationRequest
 from engine.memory.budget import MemoryBudget

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from config.settings import Settings
-from drafters import ngram_simple
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
 from drafters.copies import growing_text, history
@@ -241,7 +240,7 @@ def test_a_drafter_that_fails_in_a_slice_ends_no_request(caplog: pytest.LogCaptu
 
 @pytest.fixture
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (growing_text, history, ngram_mod, ngram_simple):
+    for module in (growing_text, history, ngram_mod):
         monkeypatch.setattr(module, "SLICE_TOKENS", 7)
 
 

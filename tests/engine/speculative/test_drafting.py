@@ -13,7 +13,7 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from drafters.repetition import score_in_slices
-from engine.device import Device
+from engine.batch.device import Device
 from engine.engine import Engine
 from engine.interface.events import Delta
 from engine.interface.request import DraftChoice, DraftType, GenerationRequest

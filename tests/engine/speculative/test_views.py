@@ -13,7 +13,8 @@ from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.interface.request import DraftChoice, GenerationRequest, Sampling
 from engine.speculative.drafter_work import STEP_SLICES, DrafterWork
-from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
+from engine.speculative.proposers import DraftSources, Proposers
+from engine.speculative.sequence_drafts import SequenceDrafts
 
 PROMPT = tuple(range(1, 9))
 

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery
-from engine.device import Device
+from engine.batch.device import Device
 from engine.interface.events import DraftingReport
 from engine.interface.request import DraftChoice, GenerationRequest
-from engine.scheduler.planner import Planner
-from engine.setup import MakeSources
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_stats import (
@@ -26,7 +24,8 @@ from engine.speculative.draft_stats import (
     WORDS,
     DraftCounts,
 )
-from engine.speculative.proposers import DraftSources
+from engine.speculative.planning.model_part import ModelPart
+from engine.speculative.proposers import DraftSources, MakeSources
 from tests.drafters.fakes import Coin, Liar, Oracle, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import expected_tokens
@@ -128,7 +127,7 @@ def test_a_draft_model_has_not_read_the_prompt(start_engine: StartEngine) -> Non
 def test_a_draft_model_that_does_not_pay_reads_few_prompts(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Planner, "model_pays", lambda *_: False)
+    monkeypatch.setattr(ModelPart, "pays", lambda *_: False)
     engine = start_engine(
         make_sources=lambda _: DraftSources({}, scored(0.0)), load_draft=lambda _: make_loaded("llama"),
         draft_type="draft-model", draft_model="the one that load_draft makes",

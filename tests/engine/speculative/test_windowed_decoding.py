@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from engine.speculative.accounts import StepAccounts
 
 from config.setting import SettingsError
 from config.settings import Settings
@@ -15,7 +16,6 @@ from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Th
 from engine.kv_cache import rows
 from engine.model.loading import LoadedModel, ModelError
 from engine.sampling.entropy import find_entropies
-from engine.speculative.accounts import StepAccounts
 from engine.speculative.costs.conditions import USUAL
 from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.costs.step_costs import StepCosts

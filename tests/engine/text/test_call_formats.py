@@ -6,7 +6,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
 
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.text.call_formats import HARMONY_TOKENS
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer

@@ -11,11 +11,11 @@ from mlx_lm.tokenizer_utils import load
 from tokenizers import normalizers
 from transformers import CodeLlamaTokenizer
 
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.interface.errors import UnbrokenTextError
+from engine.interface.wanted import UnwantedError, run_while
 from engine.text import encoding, slicing
 from engine.text.encoding import TextEncoder
-from engine.wanted import UnwantedError, run_while
 from tests.engine.text import tokenizers_zoo as zoo
 
 PIECES = st.sampled_from(

@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from mlx_lm import tokenizer_utils
 from tokenizers import Tokenizer as Backend
 
-from drafters.ngram_simple import NgramSimpleDrafter
+from drafters.suffix import SuffixDrafter
 from engine.interface.request import GenerationRequest, Grammar, Sampling
 from engine.model.loading import LoadedModel, load_model
 from engine.sampling import grammar
@@ -133,7 +133,9 @@ def ask_for_everything(loaded: LoadedModel, grammar: Grammar | None = None) -> l
 
 
 def test_answers_equal_the_plain_loop_and_their_text_the_tokenizers_own(loaded: LoadedModel) -> None:
-    driven = Driven(loaded, lambda _: DraftSources({"ngram-simple": NgramSimpleDrafter(1, 3)}, scored(1.0)))
+    driven = Driven(
+        loaded, lambda _: DraftSources({"ngram-simple": SuffixDrafter(0, name="ngram-simple")}, scored(1.0))
+    )
     requests = ask_for_everything(loaded, Grammar("json_schema", json.dumps(SCHEMA)))
     answers = {one.id: driven.ask(one) for one in requests}
     driven.finish()
@@ -173,7 +175,9 @@ def test_no_step_walks_through_the_vocabulary(loaded: LoadedModel, monkeypatch: 
     with counting_lines() as lines:
         assert [at for at in range(SIZE) if at < 0] == []
     assert lines[0] >= SIZE
-    driven = Driven(loaded, lambda _: DraftSources({"ngram-simple": NgramSimpleDrafter(1, 3)}, scored(1.0)))
+    driven = Driven(
+        loaded, lambda _: DraftSources({"ngram-simple": SuffixDrafter(0, name="ngram-simple")}, scored(1.0))
+    )
     driven.grammars.compile(asked := Grammar("json_schema", json.dumps(SCHEMA)))
     # What reads a whole vocabulary without a line of Python for each token.
     monkeypatch.setattr(llguidance.hf, "from_tokenizer", None)

@@ -8,7 +8,7 @@ from mlx_lm.tool_parsers import gemma4, json_tools
 from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
 
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.text.detokenizer import Detokenizer
 from engine.text.markers import Markers
 from engine.text.tokenizer import Tokenizer

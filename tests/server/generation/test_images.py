@@ -343,3 +343,32 @@ async def test_no_hostile_file_ends_in_more_than_a_refusal(client):
             assert response.json()["error"]["message"].startswith("The image 'messages[0].content[1]' ")
             assert response.json()["error"]["param"] == "messages[0].content[1]"
     assert (await chat(client, ASK, part())).status_code == 200
+
+
+async def test_clients_are_told_whether_a_model_sees(client, sees):
+    card = (await client.get("/v1/models/alias")).json()
+    assert card["modalities"] == {"input": ["text", "image"], "output": ["text"]}
+    assert card["vision"] == {"example_tokens": 768, "max_tokens": 1024, "max_images": 20}
+    shown = (await client.post("/api/show", json={"model": "alias"})).json()
+    assert "vision" in shown["capabilities"]
+    sees.info = replace(sees.info, vision=None)
+    card = (await client.get("/v1/models/alias")).json()
+    assert card["modalities"]["input"] == ["text"]
+    assert card["vision"] is None
+    assert "vision" not in (await client.post("/api/show", json={"model": "alias"})).json()["capabilities"]
+
+
+async def test_a_conversation_that_is_too_long_loses_its_oldest_images(client, sees):
+    sees.info = replace(sees.info, context_tokens=900)
+    messages = []
+    for colour in (RED, BLUE):
+        messages += [{"role": "user", "content": [ASK, part(colour, size=(768, 768))]}]
+        messages += [{"role": "assistant", "content": "a colour"}]
+    body = {"messages": messages[:-1], "max_tokens": 5}
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 400
+    response = await client.post("/v1/chat/completions", json=body | {"truncation": "auto"})
+    assert response.headers["x-reprise-ignored"] == "truncation: the 2 oldest messages"
+    assert colours(sees.requests[0]) == [BLUE]
+    body |= {"truncate_prompt_tokens": 800}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.json()["error"]["param"] == "truncate_prompt_tokens"

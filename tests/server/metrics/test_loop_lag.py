@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from engine.stations import OTHER, StationClock, station
+from engine.interface.stations import OTHER, StationClock, station
 from server.metrics.loop_lag import HELD_S, NOT_HELD, PERIOD_S, LoopLag
 
 

@@ -13,8 +13,9 @@ from engine.interface.events import DraftingReport, Failed, Usage
 from engine.interface.status import GAP_BOUNDS_S, EngineCounts
 from server.app import create_app
 from server.generation import submission
-from server.metrics.definitions import GROUPS, RANKS
+from server.metrics.definitions import GROUPS
 from server.metrics.loop_lag import HELD_S
+from server.metrics.process_metrics import RANKS
 from server.reference.__main__ import METRICS_PAGE
 from server.reference.metrics_page import write_metrics_page
 from tests.server import fake_engine

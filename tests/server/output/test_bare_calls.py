@@ -9,8 +9,8 @@ from engine.interface.events import Delta
 from server.output.parser import MarkerParser
 from server.output.parts import CallArgumentsPart, CallStartPart, ToolCallRules
 from server.tool_formats.bare_calls import bare_calls
+from server.tool_formats.call_readers import make_reader
 from server.tool_formats.formats import find_format
-from server.tool_formats.reader import make_reader
 from tests.server.fake_engine import CALLING, THINKING, says
 from tests.server.output.test_parser import parsed, read
 

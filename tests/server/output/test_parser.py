@@ -21,9 +21,9 @@ from server.output.parts import (
     ToolCallRules,
 )
 from server.output.text_parser import PlainParser
+from server.tool_formats.call_readers import make_reader
 from server.tool_formats.formats import find_format
 from server.tool_formats.partial_text import JsonStringTracker
-from server.tool_formats.reader import make_reader
 from tests.server.counted_text import CountedText
 from tests.server.fake_engine import CALLING, THINKING, marker, parse_json
 

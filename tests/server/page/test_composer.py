@@ -105,7 +105,7 @@ def test_text_files_are_attached(open_page, engine, tmp_path):
     (tmp_path / "a.py").write_text("x = 1\n")
     (tmp_path / "b.bin").write_bytes(b"\x00\xff")
     page.get_by_label("Attach text files").set_input_files([tmp_path / "a.py", tmp_path / "b.bin"])
-    expect(page.get_by_text("b.bin is not a text file")).to_be_visible()
+    expect(page.get_by_text("b.bin is neither a text file")).to_be_visible()
     expect(page.get_by_role("list", name="Attached").get_by_role("listitem")).to_contain_text(["a.py"])
     ask(page, "What is x?", "What is x?")
     ((message,), _) = engine.tokenizer.rendered[-1]

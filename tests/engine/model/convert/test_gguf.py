@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from mlx.utils import tree_flatten
 
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.model.convert import gguf_folder
 from engine.model.convert.conversion import convert
 from engine.model.convert.gguf_weights import unpack

@@ -15,6 +15,7 @@ from config.settings import Settings
 from drafters.base import NO_DRAFT
 from engine.engine import Engine
 from engine.kv_cache.rows import Sharing
+from engine.models.making import Makers
 from engine.speculative.costs import calibration
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import DraftSources
@@ -276,9 +277,8 @@ def test_an_engine_listens_before_it_has_measured(
     monkeypatch.setattr(calibration, "_step_s", take)
     file = tmp_path / "costs.json"
     settings = Settings(calibration_file=str(file), max_rows=2, num_draft_tokens=8, draft_type="suffix")
-    engine = Engine(
-        settings, lambda _: make_loaded("llama"), lambda _: DraftSources({"suffix": Silent()}, scored(0.0))
-    )
+    sources = DraftSources({"suffix": Silent()}, scored(0.0))
+    engine = Engine(settings, Makers(lambda _: make_loaded("llama"), lambda _: sources))
     engine.start()
     try:
         started.set()
@@ -305,9 +305,8 @@ def test_a_measurement_that_fails_costs_nothing_but_its_result(
 
     monkeypatch.setattr(calibration, "_step_s", take)
     settings = Settings(calibration_file=None, draft_type="suffix")
-    engine = Engine(
-        settings, lambda _: make_loaded("llama"), lambda _: DraftSources({"suffix": Silent()}, scored(0.0))
-    )
+    sources = DraftSources({"suffix": Silent()}, scored(0.0))
+    engine = Engine(settings, Makers(lambda _: make_loaded("llama"), lambda _: sources))
     engine.start()
     try:
         wait_until(lambda: any("cannot measure" in record.getMessage() for record in caplog.records))

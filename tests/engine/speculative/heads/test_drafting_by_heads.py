@@ -17,7 +17,6 @@ from engine.interface.request import GenerationRequest, Grammar
 from engine.kv_cache.per_row import make_caches
 from engine.memory.budget import MemoryBudget
 from engine.model.loading import LoadedModel, ModelError
-from engine.scheduler.planner import Planner
 from engine.speculative.draft_model.forecast import PREFILL_ONE_PROMPT_IN
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
@@ -26,6 +25,8 @@ from engine.speculative.heads.families import FAMILIES
 from engine.speculative.heads.head import Choose, Head, find_ends
 from engine.speculative.heads.mtp import MTPHead
 from engine.speculative.heads.taps import TappedStates, Taps
+from engine.speculative.planning.model_part import ModelPart
+from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import Coin, scored
@@ -340,7 +341,7 @@ def test_states_of_prompts_are_taken_only_if_the_head_is_to_read_them(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To compute the last layer of a whole prompt takes time, which nothing else needs."""
-    monkeypatch.setattr(Planner, "model_pays", lambda *_: False)
+    monkeypatch.setattr(ModelPart, "pays", lambda *_: False)
     widths: list[int] = []
     states = TappedStates.states
 

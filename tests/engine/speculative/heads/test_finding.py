@@ -10,10 +10,12 @@ import pytest
 from mlx.utils import tree_flatten
 
 from bench.architectures.tiny_models import make_model, tiny_config
-from config.settings import BUNDLED_MODEL, Settings, SettingsError
+from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings, SettingsError
 from engine.engine import Engine
+from engine.generating.setup import flat_costs
 from engine.model.loading import ModelError, load_model
-from engine.setup import flat_costs
+from engine.models.making import Makers
 from engine.speculative.proposers import DraftSources
 from server.banner import banner
 from tests.drafters.fakes import scored
@@ -43,7 +45,8 @@ def start(folder: Path) -> Any:
 
     def started(**settings: Any) -> Engine:
         given = Settings(model=str(folder), calibration_file=None, num_draft_tokens=3, **settings)
-        engine = Engine(given, make_sources=lambda _: DraftSources({}, scored(0.0)), costs=flat_costs())
+        sources = DraftSources({}, scored(0.0))
+        engine = Engine(given, Makers(make_sources=lambda _: sources, costs=flat_costs()))
         engine.start()
         engines.append(engine)
         return engine

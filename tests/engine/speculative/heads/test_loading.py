@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from bench.architectures.tiny_models import architectures, make_model, tiny_config
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.model.head_names import name_in_head
 from engine.model.loading import ModelError, load_model
 from engine.speculative.heads.formats import find_own_heads, identify, text_config

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.device import Device
+from engine.batch.device import Device
 from engine.engine import Engine
 from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.memory.budget import MemoryBudget
@@ -26,7 +26,7 @@ from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, make_model, oracle, prompt_of, request
 from tests.engine.text import tokenizers_zoo as zoo
 
-STRATEGIES = ["context", "naive", "shared", "none"]
+STRATEGIES = ["context", "shared", "none"]
 DRAFTS = ["llama", "gemma3_text", "mamba2", "baichuan_m1"]
 """Architectures with plain caches, windows, recurrent state, and lists of both."""
 
@@ -80,7 +80,7 @@ def run(engine: Engine, asked: Sequence[GenerationRequest]) -> list[list[int]]:
     ("name", "draft", "strategy"),
     [
         *(("llama", draft, "context") for draft in DRAFTS),
-        *(("llama", "mamba2" if strategy == "naive" else "llama", strategy) for strategy in STRATEGIES[1:]),
+        *(("llama", "llama", strategy) for strategy in STRATEGIES[1:]),
         ("mamba2", "lfm2", "context"),
     ],
 )

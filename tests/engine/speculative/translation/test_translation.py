@@ -7,14 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.speculative.translation.context import ContextTranslator
-from engine.speculative.translation.naive import NaiveTranslator
 from engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
 from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from engine.text.vocabulary import VocabularyError
 from tests.engine.text import tokenizers_zoo as zoo
 
-SIMPLE = ("naive", "shared")
+SIMPLE = ("shared",)
 PAIRS = [
     ("sentencepiece-first", "byte-level"),
     ("byte-level", "sentencepiece-legacy"),
@@ -71,8 +70,7 @@ def test_the_draft_model_reads_exactly_the_text(strategy, draft, target, tokens,
         translated = translator.translate_text(part)
     text = pair.target.to_bytes(committed)
     read = pair.draft.to_bytes(translated.ids)
-    # With naive, an incomplete character waits for its remaining bytes.
-    assert read == text if strategy == "shared" else text.startswith(read) and len(text) - len(read) < 4
+    assert read == text
 
 
 @pytest.mark.parametrize("strategy", SIMPLE)
@@ -151,19 +149,6 @@ def test_a_beginning_of_sequence_that_the_draft_model_lacks_is_left_out(strategy
     assert len(translation.make_translator().translate_text([pair.target.bos]).ids) == 1
 
 
-def test_naive_skips_drafts_within_an_incomplete_character() -> None:
-    translation = between("sentencepiece-first", "byte-level", "naive")
-    pair = translation.pair
-    assert pair is not None
-    translator = translation.make_translator()
-    tokens = pair.target.encode("ł".encode()) or []
-    assert [pair.target.pieces[token] for token in tokens] == [b"\xc5", b"\x82"]
-    assert pair.draft.to_bytes(translator.translate_text(tokens[:1]).ids) == b""
-    assert translator.translate_draft(pair.draft.encode(b"a") or []) == []
-    assert translator.counts.skipped == 1
-    assert pair.draft.to_bytes(translator.translate_text(tokens).ids) == "ł".encode()
-
-
 def test_shared_ends_a_draft_at_a_token_that_the_target_lacks() -> None:
     translation = between("sentencepiece-first", "byte-level", "shared")
     pair = translation.pair
@@ -214,11 +199,9 @@ def test_ids_that_the_other_model_lacks_are_left_out_and_end_a_draft(tokens, cut
 def test_each_strategy_has_its_translator() -> None:
     kinds = ("sentencepiece-first", "byte-level")
     made = {
-        name: type(between(*kinds, name).make_translator())
-        for name in ("naive", "shared", "none", "context", "auto")
+        name: type(between(*kinds, name).make_translator()) for name in ("shared", "none", "context", "auto")
     }
     assert made == {
-        "naive": NaiveTranslator,
         "shared": SharedTranslator,
         "none": IdentityTranslator,
         "context": ContextTranslator,
@@ -230,6 +213,6 @@ def test_each_strategy_has_its_translator() -> None:
 def test_kinds_without_known_bytes_are_rejected_only_if_text_is_translated() -> None:
     tokenizer = zoo.wrap(zoo.wordpiece(), eos_token="[SEP]")
     assert Translation.between(tokenizer, zoo.make("byte-level"), "none").strategy == "none"
-    for strategy in ("auto", "context", "naive", "shared"):
+    for strategy in ("auto", "context", "shared"):
         with pytest.raises(VocabularyError, match="marks parts of words"):
             Translation.between(tokenizer, zoo.make("byte-level"), strategy)

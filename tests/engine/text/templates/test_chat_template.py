@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_tokenizer
 from transformers import tokenization_utils_base
 
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.foreign.chat_templates import PROCESS, TemplateProcess
 from engine.text.templates.chat_template import ChatTemplate, TemplateError
 from engine.text.templates.control_tokens import ControlTokens

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from config.settings import BUNDLED_MODEL
+from config.model_settings import BUNDLED_MODEL
 from engine.text.templates.message_openings import MessageOpenings, find_openings
 from engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE

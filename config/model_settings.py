@@ -1,0 +1,152 @@
+"""The settings that say which models are served, and how their weights are loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from config.setting import setting
+
+BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
+BUNDLED_NAME = "reprise-demo"
+
+
+def display_name(source: str) -> str:
+    """Return the name that people recognize: the folder's own name, or the name on the model hub."""
+    return Path(source).resolve().name if Path(source).is_dir() else source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """The values of these settings. The order is that of config/groups.py."""
+
+    model: str | None = setting(
+        None,
+        "Model to serve: a folder in mlx-lm's format, a name on the model hub, a GGUF file, smollm2, a small "
+        "model in a Python package, or reprise-demo, the bundled one. A GGUF file and smollm2 are converted "
+        "once, into ~/.cache/reprise/converted.",
+        unset="the bundled demo model",
+        is_path=True,
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        "Additional name under which requests may ask for the model, or * for any name; repeat the flag for "
+        "several.",
+    )
+    chat_template: str | None = setting(
+        None,
+        "File with a chat template, in place of the model's own.",
+        unset="the model's own",
+        is_path=True,
+    )
+    sampling_defaults: Literal["model", "openai"] = setting(
+        "model",
+        "Sampling of requests that leave it out, and limits of answers: model for what the model's "
+        "generation_config.json says, openai for OpenAI's defaults (temperature 1, no limit).",
+    )
+    max_context_tokens: int | None = setting(
+        None,
+        "Maximum tokens of prompt and answer together. Lowers the model's own limit; if the model's "
+        "configuration names none, sets it in place of 131072 (recurrent models) or 4096 (others).",
+        at_least=2,
+        unset="the model's own limit",
+    )
+    kv_bits: int | None = setting(
+        None, "Quantize keys and values to this many bits, 4 or 8.", unset="not quantized"
+    )
+    mask_token_id: int | None = setting(
+        None,
+        "Mask token of a WeDLM model, in place of the one that its configuration names.",
+        at_least=0,
+        unset="the configuration's, or 151665",
+    )
+    trust_remote_code: bool = setting(
+        False, "Allow a model that needs it to run the Python code in its folder."
+    )
+    adapter_path: str | None = setting(
+        None,
+        "Folder of a LoRA adapter in mlx-lm's format, which is added to the model.",
+        is_path=True,
+    )
+    models_dir: str | None = setting(
+        None,
+        "Folder of model folders, as FOLDER/NAME or FOLDER/OWNER/NAME. Requests may ask for these models and "
+        "for those in the model hub's cache, which are then loaded.",
+        is_path=True,
+    )
+    embedding_model: str | None = setting(
+        None,
+        "Model that makes embeddings beside the served model: a folder, or a name in the model hub's cache.",
+        is_path=True,
+    )
+    rerank_model: str | None = setting(
+        None,
+        "Model that ranks documents beside the served model: a folder, or a name in the model hub's cache.",
+        is_path=True,
+    )
+    allow_load: bool | None = setting(
+        None,
+        "Whether requests may load, unload and pull models. With true also without --models-dir, for the "
+        "models in the hub's cache.",
+        unset="with --models-dir, if only this machine can connect",
+    )
+    load_timeout_s: float = setting(
+        300.0, "Seconds that a request waits for its model to be loaded. Then it gets a 503.", at_least=0.01
+    )
+    idle_unload_s: float | None = setting(
+        None,
+        "Seconds without a request after which a model is unloaded, unless requests say otherwise "
+        "(keep_alive). A model is also unloaded if another one needs its memory.",
+        at_least=0,
+        unset="never for that alone",
+    )
+    hosts: str | None = setting(
+        None,
+        "Start the model on several machines with mlx.launch: a host file, or names separated by commas.",
+        unset="one machine",
+        is_path=True,
+    )
+    split: Literal["pipeline", "tensor"] = setting(
+        "pipeline",
+        "How a model on several machines is split: pipeline by its layers, tensor within each layer.",
+    )
+    split_layers: str | None = setting(
+        None,
+        "Layers of each machine with --split pipeline, such as 20,12. Rank 0 has the last ones.",
+        unset="as even as possible",
+    )
+    join_timeout_s: float = setting(
+        60.0, "Seconds in which all machines that share a model must have joined.", at_least=1
+    )
+
+    @property
+    def serves_several(self) -> bool:
+        """Whether requests may ask for other models than the one that the server starts with."""
+        return self.models_dir is not None or bool(self.allow_load)
+
+    @property
+    def may_unload(self) -> bool:
+        """Whether models come and go. Otherwise there is one, from start to end."""
+        return self.serves_several or bool(self.beside) or self.idle_unload_s is not None
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """The models that embed or rank beside the served one: their sources by their names."""
+        sources = (self.embedding_model, self.rerank_model)
+        return {display_name(source): source for source in sources if source is not None}
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model that the server starts with: within models_dir, as requests ask for it."""
+        if self.model in (None, BUNDLED_NAME):
+            return BUNDLED_NAME
+        folder = Path(self.model).resolve()
+        if self.models_dir is not None and folder.is_dir():
+            models = Path(self.models_dir).resolve()
+            if models in folder.parents:
+                return folder.relative_to(models).as_posix()
+        return display_name(self.model)
+
+    @property
+    def model_source(self) -> str:
+        """The folder or name of the model to load: the chosen one, or the bundled one."""
+        return str(BUNDLED_MODEL) if self.model in (None, BUNDLED_NAME) else self.model

@@ -1,0 +1,337 @@
+"""A request on its way through the engine."""
+
+import logging
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import mlx.core as mx
+
+from drafters.base import NO_DRAFT, Draft
+from engine.batch.loop_guard import ends_in_loop
+from engine.batch.stages import Prefill, PrefixSearch, Timing
+from engine.interface.errors import GrammarCostError
+from engine.interface.events import (
+    Delta,
+    DraftingReport,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    PromptProgress,
+    Sink,
+    TokenLogprob,
+    Usage,
+)
+from engine.interface.request import GenerationRequest
+from engine.kv_cache.per_row import Caches
+from engine.kv_cache.prefix_cache.block_hashes import BlockHashes
+from engine.sampling.grammar import Grammars, Matcher
+from engine.sampling.logprobs import Likelihood
+from engine.sampling.sampler import Ends, Penalties, RowSampling
+from engine.sampling.thinking_budget import make_matcher
+from engine.speculative.acceptance import count_accepted
+from engine.speculative.costs.conditions import GREEDY, sampling_class
+from engine.speculative.draft_model.prefill import UndraftableTextError
+from engine.speculative.draft_stats import PLAIN
+from engine.speculative.sequence_drafts import SequenceDrafts
+from engine.speculative.window import Window
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
+from engine.vision.keys import prompt_keys
+
+log = logging.getLogger("reprise.engine")
+
+LOG_PROMPT_EVERY_S = 10.0
+"""Seconds between log lines about a prompt that is being prefilled."""
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request, and everything that was committed for it.
+
+    text: turns its tokens into text that can be sent.
+    tokens: prompt and answer so far; all of them are committed. keys: the same, but for those of images, as
+        texts are compared by them; the same list if it has none.
+    hashes: of the tokens' blocks, extended when they are needed.
+    prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
+    row_sampling: how its tokens are sampled, while it decodes.
+    drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
+    window: what windowed decoding has filled in right of its tokens; None for plain decoding.
+    sampling: what sampling its tokens takes; see sampling_class().
+    num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
+    num_bisections: how many bisections suspected it.
+    num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
+    is_loop: whether it ended because it only repeated itself.
+    """
+
+    request: GenerationRequest
+    sink: Sink
+    text: Detokenizer
+    tokenizer: Tokenizer
+    tokens: list[int] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
+    hashes: BlockHashes = field(default_factory=BlockHashes)
+    timing: Timing = field(default_factory=Timing)
+    prefix: PrefixSearch = field(default_factory=PrefixSearch)
+    prefill: Prefill = field(default_factory=Prefill)
+    row_sampling: RowSampling | None = None
+    drafts: SequenceDrafts | None = None
+    matcher: Matcher | None = None
+    window: Window | None = None
+    sampling: int = GREEDY
+    num_prompt_sent: int = 0
+    num_bisections: int = 0
+    num_overtaken: int = 0
+    is_loop: bool = False
+    ended: bool = False
+
+    @classmethod
+    def of(
+        cls, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer, grammars: Grammars
+    ) -> "Sequence":
+        """Make the sequence of a request, which has only its prompt. Raises GrammarError."""
+        text = Detokenizer(tokenizer, request.stop)
+        matcher = make_matcher(grammars, request.grammar, tokenizer.vocab_size) if request.grammar else None
+        tokens = keys = list(request.prompt)
+        if request.images:
+            keys = prompt_keys(tokens, request.images, tokenizer.vocab_size)
+        return cls(
+            request,
+            sink,
+            text,
+            tokenizer,
+            tokens=tokens,
+            keys=keys,
+            matcher=matcher,
+            window=Window(request.window_settings) if request.window_settings else None,
+            sampling=sampling_class(request),
+        )
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end the answer."""
+        return self.tokenizer.eos_ids.union(self.request.stop_tokens)
+
+    @property
+    def num_answered(self) -> int:
+        """Committed tokens of the answer."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Tokens to compute before it can join the rows, which feed its last token themselves."""
+        return len(self.tokens) - 1 - self.prefill.num_computed
+
+    def admit(self, caches: Caches, num_computed: int) -> None:
+        """Begin to prefill. caches: hold the first num_computed of its tokens."""
+        self.prefill.caches, self.prefill.num_computed = caches, num_computed
+        self.prefix.awaited, self.prefix.compared = None, ()
+        self.prefix.num_shared, self.prefix.ids = {}, None
+        if not self.timing.admitted_at:
+            self.timing.admitted_at = time.perf_counter()
+            self.prefix.num_cached = num_computed
+
+    def restart(self) -> None:
+        """Drop its arrays. Committed tokens stay, and the same tokens will follow them."""
+        self.prefill, self.row_sampling = Prefill(), None
+
+    def park(self) -> None:
+        """Drop all state of the present worker, which ends with the model's weights; another takes over."""
+        self.restart()
+        self.prefix = PrefixSearch(self.prefix.num_cached)
+        if self.drafts:
+            self.drafts.close()
+
+    def give_up_drafts(self, fault: Exception) -> None:
+        """Stop drafting after a fault; the answer is decoded plainly from here on."""
+        log.warning("request %s continues without drafts: %s", self.request.id, fault)
+        if self.drafts:
+            self.drafts.close()
+
+    def give_up_draft_model(self, fault: Exception) -> None:
+        """Stop using the draft model, which could not take the text or translate a draft."""
+        level = logging.INFO if isinstance(fault, UndraftableTextError) else logging.WARNING
+        log.log(level, "request %s continues without the draft model: %s", self.request.id, fault)
+        if self.drafts:
+            self.drafts.uses_model = False
+
+    @property
+    def penalties(self) -> Penalties | None:
+        """Its token counts, while it decodes and if its request has penalties."""
+        return self.row_sampling.penalties if self.row_sampling else None
+
+    def make_row_sampling(self, vocab_size: int) -> RowSampling:
+        """Return how its tokens are sampled, made at the first call, which must precede its first step.
+
+        Penalties count its last token when it is fed.
+        """
+        if self.row_sampling is None:
+            answer = self.tokens[len(self.request.prompt) : -1]
+            request, ends = self.request, Ends(self.tokenizer.eos_ids, self.request.stop_tokens)
+            self.row_sampling = RowSampling(request.sampling, vocab_size, request.prompt, answer, ends)
+        return self.row_sampling
+
+    def count_for_penalties(self) -> None:
+        """Bring the penalties' counts up to what has been committed."""
+        if self.penalties:
+            uncounted = self.tokens[len(self.request.prompt) + self.penalties.num_counted :]
+            if uncounted:
+                self.penalties.observe(mx.array(uncounted, mx.int32))
+
+    def commit(
+        self,
+        tokens: list[int],
+        likelihoods: SequenceOf[Likelihood | None],
+        draft: Draft = NO_DRAFT,
+        num_verified: int = 0,
+    ) -> None:
+        """Commit one step's tokens up to the end of the answer: detokenize, inform the drafters, emit.
+
+        tokens: at least one, unless the sequence is decoded in windows.
+        likelihoods: of each token, None if the request does not want log probabilities.
+        draft, num_verified: the draft that the step verified, if any, and how many of its tokens.
+        """
+        if tokens and not self.num_answered:
+            self.timing.first_token_at = time.perf_counter()
+            self.report_progress(len(self.request.prompt))
+        num_before, texts, min_tokens = len(self.tokens), list[str](), self.request.sampling.min_tokens
+        reason: FinishReason | None = None
+        logprobs: list[TokenLogprob] = []
+        for token, likelihood in zip(tokens, likelihoods, strict=True):
+            self.tokens.append(token)
+            if token not in self.eos_ids:
+                may_stop = not min_tokens or self.num_answered > min_tokens
+                texts.append(self.text.add(token, can_stop=may_stop))
+                # The token that completes a stop string is not part of the answer.
+                if likelihood is not None and not self.text.stopped:
+                    logprobs.append(self._logprob(token, likelihood))
+            reason = self._reason(token)
+            if reason:
+                break
+        if self.keys is not self.tokens:
+            self.keys += self.tokens[num_before:]
+        if self.drafts:
+            self.drafts.observe(self.tokens[num_before:], draft, num_verified)
+        if self.matcher:
+            self.matcher.commit(self.tokens[num_before:])
+        if (text := "".join(texts)) or logprobs:
+            usage = self.usage(has_origins=False) if self.request.reports_usage else None
+            origins: tuple[tuple[str, str], ...] = ()
+            if self.request.reports_origins:
+                num_accepted = count_accepted(draft.tokens[:num_verified], tokens)
+                origins = _runs(texts, draft.source, num_accepted)
+            self.sink(Delta(text, tuple(logprobs), usage=usage, origins=origins))
+        if reason:
+            self._finish(reason)
+
+    def report_progress(self, num_processed: int) -> None:
+        """Report how many of the prompt's tokens are done, if the request wants it; now and then, log it."""
+        if self.num_answered or self.ended:
+            return
+        taken_s = time.perf_counter() - self.timing.admitted_at
+        if taken_s - self.timing.prompt_logged_s >= LOG_PROMPT_EVERY_S:
+            self.timing.prompt_logged_s = taken_s
+            num_tokens = len(self.request.prompt)
+            log.info(
+                "%s: reading the prompt, %d of %d tokens (%d %%) after %.0f s",
+                self.request.id, num_processed, num_tokens, 100 * num_processed // num_tokens, taken_s,
+            )  # fmt: skip
+        if self.request.reports_progress:
+            num_tokens, num_cached = len(self.request.prompt), self.prefix.num_cached
+            self.sink(Delta("", progress=PromptProgress(num_tokens, num_cached, num_processed, taken_s)))
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether the request wants log probabilities of the prompt's tokens that have not been sent."""
+        return self.request.prompt_logprobs and self.num_prompt_sent < len(self.request.prompt)
+
+    def emit_prompt_logprobs(self, start: int, likelihoods: SequenceOf[Likelihood | None]) -> None:
+        """Send the log probabilities of a run of the prompt's tokens, but for those sent before a restart.
+
+        start: index of the first of them; all tokens before it were sent.
+        likelihoods: of each; None for the prompt's first token, which has no log probability.
+        """
+        prompt, entries = self.request.prompt, []
+        for likelihood in likelihoods[self.num_prompt_sent - start :]:
+            entries.append(self._logprob(prompt[self.num_prompt_sent], likelihood))
+            self.num_prompt_sent += 1
+        if entries:
+            self.sink(Delta("", tuple(entries), is_prompt=True))
+
+    def _logprob(self, token: int, likelihood: Likelihood | None) -> TokenLogprob:
+        logprob, likeliest = likelihood or (None, [])
+        piece = self.tokenizer.piece
+        top = tuple((t, piece(t), value) for t, value in likeliest)
+        return TokenLogprob(token, piece(token), logprob, top)
+
+    def _reason(self, token: int) -> FinishReason | None:
+        """Return why the answer ends with this token, None if it does not."""
+        if token in self.eos_ids or self.text.stopped:
+            return "stop"
+        if self.num_answered >= self.request.max_tokens:
+            return "length"
+        request, sampling = self.request, self.request.sampling
+        if not sampling.ignores_eos and self.num_answered >= sampling.min_tokens:
+            self.is_loop = ends_in_loop(self.tokens, self.num_answered, request.loop_guard_tokens)
+        return "stop" if self.is_loop else None
+
+    def fail_with(self, fault: Exception) -> None:
+        """Log a fault and end the sequence for it, unless it has ended."""
+        if self.ended:
+            return
+        if isinstance(fault, GrammarCostError):
+            log.warning("request %s ends: its grammar %s", self.request.id, fault)
+            self.fail(Failed("grammar", str(fault)))
+        else:
+            log.error("request %s failed", self.request.id, exc_info=fault)
+            self.fail(Failed("request", f"generation failed: {fault}"))
+
+    def fail(self, failed: Failed) -> None:
+        """End the sequence with a failure, unless it has ended."""
+        try:
+            usage = self.usage()
+        # It must get its terminal event, whatever is wrong with its counts.
+        except Exception:
+            log.error("request %s cannot be counted", self.request.id, exc_info=True)
+            usage = Usage(len(self.request.prompt), self.prefix.num_cached, self.num_answered)
+        self._end(Failed(failed.kind, failed.message, usage))
+
+    def usage(self, *, has_origins: bool = True) -> Usage:
+        """Return the counts and times up to now. has_origins: see DraftCounts.report()."""
+        now, timing = time.perf_counter(), self.timing
+        return Usage(
+            num_prompt_tokens=len(self.request.prompt),
+            num_cached_tokens=self.prefix.num_cached,
+            num_completion_tokens=self.num_answered,
+            queue_s=(timing.admitted_at or now) - timing.submitted_at,
+            prefill_s=(timing.joined_at or now) - timing.submitted_at,
+            first_token_s=(timing.first_token_at or now) - timing.submitted_at,
+            total_s=now - timing.submitted_at,
+            window_settings=self.request.window_settings,
+            is_loop=self.is_loop,
+            drafting=self.drafts.report(has_origins=has_origins) if self.drafts else DraftingReport(),
+        )
+
+    def _finish(self, reason: FinishReason) -> None:
+        if not self.text.stopped and (rest := self.text.finish()):
+            self.sink(Delta(rest, origins=((rest, PLAIN),) if self.request.reports_origins else ()))
+        # The rest may complete a stop string.
+        reason = "stop" if self.text.stopped else reason
+        self._end(
+            Finished(reason, self.usage(), tuple(self.tokens[len(self.request.prompt) :]), self.text.stop)
+        )
+
+    def _end(self, event: Event) -> None:
+        if not self.ended:
+            self.ended = True
+            if self.drafts:
+                self.drafts.close()
+            self.sink(event)
+
+
+def _runs(texts: SequenceOf[str], source: str, num_accepted: int) -> tuple[tuple[str, str], ...]:
+    """Return the texts of tokens that were drafted and accepted, and of the others after them."""
+    parts = ("".join(texts[:num_accepted]), source), ("".join(texts[num_accepted:]), PLAIN)
+    return tuple((text, source) for text, source in parts if text)

@@ -1,0 +1,18 @@
+"""Define StepError, which every failed step raises."""
+
+from collections.abc import Iterable
+
+from engine.batch.sequence import Sequence
+
+
+class StepError(Exception):
+    """A step failed, and the caches of all rows in the batch are lost with it.
+
+    suspects: the sequences one of which may be at fault; empty if no sequence is.
+    fault: what was raised.
+    """
+
+    def __init__(self, suspects: Iterable[Sequence], fault: Exception) -> None:
+        super().__init__(str(fault))
+        self.suspects = list(suspects)
+        self.fault = fault

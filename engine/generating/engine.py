@@ -1,0 +1,270 @@
+"""The engine of a model that generates text."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from config.model_settings import display_name
+from config.settings import Settings
+from drafters.base import TableFileError
+from engine.batch.sequence import Sequence
+from engine.batch.stats import EngineStats
+from engine.generating.parked import ParkedWorker
+from engine.generating.setup import make_worker
+from engine.generating.worker import Worker
+from engine.interface.errors import SharedTableError
+from engine.interface.events import Event, Failed, Sink
+from engine.interface.request import GenerationRequest, Grammar
+from engine.interface.stations import station
+from engine.interface.status import EngineCounts
+from engine.memory.budget import MemoryBudget
+from engine.model.loading import LoadedModel, ModelError, StartProgress, make_draft_loader, make_loader
+from engine.models.making import Makers
+from engine.models.messages import STOPPING, Call, Cancel, Inbox, Message, Stop, Submit
+from engine.models.model_engine import ModelEngine
+from engine.sampling.grammar import Grammars
+from engine.speculative import kept_acceptance, shared_table
+from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.heads.finding import find_given_head, find_head
+
+log = logging.getLogger("reprise.engine")
+
+
+class GeneratingEngine(ModelEngine):
+    """Queues requests for text, and has a worker while the model is loaded. makers: see setup.py."""
+
+    worker: Worker | ParkedWorker
+
+    def __init__(self, settings: Settings, makers: Makers, inbox: Inbox) -> None:
+        super().__init__(settings, inbox)
+        self.worker = ParkedWorker()
+        self._makers = makers
+        self._ranks = makers.ranks
+        self._load = makers.load or (self._ranks.load if self._ranks else make_loader(settings))
+        self._load_draft = makers.load_draft or make_draft_loader(settings)
+        self._loaded: LoadedModel | None = None
+        self._grammars: Grammars
+        self._stats = EngineStats()
+        self.table = TableOfModel(self)
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model as loaded. Raises RuntimeError before that."""
+        self._require_loaded()
+        assert self._loaded
+        return self._loaded
+
+    @property
+    def costs(self) -> StepCosts:
+        """The costs of steps as learned so far. Raises RuntimeError while the model is not loaded."""
+        if isinstance(self.worker, ParkedWorker):
+            raise RuntimeError("the engine has not been started")
+        return self.worker.planner.costs
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None:
+        """Queue a request. Its sink gets any number of deltas, then exactly one terminal event.
+
+        Raises EngineError if the queue is full or the engine is draining or dead, and GrammarError if its
+        grammar, compiled here if it has not been, cannot be used; the sink then gets nothing.
+        """
+        if request.grammar and request.grammar.compiled is None:
+            # The engine's thread must never wait for a compilation.
+            request = replace(request, grammar=self.compile_grammar(request.grammar))
+        with self.lifecycle.accepting():
+            self.inbox.put(Submit(request, self._counted(request.id, sink)))
+
+    def compile_grammar(self, grammar: Grammar) -> Grammar:
+        """Return the grammar as compiled, for requests. May take long. Raises GrammarError."""
+        return self._grammars.compile(grammar)
+
+    def counts(self) -> EngineCounts:
+        """Return what has been counted since the last load."""
+        counts = self._stats.counts()
+        return replace(counts, by_rank=self._ranks.count()) if self._ranks else counts
+
+    def prefix_status(self) -> dict[str, dict[str, int]]:
+        """Return the prefix caches' counts, by "target" and "draft" and the names of PrefixStatus."""
+        if isinstance(worker := self.worker, ParkedWorker):
+            return {}
+        return {model: asdict(status) for model, status in worker.prefix_status().items()}
+
+    def between_steps(self, action: Callable[[], Any]) -> Any:
+        """Call a function on the engine's thread between two steps, and return its result.
+
+        Raises SharedTableError if the model takes no requests, and what the function raises.
+        """
+        call = Call(action, Future())
+        with self.lifecycle.held() as state:
+            if state != "ready":
+                raise SharedTableError(f"the engine is {state}")
+            self.inbox.put(call)
+        return call.outcome.result()
+
+    def load(self, on_progress: StartProgress) -> None:
+        """See ModelEngine."""
+        try:
+            loaded, worker = self._make(on_progress)
+            if self._ranks:
+                self._ranks.begin_serving()
+        except BaseException as fault:
+            self._forget()
+            if isinstance(fault, ModelError):
+                raise
+            raise ModelError(f"cannot load: {fault}") from fault
+        for sequence in self.worker.live:
+            worker.submit(sequence)
+        self.worker, self._stats = worker, worker.stats
+        self._about = loaded.info, loaded.tokenizer
+        self.lifecycle.begin_ready()
+
+    def _make(self, on_progress: StartProgress) -> tuple[LoadedModel, Worker]:
+        def loading(source: str) -> Callable[[float], None]:
+            return partial(on_progress, f"Loading {display_name(source)}")
+
+        settings = self.settings
+        loaded = self._loaded = self._load(loading(settings.model_source))
+        self._grammars = Grammars(loaded.tokenizer)
+        given = find_given_head(settings)
+        draft = None
+        if self._load_draft and not given:
+            draft = self._load_draft(loading(settings.draft_model or "the draft model"))
+        find = self._makers.find_head or partial(find_head, settings, given)
+        makers = replace(self._makers, find_head=find)
+        worker = make_worker(loaded, draft, settings, makers, on_progress)
+        shared_table.restore(worker.proposers.sources, settings)
+        shared_table.restore_history(worker.proposers)
+        kept_acceptance.restore(worker.proposers.global_counts, self._acceptance_file(loaded))
+        return loaded, worker
+
+    def unload(self) -> None:
+        """See ModelEngine."""
+        if not isinstance(worker := self.worker, ParkedWorker):
+            parked = self.worker = ParkedWorker()
+            parked.waiting.extend(worker.park())
+            try:
+                if not self.lifecycle.is_dead:
+                    self._learn(worker)
+            finally:
+                worker.queue.prefix_lookup.kept.close()
+        self._forget()
+
+    @property
+    def memory_budget(self) -> MemoryBudget | None:
+        """The estimates of what its requests take; None while the model is not loaded."""
+        return None if isinstance(self.worker, ParkedWorker) else self.worker.queue.memory_budget
+
+    @property
+    def _step(self) -> Callable[[], None]:
+        return self.worker.step
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Submit(request, sink):
+                self._queue(request, sink)
+            case Cancel(request_id):
+                self.worker.cancel(request_id)
+            case Call():
+                message.perform()
+            case Stop():
+                self.worker.end_waiting(STOPPING)
+
+    def _queue(self, request: GenerationRequest, sink: Sink) -> None:
+        try:
+            self._grammars.plain_s = self.worker.plain_s
+            self.worker.submit(Sequence.of(request, sink, self.loaded.tokenizer, self._grammars))
+        except Exception as fault:
+            log.error("request %s cannot be queued", request.id, exc_info=True)
+            sink(Failed("request", f"the request cannot be queued: {fault}"))
+
+    def pause(self) -> None:
+        """Wait for what is in flight, before another model computes."""
+        if not isinstance(self.worker, ParkedWorker):
+            try:
+                self.worker.pause()
+            except BaseException as fault:
+                self.die(fault)
+
+    def prepare(self) -> bool:
+        """Do a part of what can be done while there is no work; return whether there may be more."""
+        return self._prepare_grammars() or self.worker.measure_costs()
+
+    @station("grammars")
+    def _prepare_grammars(self) -> bool:
+        return self._grammars.prepare()
+
+    def end_all(self, failed: Failed) -> None:
+        """Send every live request its terminal event, including those still in the inbox."""
+        for sequence in self.worker.live:
+            sequence.fail(failed)
+        self.inbox.refuse_all(failed)
+
+    def _counted(self, request_id: str, sink: Sink) -> Sink:
+        counted, explain = self.lifecycle.counting(request_id, sink), self._ranks and self._ranks.explain
+        if not explain:
+            return counted
+
+        def explained(event: Event) -> None:
+            if isinstance(event, Failed) and event.kind == "request" and (reason := explain()):
+                event = replace(event, kind="engine", message=f"the engine has stopped: {reason}")
+            counted(event)
+
+        return explained
+
+    def _forget(self) -> None:
+        """Let go of the model; its description and tokenizer stay."""
+        if self._loaded:
+            self._loaded = replace(self._loaded, model=None)
+
+    def _learn(self, worker: Worker) -> None:
+        """Let drafters learn what they put off, and save what they have learned."""
+        worker.proposers.work.finish()
+        shared_table.save(worker.proposers.sources, self.settings)
+        kept_acceptance.save(worker.proposers.global_counts, self._acceptance_file(self.loaded))
+
+    def _acceptance_file(self, loaded: LoadedModel) -> Path | None:
+        return kept_acceptance.find_file(self.settings, loaded.info.name, loaded.tokenizer.fingerprint)
+
+
+class TableOfModel:
+    """The n-gram table that the drafters of a model use. Any thread may call its methods."""
+
+    def __init__(self, engine: GeneratingEngine) -> None:
+        self._engine = engine
+
+    def status(self) -> dict[str, Any]:
+        """Return the table's counts. Raises SharedTableError."""
+        return shared_table.find_table(self._worker().proposers.sources).status()
+
+    def reset(self) -> None:
+        """Drop everything that drafters learned from finished requests. Raises SharedTableError."""
+        self._between_steps(partial(shared_table.reset, self._worker().proposers))
+
+    def save(self) -> str:
+        """Save the table to the settings' file; return a sentence that says so. Raises SharedTableError."""
+        worker = self._worker()
+        save = shared_table.find_table(worker.proposers.sources).save
+
+        def learn_and_save() -> str:
+            worker.proposers.work.finish()
+            return save()
+
+        return str(self._between_steps(learn_and_save))
+
+    def load(self) -> str:
+        """Load the table from the settings' file; return a sentence that says so. Raises SharedTableError."""
+        return str(self._between_steps(shared_table.find_table(self._worker().proposers.sources).load))
+
+    def _worker(self) -> Worker:
+        if isinstance(worker := self._engine.worker, ParkedWorker):
+            raise SharedTableError("the engine is not running")
+        return worker
+
+    def _between_steps(self, action: Callable[[], Any]) -> Any:
+        try:
+            return self._engine.between_steps(action)
+        except TableFileError as fault:
+            raise SharedTableError(str(fault)) from fault

@@ -1,0 +1,300 @@
+"""Set up a worker for a loaded model: find out what the model allows, and measure the cost of its steps."""
+
+import logging
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+
+from config.groups import GROUPS
+from config.settings import SETTINGS, Settings
+from engine.batch.batch import Batch
+from engine.batch.device import Device
+from engine.generating.worker import Worker
+from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
+from engine.kv_cache.probes import kv_bits_fault
+from engine.kv_cache.rows import Sharing
+from engine.memory.budget import MemoryBudget
+from engine.memory.making import make_memory_budget
+from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
+from engine.models.making import FindHead, Makers
+from engine.scheduler.checkpoints import Checkpoints
+from engine.scheduler.draft_prefiller import DraftPrefiller
+from engine.scheduler.kept_prefixes import KeptPrefixes
+from engine.scheduler.prefiller import Prefiller
+from engine.scheduler.prefix_lookup import PrefixLookup
+from engine.scheduler.request_queue import RequestQueue
+from engine.speculative.costs.calibration import Calibration
+from engine.speculative.costs.exact_widths import Exactness, find_exact_shapes
+from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
+from engine.speculative.draft_model.forecast import MODEL
+from engine.speculative.draft_model.model import DraftModel
+from engine.speculative.draft_model.prefixes import DraftPrefixes
+from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
+from engine.speculative.heads.prefixes import HeadPrefixes
+from engine.speculative.mask_drafts import MASKS
+from engine.speculative.planning.planner import Planner
+from engine.speculative.proposers import Proposers
+from engine.speculative.translation.translation import Translation
+from engine.text.vocabulary import VocabularyError
+
+log = logging.getLogger("reprise.engine")
+
+
+def flat_costs() -> StepCosts:
+    """Return costs by which every step takes equally long, so that every draft pays."""
+    return StepCosts({(1, 1): 1.0}, is_learned=False)
+
+
+PREFIX_CACHE_SHARE = 4
+"""By default the prefix cache gets 1/PREFIX_CACHE_SHARE of the memory left after weights."""
+
+TRIALS = {"sharing": 100, "rollback": 27, "footprint": 68, "prefix": 10}
+"""The tokens that each trial of a model feeds it, in order, by the beginning of its finding's name. Together
+they take 35 forward passes."""
+
+
+FREE = StepCosts({(1, 1): 1e-9})
+"""Costs of the draft model's steps where they are not measured."""
+
+
+def make_worker(
+    loaded: LoadedModel,
+    draft: LoadedModel | None,
+    settings: Settings,
+    makers: Makers,
+    progress: StartProgress,
+) -> Worker:
+    """Set up a worker, with draft model, prefix cache and costs as the settings ask and the model allows.
+
+    draft: the loaded draft model, if any.
+    makers: the sources, the head and the costs; with given costs the draft model's steps cost nothing.
+    progress: called with the name and the completed share of each slow stage.
+    Raises ModelError if the settings do not suit the model.
+    """
+    make_sources, costs = makers.make_sources, makers.costs
+    _show_trials(progress, loaded, *([draft] if draft else []))
+    if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
+        raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
+    if settings.draft_type == MASKS and loaded.info.mask_token_id is None:
+        raise ModelError(f"--draft-type {MASKS} is for WeDLM models; {loaded.info.name} is none")
+    sharing = loaded.find_sharing(settings.kv_bits)
+    _prepare_windows(loaded, settings, sharing)
+    if make_sources and (fault := loaded.rollback_fault(settings.kv_bits, sharing)):
+        log.warning("no drafts, only plain decoding: %s", fault)
+        make_sources = None
+    loaded.info = replace(loaded.info, batching=sharing.describe())
+    _limit_sight(loaded, settings, sharing)
+    head = _make_head_drafter(loaded, makers.find_head) if make_sources else None
+    translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
+    model = translated or head
+    memory_budget = make_memory_budget(loaded, settings, sharing, model, make_sources is not None)
+    device = Device()
+    batch = Batch(loaded.model, loaded.info.vocab_size, sharing, model, device)
+    if make_sources is None:
+        planner, proposers = Planner(flat_costs()), Proposers(None, settings)
+        return Worker(batch, _make_queue(loaded, settings, memory_budget, device), planner, proposers)
+    sources = make_sources(loaded.tokenizer.fingerprint)
+    model_costs, is_measured = FREE, costs is None
+    calibrations: list[Calibration] = []
+    if costs is None:
+        calibrations = _make_calibrations(loaded, settings, sharing, translated)
+        costs, *of_model = [one.costs for one in calibrations]
+        model_costs = of_model[0] if of_model else FREE
+        if makers.waits_for_costs or settings.recalibrate:
+            for one in calibrations:
+                one.finish(partial(progress, "Measuring what steps cost"))
+    costs.batched = bool(sharing)
+    trying = partial(progress, "Trying which widths are exact")
+    exact = _find_exact(loaded, settings, sharing, costs, trying) if settings.exact else None
+    if exact:
+        loaded.info = replace(loaded.info, exact=exact.describe())
+    drafting_costs = None
+    if translated:
+        drafting_costs = DraftModelCosts(model_costs, costs, bool(translated.sharing), is_measured)
+    elif head:
+        alone = ShareOfTarget(costs, head.cost_share(loaded)) if is_measured else FREE
+        drafting_costs = DraftModelCosts(alone, costs, is_learned=is_measured)
+    planner = Planner(costs, exact, drafting_costs)
+    info = loaded.info
+    proposers = Proposers(
+        sources,
+        settings,
+        head.source if head else MODEL if translated else None,
+        loaded.tokenizer.line_ends,
+        info.mask_token_id,
+        head.head.max_drafted if head else None,
+    )
+    proposers.vocab_size = info.vocab_size
+    queue = _make_queue(loaded, settings, memory_budget, device, head)
+    queue.prefiller.step_costs = costs
+    if is_measured:
+        device.note_plain(costs.seconds(1, 1))
+    drafting = _make_draft_prefiller(model, proposers, planner, queue, settings) if model else None
+    return Worker(batch, queue, planner, proposers, calibrations, drafting)
+
+
+def _show_trials(progress: StartProgress, *models: LoadedModel) -> None:
+    """Let the models say how much of their trials is done, before each that is not known yet."""
+
+    def show(stage: str, name: str) -> None:
+        if name.startswith(tuple(TRIALS)):
+            before = takewhile(lambda tried: not name.startswith(tried), TRIALS)
+            progress(stage, sum(TRIALS[tried] for tried in before) / sum(TRIALS.values()))
+
+    for one in models:
+        one.findings.on_try = partial(show, f"Trying what {one.info.name} can do")
+
+
+def _prepare_windows(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
+    """Find out whether the model can decode in windows. Raises ModelError for settings it cannot use."""
+    info = loaded.info
+    if info.mask_token_id is None:
+        for name in GROUPS["Windowed decoding"]:
+            if getattr(settings, name) != SETTINGS[name].default:
+                raise ModelError(
+                    f"{SETTINGS[name].flag} is for WeDLM models; {info.name} is a {info.architecture}"
+                )
+        return
+    fault = "its rows share no forward pass" if not sharing else None
+    fault = fault or loaded.rollback_fault(settings.kv_bits, sharing)
+    if fault and settings.wedlm_decoding == "streaming":
+        raise ModelError(f"--wedlm-decoding streaming: {info.name} cannot do it: {fault}")
+    if (size := settings.wedlm_window_size) >= info.context_tokens:
+        raise ModelError(
+            f"--wedlm-window-size {size}: the context has {info.context_tokens} tokens, prompt and answer "
+            "together; choose a smaller window"
+        )
+    loaded.info = replace(info, can_decode_windows=fault is None)
+
+
+def _limit_sight(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
+    """Limit the tokens of images; a model sees none if it cannot place them in its rows."""
+    if vision := loaded.info.vision:
+        most = max(vision.min_tokens, min(vision.max_tokens, settings.max_image_tokens))
+        loaded.info = replace(loaded.info, vision=replace(vision, max_tokens=most))
+    # Their places have three axes, which only rows that share a forward pass keep.
+    if loaded.sight and loaded.sight.language.has_axes and not sharing:
+        log.warning("%s sees no images: its rows share no forward pass", loaded.info.name)
+        loaded.sight, loaded.info = None, replace(loaded.info, vision=None)
+
+
+def _make_calibrations(
+    loaded: LoadedModel, settings: Settings, sharing: Sharing, model: DraftModel | None
+) -> list[Calibration]:
+    """Prepare to measure what the target's steps cost, and the draft model's plain steps if there is one."""
+    found = [Calibration(loaded, settings, sharing, settings.num_draft_tokens + 1)]
+    if model:
+        # The draft model's caches are never quantized.
+        found.append(Calibration(model.loaded, replace(settings, kv_bits=None), model.sharing, 1))
+    if not all(one.is_known for one in found):
+        log.info("what steps cost is not known yet: it is measured in idle moments, and while requests run")
+    return found
+
+
+def _make_queue(
+    loaded: LoadedModel,
+    settings: Settings,
+    memory_budget: MemoryBudget,
+    device: Device,
+    head: HeadDrafter | None = None,
+) -> RequestQueue:
+    """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
+    num_bytes = _prefix_bytes(settings, memory_budget)
+    num_bytes -= memory_budget.draft_model_share(num_bytes)
+    kept = KeptPrefixes(loaded, settings, num_bytes, memory_budget)
+    if kept.cache:
+        memory_budget.prefixes.append(kept.cache)
+    checkpoints = Checkpoints(kept, loaded.tokenizer.openings)
+    prefiller = Prefiller(loaded.model, settings, kept, checkpoints, device, head.taps if head else None)
+    prefiller.sight = loaded.sight
+    return RequestQueue(settings, memory_budget, PrefixLookup(kept, checkpoints), prefiller)
+
+
+def _make_draft_prefiller(
+    model: RowDrafter, proposers: Proposers, planner: Planner, queue: RequestQueue, settings: Settings
+) -> DraftPrefiller:
+    """Set up draft prefill, of a draft model or a head, with a prefix cache of its own."""
+    budget, lookup = queue.memory_budget, queue.prefix_lookup
+    opening = lookup.checkpoints.opening
+    num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
+    if isinstance(model, HeadDrafter):
+        # Without the target's it would find nothing.
+        num_bytes *= lookup.kept.cache is not None
+        may_copy = partial(budget.may_copy, model=-1, num_copies=2)
+        prefixes: DraftPrefixes = HeadPrefixes(model, num_bytes, opening, lookup.kept.store, may_copy)
+    else:
+        prefixes = DraftPrefixes(model.model, model.loaded.prefix_fault, num_bytes, opening)
+    if prefixes.cache:
+        # First: without its prefixes only drafts come later.
+        budget.prefixes.insert(0, prefixes.cache)
+    return DraftPrefiller(model, proposers, planner, budget, prefixes)
+
+
+def _prefix_bytes(settings: Settings, memory_budget: MemoryBudget) -> int:
+    """Return the memory for the prefix caches of all models."""
+    if settings.prefix_cache_bytes is not None:
+        return settings.prefix_cache_bytes
+    return memory_budget.room_bytes // PREFIX_CACHE_SHARE
+
+
+def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Settings) -> DraftModel:
+    """Set up the draft model and the translation of its drafts. Raises ModelError."""
+    names = f"{draft.info.name} cannot draft for {target.info.name}"
+    try:
+        translation = Translation.between(
+            draft.tokenizer, target.tokenizer, settings.draft_translation, settings.translation_prefix_tokens
+        )
+    except VocabularyError as fault:
+        raise ModelError(f"{names}: {fault}; use a draft model of the same family, or none") from fault
+    if pair := translation.pair:
+        log.info(
+            "drafts are translated (%s): the target model has %d of the draft model's %d tokens",
+            translation.strategy, pair.token_map.num_shared, pair.draft.size,
+        )  # fmt: skip
+        for loaded, vocabulary in ((draft, pair.draft), (target, pair.target)):
+            if not vocabulary.is_exact:
+                message = (
+                    "the tokenizer of %s does not reproduce every text exactly; some drafts will be lost"
+                )
+                log.warning(message, loaded.info.name)
+    elif settings.draft_translation == "none" and draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
+        log.warning(
+            "--draft-translation none: the draft model has another vocabulary; its ids are used unchanged"
+        )
+    if draft.info.context_tokens < target.info.context_tokens:
+        message = "the draft model's context is %d tokens; it drafts nothing for longer texts"
+        log.info(message, draft.info.context_tokens)
+    target.info = replace(target.info, draft_strategy=translation.strategy)
+    return DraftModel(draft, translation)
+
+
+def _make_head_drafter(loaded: LoadedModel, find_head: FindHead | None) -> HeadDrafter | None:
+    """Set up the head that drafts from the model's hidden states, if there is one. Raises ModelError."""
+    named = find_head(loaded) if find_head else None
+    if named is None:
+        return None
+    loaded.info = replace(loaded.info, head=named.source)
+    return HeadDrafter(named, loaded)
+
+
+def _find_exact(
+    loaded: LoadedModel, settings: Settings, sharing: Sharing, costs: StepCosts, progress: Progress
+) -> Exactness:
+    if not sharing and any(is_recurrent(cache) for cache in leaves(make_caches(loaded.model))):
+        # A rollback feeds the accepted tokens again, at a width that depends on what was rejected.
+        log.info("exact: the model keeps recurrent state, so nothing is drafted")
+        return Exactness()
+    max_rows, widths = settings.max_rows if sharing else 1, [width for width in costs.widths if width > 1]
+    shapes = [(rows, width) for rows in range(1, max_rows + 1) for width in widths]
+    info = loaded.info
+    try_them = partial(
+        find_exact_shapes,
+        loaded.model, sharing, settings.kv_bits, info.vocab_size, shapes, info.context_tokens, progress,
+    )  # fmt: skip
+    # Thousands of forward passes: once is enough.
+    under = f"{settings.kv_bits} bits, {sharing.name}, {info.context_tokens} tokens"
+    name = f"exact, {under}, {max_rows} rows, widths {widths}"
+    found = loaded.findings.find(name, try_them, lambda _: True, Exactness.encode, Exactness.of)
+    log.info("exact: widths that equal width 1 byte for byte: %s", found.describe())
+    return found

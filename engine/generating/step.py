@@ -1,0 +1,325 @@
+"""The step: every row gets its next token, or a verification step several of them.
+
+    plan -> dispatch the next plain step, fetch the one in flight -> account -> commit
+        \\-> draft -> cut -> verify -> accept -> roll back -> account -> commit
+
+Plain steps are pipelined: the device computes step n + 1 while step n is detokenized and sent. A verification
+step needs the newest tokens first, so the step in flight is fetched before it (worker.py), and the plan is
+made again.
+"""
+
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from drafters.base import NO_DRAFT, Draft
+from engine.batch.batch import Batch
+from engine.batch.device import Step
+from engine.batch.sequence import Sequence
+from engine.batch.stats import EngineStats
+from engine.batch.step_error import StepError
+from engine.interface.stations import station
+from engine.sampling.logprobs import Likelihood, measure
+from engine.speculative import verify
+from engine.speculative.draft_model.costs import DraftWork
+from engine.speculative.planning.planner import Planner
+from engine.speculative.planning.row_inputs import window_input, without_drafts
+from engine.speculative.verify import Outcome, RowInput
+from engine.speculative.window import WindowOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What kind of step comes next.
+
+    inputs: what each row feeds in a verification step; empty for a plain step, which feeds its newest token.
+    """
+
+    inputs: SequenceOf[RowInput] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a plain step comes next."""
+        return not self.inputs
+
+
+PLAIN_STEP = StepPlan()
+
+
+class Decoder:
+    """Advances all rows of a batch, one step at a time.
+
+    num_commits: grows with every row's step; any thread may read it.
+    has_drafted: whether the next plain step follows drafts that were verified, or draft
+        prefill.
+    """
+
+    def __init__(self, batch: Batch, planner: Planner, stats: EngineStats) -> None:
+        self._batch = batch
+        self._device = batch.device
+        self._planner = planner
+        self._stats = stats
+        self.num_commits = 0
+        self.has_drafted = False
+        # Seconds of plans that no step was charged with.
+        self._planning_s = 0.0
+
+    @station("planning")
+    def plan(self) -> StepPlan:
+        """Choose between a plain step and the verification of drafts.
+
+        A grammar must see a token before it can mask the next one, so with a grammar in the batch every step
+        is fetched before the next: a verification step, though it may have no drafts to verify. So is every
+        step of rows with a window.
+        """
+        members, start = self._batch.members, time.perf_counter()
+        drafting = [s for s in members if not s.window]
+        inputs: SequenceOf[RowInput] = ()
+        try:
+            inputs = self._planner.plan(drafting) if drafting else ()
+        # No answer depends on drafts.
+        except Exception as fault:
+            for sequence in drafting:
+                sequence.give_up_drafts(fault)
+        self._planning_s += time.perf_counter() - start
+        self._stats.num_plain_probes = self._planner.num_plain_probes
+        has_windows = len(drafting) < len(members)
+        if not inputs:
+            if not has_windows and not [s for s in drafting if s.matcher]:
+                return PLAIN_STEP
+            inputs = without_drafts(drafting)
+        if has_windows:
+            rest, held = iter(inputs), self._batch.rows.lengths
+            inputs = [
+                window_input(s, num_held) if s.window else next(rest)
+                for s, num_held in zip(members, held, strict=True)
+            ]
+        return StepPlan(inputs)
+
+    def run(self, plan: StepPlan) -> None:
+        """Run a step. Raises StepError."""
+        if plan.inputs:
+            self._verify(plan.inputs)
+        else:
+            self._decode()
+
+    def _decode(self) -> None:
+        """Dispatch the next plain step, then fetch the one that was in flight."""
+        previous = self._device.step
+        try:
+            self._dispatch(previous)
+        except StepError:
+            raise
+        except Exception as fault:
+            # The step in flight is still valid: commit its tokens before the rows restart.
+            if previous := self._device.take_step():
+                self.fetch(previous)
+            raise StepError(self._batch.members, fault) from fault
+        if previous:
+            self.fetch(previous)
+
+    @station("dispatch")
+    def _dispatch(self, previous: Step | None) -> None:
+        """Dispatch one token for every row without waiting for it. previous: the step in flight."""
+        batch = self._batch
+        if not batch.members:
+            self._device.step = None
+            return
+        sampler = batch.sampler
+        ahead = {s: row for row, s in enumerate(previous.members)} if previous else {}
+        newest = self._newest_tokens(previous, ahead)
+        for row, penalties in enumerate(sampler.penalties):
+            if penalties is None:
+                continue
+            if (sequence := batch.members[row]) in ahead:
+                # Its newest token is on the device only.
+                penalties.observe(newest[row : row + 1])
+            else:
+                sequence.count_for_penalties()
+        with batch.tapping() as tapped:
+            logits = batch.rows.forward(newest[:, None])[:, -1]
+        states = batch.hand_over(tapped, [1] * len(batch.members))
+        tokens = sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in batch.members])
+        measured = measure(logits, tokens, [s.request.top_logprobs for s in batch.members])
+        self._device.dispatch_step(Step(list(batch.members), tokens, measured, self.has_drafted), states)
+        self.has_drafted = False
+
+    def _newest_tokens(self, previous: Step | None, ahead: dict[Sequence, int]) -> mx.array:
+        """(rows,) the last token of every row.
+
+        ahead: the rows of the step in flight, by sequence; their newest tokens are on the device only.
+        """
+        members = self._batch.members
+        if previous is None:
+            return mx.array([s.tokens[-1] for s in members])
+        if previous.members == members:
+            return previous.tokens
+        known = mx.array([s.tokens[-1] for s in members], previous.tokens.dtype)
+        places = [ahead.get(s, len(ahead) + row) for row, s in enumerate(members)]
+        return mx.concatenate([previous.tokens, known])[mx.array(places)]
+
+    def fetch(self, step: Step) -> None:
+        """Wait for a plain step's tokens, account for its time and commit them. Raises StepError."""
+        planning_s, self._planning_s = self._planning_s, 0.0
+        tokens, likelihoods = self._device.fetch(step)
+        self._planner.accounts.charge_plain(
+            [s.drafts.slowdown_budget if s.drafts else None for s in step.members],
+            self._planner.conditions(step.members),
+            step.taken_s,
+            step.is_steady,
+            step.follows_drafts,
+            # If the device was busy longer than the engine's thread, planning took none of its time.
+            0.0 if step.was_awaited else planning_s,
+        )
+        with station("commit"):
+            for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
+                if sequence.drafts:
+                    sequence.drafts.counts.num_fed += 1
+                self._commit(sequence, [token], [likelihood])
+
+    def _verify(self, inputs: SequenceOf[RowInput]) -> None:
+        """Verify drafts in one forward pass with one wait, and commit what the target model chooses.
+
+        inputs: one for each row. After the step every row holds all of its tokens but the newest.
+        Raises StepError. If any row had a draft, it names no suspects, and rows with drafts stop drafting.
+        """
+        members, start, settled_s = list(self._batch.members), time.perf_counter(), self._device.settled_s
+        inputs = list(inputs)
+        for sequence in members:
+            sequence.count_for_penalties()
+        try:
+            work, drafting_s = self._draft(members, inputs)
+            inputs = self._planner.widths.without_inexact(inputs)
+            inputs = [_cut_by_grammar(s, row_input) for s, row_input in zip(members, inputs, strict=True)]
+            outcomes = self._accept(members, inputs)
+        except StepError:
+            raise
+        except Exception as fault:
+            raise StepError(_stop_drafting(members, inputs, fault), fault) from fault
+        # Waiting for a prompt's chunk is no part of the step.
+        waited_s = self._device.settled_s - settled_s
+        self._account(members, outcomes, work, drafting_s, start + waited_s)
+        with station("commit"):
+            for sequence, outcome in zip(members, outcomes, strict=True):
+                self._take(sequence, outcome)
+
+    @station("draft_model")
+    def _draft(self, members: list[Sequence], inputs: list[RowInput]) -> tuple[DraftWork | None, float]:
+        """Fill in the draft model's or head's drafts where inputs want one; return its work and seconds."""
+        model = self._batch.draft_model
+        if model is None or not any(row.num_wanted for row in inputs):
+            return None, 0.0
+        # Its tokens are waited for, and so is what was dispatched before.
+        self._device.settle()
+        start = time.perf_counter()
+        work = model.fill_in(inputs, [s.tokens for s in members], self._batch.sampler)
+        if work is None:
+            return None, 0.0
+        taken_s = time.perf_counter() - start
+        asking = [s.drafts for s, row in zip(members, inputs, strict=True) if row.num_wanted and s.drafts]
+        for drafts in asking:
+            drafts.counts.drafter_s += taken_s / len(asking)
+        for row, sequence in enumerate(members):
+            if sequence.drafts:
+                sequence.drafts.forecast.note_work(work, row)
+        return work, taken_s
+
+    def _accept(self, members: list[Sequence], inputs: SequenceOf[RowInput]) -> list[Outcome]:
+        """Run the forward pass, and roll every row back to what it is to commit."""
+        batch, rows = self._batch, self._batch.rows
+        held = list(rows.lengths)
+        with batch.tapping() as tapped:
+            asked = verify.feed_drafts(rows, batch.sampler, inputs, [s.request.top_logprobs for s in members])
+            self._device.compute(asked.arrays)
+        outcomes = asked.outcomes()
+        # Now, as they hold what all rows were fed.
+        mx.async_eval(batch.hand_over(tapped, [outcome.num_final for outcome in outcomes]))
+        for row, outcome in enumerate(outcomes):
+            rows.roll_back(row, held[row] + outcome.num_final)
+        return outcomes
+
+    def _account(
+        self,
+        members: list[Sequence],
+        outcomes: SequenceOf[Outcome],
+        work: DraftWork | None,
+        drafting_s: float,
+        started_at: float,
+    ) -> None:
+        """Teach the costs what the step took, and charge it to every row's slowdown budget."""
+        lap_s = self._device.lap()
+        has_windows = any(s.window for s in members)
+        self._planner.accounts.charge_verification(
+            [s.drafts.slowdown_budget if s.drafts and not s.window else None for s in members],
+            self._planner.conditions(members),
+            [outcome.verified.width for outcome in outcomes],
+            [len(outcome.tokens) for outcome in outcomes],
+            lap_s if lap_s is not None else time.perf_counter() - started_at,
+            drafting_s,
+            work,
+            [outcome.verified.least_width for outcome in outcomes] if has_windows else (),
+        )
+        # It was charged with the step, which waited for it.
+        self._planning_s, self.has_drafted = 0.0, True
+
+    def _take(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Commit what a verification step brought a row, and keep what it predicts beyond that."""
+        fed, drafts = outcome.verified, sequence.drafts
+        if isinstance(outcome, WindowOutcome):
+            sequence.window = outcome.window
+        if drafts and drafts.masks and outcome.predicted:
+            drafts.masks.receive(outcome.predicted, outcome.entropies, outcome.tokens[-1])
+        if drafts:
+            drafts.counts.num_fed += fed.width
+        self._commit(sequence, outcome.tokens, outcome.likelihoods, fed.source, len(fed.draft))
+
+    def _commit(
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        likelihoods: SequenceOf[Likelihood | None],
+        draft: Draft = NO_DRAFT,
+        num_verified: int = 0,
+    ) -> None:
+        """Commit one step's tokens to a sequence. See Sequence.commit()."""
+        if sequence.ended:
+            return
+        num_before = len(sequence.tokens)
+        try:
+            sequence.commit(tokens, likelihoods, draft, num_verified)
+            num_added, timing = len(sequence.tokens) - num_before, sequence.timing
+            if num_added:
+                timing.last_token_at = self._stats.add_tokens(num_added, timing.last_token_at)
+            self.num_commits += 1
+        except Exception as fault:
+            sequence.fail_with(fault)
+
+
+def _cut_by_grammar(sequence: Sequence, row_input: RowInput) -> RowInput:
+    """Add the grammar's masks to an input, and cut its draft before the first token without a mask.
+
+    A fault in the grammar ends this sequence only.
+    """
+    if not sequence.matcher or sequence.ended:
+        return row_input
+    try:
+        draft = row_input.draft
+        masks = sequence.matcher.masks(draft[: sequence.matcher.count_allowed(draft)])
+        return replace(row_input, draft=draft[: len(masks) - 1], masks=masks)
+    except Exception as fault:
+        sequence.fail_with(fault)
+        return replace(row_input, draft=(), source=NO_DRAFT)
+
+
+def _stop_drafting(
+    members: SequenceOf[Sequence], inputs: SequenceOf[RowInput], fault: Exception
+) -> list[Sequence]:
+    """End drafting for the rows that had drafts in a failed step; returns the suspects if none had."""
+    drafted = [
+        s for s, row in zip(members, inputs, strict=True) if row.source is not NO_DRAFT or row.mask_tokens
+    ]
+    for sequence in drafted:
+        sequence.give_up_drafts(fault)
+    return [] if drafted else list(members)

@@ -1,0 +1,356 @@
+"""The worker: one step after another, on the thread that owns MLX.
+
+    retire -> admit -> make room -> plan -> run the step (step.py) -> prefill -> drafters' work -> draft model
+
+At the end of a step comes a slice of draft prefill, if one is due and budgets allow it. While no prompt is
+prefilled, no prefix is kept and there is no draft prefill, fetching a step is the only wait.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+import mlx.core as mx
+
+from engine.batch.batch import Batch
+from engine.batch.sequence import Sequence
+from engine.batch.stats import EngineStats
+from engine.batch.step_error import StepError
+from engine.generating.recovery import Recovery
+from engine.generating.step import Decoder
+from engine.interface.events import Failed
+from engine.interface.stations import station
+from engine.kv_cache.prefix_cache.trie import PrefixStatus
+from engine.kv_cache.rows import Rows
+from engine.scheduler.draft_prefiller import DraftPrefiller
+from engine.scheduler.request_queue import RequestQueue
+from engine.speculative.costs.calibration import Calibration
+from engine.speculative.planning.planner import Planner
+from engine.speculative.proposers import Proposers
+
+log = logging.getLogger("reprise.engine")
+
+MAX_TOGETHER_S, MAX_TOGETHER_STEPS = 2.0, 64
+"""Seconds, or plain steps if these take longer, for which a complete prompt may wait for others that arrived
+with it. On a slow machine both the prompts and what is gained by decoding them together take longer."""
+
+CLEAR_EVERY_STEPS = 256
+"""Number of steps after which MLX's cache of free buffers is cleared."""
+
+
+class Worker:
+    """All sequences in the engine, and the steps that advance them. Used by one thread only.
+
+    batch: the sequences that decode. queue: those that wait; queue.prefiller has those that prefill.
+    calibrations: the costs that are still to be measured.
+    device: computes its steps and prompts.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        queue: RequestQueue,
+        planner: Planner,
+        proposers: Proposers,
+        calibrations: SequenceOf[Calibration] = (),
+        draft_prefiller: DraftPrefiller | None = None,
+    ) -> None:
+        self.batch = batch
+        self.queue = queue
+        self.planner = planner
+        self.proposers = proposers
+        self._draft_prefiller = draft_prefiller
+        self.stats = EngineStats()
+        self.device = batch.device
+        self._decoder = Decoder(batch, planner, self.stats)
+        self._calibrations = [one for one in calibrations if not one.is_done]
+        self._recovery = Recovery(batch, queue, self.stats)
+        self._num_steps = 0
+        self._num_fed = 0
+
+    @property
+    def num_progressed(self) -> int:
+        """Grows with every committed token and every prompt chunk; any thread may read it."""
+        return self._decoder.num_commits + self._num_fed
+
+    @property
+    def members(self) -> list[Sequence]:
+        """The sequences that decode, in the order of their rows."""
+        return self.batch.members
+
+    @property
+    def rows(self) -> Rows:
+        """The target model's rows."""
+        return self.batch.rows
+
+    @property
+    def prefilling(self) -> list[Sequence]:
+        """The sequences whose prompts are being computed."""
+        return self.queue.prefiller.prefilling
+
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences that decode and those that prefill."""
+        return [*self.members, *self.prefilling]
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Every sequence that has not had its terminal event."""
+        return [s for s in (*self.running, *self.queue.waiting) if not s.ended]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
+
+    @property
+    def plain_s(self) -> float:
+        """What a plain step takes now; 0 before any is known."""
+        return self.device.plain_s
+
+    def prefix_status(self) -> dict[str, PrefixStatus]:
+        """Return the counts of the prefix caches of "target" and "draft". May be called on any thread."""
+        drafting = self._draft_prefiller
+        found = {
+            "target": self.queue.prefix_lookup.kept.status(),
+            "draft": drafting.prefixes.status() if drafting else None,
+        }
+        return {model: status for model, status in found.items() if status}
+
+    @station("calibration")
+    def measure_costs(self) -> bool:
+        """Measure what one more step costs, while there is no work; returns whether anything was left."""
+        if not self._calibrations:
+            return False
+        calibration, budget = self._calibrations[0], self.queue.memory_budget
+        try:
+            calibration.advance(lambda rows, tokens: budget.may_measure([tokens] * rows))
+        # Cautious costs will do.
+        except Exception as fault:
+            log.warning("cannot measure what steps cost: %s", fault)
+            calibration.is_done = True
+        if calibration.is_done:
+            calibration.release()
+            self._calibrations.remove(calibration)
+        return True
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence for admission."""
+        for calibration in self._calibrations:
+            calibration.release()
+        self.queue.waiting.append(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """End a sequence wherever it is; the next step frees its row."""
+        for sequence in self.live:
+            if sequence.request.id == request_id:
+                if sequence in self.prefilling:
+                    self.queue.prefix_lookup.kept.keep_cancelled(sequence)
+                    self.device.reset()
+                sequence.fail(Failed("cancelled", "the client left"))
+
+    def end_waiting(self, failed: Failed) -> None:
+        """End all sequences that wait for a row."""
+        for sequence in self.queue.waiting:
+            sequence.fail(failed)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether sequences wait, but a step does nothing: they wait for memory that other models hold."""
+        return bool(self.queue.waiting) and not self.running and not self.proposers.work.is_left
+
+    def step(self) -> None:
+        """Advance every sequence by one step. A fault in it ends at most the request that caused it."""
+        self._guard(self._advance)
+
+    def pause(self) -> None:
+        """Wait for what is in flight, as another model has the device next. A fault is as in step()."""
+        self._guard(self._settle)
+
+    def park(self) -> list[Sequence]:
+        """Hand the waiting sequences over to this worker's successor. No sequence may be running."""
+        waiting = self.live
+        for sequence in waiting:
+            sequence.park()
+        self.queue.waiting.clear()
+        return waiting
+
+    def _settle(self) -> None:
+        self.device.settle()
+        self.device.wait_for_step()
+        # The next step's time would contain what the other model does.
+        self.device.reset()
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Do a part of the work; if it fails, end the request at fault and restart the others."""
+        try:
+            action()
+        except StepError as failed:
+            self._restart(failed)
+        # Whatever raised this, the device's state cannot be trusted any more.
+        except Exception as fault:
+            suspects = self.running or list(self.queue.waiting)[:1]
+            if not suspects:
+                raise
+            self._restart(StepError(suspects, fault))
+        if not self.has_work:
+            # A chunk in flight would keep the last sequence alive.
+            self.device.clear()
+
+    def _restart(self, failed: StepError) -> None:
+        self.queue.prefix_lookup.kept.drop_copies()
+        self._recovery.restart(failed)
+        self.device.reset()
+
+    def _advance(self) -> None:
+        self._retire()
+        self._recovery.advance()
+        if self.queue.waiting:
+            self.queue.admit(self.members, self.rows)
+        if self.prefilling:
+            self._open_drafters()
+        self._make_room()
+        if self._awaits_prompts():
+            self.batch.start_copies()
+            self._prefill(0)
+            self.proposers.work.advance(self.device.plain_s)
+            return
+        plan = self._decoder.plan()
+        if self.device.step and not plan.is_plain:
+            # The plan was made without the token in flight: fetch it and plan again.
+            self._fetch_in_flight()
+            plan = self._decoder.plan()
+        self._decoder.run(plan)
+        self._prefill(len(self.batch.members))
+        # Now the device is busy with what was dispatched.
+        self.proposers.work.advance(self.device.plain_s)
+        if self._draft_prefiller:
+            self._prefill_drafts(self._draft_prefiller)
+        self._num_steps += 1
+        if self._num_steps % CLEAR_EVERY_STEPS == 0:
+            mx.clear_cache()
+
+    @station("drafters")
+    def _open_drafters(self) -> None:
+        """Open the drafters of sequences that were just admitted: they index the prompt while it prefills."""
+        for sequence in self.prefilling:
+            if sequence.drafts is None and not sequence.ended:
+                try:
+                    sequence.drafts = self.proposers.begin(sequence.request, sequence.matcher)
+                    if self._draft_prefiller:
+                        self._draft_prefiller.choose(sequence)
+                except Exception as fault:
+                    sequence.fail_with(fault)
+
+    @station("retiring")
+    def _retire(self) -> None:
+        """Free the rows of sequences that ended, after keeping their prefixes if memory allows."""
+        self.queue.drop_ended()
+        ended = [row for row, sequence in enumerate(self.batch.members) if sequence.ended]
+        for row in ended:
+            sequence = self.members[row]
+            if self.queue.prefix_lookup.kept.keep_row(sequence, row, self.rows):
+                # It waited for its copy, and so for all that was dispatched before.
+                self.device.reset()
+            if self._draft_prefiller:
+                self._draft_prefiller.keep_row(sequence, row)
+        if ended:
+            self._free(ended)
+
+    def _free(self, leaving: list[int]) -> None:
+        self.batch.free(leaving)
+        self.device.skip_moves()
+
+    @station("memory")
+    def _make_room(self) -> None:
+        """End draft prefill, then preempt the youngest sequences, until the next step fits."""
+        budget, drafting = self.queue.memory_budget, self._draft_prefiller
+        while not budget.make_room(
+            self.batch.members,
+            self.prefilling,
+            self.batch.rows_by_model,
+            drafting.begun(self.members) if drafting else (),
+        ):
+            if drafting and drafting.stop(self.members):
+                continue
+            # Alone it fits, unless other models hold the memory: then it waits for it.
+            if len(self.running) < (1 if budget.shared else 2):
+                return
+            if self.device.step:
+                # Its tokens are valid, and may end sequences.
+                self._fetch_in_flight()
+            else:
+                self._preempt(max(self.running, key=lambda s: s.timing.submitted_at))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Put a running sequence back into the queue; it restarts once there is memory for it."""
+        log.info("request %s is preempted and restarts when memory allows", sequence.request.id)
+        self.stats.num_preemptions += 1
+        if sequence in self.prefilling:
+            self.prefilling.remove(sequence)
+        else:
+            self._free([self.members.index(sequence)])
+        self.queue.put_back([sequence])
+
+    def _fetch_in_flight(self) -> None:
+        """Fetch the step in flight, and free the rows of sequences that it ended."""
+        if step := self.device.take_step():
+            # It may be computed already: MLX's CPU build holds up the dispatch of a step until it nearly is.
+            step.is_steady = False
+            self._decoder.fetch(step)
+            self._retire()
+
+    def _awaits_prompts(self) -> bool:
+        """Whether the rows wait for the prompts that arrived with theirs, and are decoded together with them.
+
+        A step of a few rows costs nearly as much as one of all, and would delay the other prompts. They wait
+        only before the first token of every row, for at most MAX_TOGETHER_S or MAX_TOGETHER_STEPS, and for no
+        prompt that lacks more tokens than the longest of them has.
+        """
+        if not self.batch.members or not self.prefilling or self.device.step:
+            return False
+        if any(s.timing.first_token_at for s in self.members):
+            return False
+        longest = max(len(s.tokens) for s in self.members)
+        if any(s.num_to_prefill > longest for s in self.prefilling):
+            return False
+        waited_s = time.perf_counter() - min(s.timing.joined_at for s in self.members)
+        steps_s = MAX_TOGETHER_STEPS * self.device.plain_s
+        return waited_s + self.queue.prefiller.left_s() <= max(MAX_TOGETHER_S, steps_s)
+
+    @station("prefill")
+    def _prefill(self, num_rows: int) -> None:
+        """Feed prompts within this step's budget; sequences whose prompts are complete join the rows.
+
+        num_rows: rows that decode meanwhile.
+        """
+        if self.queue.prefiller.run(num_rows, self._join):
+            self._num_fed += 1
+            # It is computed, and the device is busy with the chunk: nothing is gained by fetching it later.
+            if step := self.device.take_step():
+                self._decoder.fetch(step)
+
+    @station("draft_model")
+    def _prefill_drafts(self, prefiller: DraftPrefiller) -> None:
+        """Compute a slice of draft prefill, if this step leaves room for it."""
+        if self.prefilling or not prefiller.is_due(self.members):
+            return
+        # Its time is measured, so nothing else may be on the device.
+        self.device.settle()
+        self._fetch_in_flight()
+        prefiller.run(self.members)
+        # The next step is not dispatched ahead, which is a cost of drafting too.
+        self.device.restart()
+        self._decoder.has_drafted = True
+
+    def _join(self, sequence: Sequence) -> None:
+        """Make a prefilled sequence the last row; the next step feeds its last token."""
+        sequence.make_row_sampling(self.batch.vocab_size)
+        try:
+            draft_prefill = self._draft_prefiller.begin(sequence) if self._draft_prefiller else None
+            self.batch.join(sequence, draft_prefill)
+        except Exception as fault:
+            raise StepError([sequence], fault) from fault
+        sequence.timing.joined_at = sequence.timing.joined_at or time.perf_counter()
+        self.device.skip_moves()

@@ -1,0 +1,293 @@
+"""Keep the KV slices and state of earlier prompts and answers in memory, in a trie over tokens.
+
+Each node holds the KV slice of the tokens on its edge, so a prefix that several conversations share is stored
+once. If the model has state as well, a node may hold a state snapshot taken at its end, and a row can start
+only from such a node. All stored arrays are evaluated and share no buffer with a row.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+import mlx.core as mx
+import numpy as np
+
+from engine.kv_cache.per_row import Caches
+from engine.kv_cache.slices import KVSlice, State, leading, num_bytes, rebuild, split_slice, start_copies
+
+MAX_ARRAYS = 100_000
+"""Maximum arrays to keep. Metal allows about 499,000 buffers at a time, and the rows need some of them."""
+
+CutSlice = Callable[[int, int], KVSlice]
+"""Returns the KV slice of tokens [start, end)."""
+
+Tokens = Sequence[int] | np.ndarray
+"""Token ids. An array of int32 is used as it is; anything else is converted at every call."""
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A node of the trie.
+
+    tokens: (n,) int32, the tokens on the edge from its parent. kv_slice: theirs.
+    end: number of tokens from the root to the node's end.
+    state: snapshot at the end; empty if none was taken there.
+    children: by the first token on their edge.
+    weight: how likely the state is needed, beside others. used_at: the tick at which it was last.
+    """
+
+    parent: "_Node | None"
+    tokens: np.ndarray
+    kv_slice: KVSlice
+    end: int
+    state: State = field(default_factory=list)
+    children: "dict[int, _Node]" = field(default_factory=dict)
+    weight: float = 1.0
+    used_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStatus:
+    """Counts of a prefix cache.
+
+    num_bytes: bytes of the stored arrays. budget_bytes: their maximum.
+    num_entries: prefixes stored with put(). num_tokens: tokens stored, shared ones counted once.
+    hits, misses: lookups that found a cached prefix, and that found none.
+    evictions: prefixes dropped to free memory.
+    num_files, file_bytes: files of the second tier on disk, and their bytes.
+    """
+
+    num_bytes: int = 0
+    budget_bytes: int = 0
+    num_entries: int = 0
+    num_tokens: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    num_files: int = 0
+    file_bytes: int = 0
+
+
+class PrefixCache:
+    """Prefixes in memory, within a budget.
+
+    An *entry* is a node at which a put() ended. A node is kept as long as it is an entry or leads to one. The
+    least recently used entry is dropped first. With state it is the one that takes most bytes for each token
+    that it saves, times the puts and finds since it was used.
+
+    make_empty: makes empty caches of the model.
+    needs_state: whether the model's caches hold state besides KV slices.
+    num_evictions: entries dropped so far. While it does not grow, match() of a prompt never falls.
+    """
+
+    def __init__(self, budget_bytes: int, make_empty: Callable[[], Caches], needs_state: bool) -> None:
+        self.budget_bytes = budget_bytes
+        self.needs_state = needs_state
+        self.num_bytes = 0
+        self._make_empty = make_empty
+        self._hits = self._misses = self.num_evictions = self._tick = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._root = _Node(None, np.array([], np.int32), [], 0)
+        # The least recently used entry first.
+        self._entries: OrderedDict[_Node, None] = OrderedDict()
+        self.num_bytes = self._num_arrays = self._num_tokens = 0
+
+    def status(self) -> PrefixStatus:
+        """Return the counts. May be called on any thread."""
+        return PrefixStatus(
+            self.num_bytes, self.budget_bytes, len(self._entries), self._num_tokens,
+            self._hits, self._misses, self.num_evictions,
+        )  # fmt: skip
+
+    def put(self, tokens: Tokens, cut: CutSlice, state: State, weight: float = 1.0) -> None:
+        """Store the keys, values and state of a row's caches under its tokens.
+
+        Nothing is stored if the prefix alone exceeds the budget, or if the model needs state and state is
+        empty.
+        cut: called at most once, only for the tokens that are not stored yet.
+        state: after the last token; empty if there is none.
+        weight: how likely the state is needed at this length, beside others.
+        """
+        if not len(tokens) or (self.needs_state and not state):
+            return
+        added = np.asarray(tokens, np.int32)
+        last, matched = self._walk(added)
+        if matched == len(added) and (not self.needs_state or (last.end == matched and last.state)):
+            last.weight = max(last.weight, weight)
+            self._touch(last)
+            return
+        kv_slice = cut(matched, len(added)) if matched < len(added) else []
+        path_bytes = sum(num_bytes(node.kv_slice) for node in _with_ancestors(last))
+        if path_bytes + num_bytes(kv_slice) + num_bytes(state) > self.budget_bytes:
+            return
+        start_copies(kv_slice, state)
+        mx.eval(kv_slice, state)
+        node = self._split(last, matched) if matched < last.end else last
+        if matched < len(added):
+            node = self._add_child(node, added[matched:], kv_slice)
+        if not node.state:
+            node.state, node.weight = state, weight
+            self._count(state, 1)
+        self._entries[node] = None
+        self._touch(node)
+        self.shrink_to(self.budget_bytes)
+
+    def match(self, prompt: Tokens) -> int:
+        """Return how many of the prompt's leading tokens are stored, even if no row can start after them.
+
+        The last token of the prompt is never counted.
+        """
+        return self._walk(np.asarray(prompt, np.int32)[:-1])[1]
+
+    def count_held(self, tokens: Tokens) -> int:
+        """Return how many leading tokens are stored, the last one included."""
+        return self._walk(np.asarray(tokens, np.int32))[1]
+
+    def state_at(self, tokens: Tokens) -> State:
+        """Return the state after the last token; empty if none is stored there."""
+        node, matched = self._walk(np.asarray(tokens, np.int32))
+        return node.state if matched == len(tokens) == node.end else []
+
+    def find(self, prompt: Tokens) -> tuple[Caches, int] | None:
+        """Return new caches with the longest stored prefix of prompt, and its length in tokens.
+
+        The last token of the prompt is never included, because its logits have to be computed.
+        Returns None if nothing is found.
+        """
+        node, length = self._last_usable(prompt)
+        if not length:
+            self._misses += 1
+            return None
+        self._hits += 1
+        self._touch(node)
+        path = list(_with_ancestors(node))[::-1]
+        kv_slices = [one.kv_slice for one in path if one.kv_slice]
+        if kv_slices and length < node.end:
+            kv_slices[-1] = leading(kv_slices[-1], len(node.tokens) + length - node.end)
+        return rebuild(self._make_empty(), kv_slices, node.state, length), length
+
+    def match_usable(self, prompt: Tokens) -> int:
+        """Return the length of the prefix that find() would return."""
+        return self._last_usable(prompt)[1]
+
+    def shrink_to(self, num_bytes: int) -> None:
+        """Drop entries until at most num_bytes and MAX_ARRAYS are kept."""
+        costs: list[tuple[float, int, _Node]] = []
+        while self._entries and (self.num_bytes > num_bytes or self._num_arrays > MAX_ARRAYS):
+            self.num_evictions += 1
+            self._drop(self._dearest(costs) if self.needs_state else next(iter(self._entries)))
+
+    def _dearest(self, costs: list[tuple[float, int, _Node]]) -> _Node:
+        """Return the entry to drop first. costs: a heap of what entries cost, made if it is empty."""
+        if not costs:
+            costs += [(-self._cost(node), number, node) for number, node in enumerate(self._entries)]
+            heapify(costs)
+        while True:
+            _, number, node = heappop(costs)
+            # What an entry saves has grown if one before it was dropped meanwhile.
+            if not costs or -self._cost(node) <= costs[0][0]:
+                return node
+            heappush(costs, (-self._cost(node), number, node))
+
+    def _cost(self, node: _Node) -> float:
+        """Return the bytes that dropping an entry frees, for each token that it saves, times its age."""
+        freed, above = num_bytes(node.state), node.parent
+        if not node.children:
+            freed += num_bytes(node.kv_slice)
+            while above and above.parent and len(above.children) == 1 and above not in self._entries:
+                freed, above = freed + num_bytes(above.kv_slice), above.parent
+        while above and not above.state:
+            above = above.parent
+        num_saved = node.end - (above.end if above else 0)
+        return (self._tick - node.used_at + 1) * freed / (num_saved * node.weight)
+
+    def _last_usable(self, prompt: Tokens) -> tuple[_Node, int]:
+        """Return the last node from which a row can start, and the number of tokens that lead there.
+
+        Without state, these may end inside the node's edge.
+        """
+        node, length = self._walk(np.asarray(prompt, np.int32)[:-1])
+        if not self.needs_state:
+            return node, length
+        # A row cannot start inside an edge or at a node without state.
+        while node.parent and not (node.state and node.end <= length):
+            node = node.parent
+        return node, node.end
+
+    def _walk(self, tokens: np.ndarray) -> tuple[_Node, int]:
+        """Return the last node whose edge matches tokens, in whole or in part, and how many tokens match."""
+        node, matched = self._root, 0
+        while matched < len(tokens) and (child := node.children.get(int(tokens[matched]))):
+            node = child
+            here = tokens[matched : matched + len(node.tokens)]
+            different = np.flatnonzero(node.tokens[: len(here)] != here)
+            if len(different):
+                return node, matched + int(different[0])
+            matched += len(here)
+        return node, matched
+
+    def _touch(self, node: _Node) -> None:
+        """Mark an entry as just used: the node itself, or one below it, because of which the node is kept."""
+        while node not in self._entries:
+            node = next(reversed(node.children.values()))
+        self._entries.move_to_end(node)
+        self._tick += 1
+        node.used_at = self._tick
+
+    def _add_child(self, node: _Node, tokens: np.ndarray, kv_slice: KVSlice) -> _Node:
+        child = _Node(node, tokens, kv_slice, node.end + len(tokens))
+        node.children[int(tokens[0])] = child
+        self._count(kv_slice, 1)
+        self._num_tokens += len(tokens)
+        return child
+
+    def _split(self, node: _Node, length: int) -> _Node:
+        """Split a node's edge so that a new node ends at length tokens; return the new node."""
+        assert node.parent
+        at = length - node.parent.end
+        self._count(node.kv_slice, -1)
+        try:
+            upper_slice = split_slice(node.kv_slice, at) if node.kv_slice else []
+        except Exception:
+            self._count(node.kv_slice, 1)
+            self._drop_below(node)
+            raise
+        upper = _Node(node.parent, node.tokens[:at], upper_slice, length)
+        node.parent.children[int(node.tokens[0])] = upper
+        node.parent, node.tokens = upper, node.tokens[at:]
+        upper.children[int(node.tokens[0])] = node
+        self._count([*upper.kv_slice, *node.kv_slice], 1)
+        return upper
+
+    def _drop(self, node: _Node) -> None:
+        """Drop an entry, and every node that no other entry needs."""
+        del self._entries[node]
+        self._count(node.state, -1)
+        node.state = []
+        while node.parent and not node.children and node not in self._entries:
+            self._count(node.kv_slice, -1)
+            self._num_tokens -= len(node.tokens)
+            del node.parent.children[int(node.tokens[0])]
+            node = node.parent
+
+    def _drop_below(self, node: _Node) -> None:
+        """Drop every entry at a node or below it, and so the node itself."""
+        for entry in [one for one in self._entries if node in _with_ancestors(one)]:
+            self.num_evictions += 1
+            self._drop(entry)
+
+    def _count(self, arrays: State | KVSlice, sign: int) -> None:
+        """Add the arrays to the counts, or subtract them. sign: 1 or -1."""
+        self.num_bytes += sign * num_bytes(arrays)
+        self._num_arrays += sign * len(arrays)
+
+
+def _with_ancestors(node: _Node | None) -> Iterator[_Node]:
+    """Yield a node, its parent, and so on up to the root."""
+    while node:
+        yield node
+        node = node.parent

@@ -1,0 +1,190 @@
+"""Find the models that requests may ask for: in a folder of models, and in the cache of the model hub."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from config.model_settings import display_name
+from config.settings import Settings
+from engine.interface.embeddings import Purpose
+from engine.interface.errors import LoadFault, ModelLoadError
+from engine.model.hub_cache import HubCache, HubError, HubFault
+from engine.model.hub_download import ReportBytes, pull
+from engine.model.model_folder import ModelFolder, describe_folder
+
+ADAPTER_CONFIG = "adapter_config.json"
+_LOAD_FAULTS: dict[HubFault, LoadFault] = {
+    "name": "unknown",
+    "unknown": "unknown",
+    "gated": "not_loadable",
+    "kind": "not_loadable",
+    "space": "no_space",
+}
+MAX_PARTS = 2
+"""A model's folder is FOLDER/NAME or FOLDER/OWNER/NAME."""
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model on disk. name: by which requests ask for it. adapter: the folder of a LoRA adapter, if any."""
+
+    name: str
+    folder: ModelFolder
+    adapter: Path | None = None
+
+
+def choose_first(settings: Settings) -> Settings:
+    """Return settings that name the first model in their folder of models, if they name none.
+
+    The first by its name of those that mlx-lm can load, or else that embed or rank. Without any, the bundled
+    one stays.
+    """
+    if settings.model is not None or settings.models_dir is None:
+        return settings
+    there = Catalogue(settings).in_folder()
+    whole = [one for one in there if one.weight_bytes and not one.fault]
+    first = min(whole, key=lambda one: one.purpose != "generate", default=None)
+    return settings if first is None else replace(settings, model=str(first.path))
+
+
+class Catalogue:
+    """The models of the settings' folder, and those in the hub's cache if requests may ask for them.
+
+    The first one is the model that the server starts with. Any thread may use it; it always reads the disk.
+    An adapter NAME in the folder makes a model BASE:NAME of every BASE.
+    """
+
+    def __init__(self, settings: Settings, hub: HubCache | None = None) -> None:
+        self._settings = settings
+        self._folder = Path(settings.models_dir) if settings.models_dir else None
+        self._hub = (hub or HubCache()) if settings.serves_several else None
+
+    @property
+    def purpose(self) -> Purpose:
+        """What the model is for that the server starts with, as far as its files are here."""
+        return self._first().folder.purpose
+
+    def find(self, name: str) -> FoundModel | None:
+        """Return a model; None if there is none of that name."""
+        if name == self._settings.model_name:
+            return self._first()
+        if name in self._settings.beside:
+            return self._beside(name)
+        if (folder := self._find_folder(name)) is not None:
+            return FoundModel(name, folder)
+        base, _, adapter = name.rpartition(":")
+        path = self._path(adapter)
+        if not base or path is None or not (path / ADAPTER_CONFIG).is_file():
+            return None
+        found = self.find(base)
+        return found and replace(found, name=name, adapter=path)
+
+    def list_all(self) -> list[FoundModel]:
+        """Return all models, the one that the server starts with first. Other names are sorted."""
+        first = self._first()
+        here = {first.name: first}
+        taken = first.folder.path.resolve()
+        others = [folder for folder in self._folders() if folder.path.resolve() != taken]
+        others.sort(key=lambda folder: folder.name.lower())
+        here |= {name: self._beside(name) for name in self._settings.beside}
+        here |= {folder.name: FoundModel(folder.name, folder) for folder in others if folder.name not in here}
+        for adapter in self._adapters():
+            base = self._base_of(adapter, here)
+            if base is not None:
+                name = f"{base.name}:{adapter.name}"
+                here[name] = replace(base, name=name, adapter=adapter)
+        return list(here.values())
+
+    def weight_bytes(self, source: str) -> int:
+        """Return the bytes of the weights in a folder, or of a model in the hub's cache; 0 for neither."""
+        path = Path(source)
+        folder = describe_folder(path) if path.is_dir() else _in_hub(self._hub or HubCache(), source)
+        return folder.weight_bytes if folder else 0
+
+    def pull(self, name: str, report: ReportBytes) -> None:
+        """Download a model into the hub's cache. Raises ModelLoadError, or what report raises."""
+        try:
+            pull(name, report, self._hub)
+        except HubError as fault:
+            raise ModelLoadError(_LOAD_FAULTS.get(fault.kind, "unreachable"), str(fault)) from fault
+
+    def _first(self) -> FoundModel:
+        return self._named(self._settings.model_name, self._settings.model_source)
+
+    def _beside(self, name: str) -> FoundModel:
+        """Return a model that is named to embed or rank: one that decodes may not say so."""
+        settings, source = self._settings, self._settings.beside[name]
+        found = self._named(name, source)
+        if not found.folder.path.is_dir():
+            fault = f"there is no folder {source}, and no model of that name in the hub's cache"
+            return replace(found, folder=replace(found.folder, fault=fault))
+        if found.folder.purpose != "generate" or found.folder.fault:
+            return found
+        embeds = name == display_name(settings.embedding_model or "")
+        return replace(found, folder=replace(found.folder, purpose="embed" if embeds else "rerank"))
+
+    def _named(self, name: str, source: str) -> FoundModel:
+        """Return the model of a folder, or in the hub's cache. name: by which it is known."""
+        path = Path(source)
+        folder = describe_folder(path, name) if path.is_dir() else None
+        if folder is None:
+            folder = _in_hub(self._hub or HubCache(), source)
+        return FoundModel(name, folder or ModelFolder(name, path, 0))
+
+    def _find_folder(self, name: str) -> ModelFolder | None:
+        path = self._path(name)
+        if path is not None and (path / "config.json").is_file():
+            return describe_folder(path, name)
+        return _in_hub(self._hub, name) if self._hub else None
+
+    def _path(self, name: str) -> Path | None:
+        """Return the path of a name in the folder; None without a folder, or if the name leads elsewhere."""
+        parts = name.split("/")
+        if self._folder is None or len(parts) > MAX_PARTS or "\0" in name or {"", ".", ".."} & {*parts}:
+            return None
+        # What is in a model's folder is a part of it, such as a head.
+        is_part = len(parts) > 1 and (self._folder / parts[0] / "config.json").is_file()
+        return None if is_part else self._folder / name
+
+    def in_folder(self) -> list[ModelFolder]:
+        """Return the models in the settings' folder, whole or not, by their names."""
+        return sorted(self._own_folders(), key=lambda folder: folder.name.lower())
+
+    def _own_folders(self) -> Iterator[ModelFolder]:
+        if self._folder is not None:
+            for pattern in ("*/config.json", "*/*/config.json"):
+                for file in self._folder.glob(pattern):
+                    name = file.parent.relative_to(self._folder).as_posix()
+                    # An adapter has no weights of this name.
+                    if self._path(name) and any(file.parent.glob("model*.safetensors")):
+                        yield describe_folder(file.parent, name)
+
+    def _folders(self) -> Iterator[ModelFolder]:
+        yield from self._own_folders()
+        if self._hub is not None:
+            yield from self._hub.list_models()
+
+    def _adapters(self) -> list[Path]:
+        return (
+            sorted(file.parent for file in self._folder.glob(f"*/{ADAPTER_CONFIG}")) if self._folder else []
+        )
+
+    def _base_of(self, adapter: Path, models: dict[str, FoundModel]) -> FoundModel | None:
+        """Return the model that an adapter was trained for, by its configuration; None if it is not here."""
+        try:
+            trained = str(json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["model"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if trained in models:
+            return models[trained]
+        path = Path(trained).expanduser().resolve()
+        return next((one for one in models.values() if one.folder.path.resolve() == path), None)
+
+
+def _in_hub(hub: HubCache, name: str) -> ModelFolder | None:
+    try:
+        return hub.find(name)
+    # No name of the hub looks like this.
+    except HubError:
+        return None

@@ -1,0 +1,152 @@
+"""The models that there are, loaded or not, and what requests and the loop agree on under one lock."""
+
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from config.per_model import Section, settings_of
+from config.settings import Settings
+from engine.interface.errors import ModelLoadError
+from engine.interface.models import ModelEntry
+from engine.interface.status import EngineCounts, sum_counts
+from engine.models.catalogue import Catalogue, FoundModel
+from engine.models.served import ModelUse, ServedModel
+
+
+class KnownModels:
+    """All models by name, and who waits for which. Any thread may call its methods.
+
+    settings, sections: those of all models, and of single ones. catalogue: the models that there are.
+
+    lock: guards everything here that more than one thread reads or changes.
+    wake: set when there is something to do for the thread that owns MLX.
+    wanted: models to be loaded, in the order in which they were asked for.
+    lacks_memory: one of them waits for memory; until it has it, no model is given to any request.
+    retired: counts of engines that are gone. is_stopping: no request is taken any more.
+    num_loading_steps: grows with the progress of loads. fault: why the thread died, if it did.
+    """
+
+    def __init__(self, settings: Settings, sections: dict[str, Section], catalogue: Catalogue) -> None:
+        self.settings = settings
+        self.catalogue = catalogue
+        self.by_name: dict[str, ServedModel] = {}
+        self.wanted: deque[ServedModel] = deque()
+        self.lock = threading.RLock()
+        self.wake = threading.Event()
+        self.lacks_memory = False
+        self.retired = EngineCounts()
+        self.is_stopping = False
+        self.num_loading_steps = 0
+        self.fault: str | None = None
+        self._sections = sections
+
+    @property
+    def first(self) -> ServedModel:
+        """The model that the server started with."""
+        with self.lock:
+            name = self.settings.model_name
+            if name not in self.by_name:
+                found = self.catalogue.find(name)
+                assert found is not None
+                self.note(found)
+            return self.by_name[name]
+
+    def settings_of(self, name: str) -> Settings:
+        """Return the settings for a model."""
+        return settings_of(self.settings, self._sections, name.rpartition(":")[0] or name)
+
+    def keep_s(self, model: ServedModel) -> float:
+        """Return for how many seconds a model stays without requests."""
+        keep_s = self.settings_of(model.name).idle_unload_s if model.keep_s is None else model.keep_s
+        return float("inf") if keep_s is None or keep_s < 0 else keep_s
+
+    def describe(self, model: ServedModel) -> ModelEntry:
+        """Describe a model. Called with the lock."""
+        return model.entry(self.keep_s(model))
+
+    def list_all(self) -> list[ServedModel]:
+        """Return all models that have been noted."""
+        with self.lock:
+            return list(self.by_name.values())
+
+    def find(self, name: str) -> ServedModel | None:
+        """Return a model; None if there is none of that name. Reads the disk if it is not loaded."""
+        with self.lock:
+            model = self.by_name.get(name)
+        if model and (model.engine or model is self.first):
+            return model
+        found = self.catalogue.find(name)
+        with self.lock:
+            return self.note(found) if found else None
+
+    def note(self, found: FoundModel) -> ServedModel:
+        """Record a model's entry on the disk, and return the model. Called with the lock."""
+        limit = self.settings_of(found.name).max_context_tokens
+        model = self.by_name.setdefault(found.name, ServedModel(found, limit))
+        if not model.engine:
+            if model.found.folder != found.folder:
+                # What was wrong with it may have been mended.
+                model.fault = model.info = None
+            model.found = found
+        return model
+
+    def want(self, model: ServedModel) -> None:
+        """Ask the thread to load a model. Called with the lock."""
+        if model not in self.wanted:
+            self.wanted.append(model)
+            self.wake.set()
+
+    def may_use(self, model: ServedModel) -> bool:
+        """Return whether a model may be given to a request now. Called with the lock."""
+        return model.is_loaded and not self.lacks_memory and not model.leaving
+
+    def use(self, model: ServedModel) -> ModelUse:
+        """Return a use of a loaded model. Called with the lock."""
+        assert model.engine is not None
+        model.num_uses += 1
+        model.used_at = time.monotonic()
+        return ModelUse(model.engine, partial(self._end_use, model))
+
+    def give(self, model: ServedModel, future: "Future[ModelUse]") -> None:
+        """Give a loaded model to who asked for it, unless that is no longer wanted. Called with the lock."""
+        if future.set_running_or_notify_cancel():
+            future.set_result(self.use(model))
+
+    def give_waiting(self) -> None:
+        """Give models that are loaded to all who wait for them."""
+        with self.lock:
+            for model in tuple(self.wanted):
+                while model.is_loaded and model.waiting and not model.leaving:
+                    self.give(model, model.waiting.popleft())
+                # Who came after it failed tries again.
+                if not model.waiting and (model.is_loaded or not model.is_answering):
+                    self.wanted.remove(model)
+
+    def refuse_waiting(self) -> None:
+        """Tell who waits for models that the server is stopping."""
+        with self.lock:
+            futures: list[Future[Any]] = []
+            for model in self.list_all():
+                futures += [*model.waiting, *model.leaving]
+                model.waiting, model.leaving = deque(), []
+            self.wanted.clear()
+        refused = ModelLoadError("draining", "the server is stopping")
+        for future in futures:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(refused)
+
+    def retire(self, model: ServedModel) -> None:
+        """Forget a model's engine; its counts stay."""
+        with self.lock:
+            if model.engine:
+                self.retired = sum_counts([self.retired, model.engine.counts()])
+            model.engine = None
+
+    def _end_use(self, model: ServedModel, use: ModelUse) -> None:
+        with self.lock:
+            model.num_uses -= 1
+            model.used_at, model.keep_s = time.monotonic(), use.keep_s
+        self.wake.set()

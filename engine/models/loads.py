@@ -1,0 +1,354 @@
+"""Load and unload models as requests ask for them, on the thread that owns MLX.
+
+    unload what is due -> load what is wanted
+
+Models are loaded in the order in which they are asked for. One for which there is no memory waits until
+others have answered, and meanwhile so do all requests that come: a busy model cannot keep it waiting forever.
+No other wait of a model holds up requests for others.
+"""
+
+import gc
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import mlx.core as mx
+
+from config.freed_memory import return_freed
+from engine.interface.errors import ModelLoadError
+from engine.interface.events import Failed
+from engine.memory.machine import usable_bytes
+from engine.memory.sharing import Holder, SharedMemory
+from engine.model.loading import ModelError, StartProgress
+from engine.models.known import KnownModels
+from engine.models.model_engine import ModelEngine
+from engine.models.served import ServedModel
+from engine.models.time_shares import SLICE_S
+
+log = logging.getLogger("reprise.engine")
+
+GRACE_S = 5.0
+"""Seconds for which a model that was given to a request stays loaded until the request is queued."""
+
+WAITING_S, DAY_S = 0.5, 86_400.0
+"""Seconds after which to look again for memory for a model that is wanted, and for anything at all."""
+
+SPARE_SHARE = 16
+"""A model to be loaded needs 1/SPARE_SHARE more than its weights at least."""
+
+
+class Loads:
+    """Loads and unloads models. Used by the thread that owns MLX only.
+
+    known: all models. make_engine: makes the engine of one. save: saves what engines share.
+    serve: see Loading in loop.py.
+    """
+
+    def __init__(
+        self,
+        known: KnownModels,
+        make_engine: Callable[[ServedModel], ModelEngine],
+        save: Callable[[], None],
+    ) -> None:
+        self.serve: Callable[[float], None] = lambda _: None
+        self._known, self._make_engine, self._save = known, make_engine, save
+        self._memory = SharedMemory(known.settings.memory_bytes or usable_bytes(), self._unload_for)
+        self._served_at = 0.0
+        self._on_progress: StartProgress | None = None
+
+    def begin(self, on_progress: StartProgress | None) -> None:
+        """Load the model that the server starts with, and those beside it. Raises ModelError."""
+        self._on_progress = on_progress
+        try:
+            self._load(self._known.first)
+            self._load_beside()
+        except ModelLoadError as fault:
+            raise ModelError(str(fault)) from fault
+        finally:
+            self._on_progress = None
+
+    def advance(self) -> None:
+        """Unload what is due, and load what is wanted."""
+        if self._known.is_stopping:
+            self._known.refuse_waiting()
+        self._unload_due()
+        self._load_wanted()
+
+    @property
+    def due_in_s(self) -> float:
+        """In how many seconds to look again for models to unload or load, at most a day."""
+        now, most_s = time.monotonic(), WAITING_S if self._known.wanted else DAY_S
+        idle = [
+            model
+            for model in self._known.list_all()
+            if model.is_loaded and not model.num_uses and not model.is_wanted
+        ]
+        return max(0.0, min([most_s, *(model.used_at + self._known.keep_s(model) - now for model in idle)]))
+
+    def lose(self, model: ServedModel) -> None:
+        """Go on without a model whose engine has died; the next request loads it again."""
+        if not self._known.is_stopping:
+            self._drop(model, "its engine has died, as the log says")
+
+    def end(self) -> None:
+        """Save what models share."""
+        self._save()
+
+    def _load_wanted(self) -> None:
+        """Load models in the order in which they were asked for, until one lacks memory."""
+        for model in self._known.list_all():
+            # Its weights were freed after it was given to a request, and before that came.
+            if model.engine and not model.is_loaded and model.is_answering:
+                with self._known.lock:
+                    self._known.want(model)
+        for model in tuple(self._known.wanted):
+            if self._known.is_stopping:
+                return
+            with self._known.lock:
+                while model.waiting and model.waiting[0].cancelled():
+                    model.waiting.popleft()
+            # One that leaves is unloaded first, once its requests have ended.
+            if model.leaving or model.is_loaded or not model.is_wanted:
+                continue
+            try:
+                self._known.lacks_memory = not self._make_room_for(model)
+                if self._known.lacks_memory:
+                    return
+                self._known.give_waiting()
+                self._load(model)
+            except ModelLoadError as fault:
+                self._drop(model, str(fault), fault)
+        self._known.lacks_memory = False
+        self._known.give_waiting()
+
+    def _make_room_for(self, model: ServedModel) -> bool:
+        """Free memory for a model to be loaded; return whether there is enough. Raises ModelLoadError."""
+        needed = model.found.folder.weight_bytes
+        if draft_model := self._known.settings_of(model.name).draft_model:
+            needed += self._known.catalogue.weight_bytes(draft_model)
+        needed += needed // SPARE_SHARE
+        if needed > self._memory.limit_bytes:
+            raise ModelLoadError(
+                "too_large",
+                f"model {model.name!r} takes {needed / 2**20:,.0f} MiB at least, and there are "
+                f"{self._memory.limit_bytes / 2**20:,.0f} MiB for all models (--memory-bytes)",
+            )
+        self._memory.loading_bytes = 0
+        if not self._memory.make_room(needed):
+            return False
+        self._memory.loading_bytes = needed
+        return True
+
+    def _load_beside(self) -> None:
+        """Load the models that embed or rank beside the first one. Raises ModelLoadError."""
+        settings = self._known.settings
+        named = [one for one in (settings.embedding_model, settings.rerank_model) if one is not None]
+        if len({*settings.beside, settings.model_name}) <= len({*named}):
+            raise ModelLoadError(
+                "not_loadable", f"two models have the same name; rename a folder: {', '.join(named)}"
+            )
+        for name in settings.beside:
+            model = self._known.find(name)
+            if model is None or model.is_loaded:
+                continue
+            if model.found.folder.purpose == "generate" and not model.found.folder.fault:
+                raise ModelLoadError("not_loadable", f"model {name!r} generates text: give it as --model")
+            if not self._make_room_for(model):
+                raise ModelLoadError("too_large", f"there is no memory for {name!r} (--memory-bytes)")
+            self._load(model)
+
+    def _load(self, model: ServedModel) -> None:
+        """Load a model, with steps of others in between. Raises ModelLoadError."""
+        fault = model.found.folder.fault
+        if fault and model is not self._known.first:
+            raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {fault}")
+        log.info("loading %s", model.name)
+        engine = model.engine
+        with self._known.lock:
+            model.progress, model.phase, model.fault = 0.0, None, None
+        try:
+            if engine is None:
+                engine = self._make_engine(model)
+                with self._known.lock:
+                    if self._known.is_stopping:
+                        raise ModelError("the server is stopping")
+                    model.engine = engine
+            engine.load(partial(self._note_progress, model))
+        except ModelError as raised:
+            # Without the traceback, which keeps what was loaded.
+            told = str(raised)
+        except Exception as raised:
+            log.error("cannot load %s", model.name, exc_info=raised)
+            told = f"{type(raised).__name__}: {raised}"
+        else:
+            self._note_loaded(model, engine)
+            return
+        finally:
+            self._memory.loading_bytes = 0
+        if self._known.is_stopping:
+            raise ModelLoadError("draining", "the server is stopping")
+        raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {told}")
+
+    def _note_loaded(self, model: ServedModel, engine: ModelEngine) -> None:
+        budget = model.budget = engine.memory_budget
+        assert budget is not None
+        budget.shared = self._memory
+        self._memory.holders.append(budget)
+        markers = engine.tokenizer.markers
+        with self._known.lock:
+            model.is_loaded, model.progress, model.info = True, None, engine.info
+            model.can_call, model.can_think = markers.can_call, markers.can_think
+            model.can_infill = engine.tokenizer.fim is not None
+            model.num_loads += 1
+            model.used_at, model.keep_s = time.monotonic(), None
+        log.info("loaded %s", model.name)
+
+    def _note_progress(self, model: ServedModel, stage: str, share: float) -> None:
+        """Note how far a load is, and let others run for as long as it has taken since then."""
+        if self._known.is_stopping:
+            raise ModelError("the server is stopping")
+        with self._known.lock:
+            model.progress, model.phase = share, _phase(stage)
+        self._known.num_loading_steps += 1
+        if self._on_progress:
+            self._on_progress(stage, share)
+        now = time.perf_counter()
+        if now - self._served_at < SLICE_S:
+            return
+        self.serve(now + min(1.0, now - self._served_at))
+        self._served_at = time.perf_counter()
+
+    def _unload_due(self) -> None:
+        """Unload what nobody uses any more and whose time is over, or that is asked to be unloaded."""
+        now = time.monotonic()
+        for model in self._known.list_all():
+            if not model.is_loaded or model.num_uses or model.is_answering:
+                continue
+            if model.leaving or (not model.is_wanted and model.used_at + self._known.keep_s(model) <= now):
+                self._unload(model)
+        # Nobody uses an engine whose weights were freed for another model.
+        for model in self._known.list_all():
+            if model.engine and not model.is_loaded and not model.num_uses and not model.is_answering:
+                self._known.retire(model)
+
+    def _unload_for(self, holder: Holder | None) -> bool:
+        """Unload a model for another's requests, or for one to be loaded; return whether there was any.
+
+        The one unused for longest among those without requests. If nothing runs at all, then one whose
+        requests wait: they go on when it is loaded again.
+        """
+        now = time.monotonic()
+        loaded = [model for model in self._known.list_all() if model.is_loaded and model.budget is not holder]
+        free = [
+            model
+            for model in loaded
+            if not model.is_answering and (not model.num_uses or now - model.used_at > GRACE_S)
+        ]
+        runs = any(model.engine and model.engine.is_running for model in loaded)
+        if not free and holder is not None and not runs:
+            free = loaded
+        if not free:
+            return False
+        self._unload(min(free, key=lambda model: model.used_at))
+        return True
+
+    def _unload(self, model: ServedModel) -> None:
+        engine = model.engine
+        assert engine is not None
+        engine.pause()
+        self._memory.holders = [one for one in self._memory.holders if one is not model.budget]
+        model.budget = None
+        try:
+            engine.unload()
+        except Exception:
+            log.error("while %s was unloaded", model.name, exc_info=True)
+        with self._known.lock:
+            model.is_loaded = False
+            model.num_unloads += 1
+            if not model.num_uses and not model.is_answering:
+                self._known.retire(model)
+            leaving, model.leaving = model.leaving, []
+        engine = None
+        _collect()
+        log.info("unloaded %s", model.name)
+        for future in leaving:
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
+
+    def _drop(self, model: ServedModel, fault: str, raised: ModelLoadError | None = None) -> None:
+        """Let go of a model that cannot be loaded or has died, and end all requests that it has."""
+        log.error("%s", fault)
+        raised = raised or ModelLoadError("not_loadable", f"{model.name}: {fault}")
+        if model.engine:
+            model.engine.end(Failed("request", fault))
+        with self._known.lock:
+            waiting, model.waiting = list(model.waiting), deque()
+            model.fault, model.progress = fault, None
+        if model.is_loaded:
+            self._unload(model)
+        elif model.engine:
+            self._known.retire(model)
+            _collect()
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(raised)
+
+
+class GivenModel:
+    """Loads the first of the known models, whose engine is made already, and no other.
+
+    on_death: called with the fault's text if the model's engine dies. serve: see Loading in loop.py.
+    """
+
+    def __init__(self, known: KnownModels, on_death: Callable[[str], None]) -> None:
+        self.serve: Callable[[float], None] = lambda _: None
+        self._known, self._on_death = known, on_death
+
+    def begin(self, on_progress: StartProgress | None) -> None:
+        """Load the model. Raises ModelError."""
+        model = self._known.first
+        assert model.engine
+        model.engine.load(partial(self._note_progress, on_progress))
+        model.is_loaded = True
+
+    def _note_progress(self, on_progress: StartProgress | None, stage: str, share: float) -> None:
+        if self._known.is_stopping:
+            raise ModelError("loading was interrupted")
+        if on_progress:
+            on_progress(stage, share)
+
+    def advance(self) -> None:
+        """Do nothing: no other model is loaded, and this one stays."""
+
+    due_in_s = DAY_S
+
+    def lose(self, model: ServedModel) -> None:
+        """Stop: there is nothing without the model."""
+        assert model.engine
+        if self._known.fault is None:
+            self._known.fault = model.engine.lifecycle.fault
+            self._known.is_stopping = True
+            self._on_death(str(self._known.fault))
+
+    def end(self) -> None:
+        """Do nothing: the model saves what is its own."""
+
+
+def _collect() -> None:
+    """Free what only cycles keep, also of what the server froze after its start, and MLX's free buffers."""
+    is_frozen = gc.get_freeze_count() > 0
+    if is_frozen:
+        gc.unfreeze()
+    gc.collect()
+    if is_frozen:
+        gc.freeze()
+    mx.clear_cache()
+    # What a model had besides arrays, such as its tokenizer, was many small allocations.
+    return_freed()
+
+
+def _phase(stage: str) -> str:
+    """Return what a load is at, in words that follow "loading NAME: "."""
+    return "reading weights" if stage.startswith("Loading ") else stage[:1].lower() + stage[1:]

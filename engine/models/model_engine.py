@@ -1,0 +1,188 @@
+"""What the engines of all models have in common, whether they generate, embed or rank."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from config.settings import Settings
+from engine.interface.events import Failed
+from engine.interface.models import ModelInfo
+from engine.interface.status import EngineCounts, EngineStatus
+from engine.memory.sharing import Holder
+from engine.model.loading import StartProgress
+from engine.models.lifecycle import Lifecycle
+from engine.models.messages import Cancel, Inbox, Message, Stop
+from engine.text.tokenizer import Tokenizer
+
+log = logging.getLogger("reprise.engine")
+
+IsOver = Callable[[], bool]
+"""Returns whether the thread that owns MLX has something else to do than the same model's next step."""
+
+
+class ModelWorker(Protocol):
+    """Computes what is asked of a model."""
+
+    @property
+    def running(self) -> Sequence[Any]:
+        """The requests that have been admitted. On any thread."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether requests wait for memory that other models hold."""
+
+    @property
+    def num_progressed(self) -> int:
+        """A number that grows with all that is done for requests. On any thread."""
+
+
+class ModelEngine(ABC):
+    """Takes the requests for one model, and runs them when the loop says so.
+
+    inbox: what other threads ask for. lifecycle: whether it takes requests, and how many there are.
+    attached: what its users keep beside it; it ends with the engine.
+    worker: computes; replaced by a load or an unload.
+    passes_on: whether another model is next after each step.
+
+    Methods from load() on are for the thread that owns MLX, any thread may call those before.
+    """
+
+    worker: ModelWorker
+    passes_on = False
+
+    def __init__(self, settings: Settings, inbox: Inbox) -> None:
+        self.settings = settings
+        self.inbox = inbox
+        self.lifecycle = Lifecycle(settings.max_rows + settings.max_queue)
+        self.attached: dict[str, Any] = {}
+        self._about: tuple[ModelInfo, Tokenizer] | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model, once it was loaded. Raises RuntimeError before that."""
+        return self._require_loaded()[0]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, once it was loaded. Raises RuntimeError before that."""
+        return self._require_loaded()[1]
+
+    def cancel(self, request_id: str) -> None:
+        """End a request early; its sink gets Failed("cancelled"), unless it has ended or is unknown."""
+        self.inbox.put(Cancel(request_id))
+
+    def status(self) -> EngineStatus:
+        """Return the present state."""
+        return self.lifecycle.status(len(self.worker.running))
+
+    @abstractmethod
+    def counts(self) -> EngineCounts:
+        """Return what it has counted."""
+
+    def prefix_status(self) -> dict[str, dict[str, int]]:
+        """Return the prefix caches' counts, by "target" and "draft" and the names of PrefixStatus."""
+        return {}
+
+    def begin_stop(self, drain_s: float) -> None:
+        """Refuse new requests, and give running ones drain_s seconds to finish.
+
+        Requests that wait for a row, and those that do not finish in time, get Failed("draining").
+        """
+        self.lifecycle.begin_draining(drain_s)
+        self.inbox.put(Stop())
+
+    @abstractmethod
+    def load(self, on_progress: StartProgress) -> None:
+        """Load the model. Requests that came before an unload() go on. Raises ModelError.
+
+        on_progress: called with the name and the completed share of each slow stage; may raise.
+        """
+
+    @abstractmethod
+    def unload(self) -> None:
+        """Free the model. Requests that wait go on after the next load()."""
+
+    @property
+    @abstractmethod
+    def memory_budget(self) -> Holder | None:
+        """What it holds of the machine's memory; None while the model is not loaded."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether run() would do anything."""
+        return self.worker.has_work or not self.inbox.empty()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether requests wait for memory that other models hold."""
+        return self.worker.has_work and self.worker.is_blocked
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are being computed."""
+        return self.worker.has_work and bool(self.worker.running) and not self.worker.is_blocked
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has stopped, or died."""
+        is_over = not self.has_work or self.lifecycle.is_out_of_time
+        return self.lifecycle.is_dead or (self.lifecycle.state == "draining" and is_over)
+
+    def run(self, is_over: IsOver) -> None:
+        """Take the messages that have come, and run steps while there is work; on a fault, die."""
+        try:
+            self.inbox.take_all(self._handle)
+            worker, step = self.worker, self._step
+            while worker.has_work:
+                step()
+                if is_over():
+                    break
+        # Whatever was raised, every live request must get its terminal event.
+        except BaseException as fault:
+            self.die(fault)
+
+    @property
+    @abstractmethod
+    def _step(self) -> Callable[[], None]:
+        """What advances the requests by one step."""
+
+    @abstractmethod
+    def _handle(self, message: Message) -> None:
+        """Do what a message asks for."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Wait for what is in flight, before another model computes."""
+
+    def prepare(self) -> bool:
+        """Do a part of what can be done while there is no work; return whether there may be more."""
+        return False
+
+    def end(self, failed: Failed) -> None:
+        """End all requests and free the model."""
+        self.end_all(failed)
+        self.unload()
+
+    def die(self, fault: BaseException) -> None:
+        """End all requests as failed, because of a fault that is no request's."""
+        log.critical("the engine's thread died", exc_info=fault)
+        self.abandon(f"{type(fault).__name__}: {fault}")
+
+    def abandon(self, fault: str) -> None:
+        """End all requests as failed, because the thread that owns MLX has died."""
+        self.lifecycle.die(fault)
+        self.end_all(Failed("engine", f"the engine has stopped: {fault}"))
+
+    @abstractmethod
+    def end_all(self, failed: Failed) -> None:
+        """Send every live request its terminal event, including those still in the inbox."""
+
+    def _require_loaded(self) -> tuple[ModelInfo, Tokenizer]:
+        if self._about is None:
+            raise RuntimeError("the engine has not been started")
+        return self._about

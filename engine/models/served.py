@@ -1,0 +1,116 @@
+"""A model that requests may ask for, loaded or not, and the use that a request makes of it."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from engine.interface.models import ModelEntry, ModelInfo
+from engine.memory.sharing import Holder
+from engine.models.catalogue import FoundModel
+from engine.models.model_engine import ModelEngine
+
+
+class ModelUse:
+    """A request's use of a loaded model, until end(). keep_s: how long to keep the model then; see end()."""
+
+    def __init__(self, engine: ModelEngine, end: Callable[["ModelUse"], None]) -> None:
+        # One that generates or one that embeds, as the request found out before.
+        self.engine: Any = engine
+        self.keep_s: float | None = None
+        self._end: Callable[[ModelUse], None] | None = end
+
+    def end(self) -> None:
+        """End the use, once. Any thread may do so.
+
+        Without other requests the model stays for keep_s seconds: None as the settings say, below 0 for good.
+        """
+        end, self._end = self._end, None
+        if end:
+            end(self)
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """A model that requests may ask for. A lock guards what other threads read or change.
+
+    found: where it is on disk. max_context_tokens: as its settings say.
+    engine: exists while its weights are loaded, or requests wait for them.
+    is_loaded: whether its weights are in memory. progress, phase: how far a load
+        is, and at what; None unless it is loading.
+    budget: what it holds of the machine's memory; None while it is not loaded.
+    num_uses: requests that it was given to. waiting: who waits for it.
+    leaving: who waits for it to be unloaded; until then it is given to no further request.
+    used_at: when it was last asked for or left, by time.monotonic(). keep_s: as the last use said.
+    """
+
+    found: FoundModel
+    max_context_tokens: int | None = None
+    engine: ModelEngine | None = None
+    is_loaded: bool = False
+    budget: Holder | None = None
+    progress: float | None = None
+    phase: str | None = None
+    fault: str | None = None
+    info: ModelInfo | None = None
+    can_call: bool | None = None
+    can_think: bool | None = None
+    can_infill: bool | None = None
+    num_uses: int = 0
+    num_loads: int = 0
+    num_unloads: int = 0
+    used_at: float = 0.0
+    keep_s: float | None = None
+    waiting: deque["Future[ModelUse]"] = field(default_factory=deque)
+    leaving: list["Future[None]"] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name by which requests ask for it."""
+        return self.found.name
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether any of its requests has not ended."""
+        return self.engine is not None and self.engine.lifecycle.num_live > 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether requests wait for its weights."""
+        return bool(self.waiting) or (not self.is_loaded and self.is_answering)
+
+    def entry(self, keep_s: float) -> ModelEntry:
+        """Describe it. keep_s: for how many seconds it stays without requests."""
+        status = self.engine.status() if self.engine else None
+        tokens = self.info.context_tokens if self.info else self.found.folder.context_tokens
+        if tokens and self.max_context_tokens:
+            tokens = min(tokens, self.max_context_tokens)
+        return ModelEntry(
+            name=self.name,
+            state="loaded" if self.is_loaded else "unloaded" if self.progress is None else "loading",
+            size_bytes=self.info.weight_bytes if self.info else self.found.folder.weight_bytes,
+            context_tokens=tokens,
+            progress=self.progress,
+            phase=self.phase if self.progress is not None else None,
+            fault=self.fault or self.found.folder.fault,
+            num_running=status.num_running if status else 0,
+            num_waiting=(status.num_waiting if status else 0) + len(self.waiting),
+            num_loads=self.num_loads,
+            num_unloads=self.num_unloads,
+            info=self.info,
+            can_call=self.can_call,
+            can_think=self.can_think,
+            purpose=self.info.purpose if self.info else self.found.folder.purpose,
+            embedding=self.info.embedding if self.info else self.found.folder.embedding,
+            can_infill=self.can_infill,
+            idle_left_s=self._idle_left_s(keep_s),
+        )
+
+    def _idle_left_s(self, keep_s: float) -> float | None:
+        if not self.is_loaded or not isfinite(keep_s):
+            return None
+        idle_s = 0.0 if self.num_uses else time.monotonic() - self.used_at
+        return max(0.0, keep_s - idle_s)

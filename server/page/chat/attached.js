@@ -1,0 +1,55 @@
+/** Files beside a message: texts as {name, text}, and images as {name, url}, a data URL that needs no further request. */
+
+import { tell } from "../shared/notice.js";
+
+const LARGEST_TEXT_BYTES = 2 ** 20;
+/** What is larger is drawn again, smaller: all images of a conversation are sent with each of its messages. */
+const LARGEST_IMAGE_BYTES = 2 ** 21;
+const LONGEST_SIDE = 2048;
+const NUL = "\0";
+export const IMAGE_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+
+function urlOf(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
+}
+
+async function readImage(file) {
+  const bitmap = await createImageBitmap(file);
+  const scale = Math.min(1, LONGEST_SIDE / Math.max(bitmap.width, bitmap.height));
+  if (scale === 1 && file.size <= LARGEST_IMAGE_BYTES) return urlOf(file);
+  const canvas = new OffscreenCanvas(Math.max(1, Math.round(bitmap.width * scale)), Math.max(1, Math.round(bitmap.height * scale)));
+  const drawing = canvas.getContext("2d");
+  // A JPEG has nothing transparent.
+  drawing.fillStyle = "white";
+  drawing.fillRect(0, 0, canvas.width, canvas.height);
+  drawing.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return urlOf(await canvas.convertToBlob({ type: "image/jpeg", quality: 0.92 }));
+}
+
+async function readText(file) {
+  if (file.size > LARGEST_TEXT_BYTES) throw new Error("is larger than 1 MiB. Attach the part of it that matters.");
+  const text = await file.text();
+  if (text.includes(NUL) || text.includes("\ufffd")) throw new Error("is neither a text file in UTF-8 nor an image (PNG, JPEG, WEBP, GIF).");
+  return text;
+}
+
+/** Return files as they are kept; say which cannot be attached. sees: whether the model sees images. */
+export async function readFiles(files, sees) {
+  const found = [];
+  for (const file of files) {
+    const isImage = IMAGE_TYPES.includes(file.type);
+    try {
+      if (isImage && !sees) throw new Error("is an image, and this model reads text only.");
+      found.push({ name: file.name, ...(isImage ? { url: await readImage(file) } : { text: await readText(file) }) });
+    } catch (fault) {
+      // The browser's own words say nothing to a reader.
+      tell(`${file.name} ${fault instanceof DOMException ? "is an image that cannot be read." : fault.message}`);
+    }
+  }
+  return found;
+}

@@ -1,0 +1,154 @@
+"""No answer takes longer than plain decoding by more than the stated bound, whatever the planner believes."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from engine.speculative.costs.step_costs import StepCosts
+from tests.engine.speculative.planning.simulated_rows import Device, TrueCosts, token_at
+
+ROWS, WIDTHS = (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+PROBING = 0.01
+"""The stated share of plain time that learning what plain steps cost may take."""
+
+BAD, POOR, FAIR, GOOD, SURE, NONE = 0.0, 0.4, 0.7, 0.95, 1.0, -1.0
+
+
+def costs_of(per_token: float, per_context: float) -> TrueCosts:
+    """Costs of a device. per_token: of each further token fed. per_context: of each token in the caches."""
+
+    def true_s(num_rows: int, width: int, longest: int) -> float:
+        fed = 1 + per_token * (num_rows * width - 1)
+        return 0.01 * (fed + per_context * num_rows * longest * (1 + 0.1 * (width - 1)))
+
+    return true_s
+
+
+def believed(true_s: TrueCosts, wrong: float | str, seed: int) -> StepCosts:
+    """Costs measured with short rows, wrong by a factor: in all, of wide steps alone, or of each shape."""
+    rng, table = random.Random(seed), {}
+    for rows in ROWS:
+        for width in WIDTHS:
+            factor = wrong if isinstance(wrong, float) else 4.0 ** rng.uniform(-1, 1)
+            if wrong in ("wide x 4", "wide / 4"):
+                factor = 1.0 if width == 1 else 4.0 if wrong == "wide x 4" else 0.25
+            table[rows, width] = factor * true_s(rows, width, 48)
+    return StepCosts(table)
+
+
+def check(device: Device) -> None:
+    assert all(one.num_plain + one.num_wide > 0 for one in device.spent)
+    for one in device.spent:
+        assert one.worst_steps <= ALLOWANCE_STEPS
+
+
+@pytest.mark.parametrize("wrong", [1.0, 0.25, 4.0, "wide x 4", "wide / 4", "each shape"])
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize(
+    "chances",
+    [[BAD], [POOR], [FAIR], [GOOD], [BAD, GOOD], [NONE, GOOD, FAIR], [NONE, NONE, FAIR]],
+    ids=str,
+)
+def test_costs_that_are_wrong_by_any_factor(
+    chances: Sequence[float], num_rows: int, wrong: float | str
+) -> None:
+    for seed, per_token in enumerate((0.01, 0.04, 0.3)):
+        true_s = costs_of(per_token, 0.0002)
+        device = Device(true_s, believed(true_s, wrong, seed), chances, 48, 150, seed, 0.02 + PROBING)
+        device.run(num_rows, 2 * num_rows)
+        check(device)
+
+
+class Misled(Device):
+    """The first half of an answer is as it was predicted, and nothing after it."""
+
+    def token(self, _row: Any, index: int) -> int:
+        return token_at(index) if 2 * index < self.limit else 8
+
+
+@pytest.mark.parametrize(
+    "wrong", ["each shape", *(pytest.param(one, marks=pytest.mark.slow) for one in (1.0, 0.25, "wide / 4"))]
+)
+@pytest.mark.parametrize(
+    ("make", "chances", "num_rows"),
+    [
+        (Device, [BAD], 1),
+        (Device, [BAD], 8),
+        (Device, [BAD] + [NONE] * 7, 8),
+        (Device, [GOOD] + [NONE] * 7, 8),
+        (Misled, [SURE], 1),
+        (Misled, [SURE], 8),
+        (Misled, [SURE] + [NONE] * 7, 8),
+    ],
+    ids=str,
+)
+def test_answers_of_forty_tokens(
+    make: type[Device], chances: Sequence[float], num_rows: int, wrong: float | str
+) -> None:
+    for seed, per_token in enumerate((0.01, 0.04, 0.3)):
+        true_s = costs_of(per_token, 0.0002)
+        device = make(true_s, believed(true_s, wrong, seed), chances, 48, 40, seed, 0.02 + PROBING)
+        device.run(num_rows, 3 * num_rows)
+        check(device)
+        assert num_rows > 1 or any(one.num_wide for one in device.spent)
+
+
+@pytest.mark.parametrize("wrong", [1.0, 0.25, 4.0, "wide x 4", "wide / 4", "each shape"])
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize(
+    "chances",
+    [[BAD], [BAD, GOOD], *(pytest.param(one, marks=pytest.mark.slow) for one in ([POOR], [GOOD]))],
+    ids=str,
+)
+def test_masks_whose_costs_are_wrong_by_any_factor(
+    chances: Sequence[float], num_rows: int, wrong: float | str
+) -> None:
+    for seed, per_token in enumerate((0.01, 0.04, 0.3)):
+        true_s = costs_of(per_token, 0.0002)
+        costs, lookups = believed(true_s, wrong, seed), [NONE, NONE, FAIR]
+        device = Device(true_s, costs, lookups, 48, 150, seed, 0.02 + PROBING, mask_chances=chances)
+        device.run(num_rows, 2 * num_rows)
+        check(device)
+
+
+@pytest.mark.parametrize(
+    ("head_share", "believed_share"), [(0.05, 0.05), (0.5, 0.05), (1.0, 0.5), (5.0, 0.05)]
+)
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("chances", [[BAD], [POOR], [BAD, GOOD], [GOOD]], ids=str)
+@pytest.mark.parametrize("context", [48, 20_000], ids=["short", "long"])
+def test_heads_that_cost_more_than_believed(
+    context: int, chances: Sequence[float], num_rows: int, head_share: float, believed_share: float
+) -> None:
+    """A head's cost is not measured before it drafts, but taken from its share of the weights."""
+    for seed, per_token in enumerate((0.01, 0.3)):
+        true_s = costs_of(per_token, 0.0002)
+        device = Device(true_s, believed(true_s, 1.0, seed), [NONE], context, 150, seed, 0.02 + PROBING)
+        device = replace(
+            device,
+            head_chances=chances,
+            head_share=head_share,
+            believed_head_share=believed_share,
+            spent=[],
+        )
+        device.run(num_rows, 2 * num_rows)
+        check(device)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_a_good_head_drafts_for_rows_that_are_all_new(num_rows: int) -> None:
+    true_s = costs_of(0.01, 0.0002)
+    device = Device(true_s, believed(true_s, 1.0, 0), [NONE], head_chances=[GOOD])
+    device.run(num_rows, num_rows)
+    assert all(one.spent_s < 0.5 * one.plain_s for one in device.spent)
+
+
+def test_masks_pay_where_steps_hardly_cost_more_for_them() -> None:
+    true_s = costs_of(0.01, 0.0002)
+    device = Device(true_s, believed(true_s, 1.0, 0), [NONE], mask_chances=[GOOD])
+    device.run(1, 2)
+    assert all(one.spent_s < 0.4 * one.plain_s for one in device.spent)
