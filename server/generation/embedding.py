@@ -1,11 +1,11 @@
 """From a request's texts to their vectors or scores: encode, prompt, cut, and wait for the engine."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from engine.interface.embeddings import (
     Embedded,
@@ -22,10 +22,12 @@ from server.errors import BadRequestError, ClientGoneError, from_engine, from_fa
 from server.generation.chat_prompt import TokenIds
 from server.generation.engine_requests import check_token_ids
 from server.generation.service import Service
+from server.http.long_response import LongResponse
 from server.http.request_log import note_ignored, record_of
 from server.lanes import beside
 from server.requests.embeddings import Cut, EmbeddingsRequest
 from server.requests.rerank import RerankRequest
+from server.threads import FORMAT
 
 _SAME = {
     "query": ("query", "search_query"),
@@ -125,6 +127,21 @@ def _as_pairs(
         cut = _cut(document, limit, body.truncate, f"documents[{index}]", info)
         pairs.append(EmbeddingInput((*head, *cut, *embedding.after), first_of_second=len(head)))
     return tuple(pairs)
+
+
+async def answer(
+    request: Request,
+    service: Service,
+    inputs: tuple[EmbeddingInput, ...],
+    write: Callable[[Sequence[bytes], int], bytes],
+    dimensions: int | None = None,
+) -> Response:
+    """Embed or rate inputs, and answer with what is written of their numbers. Raises as embed().
+
+    write: is called on a thread, with the numbers of each input and the tokens of all.
+    """
+    numbers = await embed(request, service, inputs, dimensions)
+    return LongResponse(await FORMAT.run(write, numbers, sum(len(one.tokens) for one in inputs)))
 
 
 async def embed(

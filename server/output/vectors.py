@@ -25,7 +25,7 @@ def write_numbers(vector: bytes) -> bytes:
 
 
 def write_embeddings(
-    vectors: Sequence[bytes], encoding_format: Literal["float", "base64"], model: str, num_tokens: int
+    vectors: Sequence[bytes], num_tokens: int, encoding_format: Literal["float", "base64"], model: str
 ) -> bytes:
     """Write OpenAI's response. May take long. num_tokens: of all texts."""
     parts = []
@@ -38,18 +38,21 @@ def write_embeddings(
 
 
 def write_ranking(
-    scores: Sequence[float],
+    rated: Sequence[bytes],
+    num_tokens: int,
+    *,
     documents: Sequence[str] | None,
     top_n: int | None,
     request_id: str,
     model: str,
-    num_tokens: int,
 ) -> bytes:
     """Write a rerank response with the fields of both Jina's and Cohere's, the best documents first.
 
     Without documents it has Voyage's too (data), which Continue reads.
+    rated: the score of each document, as a vector of one number.
     documents: their texts, to be returned too; None if they are not. num_tokens: of all pairs.
     """
+    scores = [number for one in rated for number in numbers_of(one)]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
     results = [
         {"index": index, "relevance_score": scores[index]}

@@ -4,13 +4,12 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from server.generation.embedding import embed, encode_inputs
+from server.generation.embedding import answer, encode_inputs
 from server.generation.model_use import serve_model
 from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.output.vectors import write_embeddings
 from server.requests.embeddings import EmbeddingsRequest
-from server.threads import FORMAT
 from server.validation.body import read_body
 
 router = APIRouter()
@@ -20,14 +19,12 @@ router = APIRouter()
 async def create_embeddings(request: Request) -> Response:
     """Make a vector of each text, with a model that embeds."""
     body = await read_body(request, EmbeddingsRequest)
-    answer = partial(_answer, request, body)
-    return await serve_model(request, body.model, answer, keep_alive=body.keep_alive, purpose="embed")
+    with_model = partial(_answer, request, body)
+    return await serve_model(request, body.model, with_model, keep_alive=body.keep_alive, purpose="embed")
 
 
 async def _answer(request: Request, body: EmbeddingsRequest, service: Service) -> Response:
     model = service.check_model(body.model)
     inputs = await encode_inputs(request, service, body)
-    vectors = await embed(request, service, inputs, body.dimensions)
-    num_tokens = sum(len(one.tokens) for one in inputs)
-    written = await FORMAT.run(write_embeddings, vectors, body.encoding_format, model, num_tokens)
-    return Response(written, media_type="application/json")
+    write = partial(write_embeddings, encoding_format=body.encoding_format, model=model)
+    return await answer(request, service, inputs, write, body.dimensions)

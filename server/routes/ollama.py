@@ -13,7 +13,7 @@ from config.version import VERSION
 from server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
 from server.generation.chat import answer_chat
 from server.generation.completion import answer_completion
-from server.generation.embedding import embed, encode_inputs
+from server.generation.embedding import answer, encode_inputs
 from server.generation.model_use import Answer, serve_model
 from server.generation.service import Service, service_of
 from server.generation.sse import TokenStream
@@ -46,7 +46,6 @@ from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
 from server.requests.models import KeepAlive, keep_alive_s
 from server.routes.models import PullState, begin_pull, find_entry, known_sampling, named_entries, unload
-from server.threads import FORMAT
 from server.validation.body import read_body
 from server.validation.notes import Notes
 
@@ -230,7 +229,7 @@ async def embed_text(request: Request) -> Response:
     body = await read_body(request, OllamaEmbeddingsRequest)
     fields = {"input": (body.prompt,), "truncate": "end"}
 
-    def write(vectors: Sequence[bytes], _num_tokens: int, _loaded_ns: int) -> bytes:
+    def write(vectors: Sequence[bytes], _num_tokens: int, **_: int) -> bytes:
         return b'{"embedding":' + write_numbers(vectors[0]) + b"}"
 
     return await _embed(request, body.model, body.keep_alive, fields, write)
@@ -241,21 +240,21 @@ async def _embed(
     model: str | None,
     keep_alive: KeepAlive,
     fields: dict[str, Any],
-    write: Callable[[Sequence[bytes], int, int], bytes],
+    write: Callable[..., bytes],
 ) -> Response:
-    """Answer a request for embeddings. fields: of the same request to /v1/embeddings."""
+    """Answer a request for embeddings. fields: of the same request to /v1/embeddings.
+
+    write: is called as in embedding.answer(), and with loaded_ns, when the model was loaded.
+    """
     asked = EmbeddingsRequest.model_construct(**fields)
 
-    async def answer(service: Service) -> Response:
-        loaded_ns = time.perf_counter_ns()
+    async def with_model(service: Service) -> Response:
+        told = partial(write, loaded_ns=time.perf_counter_ns())
         inputs = await encode_inputs(request, service, asked)
-        vectors = await embed(request, service, inputs, asked.dimensions)
-        num_tokens = sum(len(one.tokens) for one in inputs)
-        written = await FORMAT.run(write, vectors, num_tokens, loaded_ns)
-        return Response(written, media_type="application/json")
+        return await answer(request, service, inputs, told, asked.dimensions)
 
     name = _own_name(_ready(request), model)
-    return await serve_model(request, name, answer, keep_alive=keep_alive, purpose="embed")
+    return await serve_model(request, name, with_model, keep_alive=keep_alive, purpose="embed")
 
 
 @router.post("/api/create", status_code=501, include_in_schema=False)
