@@ -22,6 +22,7 @@ COMMANDS = {
     "economics": "bench.economics.run_economics",
     "translation": "bench.decode.run_translation",
     "peers": "bench.serving.run_peers",
+    "embed": "bench.serving.run_embed",
     "sweep": "bench.sweep.run_sweep",
     "replay": "bench.replay.run_replay",
     "commits": "bench.replay.pairs",

@@ -103,7 +103,7 @@ class Settings(ModelSettings):
         2560,
         "Maximum tokens of an image, as far as the model takes so few: larger ones are made smaller. A "
         "client that asks for low detail gets 256 at most.",
-        at_least=1,
+        at_least=256,
     )
     unknown_fields: Literal["refuse", "ignore"] = setting(
         "ignore",

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
@@ -34,6 +35,14 @@ COMMANDS |= {PLAIN: COMMANDS[OWN], DRAFTING: COMMANDS[MLX_LM]}
 """The servers that can be started; a command lacks its model and its address."""
 
 
+class Address(NamedTuple):
+    """Where a server is. url: without /v1. model: to ask for. headers: with its key."""
+
+    url: str
+    model: str
+    headers: dict[str, str]
+
+
 def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
     """Raise ArgumentsError for names that are not unique or unknown."""
     names = [*taken, *(name for name, _, _ in arguments.server)]
@@ -54,14 +63,28 @@ def connect(
     own: Sequence[str] = (),
     forbidden_ids: Sequence[int] = (),
 ) -> dict[str, Ask]:
-    """Return a client of each server, by name, after starting those that do not run yet.
+    """Return a client of each server for chats, by name, after starting those that do not run yet.
 
     folder: the model that they serve. own: more flags of `reprise serve`. forbidden_ids: in all answers.
     Raises BenchError if a server cannot be used.
     """
-    keys, draft = dict(arguments.server_key), getattr(arguments, "draft_model", None)
+    draft = getattr(arguments, "draft_model", None)
     flags = {OWN: own, PLAIN: ("--draft-type", "none"), DRAFTING: ("--draft-model", str(draft))}
-    servers: dict[str, Ask] = {}
+    return {
+        name: Server(url, model, arguments.max_tokens, forbidden_ids, headers=headers).ask
+        for name, (url, model, headers) in addresses(arguments, folder, children, flags).items()
+    }
+
+
+def addresses(
+    arguments: argparse.Namespace, folder: Path, children: ExitStack, flags: Mapping[str, Sequence[str]]
+) -> dict[str, Address]:
+    """Return where each server is, by name, after starting those that do not run yet.
+
+    folder: the model that they serve. flags: more flags of those that are started, by name.
+    Raises BenchError if a server cannot be used.
+    """
+    keys, servers = dict(arguments.server_key), {}
     for name, url, model in arguments.server or [(OWN, None, None)]:
         if url is None:
             command = [*COMMANDS[name], model or str(folder), *flags.get(name, ())]
@@ -69,8 +92,7 @@ def connect(
             # mlx_lm.server's list of models fails where none was ever downloaded.
             model = "default_model" if name in (MLX_LM, DRAFTING) else None
         headers = {"Authorization": f"Bearer {keys[name]}"} if name in keys else {}
-        model = model or _first_model(url, headers)
-        servers[name] = Server(url, model, arguments.max_tokens, forbidden_ids, headers=headers).ask
+        servers[name] = Address(url, model or _first_model(url, headers), headers)
     return servers
 
 
@@ -149,9 +171,11 @@ _HELP = f"""\
 A running server; MODEL defaults to the first that it lists. {OWN}, {PLAIN} (without drafts), {MLX_LM},
 {DRAFTING} (with --draft-model) and {LLAMA}=FILE.gguf are started here. May be repeated; the first is what
 others are compared with. Default: {OWN}."""
-FLAGS = (
+NAMED = (
     Flag("--server", _server, "NAME=URL[=MODEL]", [], _HELP, is_repeated=True),
     Flag("--server-key", _key, "NAME=KEY", [], "API key of a --server; may be repeated.", is_repeated=True),
-    *options.shared(model=BUNDLED_MODEL),
 )
+"""The flags that name servers."""
+
+FLAGS = (*NAMED, *options.shared(model=BUNDLED_MODEL))
 """The flags that name servers and their model."""

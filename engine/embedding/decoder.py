@@ -24,18 +24,22 @@ Answers = tuple[int, int]
 class Decoder:
     """The body of a model. layers: called with the states and the masks.
 
-    answers: of a model that ranks.
+    max_tokens: of a text; None if nothing limits it. answers: of a model that ranks.
     """
 
-    def __init__(self, model: Any, config: dict[str, Any], answers: Answers | None = None) -> None:
+    def __init__(
+        self, model: Any, config: dict[str, Any], max_tokens: int | None, answers: Answers | None = None
+    ) -> None:
         body, is_gemma = model.model, config.get("model_type") == GEMMA
-        is_local = find_local(config)
-        self._window = int(config.get("sliding_window") or 0) if any(is_local) else 0
+        is_local, window = find_local(config), int(config.get("sliding_window") or 0)
         self.layers = [_masked(*pair) for pair in zip(body.layers, is_local, strict=True)]
         self._embed, self._norm = body.embed_tokens, body.norm
         self._scale = config["hidden_size"] ** 0.5 if is_gemma else 1
         sees_all = config.get("use_bidirectional_attention", is_gemma)
         self._is_causal = config.get("is_causal", not sees_all)
+        # e5-mistral has a window as long as its longest text.
+        holds_all = self._is_causal and max_tokens is not None and max_tokens <= window
+        self._window = window if any(is_local) and not holds_all else 0
         self._make_caches = partial(make_caches, model)
         self._yes_not_no = _difference(model, answers) if answers else None
 

@@ -15,7 +15,7 @@ from engine.model.loading import ModelError
 from engine.model.recipe import find_first_position
 
 Config = dict[str, Any]
-"""What config.json says, with what it may leave out; see complete()."""
+"""The fields of config.json, with defaults for missing ones; see complete()."""
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gelu": gelu,
@@ -30,6 +30,14 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 _ATTENTION = ("query", "key", "value", "out")
 _GATED = ("gate", "up")
 
+GTE = ("new", "gte")
+"""Model types of gte's own encoder."""
+
+_DEFAULTS: dict[str, Config] = {
+    "bert": {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "type_vocab_size": 2},
+    "modernbert": {"layer_norm_eps": 1e-5, "type_vocab_size": 0},
+}
+"""What configurations leave out, by model types."""
 
 _ALIASES = {
     "n_embd": "hidden_size",
@@ -43,7 +51,7 @@ _ALIASES = {
 }
 """Keys of nomic's and ModernBERT's configurations, and BERT's."""
 
-_DECLINED: dict[str, tuple[Any, ...]] = {
+_KNOWN: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("absolute", "rotary", "rope", "alibi"),
     "lora_adaptations": (None, []),
     "num_experts": (0, None),
@@ -92,18 +100,15 @@ def complete(config: Config) -> Config:
     Raises ModelError for what is not known here.
     """
     aliases = {ours: config[theirs] for theirs, ours in _ALIASES.items() if config.get(theirs) is not None}
-    whole = {"layer_norm_eps": 1e-12, "hidden_act": "gelu"} | config | aliases
-    if config.get("model_type") == "modernbert":
-        whole = {"layer_norm_eps": 1e-5, "type_vocab_size": 0} | whole
-    whole = {"type_vocab_size": 2} | whole
-    declined = {
-        key: config[key] for key, known in _DECLINED.items() if config.get(key, known[0]) not in known
-    }
+    kind = str(config.get("model_type"))
+    whole = _DEFAULTS["bert"] | _DEFAULTS.get(kind, {}) | config | aliases
+    known = _KNOWN | ({} if kind in GTE else {"rope_scaling": (None,)})
+    declined = {key: config[key] for key, values in known.items() if config.get(key, values[0]) not in values}
     if whole["hidden_act"] not in ACTIVATIONS:
         declined["hidden_act"] = whole["hidden_act"]
     if declined:
         told = ", ".join(f"{key} {value}" for key, value in declined.items())
-        raise ModelError(f"{config.get('model_type')} models with {told} cannot be served here yet")
+        raise ModelError(f"{kind} models with {told} cannot be served here yet")
     return whole
 
 
@@ -113,16 +118,14 @@ def find_design(config: Config) -> Design:
     if kind == "modernbert":
         return _modernbert(config)
     if kind == "nomic_bert":
-        return Design(
-            "rotary", bases=_bases(config, 1000), is_gated=True, unbiased=(*_ATTENTION, *_GATED, "down")
-        )
-    if kind in ("new", "gte"):
+        unbiased = (*_ATTENTION, *_GATED, "down")
+        return Design("rotary", bases=_bases(config, 1000), is_gated=True, unbiased=unbiased)
+    if kind in GTE:
         base, scale = _ntk(config)
         return Design("rotary", bases=(base, base), position_scale=scale, is_gated=True, unbiased=_GATED)
     if positions == "alibi":
-        return Design(
-            "alibi", is_gated=config.get("feed_forward_type", "original") != "original", unbiased=_GATED
-        )
+        is_gated = config.get("feed_forward_type", "original") != "original"
+        return Design("alibi", is_gated=is_gated, unbiased=_GATED if is_gated else ())
     if positions in ("rotary", "rope"):
         return Design("rotary", bases=_bases(config, 10_000))
     return Design(first_position=find_first_position(config))
@@ -136,8 +139,8 @@ def _modernbert(config: Config) -> Design:
     ]
     told = config.get("rope_parameters") or {}
     bases = (
-        told.get("full_attention", {}).get("rope_theta", config.get("global_rope_theta", 160_000.0)),
-        told.get("sliding_attention", {}).get("rope_theta", config.get("local_rope_theta") or 10_000.0),
+        _base(told.get("full_attention")) or config.get("global_rope_theta") or 160_000.0,
+        _base(told.get("sliding_attention")) or config.get("local_rope_theta") or 10_000.0,
     )
     unbiased: list[str] = []
     for key, parts in (
@@ -160,9 +163,16 @@ def _modernbert(config: Config) -> Design:
 
 def _bases(config: Config, usual: float) -> tuple[float, float]:
     """Return the base of the rotation, twice. usual: if the configuration does not name it."""
-    told = (config.get("rope_parameters") or {}).get("rope_theta")
+    told = _base(config.get("rope_parameters"))
     base = told or config.get("rotary_emb_base") or config.get("rope_theta") or usual
     return base, base
+
+
+def _base(told: Config | None) -> float | None:
+    """Return the base that the parameters of a rotation name, if any. Raises ModelError if it is scaled."""
+    if told and told.get("rope_type", "default") != "default":
+        raise ModelError(f"rotations with rope_parameters {told} cannot be served here yet")
+    return told.get("rope_theta") if told else None
 
 
 def _ntk(config: Config) -> tuple[float, float]:

@@ -3,6 +3,8 @@
 token, type and position embeddings -> norm -> layers: attention, feed forward -> states
 """
 
+import re
+
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
@@ -12,46 +14,25 @@ from mlx.nn.layers.normalization import LayerNorm
 from engine.embedding.design import ACTIVATIONS, Config, Design, find_design
 from engine.embedding.masks import Masks, attend_less_with_distance, attend_near, attend_to_all
 
-_NAMES = (
-    ("embeddings.LayerNorm", "embeddings.norm"),
-    ("emb_ln", "embeddings.norm"),
-    ("embeddings.word_embeddings", "embeddings.tokens"),
-    ("embeddings.tok_embeddings", "embeddings.tokens"),
-    ("embeddings.position_embeddings", "embeddings.positions"),
-    ("embeddings.token_type_embeddings", "embeddings.types"),
-    ("encoder.layer.", "layers."),
-    ("encoder.layers.", "layers."),
-    ("attention.self.", "attention."),
-    ("mixer.", "attention."),
-    ("attn.", "attention."),
-    ("attention.output.dense", "attention.out"),
-    ("attention.out_proj", "attention.out"),
-    ("attention.o_proj", "attention.out"),
-    ("attention.Wo", "attention.out"),
-    ("attention.output.LayerNorm", "attention_norm"),
-    ("attn_norm", "attention_norm"),
-    ("attn_ln", "attention_norm"),
-    ("norm1", "attention_norm"),
-    ("mlp_norm", "norm"),
-    ("mlp_ln", "norm"),
-    ("mlp.layernorm", "norm"),
-    ("norm2", "norm"),
-    ("intermediate.dense", "up"),
-    ("output.dense", "down"),
-    ("output.LayerNorm", "norm"),
-    ("mlp.fc12", "gate"),
-    ("mlp.fc11", "up"),
-    ("mlp.fc1", "up"),
-    ("mlp.fc2", "down"),
-    ("mlp.down_proj", "down"),
-    ("mlp.Wo", "down"),
-    ("mlp.wo", "down"),
-    ("head.", "classifier."),
-    ("classifier.out_proj", "classifier.out"),
-    (".gamma", ".weight"),
-    (".beta", ".bias"),
-)
-"""Parts of the names that checkpoints give weights, and what they are called here, in order."""
+_NAMES = {
+    "embeddings.norm": r"embeddings\.LayerNorm|emb_ln",
+    "embeddings.tokens": r"embeddings\.(word|tok)_embeddings",
+    "embeddings.positions": r"embeddings\.position_embeddings",
+    "embeddings.types": r"embeddings\.token_type_embeddings",
+    "layers.": r"encoder\.layers?\.",
+    "attention.": r"attention\.self\.|mixer\.|attn\.",
+    "attention.out": r"attention\.(output\.dense|out_proj|o_proj|Wo)",
+    "attention_norm": r"attention\.output\.LayerNorm|attn_norm|attn_ln|norm1",
+    "norm": r"output\.LayerNorm|mlp_norm|mlp_ln|mlp\.layernorm|norm2",
+    "gate": r"mlp\.fc12",
+    "up": r"intermediate\.dense|mlp\.fc11?",
+    "down": r"output\.dense|mlp\.(fc2|down_proj|Wo|wo)",
+    "classifier.": r"head\.",
+    "classifier.out": r"classifier\.out_proj",
+    ".weight": r"\.gamma",
+    ".bias": r"\.beta",
+}
+"""Names of parts of an encoder, and patterns of those that checkpoints give them, in order."""
 
 _JOINED = {
     "attention.Wqkv": ("attention.query", "attention.key", "attention.value"),
@@ -229,8 +210,8 @@ def rename(weights: dict[str, mx.array]) -> dict[str, mx.array]:
             name = name.replace("classifier.", "classifier.out.")
         if name.startswith(_UNUSED) or (name.startswith("head.") and not ranks):
             continue
-        for theirs, ours in _NAMES:
-            name = name.replace(theirs, ours)
+        for ours, theirs in _NAMES.items():
+            name = re.sub(theirs, ours, name)
         joined = next((one for one in _JOINED if one in name), None)
         parts = _JOINED[joined] if joined else ("",)
         for part, rows in zip(parts, mx.split(array, len(parts)), strict=True):

@@ -27,9 +27,14 @@ def describe_judge(tokenizer: Tokenizer) -> EmbeddingInfo:
     return EmbeddingInfo(1, Recipe("last"), before=before, after=after, pair=PAIR, instruction=INSTRUCTION)
 
 
-def find_answers(tokenizer: Tokenizer) -> Answers:
-    """Return the tokens of yes and no. Raises ModelError if one of them is not one token."""
+def find_answers(tokenizer: Tokenizer, told: tuple[int | None, int | None] | None) -> Answers:
+    """Return the tokens of yes and no. told: those that the folder names, if it does.
+
+    Raises ModelError if one of them is not one token, or the folder names others.
+    """
     yes, no = (tokenizer.encode_answer(word) for word in ("yes", "no"))
     if len(yes) != 1 or len(no) != 1:
         raise ModelError("it has no single tokens for yes and no, by which models that decode rank")
+    if told not in (None, (yes[0], no[0])):
+        raise ModelError(f"it ranks by the tokens {told}, not by yes and no after Qwen3-Reranker's template")
     return yes[0], no[0]

@@ -18,10 +18,10 @@ from engine.embedding.design import Config, complete
 from engine.embedding.encoder import Encoder, rename
 from engine.embedding.judging import JUDGE, describe_judge, find_answers
 from engine.embedding.vectors import VectorMaker, load_dense, read_weights
-from engine.interface.embeddings import EmbeddingInfo, Purpose, Recipe
+from engine.interface.embeddings import EmbeddingInfo, Recipe
 from engine.interface.models import ModelInfo
 from engine.memory.machine import wire_weights
-from engine.model.loading import ModelError, describe, load_model, load_tokenizer
+from engine.model.loading import LoadedModel, ModelError, describe, load_model, load_tokenizer
 from engine.model.purpose import ENCODERS, GEMMA, find_purpose
 from engine.model.recipe import find_longest, read_recipe
 from engine.text.encoding import copy_backend
@@ -58,9 +58,13 @@ def load_embedding_model(settings: Settings, name: str, progress: Progress | Non
         if config.get("model_type") in ENCODERS:
             body, config, tokenizer, info = _load_encoder(folder, config, name, progress)
         else:
-            is_named = name == display_name(settings.rerank_model or "")
-            purpose: Purpose = "rerank" if is_named else find_purpose(folder, config)
-            body, config, tokenizer, info = _load_decoder(folder, config, name, progress, purpose)
+            ranks = name == display_name(settings.rerank_model or "")
+            ranks = ranks or find_purpose(folder, config) == "rerank"
+            loaded = _load_decoder(folder, config, name, progress, ranks=ranks)
+            tokenizer = loaded.tokenizer
+            answers = find_answers(tokenizer, recipe.answers) if ranks else None
+            body = Decoder(loaded.model, config, find_longest(config, recipe), answers)
+            info = replace(loaded.info, purpose="rerank" if ranks else "embed")
         maker = VectorMaker(recipe, load_dense(recipe.dense, config["hidden_size"]))
         if isinstance(body, Decoder) and info.purpose == "rerank":
             embedding = describe_judge(tokenizer)
@@ -89,17 +93,14 @@ def _load_encoder(folder: Path, given: Config, name: str, progress: Progress | N
 
 
 def _load_decoder(
-    folder: Path, config: Config, name: str, progress: Progress | None, purpose: Purpose
-) -> _Loaded:
+    folder: Path, config: Config, name: str, progress: Progress | None, *, ranks: bool
+) -> LoadedModel:
     kind = config.get("model_type")
     if kind not in DECODERS:
         raise ModelError(f"{kind} models cannot embed here yet")
-    if purpose == "rerank" and kind != JUDGE:
+    if ranks and kind != JUDGE:
         raise ModelError(f"it generates text; of models that do, only {JUDGE} models rank (Qwen3-Reranker)")
-    loaded = load_model(str(folder), name, None, progress, split=_widen if kind == GEMMA else None)
-    answers = find_answers(loaded.tokenizer) if purpose == "rerank" else None
-    info = replace(loaded.info, purpose="rerank" if answers else "embed")
-    return Decoder(loaded.model, config, answers), config, loaded.tokenizer, info
+    return load_model(str(folder), name, None, progress, split=_widen if kind == GEMMA else None)
 
 
 def _widen(model: Any) -> None:

@@ -84,7 +84,7 @@ def make_worker(
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
-    _blind(loaded, sharing)
+    _limit_sight(loaded, settings, sharing)
     head = _make_head_drafter(loaded, makers.find_head) if make_sources else None
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     model = translated or head
@@ -168,8 +168,12 @@ def _prepare_windows(loaded: LoadedModel, settings: Settings, sharing: Sharing) 
     loaded.info = replace(info, can_decode_windows=fault is None)
 
 
-def _blind(loaded: LoadedModel, sharing: Sharing) -> None:
-    """Let a model see no images if its places have three axes and its rows share no forward pass."""
+def _limit_sight(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
+    """Limit the tokens of images; a model sees none if it cannot place them in its rows."""
+    if vision := loaded.info.vision:
+        most = max(vision.min_tokens, min(vision.max_tokens, settings.max_image_tokens))
+        loaded.info = replace(loaded.info, vision=replace(vision, max_tokens=most))
+    # Their places have three axes, which only rows that share a forward pass keep.
     if loaded.sight and loaded.sight.language.has_axes and not sharing:
         log.warning("%s sees no images: its rows share no forward pass", loaded.info.name)
         loaded.sight, loaded.info = None, replace(loaded.info, vision=None)

@@ -38,6 +38,7 @@ class Recipe:
     max_tokens: of a text, special tokens included, as the folder says; None if it does not.
     is_guessed, prompts_are_guessed: whether the folder does not say how to pool, or names no prompts, so that
         the architecture decides.
+    answers: the tokens of yes and no, if the folder names them for ranking.
     """
 
     pooling: Pooling
@@ -49,6 +50,7 @@ class Recipe:
     max_tokens: int | None = None
     is_guessed: bool = False
     prompts_are_guessed: bool = False
+    answers: tuple[int | None, int | None] | None = None
 
     def describe(self) -> str:
         """Describe the recipe in a few words."""
@@ -81,7 +83,7 @@ class EmbeddingInfo:
     instruction: str = ""
 
     def describe(self) -> str:
-        """Describe it in a few words."""
+        """Describe the recipe in a few words."""
         return f"{self.dimensions} dimensions, {self.recipe.describe()}"
 
 

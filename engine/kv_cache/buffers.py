@@ -167,7 +167,7 @@ class RaggedKVCache:
         return self.row_slice(row, self.columns.first_live(row), self.columns.shared.lengths[row])
 
     def put(self, row: int, arrays: Sequence[mx.array]) -> None:
-        """Write a row's keys and values, those of the tokens that it holds, from copies."""
+        """Write copies of keys and values into a row's place: of all tokens that the row holds."""
         start = self.columns.start_of(row)
         self._reserve(row + 1, start + arrays[0].shape[2], arrays)
         self._put_at(row, start, arrays)
@@ -203,7 +203,7 @@ class RaggedQuantizedKVCache(RaggedKVCache):
 
     @property
     def group_size(self) -> int:
-        """The numbers that share a scale."""
+        """How many numbers share a scale."""
         packed, scales = self.arrays[:2]
         return packed.shape[-1] * 32 // self.bits // scales.shape[-1]
 
@@ -237,7 +237,7 @@ class GroupedKVCache:
 
     @property
     def group_size(self) -> int:
-        """The numbers that share a scale, if quantized."""
+        """How many numbers share a scale, if quantized."""
         part = next(iter(self.parts.values()))
         assert isinstance(part, RaggedQuantizedKVCache)
         return part.group_size
@@ -306,7 +306,7 @@ class GroupedKVCache:
         self.part(group).fill(slot, given)
 
     def put(self, row: int, arrays: Sequence[mx.array]) -> None:
-        """Write a row's keys and values, those of the tokens that it holds, from copies."""
+        """Write copies of keys and values into a row's place: of all tokens that the row holds."""
         group, slot = self.groups.place_of(row)
         self.part(group).put(slot, arrays)
 

@@ -68,8 +68,8 @@ class Rows(Protocol):
     def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
         """Feed (rows, width) tokens; return logits (rows, width, vocabulary), not yet evaluated.
 
-        keeps_state: a wish, for a forward of width 1 after a ragged one: that recurrent state, too, can go
-            back to after it. See roll_back().
+        keeps_state: a wish, for a forward of width 1 after a ragged one: to keep recurrent state, so that
+            rows can go back to after it. See roll_back().
         """
 
     def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:

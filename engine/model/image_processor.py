@@ -1,6 +1,7 @@
 """Read from a model's folder how its images are cut, and how its prompts show them."""
 
 import json
+import logging
 import math
 from hashlib import sha256
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import Any
 from engine.foreign.image_sizes import GEMMA4_TOKENS, MAX_ASPECT, find_size, grid_of, num_tokens
 from engine.interface.images import Cut, ImageProcessor, VisionInfo
 
+log = logging.getLogger("reprise.engine")
 CUTS: dict[str, Cut] = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl"), "qwen"),
     "gemma3": "gemma3",
@@ -43,7 +45,10 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
     given = _read(folder, "preprocessor_config.json") or inner
     cut = CUTS.get(str(config.get("model_type")))
     placeholder = config.get("image_token_id", config.get("image_token_index"))
-    if cut is None or not given or not isinstance(placeholder, int) or not has_library():
+    if cut is None or not given or not isinstance(placeholder, int):
+        return None
+    if not has_library():
+        log.warning("%s sees no images: Pillow is not installed (the extra vision)", folder.name)
         return None
     try:
         processor = _processor(cut, config, given, placeholder, backend)
@@ -69,9 +74,13 @@ def has_library() -> bool:
 
 
 def count_tokens(processor: ImageProcessor, size: tuple[int, int], budget: int = _UNLIMITED) -> int:
-    """Return the tokens of an image. size: height and width in pixels. budget: see find_size()."""
+    """Return the tokens of an image, with those that end its rows.
+
+    size: height and width in pixels. budget: see find_size().
+    """
     fields = {name: getattr(processor, name) for name in ("cut", "patch", "merge", "least", "most")}
-    return num_tokens(fields, grid_of(fields, find_size(fields, *size, "auto", budget)))
+    grid = grid_of(fields, find_size(fields, *size, "auto", budget))
+    return num_tokens(fields, grid) + (0 if processor.row_end is None else grid[0] // processor.merge)
 
 
 def _most_tokens(processor: ImageProcessor) -> int:
@@ -80,8 +89,10 @@ def _most_tokens(processor: ImageProcessor) -> int:
         case "qwen":
             return processor.most // side**2
         case "gemma4":
-            return processor.most
-    return math.ceil(processor.most / side) ** 2
+            # With high detail.
+            return GEMMA4_TOKENS[-1]
+    rows = math.ceil(processor.most / side)
+    return rows * (rows if processor.row_end is None else rows + 1)
 
 
 def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: Any) -> ImageProcessor:

@@ -19,6 +19,7 @@ from mlx_lm.utils import get_total_parameters, load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
 from config.settings import Settings
+from engine.interface.images import VisionInfo
 from engine.interface.models import ModelInfo
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
@@ -27,9 +28,11 @@ from engine.model import wedlm
 from engine.model.findings import Findings
 from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.head_names import leave_heads_out
+from engine.model.image_processor import read_vision
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_reading import read_once
+from engine.vision.finding import find_tower
 from engine.vision.sight import Sight
 
 log = logging.getLogger("reprise.engine")
@@ -257,9 +260,23 @@ def load_model(
     info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
     limits = read_answer_limits(folder)
     info = replace(info, sampling_defaults=read_sampling_defaults(folder), answer_limits=limits)
+    sight, vision = (None, None) if split else _find_sight(model, config, folder, tokenizer)
+    info = replace(info, vision=vision)
     # Code that comes with the model may change while its configuration stays.
     findings = Findings.of(info, None if config.get("model_file") else cache_folder)
-    return LoadedModel(model, tokenizer, info, findings)
+    return LoadedModel(model, tokenizer, info, findings, sight=sight)
+
+
+def _find_sight(
+    model: Any, config: dict[str, Any], folder: Path, tokenizer: Tokenizer
+) -> tuple[Sight | None, VisionInfo | None]:
+    """Return what a model sees images with, its weights read, and how; None and None if it sees none."""
+    vision = read_vision(config, folder, tokenizer.backend)
+    tower = find_tower(config, folder) if vision else None
+    if tower is None:
+        return None, None
+    mx.eval(tower.arrays())
+    return Sight(model, tower), vision
 
 
 def _fetch(name: str, progress: Progress | None) -> Path:

@@ -52,7 +52,8 @@ def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
         elif kind == "Normalize":
             normalizes = True
         elif kind == LOGIT_SCORE:
-            return Recipe("last", prompts=prompts, default_prompt=default, max_tokens=max_tokens)
+            answers = given.get("true_token_id"), given.get("false_token_id")
+            return Recipe("last", max_tokens=max_tokens, answers=answers)
         elif kind != "Transformer":
             raise ModelError(f"{folder / MODULES} names {kind}, which is not known here")
     if pooling is None:

@@ -86,7 +86,7 @@ class Acceptance:
     def rate(self, draft: Draft) -> float:
         """Return the chance that the next token of such a draft is accepted, in (0, 1).
 
-        Of a draft whose tokens differ in it, the highest.
+        If the chance differs by token, the highest counts.
         """
         if draft.by_token:
             return max(self.rates(draft), default=0.001)

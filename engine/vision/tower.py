@@ -1,21 +1,36 @@
-"""Define what the engine needs of a tower, the part of a model that turns an image into features."""
+"""A tower: from the pixels of one image to the states of the tokens that stand for it, in slices.
 
+    pixels -> normalised patches -> embedding and positions -> layers -> merger -> states
+
+Slices are lazy arrays; whoever takes them evaluates them, as many at once as the time allows. Which are
+evaluated together changes no bit.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from engine.interface.images import PromptImage
+from engine.vision.layers import QUERIES, TASKS, Layers, Rotation, is_fused
+from engine.vision.weights import CHANNELS, Weights
+
+Config = dict[str, Any]
+"""What a JSON file of the model folder says."""
+
+Grid = tuple[int, int]
+"""Rows and columns of patches."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Features:
-    """What a tower made of an image with n placeholders.
+    """What a model gets for an image.
 
-    states: (n, hidden), in place of the placeholders' embeddings.
-    deep: (n, hidden) each, added to what the language model's first layers return, a layer each.
+    states: (tokens, hidden), instead of the placeholders' embeddings. deep: the same shape each; added to the
+        states after the first, second ... layer of the language model.
     """
 
     states: mx.array
@@ -23,33 +38,160 @@ class Features:
 
 
 Slices = Generator[Sequence[mx.array], None, Features]
-"""The work on an image. It yields arrays to be computed before it goes on, and returns the features."""
+"""Yields arrays to evaluate, num_slices times, and returns the features."""
 
 
-class Tower(Protocol):
-    """The part of a model that turns images into features.
+@dataclass(frozen=True)
+class Normalization:
+    """How the bytes of an image become numbers: (byte * scale - mean) / deviation, by channel."""
 
-    placeholder_id: the token id that stands for a piece of an image.
-    sees_whole_image: whether the tokens of an image attend to each other, also to later ones.
-    num_slices: how often slices() yields. nbytes: of its weights.
+    scale: float
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    @classmethod
+    def of(cls, processor: Config, mean: tuple[float, ...], deviation: tuple[float, ...]) -> "Normalization":
+        """Read it from the configuration of an image processor. mean, deviation: what it may leave out."""
+        if processor.get("do_normalize") is False:
+            mean, deviation = (0.0,) * CHANNELS, (1.0,) * CHANNELS
+        else:
+            mean = tuple(processor.get("image_mean") or mean)
+            deviation = tuple(processor.get("image_std") or deviation)
+        scale = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1.0
+        return cls(scale, mean, deviation)
+
+    def apply(self, pixels: np.ndarray) -> mx.array:
+        """Return normalised pixels (patches, channels, ...), in float32."""
+        shape = (CHANNELS, *[1] * (pixels.ndim - 2))
+        mean, deviation = (mx.array(values).reshape(shape) for values in (self.mean, self.deviation))
+        return (mx.array(pixels).astype(mx.float32) * self.scale - mean) / deviation
+
+
+class Tower(ABC):
+    """The tower of one model. Families differ in how they embed patches and merge states.
+
+    family: its name. placeholder_id: token that stands for a piece of an image. patch_size: pixels of a
+    patch's side. merge_size: patches of a token's side. sees_whole_image: tokens of an image attend to those
+    behind them, too.
     """
 
-    placeholder_id: int
-    sees_whole_image: bool
-    num_slices: int
-    nbytes: int
+    family: str
+    layers: Layers
+    sees_whole_image = False
 
-    def positions(self, grid: tuple[int, int]) -> np.ndarray | None:
-        """Return (3, n) int32: places of an image's tokens on three axes, from its first; None for one axis.
+    def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
+        vision = config["vision_config"]
+        self.weights = weights
+        self.placeholder_id = int(config.get("image_token_id") or config["image_token_index"])
+        self.patch_size = int(vision.get("patch_size") or vision["spatial_patch_size"])
+        self.merge_size = int(vision.get("spatial_merge_size", 1))
+        self.normalization = Normalization.of(processor, *self.default_normalization)
 
-        The text after it goes on at the largest of them, plus 1.
-        """
-
-    def forecast_bytes(self, grid: tuple[int, int]) -> int:
-        """Return an upper bound of the memory that slices() takes at once, the features included."""
-
-    def slices(self, image: PromptImage) -> Slices:
-        """Compute an image's features in slices. After the last yield they are computed."""
+    default_normalization: tuple[tuple[float, ...], tuple[float, ...]] = (
+        (0.5,) * CHANNELS,
+        (0.5,) * CHANNELS,
+    )
+    """Mean and deviation where the folder names none."""
 
     def arrays(self) -> list[mx.array]:
-        """Return its weights."""
+        """Return all weights, to be evaluated once."""
+        return list(self.weights.arrays.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(array.nbytes for array in self.arrays())
+
+    @property
+    def num_slices(self) -> int:
+        """How often slices() yields."""
+        return self.layers.count + 2
+
+    def num_patches(self, grid: Grid) -> int:
+        """Return the patches of an image."""
+        return grid[0] * grid[1]
+
+    def num_tokens(self, grid: Grid) -> int:
+        """Return the placeholders of an image."""
+        return (grid[0] // self.merge_size) * (grid[1] // self.merge_size)
+
+    def positions(self, grid: Grid) -> np.ndarray | None:  # noqa: ARG002
+        """Return where an image's tokens are, (3, tokens) of int32 from 0 on: time, row, column.
+
+        None if they are on one axis, as text is.
+        """
+        return None
+
+    def forecast_bytes(self, grid: Grid) -> int:
+        """Return a bound of the memory that slices() takes at once, beside the weights."""
+        patches = self.num_patches(grid)
+        pixels = CHANNELS * 2 * self.patch_size**2
+        # Each of the tasks in flight holds the widest states that there are, some in float32.
+        states = TASKS * 4 * patches * max(self._widest(), pixels)
+        if is_fused(self.layers.width):
+            return states
+        return states + TASKS * 4 * self.layers.heads * min(patches, QUERIES) * patches
+
+    def _widest(self) -> int:
+        return max(array.shape[0] for array in self.weights.arrays.values() if array.ndim == 2)
+
+    def slices(self, image: PromptImage) -> Slices:
+        """Compute an image's features.
+
+        A slice is the embedding, a layer, or the merger. Raises ValueError if pixels and grid disagree.
+        """
+        pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.shape)
+        x = self.embed(pixels, image.grid)
+        yield (x,)
+        plan = self.plan(image.grid)
+        deep: list[mx.array] = []
+        for index in range(self.layers.count):
+            x = self.layer(index, x, plan)
+            deep += self.look_deep(index, x)
+            yield (x, *deep)
+        states = self.merge(x, image.grid)
+        yield (states, *deep)
+        return Features(states, tuple(deep))
+
+    @abstractmethod
+    def blank(self, grid: Grid) -> PromptImage:
+        """Return a black image of a grid."""
+
+    @abstractmethod
+    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
+        """Return the states (1, patches, width) before the first layer. Raises ValueError."""
+
+    @abstractmethod
+    def plan(self, grid: Grid) -> Rotation | None:
+        """Return what all layers need to know of an image's grid."""
+
+    def layer(self, index: int, x: mx.array, plan: Any) -> mx.array:
+        """Return the states after a layer."""
+        return self.layers.apply(self.weights, index, x, plan)
+
+    def look_deep(self, index: int, x: mx.array) -> list[mx.array]:  # noqa: ARG002
+        """Return what the language model also gets to see of the states after a layer."""
+        return []
+
+    @abstractmethod
+    def merge(self, x: mx.array, grid: Grid) -> mx.array:
+        """Return the tokens' states (tokens, hidden) of the last layer's (1, patches, width)."""
+
+
+def blank_picture(tower: Tower, grid: Grid) -> PromptImage:
+    """Return a black image (channels, height, width), for a tower that cuts patches itself."""
+    shape = (CHANNELS, grid[0] * tower.patch_size, grid[1] * tower.patch_size)
+    return PromptImage(0, tower.num_tokens(grid), grid, bytes(shape[0] * shape[1] * shape[2]), shape, b"")
+
+
+def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:
+    """Cut an image (channels, height, width) into patches (rows * columns, channels, side * side).
+
+    Raises ValueError if the grid does not divide it.
+    """
+    channels, height, width = pixels.shape[-3:]
+    rows, columns = grid
+    if height % rows or width % columns:
+        raise ValueError(f"an image of {width}x{height} pixels has no {columns}x{rows} patches")
+    cut = pixels.reshape(channels, rows, height // rows, columns, width // columns)
+    return cut.transpose(1, 3, 0, 2, 4).reshape(rows * columns, channels, -1)

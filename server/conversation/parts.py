@@ -82,7 +82,7 @@ def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
 
 
 def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
-    """Return the parts that the model is shown for a part: none, one or, for a document, several."""
+    """Convert a part of any API to the parts shown to the model: none, one or, for a document, several."""
     if isinstance(given, str):
         notes.understood(path)
         return [given]

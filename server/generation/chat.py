@@ -12,7 +12,8 @@ from server.conversation.model import Tool
 from server.conversation.tools import check_enforced_in_full
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar, with_budget
-from server.generation.prompts import ChatPrompt, json_grammar
+from server.generation.chat_prompt import ChatPrompt
+from server.generation.grammars import json_grammar
 from server.generation.respond import respond
 from server.generation.service import Service
 from server.http.request_log import note_ignored, note_relaxed, record_of
@@ -49,14 +50,14 @@ async def answer_chat(
     prompt = await service.prompts.encode_chat(request, body)
     if prompt.num_dropped:
         note_ignored(request, [f"truncation: the {prompt.num_dropped} oldest messages"])
-    content, is_relaxed = await service.prompts.compile_requested_grammar(request, body)
+    content, is_relaxed = await service.prompts.grammars.compile_requested(request, body)
 
     async def compile_whole(asked: ChatRequest) -> Grammar | None:
         markers = service.engine.tokenizer.markers
         grammar = await beside(request, partial(chat_grammar, asked, markers, prompt.is_thinking, content))
         if grammar is None or grammar is content:
             return grammar
-        return await service.prompts.compile_grammar(request, grammar, "tools")
+        return await service.prompts.grammars.compile(request, grammar, "tools")
 
     grammar, relaxed_tools = await _compile_tools(request, service, body, compile_whole)
     grammar = with_budget(
@@ -126,10 +127,10 @@ async def _relax_tool(
     """Return as much of a tool's schema as can be enforced; None if all of it can."""
     try:
         await beside(request, partial(check_schema, schema))
-        await service.prompts.compile_grammar(request, json_grammar(schema), param)
+        await service.prompts.grammars.compile(request, json_grammar(schema), param)
         return None
     except (BadRequestError, PydanticCustomError):
-        return (await service.prompts.compile_some(request, schema, param, fault))[1]
+        return (await service.prompts.grammars.compile_some(request, schema, param, fault))[1]
 
 
 def check_tools(service: Service, body: ChatRequest) -> None:

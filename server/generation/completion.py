@@ -30,7 +30,7 @@ async def answer_completion(
         )
     else:
         prompts = await service.prompts.encode_prompts(request, body)
-    grammar, is_relaxed = await service.prompts.compile_requested_grammar(request, body)
+    grammar, is_relaxed = await service.prompts.grammars.compile_requested(request, body)
     make_parser: MakeParser = PlainParser
     if body.echo or body.is_scoring:
         texts = await service.prompts.decode_prompts(request, body) if body.echo else [""] * len(prompts)

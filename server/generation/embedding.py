@@ -19,8 +19,8 @@ from engine.interface.events import Failed
 from engine.interface.models import ModelInfo
 from server.engine_protocol import EmbeddingEngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine, from_failure
+from server.generation.chat_prompt import TokenIds
 from server.generation.engine_requests import check_token_ids
-from server.generation.prompts import TokenIds
 from server.generation.service import Service
 from server.http.request_log import note_ignored, record_of
 from server.lanes import beside

@@ -11,8 +11,8 @@ from fastapi import Request
 
 from config.settings import Settings
 from engine.foreign.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
+from engine.interface.image_marks import mark, numbers_in, without_marks
 from engine.interface.images import ImageProcessor, PromptImage
-from engine.text.templates.image_parts import mark, numbers_in, without_marks
 from server.conversation.model import Media, Message
 from server.conversation.settled import check_answerable, newest_start
 from server.errors import BadRequestError
@@ -23,6 +23,8 @@ from server.validation.notes import Notes
 DECODER = ImageDecoder()
 MAX_KEPT_BYTES = 64 * 2**20
 """Maximum bytes of decoded images that are kept for later turns, which send them again."""
+LEFT_OUT = "[image: left out]"
+"""What a model that sees is shown of an image that it cannot be shown, the same at every turn."""
 Run = Callable[..., Awaitable[Any]]
 """Runs a job on the thread of a Lane, once it serves the client."""
 
@@ -219,6 +221,7 @@ def _marked(message: Message, numbers: Iterator[int], pictures: Mapping[int, Pic
             shown += mark(number)
             joint = ""
         else:
-            shown += joint + without_marks(str(part))
+            is_left_out = isinstance(part, Media) and part.kind == "image"
+            shown += joint + (LEFT_OUT if is_left_out else without_marks(str(part)))
             joint = message.joint
     return replace(message, parts=(shown,) if message.parts else ())

@@ -1,24 +1,21 @@
-"""Encode prompts, and compile grammars, on threads: the event loop must not wait for them."""
+"""Encode prompts on threads: the event loop must not wait for them."""
 
 import asyncio
-import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic_core import PydanticCustomError, to_json
 
 from config.settings import Settings
-from engine.interface.errors import EngineError, GrammarError, UnbrokenTextError
-from engine.interface.images import ImageProcessor, PromptImage
-from engine.interface.request import Grammar, PromptEnd, View
+from engine.interface.errors import EngineError, UnbrokenTextError
+from engine.interface.image_marks import before_images
+from engine.interface.images import ImageProcessor
+from engine.interface.request import PromptEnd
 from engine.text.fim import FimTokens
-from engine.text.templates.image_parts import before_images
 from server.engine_protocol import EngineProtocol
 from server.errors import (
     BadRequestError,
@@ -27,33 +24,23 @@ from server.errors import (
     from_engine,
     retry_after,
 )
+from server.generation.chat_prompt import ChatPrompt, Json, PromptViews, TokenIds
 from server.generation.engine_requests import check_token_ids, context_error
+from server.generation.grammars import GrammarCompiler
 from server.generation.images import ImageReader, Placed, Seen
 from server.generation.infill import Hole, encode_hole
 from server.generation.truncation import fit, newest_turn
-from server.http.request_log import note_relaxed
-from server.http.tenants import key_digest
 from server.lanes import Lane, beside, client_of
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.generation_fields import GenerationFields
-from server.requests.structured_output import StructuredFields
 from server.tool_formats.harmony_prompt import (
     to_harmony_arguments,
     to_harmony_messages,
     to_harmony_tools,
 )
-from server.validation.closed_schema import closed
-from server.validation.grammar_errors import explain_grammar_error
-from server.validation.json_schema import check_schema
-from server.validation.relaxed_schema import RelaxedSchema, relaxations
-from server.views.making import ViewMaker, Views
 
-log = logging.getLogger("reprise.server")
-
-TokenIds = tuple[int, ...]
-Json = dict[str, Any]
 LANES = (2**14, 2**18, sys.maxsize)
 """The most characters of the jobs of each thread, which take some 20 ms, 300 ms, or several seconds."""
 TEXTS_AT_ONCE = 64
@@ -61,45 +48,8 @@ TEXTS_AT_ONCE = 64
 LIMIT_S = 60.0
 """Maximum time from a prompt's arrival until it is encoded."""
 ResultT = TypeVar("ResultT")
-MAX_VIEW_BYTES = 16 << 20
-"""Maximum bytes of views that are kept for later turns: four million tokens."""
 MAX_TRUNCATED_CONTEXTS = 4
 """Maximum length of a prompt of which only the end is kept, in contexts: all of it has to be encoded."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A rendered and encoded conversation, up to where the model's output starts.
-
-    prediction: token ids of the output that the client predicts; often none.
-    is_thinking: the prompt has already opened the model's reasoning.
-    num_dropped: the oldest messages that were left out, as the request asked for it.
-    head_tokens, views, images: see GenerationRequest. make_views: has those made that are not there yet.
-    """
-
-    tokens: TokenIds
-    prediction: TokenIds = ()
-    is_thinking: bool = False
-    num_dropped: int = 0
-    head_tokens: int = 0
-    views: Sequence[View] = ()
-    make_views: Callable[[], None] | None = None
-    images: tuple[PromptImage, ...] = ()
-
-
-def json_grammar(schema: dict[str, Any]) -> Grammar:
-    """Return the grammar of JSON that satisfies a schema."""
-    return Grammar("json_schema", to_json(schema).decode())
-
-
-def _closed_grammar(schema: dict[str, Any]) -> Grammar:
-    return json_grammar(closed(schema))
-
-
-def _checked_grammar(schema: dict[str, Any]) -> Grammar:
-    """Return the grammar of a schema. Raises PydanticCustomError if it cannot be enforced."""
-    check_schema(schema)
-    return _closed_grammar(schema)
 
 
 def _shown(body: ChatRequest) -> tuple[list[Json], list[Json], dict[str, int]]:
@@ -156,16 +106,16 @@ def merge_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]
 
 
 class PromptEncoder:
-    """Renders chat templates, encodes prompts and compiles grammars.
+    """Renders chat templates and encodes prompts.
 
-    There is a thread for each of LANES, so that a job waits for none that is much longer, and one for
-    grammars. Each serves one client after the other. A job that has begun cannot be stopped, so text that is
+    There is a thread for each of LANES, so that a job waits for none that is much longer. Each serves
+    one client after the other. A job that has begun cannot be stopped, so text that is
     certainly too long for the context is refused before it is encoded.
 
     max_pending: maximum number of requests of a client that wait, or whose jobs run.
     settings: the model's.
 
-    making_views: the views that are being made.
+    grammars, views: what else is made beside the event loop for prompts.
     """
 
     def __init__(
@@ -176,12 +126,9 @@ class PromptEncoder:
         self._max_pending = max_pending
         self._num_pending: Counter[str] = Counter()
         self._lanes = {size: Lane(f"prompts-{size}") for size in LANES}
-        self._grammars = Lane("grammars")
-        self._views = Lane("views")
-        self._draft_type = settings.draft_type
+        self.grammars = GrammarCompiler(engine, self._run)
+        self.views = PromptViews(engine, max_pending, settings.draft_type)
         self._images = ImageReader(settings, self._run)
-        self._view_maker = ViewMaker(engine, MAX_VIEW_BYTES)
-        self.making_views: set[asyncio.Task[None]] = set()
 
     async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
         """Render and encode a conversation. Raises BadRequestError, and what _run() raises."""
@@ -203,17 +150,15 @@ class PromptEncoder:
             request,
             sum(num_characters.values()) + len(predicted),
             self._encode_chat,
+            body,
             messages,
             tools,
-            body.template_arguments,
-            predicted,
-            body.prompt_end,
             reserved,
             seen,
         )
         if seen.pictures:
             messages, tools, _ = await beside(request, partial(_shown, given))
-        return self._with_views(prompt, request, body, messages, tools)
+        return self.views.add(prompt, request, body, messages, tools)
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
         """Return the token ids of each prompt. Raises BadRequestError, and what _run() raises."""
@@ -247,64 +192,6 @@ class PromptEncoder:
             lambda: [prompt if isinstance(prompt, str) else decode(prompt) for prompt in body.prompt],
         )
 
-    async def compile_grammar(self, request: Request, grammar: Grammar, param: str) -> Grammar:
-        """Return the grammar as compiled, for the engine's requests.
-
-        param: the field that the grammar comes from.
-        Raises BadRequestError if the grammar cannot be used, and what _run() raises.
-        """
-        try:
-            return await self._run(request, self._grammars, self._engine.compile_grammar, grammar)
-        except GrammarError as fault:
-            message = f"'{param}' {explain_grammar_error(str(fault))}."
-            raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
-
-    async def compile_requested_grammar(
-        self, request: Request, body: StructuredFields
-    ) -> tuple[Grammar | None, bool]:
-        """Compile and return the grammar that the request demands, if any. Raises as compile_grammar().
-
-        What cannot be enforced of a schema that is not strict is left out, and noted; also return whether
-        anything was.
-        """
-        if body.requested_grammar is None:
-            return None, False
-        grammar, param = body.requested_grammar
-        schema = body.relaxable_schema
-        if schema is None:
-            return await self.compile_grammar(request, grammar, param), False
-        return await self.compile_relaxed(request, schema, param)
-
-    async def compile_relaxed(
-        self, request: Request, schema: dict[str, Any], param: str
-    ) -> tuple[Grammar, bool]:
-        """Compile the grammar of a schema, or of what can be enforced of it; return whether it is the latter.
-
-        Raises as compile_grammar().
-        """
-        try:
-            grammar = await beside(request, partial(_checked_grammar, schema))
-            return await self.compile_grammar(request, grammar, param), False
-        except (BadRequestError, PydanticCustomError) as fault:
-            grammar, relaxed = await self.compile_some(request, schema, param, fault)
-            note_relaxed(request, relaxed.paths(param))
-            return grammar, True
-
-    async def compile_some(
-        self, request: Request, schema: dict[str, Any], param: str, fault: Exception
-    ) -> tuple[Grammar, RelaxedSchema]:
-        """Compile as much of a schema as can be enforced. fault: raised if nothing can."""
-        found = relaxations(schema)
-        while (relaxed := await beside(request, partial(next, found, None))) is not None:
-            if not relaxed.dropped and relaxed.schema == schema:
-                continue
-            try:
-                grammar = await beside(request, partial(_closed_grammar, relaxed.schema))
-                return await self.compile_grammar(request, grammar, param), relaxed
-            except BadRequestError as refused:
-                fault = refused
-        raise fault
-
     async def encode_text(self, request: Request, text: str, param: str, is_prompt: bool) -> TokenIds:
         """Return the token ids of a text. Raises BadRequestError, and what _run() raises.
 
@@ -334,10 +221,10 @@ class PromptEncoder:
 
     def close(self) -> None:
         """Stop the threads and drop the jobs that still wait for them."""
-        for task in self.making_views:
-            task.cancel()
-        for lane in (*self._lanes.values(), self._grammars, self._views):
+        for lane in self._lanes.values():
             lane.close()
+        self.grammars.close()
+        self.views.close()
         self._images.close()
 
     async def _encode(
@@ -389,42 +276,6 @@ class PromptEncoder:
             self._num_pending += Counter()
             self._metrics.count_wait("prompts", time.perf_counter() - start_s)
 
-    def _with_views(
-        self,
-        prompt: ChatPrompt,
-        request: Request,
-        body: ChatRequest,
-        messages: Sequence[Json],
-        tools: Sequence[Json],
-    ) -> ChatPrompt:
-        """Return the prompt with its views, of which only those that are kept are there soon.
-
-        Others are made once it is answered: on a busy processor, its first token would come later. None are
-        made if nothing looks in them, or too many are being made.
-        """
-        views: Views = []
-        looks_up = (body.draft.type or self._draft_type) in ("auto", "suffix") and body.draft.max_tokens != 0
-        if not looks_up or len(self.making_views) >= self._max_pending:
-            return prompt
-        slices = self._view_maker.make(messages, tools, key_digest(request), views)
-        make = partial(self._make_views, client_of(request), slices)
-        make(is_first=True)
-        return replace(prompt, views=views, make_views=partial(make, is_first=False))
-
-    def _make_views(self, client: str, slices: Iterator[None], is_first: bool) -> None:
-        """Do the first slice of making views, or all others, on their thread."""
-        task = asyncio.ensure_future(self._run_slices(client, slices, is_first))
-        self.making_views.add(task)
-        task.add_done_callback(self.making_views.discard)
-
-    async def _run_slices(self, client: str, slices: Iterator[None], is_first: bool) -> None:
-        """Make views slice by slice. An answer needs none, so a fault is only logged."""
-        try:
-            while await self._views.run(client, partial(next, slices, True)) is None and not is_first:
-                pass
-        except Exception:
-            log.error("the views of a conversation cannot be made", exc_info=True)
-
     def _check_size(self, num_characters: int, param: str, num_contexts: int = 1) -> None:
         """Refuse text that certainly has more tokens than so many contexts."""
         info = self._engine.info
@@ -434,19 +285,18 @@ class PromptEncoder:
 
     def _encode_chat(
         self,
+        body: ChatRequest,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]],
-        arguments: dict[str, Any],
-        predicted: str,
-        end: PromptEnd,
         reserved_tokens: int | None,
         seen: Seen,
     ) -> ChatPrompt:
-        """Render and encode.
+        """Render and encode. messages, tools: as the template gets them.
 
         reserved_tokens: for the answer if turns may be left out; None if none may. seen: places the images.
         """
         is_harmony, shown_tools = self._engine.tokenizer.markers.is_harmony, tools
+        arguments, predicted = body.template_arguments, body.prediction.content if body.prediction else ""
         if is_harmony:
             shown_tools, arguments = to_harmony_tools(tools), to_harmony_arguments(arguments)
 
@@ -455,7 +305,7 @@ class PromptEncoder:
 
         def encode(some: Sequence[dict[str, Any]]) -> TokenIds:
             shown = to_harmony_messages(some) if is_harmony else list(some)
-            ids = self._render(shown, shown_tools, arguments, end, seen.processor)
+            ids = self._render(shown, shown_tools, arguments, body.prompt_end, seen.processor)
             placed = seen.place(ids, some)
             images[id(placed.tokens)] = placed
             return placed.tokens

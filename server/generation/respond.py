@@ -9,8 +9,8 @@ from fastapi import Request, Response
 from engine.interface.images import PromptImage
 from engine.interface.request import Grammar, View
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
+from server.generation.chat_prompt import TokenIds
 from server.generation.engine_requests import draft_fault, make_engine_requests
-from server.generation.prompts import TokenIds
 from server.generation.record_lines import record_choices
 from server.generation.request_output import RequestOutput
 from server.generation.service import Service

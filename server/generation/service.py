@@ -160,9 +160,9 @@ class Service:
 
     def resolve(self, requested: str | None, purpose: Purpose | None = None) -> str:
         """Return the name of a model, or a name that none has. purpose: None for any."""
-        if requested is None or requested in self.settings.served_model_name:
+        if requested is None:
             return self._default_name(purpose)
-        return requested
+        return self.settings.model_name if requested in self.settings.served_model_name else requested
 
     def resolve_unknown(self, name: str, purpose: Purpose | None = None) -> str:
         """Return the model that answers to an unknown name. Raises ModelNotFoundError if none does."""

@@ -39,7 +39,7 @@ class VisionCard(BaseModel):
 
 
 class EmbeddingCard(BaseModel):
-    """How a model makes vectors: their numbers, what is pooled, and its prompts by name.
+    """Facts about a model's vectors: their size, the pooling, and its prompts by name.
 
     is_guessed: whether the pooling or the prompts were decided by the architecture, as the folder does not
         name them.
@@ -81,7 +81,7 @@ class ModelCard(BaseModel):
 
 
 class ListedModelCard(ModelCard):
-    """One of several models under one of its names. What is not known before it is loaded is null.
+    """One of several models under one of its names. Fields that are not known before it is loaded are null.
 
     state: whether its weights are in memory. size_bytes: of its weights. progress: the loaded share of them,
     0 to 1, while it is loading; phase: what it is at then, in words.

@@ -14,7 +14,7 @@ from server.output.parts import FinishReason
 class PromptTokensDetails(BaseModel):
     """The number of the prompt's tokens that came from the prefix cache.
 
-    image_tokens: how many are images'; sent if there are any. Not part of OpenAI's API.
+    image_tokens: how many are images'; sent if there are any.
     """
 
     cached_tokens: int

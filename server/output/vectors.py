@@ -47,6 +47,7 @@ def write_ranking(
 ) -> bytes:
     """Write a rerank response with the fields of both Jina's and Cohere's, the best documents first.
 
+    Without documents it has Voyage's too (data), which Continue reads.
     documents: their texts, to be returned too; None if they are not. num_tokens: of all pairs.
     """
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
@@ -61,6 +62,7 @@ def write_ranking(
             "object": "list",
             "model": model,
             "results": results,
+            **({"data": results} if documents is None else {}),
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
         }

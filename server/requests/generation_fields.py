@@ -182,7 +182,7 @@ class GenerationFields(StructuredFields, WindowFields):
 
     @model_validator(mode="after")
     def check_min_tokens(self, info: ValidationInfo) -> "GenerationFields":
-        """Note a least number of tokens above the greatest, at which the answer ends all the same."""
+        """Note a min_tokens above the limit of the answer's tokens: the answer ends at that limit."""
         limit = self.requested_max_tokens
         if limit is not None and self.min_tokens > limit:
             phrase = f"is {self.min_tokens}, which is more than the {limit} tokens that are allowed at most"

@@ -31,7 +31,7 @@ async def _answer(request: Request, body: InfillRequest, service: Service) -> Re
     others = [(file.filename, file.text) for file in body.input_extra]
     hole = Hole(f"{body.input_prefix}{body.prompt[0]}", body.input_suffix, others)
     prompts = await service.prompts.encode_holes(request, fim, [hole], body)
-    grammar, _ = await service.prompts.compile_requested_grammar(request, body)
+    grammar, _ = await service.prompts.grammars.compile_requested(request, body)
     presenter = InfillPresenter(model, body.is_scoring)
     return await respond(
         request, service, body.with_stops(fim.ends), presenter, prompts, PlainParser, grammar=grammar

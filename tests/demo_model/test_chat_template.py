@@ -5,12 +5,12 @@ import random
 from typing import Any
 
 import pytest
-from demo_corpus import FAMILIES, Source, conversations, held_out
-from demo_corpus.rendering import render
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
 from config.model_settings import BUNDLED_MODEL
+from demo_model.training.corpus import FAMILIES, Source, conversations, held_out
+from demo_model.training.corpus.rendering import render
 
 
 @pytest.fixture(scope="module")

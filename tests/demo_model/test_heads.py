@@ -7,7 +7,6 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import pytest
-from demo_corpus import held_out
 from mlx.nn.layers.base import Module
 from mlx_lm.models.llama import ModelArgs, TransformerBlock
 
@@ -15,6 +14,7 @@ from bench.local_engine import LocalEngine
 from bench.workloads import make_chats
 from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings
+from demo_model.training.corpus import held_out
 from engine.interface.request import DraftChoice, DraftType
 from engine.speculative.costs.step_costs import StepCosts
 

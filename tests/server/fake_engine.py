@@ -26,6 +26,7 @@ from engine.interface.events import (
     TokenLogprob,
     Usage,
 )
+from engine.interface.image_marks import mark
 from engine.interface.images import ImageProcessor, VisionInfo
 from engine.interface.models import ModelInfo
 from engine.interface.one_model import OneModel
@@ -33,7 +34,6 @@ from engine.interface.request import GenerationRequest, Grammar, PromptEnd
 from engine.interface.status import EngineCounts, EngineStatus
 from engine.text.fim import FimTokens
 from engine.text.markers import Marker, Markers
-from engine.text.templates.image_parts import mark
 
 PROBE_ID = "probeid01"
 VOCAB_SIZE = 256

@@ -60,7 +60,7 @@ def fed_width(estimate: DraftEstimate, width: int) -> int:
 
 
 def without_drafts(members: Sequence[Member]) -> list[RowInput]:
-    """Return the rows' inputs for a verification step that verifies nothing."""
+    """Return the rows' inputs for a verification step without drafts."""
     return [RowInput(s.tokens[-1], len(s.tokens)) for s in members]
 
 

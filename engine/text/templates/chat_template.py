@@ -12,12 +12,13 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.foreign.chat_templates import RenderLimitError, for_python_template
 from engine.interface.errors import UnbrokenTextError
+from engine.interface.image_marks import numbers_in
 from engine.interface.images import ImageProcessor
 from engine.interface.request import PromptEnd
 from engine.text.encoding import TextEncoder
 from engine.text.templates.control_tokens import ControlTokens
 from engine.text.templates.fit import Fitted, fit
-from engine.text.templates.image_parts import PROBE, numbers_in, probe, with_parts, with_placeholders
+from engine.text.templates.image_parts import PROBE, probe, with_parts, with_placeholders
 from engine.text.templates.traits import Json, Traits, find_traits
 
 log = logging.getLogger("reprise.engine")

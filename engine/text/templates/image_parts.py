@@ -1,54 +1,29 @@
-"""Images in a conversation: marks in the texts of messages, until the chat template is rendered.
+"""Images in a conversation, as its chat template takes them.
 
-Messages stay texts while they are changed to fit a template. Then a text with marks becomes a list of parts,
-if the template shows an image among parts; else the image's own tokens are written into the text.
+Messages stay texts with marks while they are changed to fit a template. Then such a text becomes a list of
+parts, if the template shows an image among parts; else the image's own tokens are written into the text.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from engine.interface.image_marks import MARK, OPEN
 from engine.interface.images import ImageProcessor
 from engine.text.templates.control_tokens import OPEN as TOKEN_OPEN
 from engine.text.templates.traits import NUM_ID_CHARACTERS, Json, assistant, user
 
-_OPEN, _CLOSE = "\ufdd2", "\ufdd3"
-"""Around an image's number. Unicode keeps both from ever being characters."""
-_MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
-_MARKS = str.maketrans("", "", _OPEN + _CLOSE)
 PROBE = "probe-q"
-
-
-def mark(number: int) -> str:
-    """Return the mark of an image."""
-    return f"{_OPEN}{number}{_CLOSE}"
-
-
-def without_marks(text: str) -> str:
-    """Return a text without what only marks consist of."""
-    return text.translate(_MARKS)
-
-
-def before_images(text: str) -> str:
-    """Return what of a text stands before its first image."""
-    return text.partition(_OPEN)[0]
-
-
-def numbers_in(messages: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Return the numbers of the images in messages, in order."""
-    texts = (one["content"] for one in messages if isinstance(one.get("content"), str))
-    return [int(number) for text in texts for number in _MARK.findall(text)]
 
 
 def with_parts(message: Json, processor: ImageProcessor, *, takes_parts: bool) -> Json:
     """Return a message with its images as parts, or as their tokens in its text."""
     content = message.get("content")
-    if not isinstance(content, str) or _OPEN not in content:
+    if not isinstance(content, str) or OPEN not in content:
         return message
     if not takes_parts:
-        return {**message, "content": _MARK.sub(lambda _: processor.alone, content)}
+        return {**message, "content": MARK.sub(lambda _: processor.alone, content)}
     # A text, a number, a text, and so on.
-    pieces = _MARK.split(content)
+    pieces = MARK.split(content)
     parts: list[Json] = []
     for index, piece in enumerate(pieces):
         if index % 2:

@@ -15,7 +15,7 @@ from engine.embedding.judging import AFTER, BEFORE, INSTRUCTION
 from engine.embedding.loading import load_embedding_model
 from tests.end_to_end.conftest import serving
 from tests.engine.embedding.encoder_folders import minilm, write_encoder, write_modules
-from tests.engine.embedding.published_folders import write_published
+from tests.engine.embedding.published_folders import NO, YES, write_published
 from tests.engine.embedding.test_worker import Driven
 from tests.engine.support import wait_until
 
@@ -36,6 +36,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     judge = write_published(folder / "judge", "qwen3", ranks=True, **whole)
     modules = [{"path": path, "type": f"x.{path[2:] or 'Transformer'}"} for path in ("", "1_LogitScore")]
     (judge / "modules.json").write_text(json.dumps(modules))
+    (judge / "1_LogitScore").mkdir()
+    scoring = json.dumps({"true_token_id": YES, "false_token_id": NO})
+    (judge / "1_LogitScore" / "config.json").write_text(scoring)
     return folder
 
 
@@ -103,6 +106,7 @@ def test_base64_is_the_same_numbers(http):
         ({"input": "a", "dimensions": 385}, "dimensions", "invalid_value"),
         ({"input": "a", "prompt_name": "query"}, "prompt_name", "invalid_value"),
         ({"input": "a", "model": "reprise-demo"}, "model", "wrong_kind_of_model"),
+        ({"input": "a", "model": "demo"}, "model", "wrong_kind_of_model"),
         ({"input": "a", "model": "ranks"}, "model", "wrong_kind_of_model"),
     ],
     ids=lambda value: str(value)[:40],
@@ -176,6 +180,8 @@ def test_documents_are_ranked_in_the_shapes_of_jina_and_cohere(http, path):
     assert ranked["usage"]["total_tokens"] > 20
     best = http.post(path, json=body | {"top_n": 1, "return_documents": False}).json()["results"]
     assert best == [{key: results[0][key] for key in ("index", "relevance_score")}]
+    # Continue reads data, Jina's and Cohere's clients results.
+    assert http.post(path, json=body | {"return_documents": False}).json()["data"][:1] == best
     (alone,) = http.post(path, json=body | {"documents": [TEXTS[results[0]["index"]]]}).json()["results"]
     assert alone["relevance_score"] == scores[0]
 

@@ -67,6 +67,7 @@ def test_nothing_of_it_comes_from_a_checkout(reprise: Path, tmp_path: Path) -> N
     assert reprise.parents[1] in shown.parents
     for part in ("config.json", "draft/model.safetensors", "wedlm/chat_template.jinja"):
         assert (shown / part).is_file()
+    assert not (shown / "training").exists()
 
 
 def run(*command: str, cwd: Path) -> str:

@@ -12,7 +12,8 @@ from engine.embedding.memory import bytes_of
 from engine.model.loading import ModelError
 from engine.model.purpose import find_purpose
 from tests.engine.embedding.bert_in_numpy import BertInNumpy
-from tests.engine.embedding.published_folders import CONFIGS, DECODERS, texts, write_published
+from tests.engine.embedding.encoder_folders import write_modules
+from tests.engine.embedding.published_folders import CONFIGS, DECODERS, NO, YES, texts, write_published
 from tests.engine.embedding.references import RANKING, read_references
 from tests.engine.embedding.test_worker import Driven
 
@@ -90,6 +91,23 @@ def test_another_base_window_or_kind_of_positions_makes_other_vectors(tmp_path, 
     assert difference(write_published(tmp_path / "wrong", name, **changes), expected) > 1e-4
 
 
+@pytest.mark.parametrize("pooling", ["cls", "lasttoken"])
+def test_another_pooling_makes_other_vectors(tmp_path, pooling):
+    folder = write_published(tmp_path / "tiny", "modernbert")
+    expected = expected_of("modernbert", folder)
+    write_modules(folder, {"pooling_mode": pooling}, "Normalize")
+    assert difference(folder, expected) > 1e-2
+
+
+def test_a_window_as_long_as_the_longest_text_keeps_what_texts_begin_with(tmp_path):
+    short, long = (
+        load(write_published(tmp_path / str(window), "mistral", sliding_window=window)) for window in (95, 96)
+    )
+    assert short.body.make_caches() is None
+    assert long.body.make_caches()
+    assert vectors(short, texts()) == vectors(long, texts())
+
+
 @pytest.mark.parametrize("name", EMBEDDING)
 def test_vectors_are_the_same_alone_and_in_a_batch_to_the_last_bit(tmp_path, name):
     model = load(write_published(tmp_path / "tiny", name))
@@ -121,6 +139,8 @@ def foreseen_is_enough(model):
         ("xlm-roberta-flash", {"lora_adaptations": ["retrieval.query"]}),
         ("new", {"rope_scaling": {"type": "dynamic", "factor": 2}}),
         ("jina-bert", {"position_embedding_type": "relative_key"}),
+        ("nomic_bert", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1000, "factor": 4}}),
+        ("modernbert", {"rope_scaling": {"type": "linear", "factor": 2}}),
         ("modernbert", {"hidden_activation": "swishglu"}),
     ],
     ids=str,
@@ -175,7 +195,13 @@ def test_a_qwen3_reranker_without_a_name_is_known_by_what_scores_its_logits(tmp_
     assert find_purpose(folder, config) == "generate"
     modules = [{"path": "", "type": "x.Transformer"}, {"path": "1_LogitScore", "type": "x.LogitScore"}]
     (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_LogitScore").mkdir()
+    scoring = folder / "1_LogitScore" / "config.json"
+    scoring.write_text(json.dumps({"true_token_id": YES, "false_token_id": NO}))
     assert find_purpose(folder, config) == load(folder).info.purpose == "rerank"
+    scoring.write_text(json.dumps({"true_token_id": NO, "false_token_id": YES}))
+    with pytest.raises(ModelError, match="not by yes and no"):
+        load(folder)
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text"])

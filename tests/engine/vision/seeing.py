@@ -112,7 +112,8 @@ class RandomTower:
             (1 + self.num_deep, num_tokens, self.hidden),
             key=mx.random.key(int.from_bytes(image.key[:7], "little")),
         )
-        return Features(drawn[0], tuple(drawn[1:]))
+        # Large, as states are after a layer.
+        return Features(drawn[0], tuple(50 * drawn[1:]))
 
     def slices(self, image: PromptImage) -> Generator[Sequence[mx.array], None, Features]:
         features = self.features(image)

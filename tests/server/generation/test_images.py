@@ -356,3 +356,19 @@ async def test_clients_are_told_whether_a_model_sees(client, sees):
     assert card["modalities"]["input"] == ["text"]
     assert card["vision"] is None
     assert "vision" not in (await client.post("/api/show", json={"model": "alias"})).json()["capabilities"]
+
+
+async def test_a_conversation_that_is_too_long_loses_its_oldest_images(client, sees):
+    sees.info = replace(sees.info, context_tokens=900)
+    messages = []
+    for colour in (RED, BLUE):
+        messages += [{"role": "user", "content": [ASK, part(colour, size=(768, 768))]}]
+        messages += [{"role": "assistant", "content": "a colour"}]
+    body = {"messages": messages[:-1], "max_tokens": 5}
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 400
+    response = await client.post("/v1/chat/completions", json=body | {"truncation": "auto"})
+    assert response.headers["x-reprise-ignored"] == "truncation: the 2 oldest messages"
+    assert colours(sees.requests[0]) == [BLUE]
+    body |= {"truncate_prompt_tokens": 800}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.json()["error"]["param"] == "truncate_prompt_tokens"

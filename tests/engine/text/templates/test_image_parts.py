@@ -7,8 +7,8 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from config.model_settings import BUNDLED_MODEL
+from engine.interface.image_marks import mark
 from engine.model.image_processor import count_tokens, read_vision
-from engine.text.templates.image_parts import mark
 from engine.text.tokenizer import Tokenizer
 
 QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
@@ -83,7 +83,7 @@ FAMILIES = {
         "<|image>*<image|>",
     ),
 }
-EXAMPLE_TOKENS = {"qwen3_vl": 768, "gemma3": 256, "mistral3": 1036, "gemma4": 266}
+EXAMPLE_TOKENS = {"qwen3_vl": 768, "gemma3": 256, "mistral3": 1064, "gemma4": 266}
 
 
 def make(folder: Path, family: str, chat_template: str | None = None):

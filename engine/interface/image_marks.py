@@ -1,0 +1,31 @@
+"""Marks that stand for images in the texts of messages, until the chat template is rendered."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+OPEN, _CLOSE = "\ufdd2", "\ufdd3"
+"""Around an image's number. Unicode keeps both from ever being characters."""
+MARK = re.compile(f"{OPEN}([0-9]+){_CLOSE}")
+_MARKS = str.maketrans("", "", OPEN + _CLOSE)
+
+
+def mark(number: int) -> str:
+    """Return the mark of an image."""
+    return f"{OPEN}{number}{_CLOSE}"
+
+
+def without_marks(text: str) -> str:
+    """Return a text without what only marks consist of."""
+    return text.translate(_MARKS)
+
+
+def before_images(text: str) -> str:
+    """Return what of a text stands before its first image."""
+    return text.partition(OPEN)[0]
+
+
+def numbers_in(messages: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Return the numbers of the images in messages, in order."""
+    texts = (one["content"] for one in messages if isinstance(one.get("content"), str))
+    return [int(number) for text in texts for number in MARK.findall(text)]

@@ -1,0 +1,67 @@
+"""Which tower a model folder has."""
+
+import json
+import logging
+from pathlib import Path
+
+from engine.vision.gemma3 import Gemma3Tower
+from engine.vision.gemma4 import Gemma4Tower
+from engine.vision.pixtral import PixtralTower
+from engine.vision.qwen import Qwen3Tower
+from engine.vision.tower import Config, Tower
+from engine.vision.weights import read_weights
+
+log = logging.getLogger("reprise.engine")
+
+TOWERS: dict[str, type[Tower]] = {
+    "qwen3_vl": Qwen3Tower,
+    "qwen3_vl_moe": Qwen3Tower,
+    "qwen3_5": Qwen3Tower,
+    "qwen3_5_moe": Qwen3Tower,
+    "gemma3": Gemma3Tower,
+    "gemma4": Gemma4Tower,
+    "mistral3": PixtralTower,
+    "pixtral": PixtralTower,
+}
+"""Towers by the model_type of config.json."""
+
+
+def find_tower(config: Config, folder: Path) -> Tower | None:
+    """Return the tower of a model, with its weights still to be read; None if it sees no images here.
+
+    What a model that was made to see lacks is logged: it goes on as a text model.
+    """
+    vision = config.get("vision_config")
+    if not vision:
+        return None
+    model_type = str(config.get("model_type"))
+    if model_type == "llava":
+        # What Pixtral was published as; others of the name have towers of their own.
+        model_type = str(vision.get("model_type"))
+    if model_type not in TOWERS:
+        log.warning("this model sees no images here: the tower of %s is not known", model_type)
+        return None
+    weights = read_weights(folder)
+    if not weights.arrays:
+        log.warning("this model sees no images: its folder has no weights of a tower")
+        return None
+    try:
+        tower = TOWERS[model_type](config, read_processor(folder), weights)
+        # Builds the graph of a small image, which needs every array, in its shape, and computes nothing.
+        for _ in tower.slices(tower.blank((tower.merge_size, tower.merge_size))):
+            pass
+    # Shapes that do not fit raise whatever MLX chooses.
+    except Exception as fault:
+        log.warning("this model sees no images: its tower is not as expected: %s", fault)
+        return None
+    return tower
+
+
+def read_processor(folder: Path) -> Config:
+    """Return what the folder says about preparing images; empty if it says nothing."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        file = folder / name
+        if file.is_file():
+            read: Config = json.loads(file.read_text(encoding="utf-8"))
+            return read.get("image_processor") or read
+    return {}

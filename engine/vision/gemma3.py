@@ -1,0 +1,71 @@
+"""Gemma 3's tower, a SigLIP: all images have one size, and blocks of patches become a token by their mean.
+
+What it returns is not divided by the square root of the hidden size, by which the language model multiplies
+all that it gets.
+"""
+
+import mlx.core as mx
+import numpy as np
+
+from engine.interface.images import PromptImage
+from engine.vision.layers import ACTIVATIONS, Layers
+from engine.vision.tower import Config, Grid, Tower, blank_picture, cut_patches
+from engine.vision.weights import Weights
+
+
+class Gemma3Tower(Tower):
+    """Gemma 3 of 4B parameters and more."""
+
+    family = "gemma3"
+    sees_whole_image = True
+
+    def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
+        super().__init__(config, processor, weights)
+        vision = config["vision_config"]
+        self.eps = float(vision.get("layer_norm_eps", 1e-6))
+        self.side = int(vision["image_size"]) // self.patch_size
+        self.merge_size = self.side // int(config.get("mm_tokens_per_image", 256) ** 0.5)
+        self.layers = siglip_layers(vision, self.eps)
+
+    def blank(self, grid: Grid) -> PromptImage:  # noqa: ARG002
+        """Return a black image of the only size that there is."""
+        return blank_picture(self, (self.side, self.side))
+
+    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
+        """Return the states (1, patches, width) of pixels (channels, height, width)."""
+        if grid != (self.side, self.side):
+            raise ValueError(f"an image has {self.side}x{self.side} patches here, not {grid[1]}x{grid[0]}")
+        patches = self.normalization.apply(cut_patches(pixels, grid)).flatten(1)
+        x = self.weights.patches("embeddings.patch_embedding", patches.astype(self.weights.dtype))
+        return (x + self.weights.table("embeddings.position_embedding", x.shape[-1]))[None]
+
+    def plan(self, grid: Grid) -> None:
+        """Return nothing: its positions are in the embedding."""
+
+    def merge(self, x: mx.array, grid: Grid) -> mx.array:
+        """Return the states (tokens, hidden) of blocks of patches."""
+        x = self.weights.layer_norm("post_layernorm", x, self.eps)
+        rows, columns = (side // self.merge_size for side in grid)
+        blocks = x.astype(mx.float32).reshape(rows, self.merge_size, columns, self.merge_size, -1)
+        means = blocks.mean(axis=(1, 3)).flatten(0, 1)
+        scale = 1 + self.weights["multi_modal_projector.mm_soft_emb_norm.weight"].astype(mx.float32)
+        normal = mx.fast.rms_norm(means, scale, self.eps).astype(x.dtype)
+        return normal @ self.weights["multi_modal_projector.mm_input_projection_weight"]
+
+
+def siglip_layers(vision: Config, eps: float) -> Layers:
+    """Return how the layers of a SigLIP are built."""
+    heads = int(vision["num_attention_heads"])
+    return Layers(
+        prefix="encoder.layers.",
+        count=int(vision["num_hidden_layers"]),
+        heads=heads,
+        width=int(vision["hidden_size"]) // heads,
+        norm=Weights.layer_norm,
+        eps=eps,
+        activation=ACTIVATIONS[vision.get("hidden_act", "gelu_pytorch_tanh")],
+        norms=("layer_norm1", "layer_norm2"),
+        projections=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        out="self_attn.out_proj",
+        feed_forward=("mlp.fc1", "mlp.fc2"),
+    )

@@ -1,0 +1,82 @@
+"""Gemma 4's tower: positions from a table for each axis, four norms a layer, and means of blocks of patches.
+
+Queries, keys and values have norms of their own, so that scores are not scaled. Some models clip what goes
+into their layers and what comes out, at bounds that are among the weights.
+"""
+
+import mlx.core as mx
+import numpy as np
+
+from engine.interface.images import PromptImage
+from engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequencies, places_of, rotation_of
+from engine.vision.tower import Config, Grid, Tower
+from engine.vision.weights import CHANNELS, Weights
+
+
+class Gemma4Tower(Tower):
+    """Gemma 4, but not the unified models, which have no tower."""
+
+    family = "gemma4"
+    default_normalization = ((0.0,) * CHANNELS, (1.0,) * CHANNELS)
+
+    def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
+        super().__init__(config, processor, weights)
+        vision = config["vision_config"]
+        # In the layers with a window alone.
+        self.sees_whole_image = config["text_config"].get("use_bidirectional_attention") == "vision"
+        self.merge_size = int(vision.get("pooling_kernel_size", 3))
+        self.is_standardized = bool(vision.get("standardize"))
+        self.rope_base = float((vision.get("rope_parameters") or {}).get("rope_theta", 100))
+        if not vision.get("use_clipped_linears"):
+            bounds = ("_min", "_max")
+            weights.arrays = {k: v for k, v in weights.arrays.items() if not k.endswith(bounds)}
+        self.layers = Layers(
+            prefix="encoder.layers.",
+            count=int(vision.get("num_hidden_layers", 16)),
+            heads=int(vision.get("num_attention_heads", 12)),
+            width=int(vision.get("head_dim", 64)),
+            norm=Weights.rms_norm,
+            eps=float(vision.get("rms_norm_eps", 1e-6)),
+            activation=ACTIVATIONS[vision.get("hidden_activation", "gelu_pytorch_tanh")],
+            norms=("input_layernorm", "pre_feedforward_layernorm"),
+            projections=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            out="self_attn.o_proj",
+            feed_forward=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+            norms_after=("post_attention_layernorm", "post_feedforward_layernorm"),
+            norms_of_heads=("self_attn.q_norm", "self_attn.k_norm"),
+        )
+
+    def blank(self, grid: Grid) -> PromptImage:
+        """Return a black image of a grid."""
+        shape = (self.num_patches(grid), CHANNELS * self.patch_size**2)
+        return PromptImage(0, self.num_tokens(grid), grid, bytes(shape[0] * shape[1]), shape, b"")
+
+    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
+        """Return the states (1, patches, width) of pixels (patches, side * side * channels), row by row."""
+        if len(pixels) != self.num_patches(grid) or any(side % self.merge_size for side in grid):
+            raise ValueError(f"{len(pixels)} patches are no image of {grid[1]}x{grid[0]}")
+        by_channel = pixels.reshape(len(pixels), -1, CHANNELS).swapaxes(1, 2)
+        normal = self.normalization.apply(by_channel).swapaxes(1, 2).flatten(1)
+        x = self.weights.linear("patch_embedder.input_proj", (2 * (normal - 0.5)).astype(self.weights.dtype))
+        table = self.weights["patch_embedder.position_embedding_table"]
+        rows, columns = (mx.array(places) for places in places_of(grid))
+        return (x + table[0][columns] + table[1][rows])[None]
+
+    def plan(self, grid: Grid) -> Rotation:
+        """Return the rotation of the patches: half of a head by column, the other half by row."""
+        turns = frequencies(self.rope_base, self.layers.width // 2)
+        rows, columns = places_of(grid)
+        angles = np.concatenate([columns[:, None] * turns, rows[:, None] * turns], axis=1)
+        return rotation_of(angles, parts=2)
+
+    def merge(self, x: mx.array, grid: Grid) -> mx.array:
+        """Return the states (tokens, hidden) of blocks of patches."""
+        rows, columns = (side // self.merge_size for side in grid)
+        blocks = x.astype(mx.float32).reshape(rows, self.merge_size, columns, self.merge_size, -1)
+        means = blocks.mean(axis=(1, 3)).flatten(0, 1).astype(x.dtype)
+        # They may exceed what float16 holds.
+        large = means.astype(mx.float32) * x.shape[-1] ** 0.5
+        if self.is_standardized:
+            large = (large - self.weights["std_bias"]) * self.weights["std_scale"]
+        normal = mx.fast.rms_norm(large.astype(x.dtype), None, self.layers.eps)
+        return self.weights.linear("embed_vision.embedding_projection", normal)

@@ -1,0 +1,150 @@
+"""Write references/: what transformers' classes make of tiny random towers, and what they call the weights.
+
+    python -m venv VENV && VENV/bin/pip install torch transformers==5.23.0 safetensors pillow numpy
+    VENV/bin/python tests/engine/vision/make_references.py [FAMILY ...]
+
+Torch is not among the tests' packages: it takes gigabytes, and these files 100 KB.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+from tiny_towers import FAMILIES, REFERENCES, Family, random_array
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+PARTS = ("visual", "vision_tower", "multi_modal_projector", "embed_vision")
+
+
+def is_of_tower(name: str) -> bool:
+    return any(part in name.split(".") for part in PARTS)
+
+
+def make_model(family: Family) -> torch.nn.Module:
+    """Return the model of a family with random weights in its tower."""
+    config = {key: value for key, value in family.config.items() if key != "model_type"}
+    kind = family.config["model_type"]
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[PUBLISHED_AS.get(kind, kind)](**config)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, array in model.state_dict().items():
+            if is_of_tower(name):
+                array.copy_(torch.from_numpy(random_array(name, tuple(array.shape))))
+    return model
+
+
+def published_names(model: torch.nn.Module) -> dict[str, list[object]]:
+    """Return the names that a saved file has, and what each is called in the model, with its shape."""
+    own = {name: array.numpy() for name, array in model.state_dict().items() if is_of_tower(name)}
+    told = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        for file in Path(folder).glob("*.safetensors"):
+            for name, saved in load_file(file).items():
+                if is_of_tower(name):
+                    same = (
+                        name if name in own else next(k for k, v in own.items() if np.array_equal(v, saved))
+                    )
+                    told[name] = [same, list(saved.shape)]
+    assert {same for same, _ in told.values()} == set(own), "an array of the tower was not saved"
+    return told
+
+
+def normal(pixels: np.ndarray, family: Family) -> torch.Tensor:
+    """Return normalised pixels (height, width, 3)."""
+    told = family.processor
+    scaled = pixels.astype(np.float32) * np.float32(told["rescale_factor"])
+    return torch.from_numpy((scaled - np.float32(told["image_mean"])) / np.float32(told["image_std"]))
+
+
+def qwen(model: torch.nn.Module, family: Family, image: np.ndarray, grid: tuple[int, int]) -> tuple:
+    """Return bytes in the order of Qwen's processor, and the features of an image."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    vision = family.config["vision_config"]
+    sizes = {"patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"]}
+    sizes["size"] = {"shortest_edge": 16, "longest_edge": 10**6}
+    processor = Qwen2VLImageProcessorPil(**sizes, **family.processor)
+    given = processor(image, return_tensors="pt")
+    assert given["image_grid_thw"].tolist() == [[1, *grid]]
+    plain = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")["pixel_values"]
+    out = model.model.get_image_features(given["pixel_values"], given["image_grid_thw"], return_dict=True)
+    deep = getattr(out, "deepstack_features", None) or []
+    return (
+        plain,
+        out.pooler_output[0],
+        [torch.cat(list(part)) if isinstance(part, tuple) else part for part in deep],
+    )
+
+
+def gemma3(model: torch.nn.Module, family: Family, image: np.ndarray, _grid: tuple[int, int]) -> tuple:
+    """Return an image with its channels first, and its features."""
+    out = model.model.get_image_features(normal(image, family).permute(2, 0, 1)[None], return_dict=True)
+    return image.transpose(2, 0, 1), out.pooler_output[0], []
+
+
+def pixtral(model: torch.nn.Module, family: Family, image: np.ndarray, _grid: tuple[int, int]) -> tuple:
+    """Return an image with its channels first, and its features."""
+    sizes = torch.tensor([image.shape[:2]])
+    given = normal(image, family).permute(2, 0, 1)[None]
+    out = model.model.get_image_features(given, image_sizes=sizes, return_dict=True)
+    return image.transpose(2, 0, 1), out.pooler_output[0], []
+
+
+def gemma4(model: torch.nn.Module, family: Family, image: np.ndarray, grid: tuple[int, int]) -> tuple:
+    """Return patches as Gemma 4's processor cuts them, and the features of an image."""
+    from transformers.models.gemma4.image_processing_pil_gemma4 import convert_image_to_patches
+
+    side = family.config["vision_config"]["patch_size"]
+    patches = convert_image_to_patches(image.transpose(2, 0, 1), side)
+    columns, rows = np.meshgrid(np.arange(grid[1]), np.arange(grid[0]))
+    places = torch.from_numpy(np.stack([columns, rows], axis=-1).reshape(1, -1, 2))
+    given = torch.from_numpy(patches.astype(np.float32) / 255)[None]
+    out = model.model.get_image_features(given, places, return_dict=True)
+    return patches, out.pooler_output[0], []
+
+
+COMPUTED: dict[str, Callable[..., tuple]] = {
+    "qwen": qwen,
+    "gemma3": gemma3,
+    "gemma4": gemma4,
+    "mistral3": pixtral,
+    "pixtral": pixtral,
+}
+
+# Pixtral is published as a llava; mlx-lm and converters of MLX call it pixtral.
+PUBLISHED_AS = {"pixtral": "llava"}
+
+
+def main(names: list[str]) -> None:
+    REFERENCES.mkdir(exist_ok=True)
+    for name in names or FAMILIES:
+        family = FAMILIES[name]
+        model = make_model(family)
+        told = published_names(model)
+        (REFERENCES / f"{name}.json").write_text(json.dumps(told, indent=0) + "\n")
+        arrays = {}
+        for index, grid in enumerate(family.grids):
+            side = family.config["vision_config"]["patch_size"]
+            rng = np.random.default_rng(index)
+            image = rng.integers(0, 256, size=(grid[0] * side, grid[1] * side, 3), dtype=np.uint8)
+            compute = next(compute for start, compute in COMPUTED.items() if name.startswith(start))
+            with torch.no_grad():
+                pixels, states, deep = compute(model, family, image, grid)
+            arrays |= {
+                f"{index}.pixels": np.asarray(pixels).astype(np.uint8),
+                f"{index}.states": states.numpy(),
+            }
+            arrays |= {f"{index}.deep{i}": part.numpy() for i, part in enumerate(deep)}
+        np.savez_compressed(REFERENCES / f"{name}.npz", **arrays)
+        print(name, len(told), "arrays", {key: value.shape for key, value in arrays.items()})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,248 @@
+"""Prompts with pictures get the tokens of a plain loop, and no control that leaves a part out does."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.batch.batch import sequence
+from engine.interface.events import Finished
+from engine.interface.request import GenerationRequest
+from engine.vision import sight
+from engine.vision.language import reading
+from tests.combinations import spread
+from tests.engine.driven import Driven
+from tests.engine.support import prompt_of
+from tests.engine.vision.seeing import CONFIGS, Picture, expected, looked_at, make_seeing, seeing
+
+BREAKS = ("mistral3", "pixtral")
+
+
+def two_pictures(name: str, number: int = 0, **options: Any) -> GenerationRequest:
+    """A prompt with two pictures, other ones for every number."""
+    parts = prompt_of(9, number), Picture(number), prompt_of(5), Picture(50 + number, 3, 2), prompt_of(6)
+    return looked_at(*parts, name=str(number), breaks=name in BREAKS, **{"max_tokens": 8} | options)
+
+
+def end_of(driven: Driven, asked: GenerationRequest) -> Finished:
+    told = driven.ask(asked)
+    driven.finish()
+    return told.finished()
+
+
+def answer(driven: Driven, asked: GenerationRequest) -> list[int]:
+    return list(end_of(driven, asked).tokens)
+
+
+@pytest.mark.parametrize(("name", "chunk"), spread(list(CONFIGS), [1, 7, 16, 2048]))
+def test_chunks_of_any_size_equal_the_plain_loop(name: str, chunk: int) -> None:
+    driven = Driven(replace(seeing(name)), prefill_chunk_tokens=chunk)
+    assert answer(driven, two_pictures(name)) == expected(name, two_pictures(name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if at > 2 else []) for at, name in enumerate(CONFIGS)],
+)
+def test_a_batch_of_eight_with_rows_of_text_equals_the_plain_loop(name: str) -> None:
+    asked = [
+        two_pictures(name, number, temperature=0.9 * (number % 4 > 1), seed=number, max_tokens=6 + number)
+        if number % 2
+        else looked_at(prompt_of(4 + 9 * number, number), name=str(number), max_tokens=6 + number)
+        for number in range(8)
+    ]
+    driven = Driven(replace(seeing(name)), max_stall_ms=0)
+    answers = [driven.ask(one) for one in asked]
+    driven.finish()
+    assert [list(one.finished().tokens) for one in answers] == [expected(name, one) for one in asked]
+
+
+@contextmanager
+def nothing(*_: Any) -> Iterator[None]:
+    yield
+
+
+def in_a_line(images: Any, places_of: Any, start: int, end: int) -> np.ndarray:
+    del images, places_of
+    return np.tile(np.arange(start, end), (3, 1))
+
+
+CONTROLS: dict[str, tuple[str, Any, str, Any]] = {
+    "delta 0": ("qwen3_vl", sight.Looking, "delta", 0),
+    "plain rope in the picture": ("qwen3_vl", reading, "find_places", in_a_line),
+    "no deepstack": ("qwen3_vl", reading, "features_behind", nothing),
+    "causal pictures": ("gemma3", reading, "images_seen_whole", nothing),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_leaving_a_part_out_is_noticed(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, owner, part, instead = CONTROLS[control]
+    asked = two_pictures(name)
+    monkeypatch.setattr(owner, part, instead)
+    assert answer(Driven(replace(seeing(name))), asked) != expected(name, asked)
+
+
+def test_swapped_pictures_are_noticed() -> None:
+    asked = looked_at(prompt_of(5), Picture(1), prompt_of(5), Picture(2), prompt_of(4), max_tokens=8)
+    one, other = asked.images
+    swapped = replace(asked, images=(replace(other, start=one.start), replace(one, start=other.start)))
+    driven = Driven(replace(seeing("mistral3")))
+    assert answer(driven, swapped) == expected("mistral3", swapped) != expected("mistral3", asked)
+
+
+def without_pictures(prompt: Sequence[int], *_: Any) -> list[int]:
+    return list(prompt)
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_only_keys_tell_pictures_apart_in_the_prefix_cache(
+    has_keys: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_keys:
+        monkeypatch.setattr(sequence, "prompt_keys", without_pictures)
+    first, second = (
+        looked_at(prompt_of(5), Picture(number), prompt_of(40), name=str(number), max_tokens=8)
+        for number in (1, 2)
+    )
+    driven = Driven(replace(seeing("mistral3")))
+    answer(driven, first)
+    end = end_of(driven, second)
+    assert (list(end.tokens) == expected("mistral3", second)) is has_keys
+    assert end.usage.num_cached_tokens == (5 if has_keys else 50)
+
+
+Part = Sequence[int] | Picture
+
+
+def chat(make: Callable[[int], Part], driven: Driven) -> tuple[list[int], list[GenerationRequest]]:
+    """Have a chat of five turns that gains what make() gives in each; return what was cached, and turns."""
+    parts: list[Part] = [prompt_of(40)]
+    cached, turns = [], []
+    for turn in range(5):
+        parts += [make(turn), prompt_of(45, turn)]
+        turns.append(looked_at(*parts, name=str(turn), max_tokens=6))
+        end = end_of(driven, turns[-1])
+        parts.append(list(end.tokens))
+        cached.append(end.usage.num_cached_tokens)
+    return cached, turns
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "gemma3"])
+def test_a_chat_that_gains_a_picture_a_turn_reuses_what_text_would(name: str) -> None:
+    loaded = seeing(name)
+    of_text, _ = chat(lambda turn: prompt_of(6, 70 + turn), Driven(replace(loaded)))
+    driven = Driven(replace(loaded))
+    of_pictures, turns = chat(Picture, driven)
+    assert sum(of_pictures) >= 0.9 * sum(of_text) > 0
+    last = turns[-1]
+    changed = replace(last.images[2], key=b"another picture.")
+    other = replace(last, images=(*last.images[:2], changed, *last.images[3:]))
+    end = end_of(driven, other)
+    assert 0 < end.usage.num_cached_tokens <= changed.start
+    assert list(end.tokens) == expected(name, other)
+
+
+def test_a_prompt_that_was_cancelled_within_a_picture_goes_on_before_it() -> None:
+    asked = looked_at(prompt_of(9), Picture(7, 4, 4), prompt_of(6), max_tokens=8)
+    driven = Driven(replace(seeing("qwen3_vl")), prefill_chunk_tokens=1)
+    driven.ask(replace(asked, id="first"))
+    start = asked.images[0].start
+    driven.step_until(lambda: any(s.prefill.num_computed > start + 3 for s in driven.worker.prefilling))
+    driven.worker.cancel("first")
+    end = end_of(driven, asked)
+    assert end.usage.num_cached_tokens == start
+    assert list(end.tokens) == expected("qwen3_vl", asked)
+
+
+def test_pictures_survive_a_restart_in_files_and_are_not_looked_at_again(tmp_path: Any) -> None:
+    asked = looked_at(prompt_of(9), Picture(3), prompt_of(300), max_tokens=8)
+    loaded = make_seeing("qwen3_vl")
+    assert loaded.sight
+    first = Driven(replace(loaded), prefix_cache_dir=str(tmp_path))
+    before = answer(first, asked)
+    first.worker.queue.prefix_lookup.kept.close()
+    num_looked = loaded.sight.num_looked
+    second = Driven(replace(loaded), prefix_cache_dir=str(tmp_path))
+    end = end_of(second, asked)
+    assert end.usage.num_cached_tokens > asked.images[0].end
+    assert list(end.tokens) == before == expected("qwen3_vl", asked)
+    assert loaded.sight.num_looked == num_looked
+
+
+def test_rows_decode_between_the_slices_of_a_tower() -> None:
+    loaded = make_seeing("mistral3")
+    assert loaded.sight
+    tower: Any = loaded.sight.tower
+    tower.num_slices = 20
+    driven = Driven(loaded, max_stall_ms=0)
+    text = looked_at(prompt_of(5), name="text", max_tokens=60)
+    told = driven.ask(text)
+    driven.step_until(lambda: bool(told.text))
+    asked = looked_at(prompt_of(3), Picture(1, 4, 6), prompt_of(4), max_tokens=8)
+    seen = driven.ask(asked)
+    before, num_steps = len(driven.worker.members[0].tokens), 0
+
+    def is_seen() -> bool:
+        nonlocal num_steps
+        num_steps += 1
+        return bool(tower.num_done == tower.num_slices)
+
+    driven.step_until(is_seen)
+    # Four slices a step, as nothing says how long they take; and a token of the row in each.
+    assert num_steps > tower.num_slices // 4
+    assert len(driven.worker.members[0].tokens) - before >= num_steps - 2
+    driven.finish()
+    assert list(seen.finished().tokens) == expected("mistral3", asked)
+    assert list(told.finished().tokens) == expected("mistral3", text)
+
+
+def test_a_prompt_can_be_cancelled_while_the_tower_looks() -> None:
+    loaded = make_seeing("mistral3")
+    assert loaded.sight
+    tower: Any = loaded.sight.tower
+    tower.num_slices = 50
+    driven = Driven(loaded, max_stall_ms=0)
+    told = driven.ask(looked_at(prompt_of(3), Picture(1), prompt_of(4)))
+    driven.step_until(lambda: tower.num_done > 0)
+    driven.worker.cancel("r")
+    driven.finish()
+    assert told.failed().kind == "cancelled"
+    assert tower.num_done < tower.num_slices
+    tower.num_slices = 3
+    asked = looked_at(prompt_of(3), Picture(1), prompt_of(4), name="again", max_tokens=8)
+    assert answer(driven, asked) == expected("mistral3", asked)
+
+
+def test_a_picture_that_two_prompts_have_is_looked_at_once() -> None:
+    loaded = make_seeing("mistral3")
+    assert loaded.sight
+    driven = Driven(loaded)
+    for number in range(2):
+        asked = looked_at(prompt_of(9, number), Picture(5), prompt_of(4), name=str(number), max_tokens=8)
+        assert answer(driven, asked) == expected("mistral3", asked)
+    assert loaded.sight.num_looked == 1
+
+
+def test_pictures_wait_for_the_memory_that_others_take() -> None:
+    loaded = make_seeing("mistral3")
+    assert loaded.sight
+    tower: Any = loaded.sight.tower
+    tower.forecast_bytes = lambda _: 2**28
+    driven = Driven(loaded, memory_bytes=loaded.info.weight_bytes + 2**28 + 2**27, prefix_cache_bytes=0)
+    asked = [two_pictures("mistral3", number) for number in range(3)]
+    answers = [driven.ask(one) for one in asked]
+    most = 0
+
+    def is_over() -> bool:
+        nonlocal most
+        most = max(most, len(driven.worker.prefilling))
+        assert driven.worker.queue.memory_budget.used_bytes <= 2**28 + 2**27
+        return not driven.worker.has_work
+
+    driven.step_until(is_over)
+    assert most == 1
+    assert [list(one.finished().tokens) for one in answers] == [expected("mistral3", one) for one in asked]
