@@ -238,8 +238,8 @@ class ModelPool(LoopEngine):
     """Models that are loaded and unloaded as requests ask for them.
 
     Their engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the
-    thread that owns MLX (models/time_shares.py), the machine's memory (memory/sharing.py), and the drafters
-    of a vocabulary (models/kept_sources.py).
+    thread that owns MLX (models/time_shares.py), the machine's memory (memory/between_models.py), and the
+    drafters of a vocabulary (models/kept_sources.py).
 
     sections: settings of single models. make_sources: None to draft nothing.
     catalogue: the models that there are; by default those that the settings name.

@@ -19,7 +19,7 @@ from bench.cost_curves import built_in, find_curve
 from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
-from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
+from bench.replay.file_edits import KINDS, edit_cases, prose_cases, trap_cases
 from bench.replay.pairs import TokenPair, read_history, token_pairs
 from bench.replay.policies import COMPARED, RULES, Rule, Setup, play_all, summed
 from bench.replay.sessions import read_session

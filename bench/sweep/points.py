@@ -15,7 +15,7 @@ from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
 from bench.experiment import Row, grouped
 from bench.outputs import Work
-from bench.replay.edits import AGAIN
+from bench.replay.file_edits import AGAIN
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import ServerPlayer, Setup, figures, play_all, summed
 from bench.statistics import ratio

@@ -24,7 +24,7 @@ from bench.decode.answering import Answering, settings_of
 from bench.errors import BenchError
 from bench.experiment import Row
 from bench.options import Flag
-from bench.replay.edits import make_traffic
+from bench.replay.file_edits import make_traffic
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Setup
 from bench.sweep import points

@@ -12,8 +12,8 @@ from engine.batch.stages import Prefill
 from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.rows import Rows, Sharing, make_rows
 from engine.sampling.sampler import Sampler
-from engine.speculative.draft_model.prefill import TextPrefill
-from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
+from engine.speculative.draft_model.draft_prefill import TextPrefill
+from engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
 from engine.speculative.heads.taps import TappedStates
 
 

@@ -33,7 +33,7 @@ from engine.sampling.sampler import Ends, Penalties, RowSampling
 from engine.sampling.thinking_budget import make_matcher
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.conditions import GREEDY, sampling_class
-from engine.speculative.draft_model.prefill import UndraftableTextError
+from engine.speculative.draft_model.draft_prefill import UndraftableTextError
 from engine.speculative.draft_stats import PLAIN
 from engine.speculative.sequence_drafts import SequenceDrafts
 from engine.speculative.window import Window
@@ -51,7 +51,7 @@ LOG_PROMPT_EVERY_S = 10.0
 class Sequence:
     """A request, and everything that was committed for it.
 
-    text: turns its tokens into text that can be sent.
+    text: converts its tokens into text that can be sent.
     tokens: prompt and answer so far; all of them are committed. keys: the same, but for those of images, as
         texts are compared by them; the same list if it has none.
     hashes: of the tokens' blocks, extended when they are needed.

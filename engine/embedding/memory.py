@@ -2,7 +2,7 @@
 
 from engine.embedding.design import Config
 from engine.kv_cache.prefix_cache.trie import PrefixCache
-from engine.memory.sharing import SharedMemory
+from engine.memory.between_models import SharedMemory
 
 NUMBER_BYTES = 4
 NUM_HIDDEN, NUM_INNER, NUM_SCORES, NUM_COPIES = 16, 4, 4, 4

@@ -30,7 +30,7 @@ from engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
 from engine.speculative.draft_model.forecast import MODEL
 from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
+from engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
 from engine.speculative.heads.prefixes import HeadPrefixes
 from engine.speculative.mask_drafts import MASKS
 from engine.speculative.planning.planner import Planner

@@ -149,7 +149,8 @@ class GenerationRequest:
     window_settings: how several tokens are filled in at once; None for plain decoding, drafts or not.
     head_tokens: leading tokens of the prompt before what the user says first: system text and tools. 0 if not
         known.
-    images: those in the prompt, in order. Its tokens have the model's placeholder where an image is.
+    images: those in the prompt, in order. Its tokens have the model's placeholder where an image is; the last
+        token belongs to none.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
         sequence/loop_guard.py.
     """

@@ -22,10 +22,10 @@ from engine.kv_cache.per_row import Caches, leaves
 from engine.kv_cache.prefix_cache.trie import PrefixCache
 from engine.kv_cache.rows import Rows
 from engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
+from engine.memory.between_models import SharedMemory
 from engine.memory.demands import Demand, RunningSequence, SamplingMemory, StepDemands
 from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
 from engine.memory.prefill_budget import count_fitting, divide_tokens
-from engine.memory.sharing import SharedMemory
 from engine.sampling.portions import ALL_NEEDS, find_needs
 from engine.vision.sight import KeptFeatures, Sight
 
@@ -110,7 +110,7 @@ class MemoryBudget:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that other models cannot have: see memory/sharing.py."""
+        """The bytes that other models cannot have: see memory/between_models.py."""
         return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:

@@ -16,9 +16,9 @@ from engine.memory.estimate import STEADY_TOKENS, Estimator
 from engine.memory.footprint import Footprint, measure
 from engine.memory.machine import usable_bytes, wire_weights
 from engine.model.loading import LoadedModel, ModelError
+from engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
-from engine.speculative.draft_model.prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
-from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
+from engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
 
 log = logging.getLogger("reprise.engine")
 

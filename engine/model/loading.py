@@ -19,7 +19,6 @@ from mlx_lm.utils import get_total_parameters, load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
 from config.settings import Settings
-from engine.interface.images import VisionInfo
 from engine.interface.models import ModelInfo
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
@@ -260,23 +259,22 @@ def load_model(
     info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
     limits = read_answer_limits(folder)
     info = replace(info, sampling_defaults=read_sampling_defaults(folder), answer_limits=limits)
-    sight, vision = (None, None) if split else _find_sight(model, config, folder, tokenizer)
-    info = replace(info, vision=vision)
     # Code that comes with the model may change while its configuration stays.
     findings = Findings.of(info, None if config.get("model_file") else cache_folder)
-    return LoadedModel(model, tokenizer, info, findings, sight=sight)
+    return _let_see(LoadedModel(model, tokenizer, info, findings), config, folder, split is None)
 
 
-def _find_sight(
-    model: Any, config: dict[str, Any], folder: Path, tokenizer: Tokenizer
-) -> tuple[Sight | None, VisionInfo | None]:
-    """Return what a model sees images with, its weights read, and how; None and None if it sees none."""
-    vision = read_vision(config, folder, tokenizer.backend)
-    tower = find_tower(config, folder) if vision else None
-    if tower is None:
-        return None, None
-    mx.eval(tower.arrays())
-    return Sight(model, tower), vision
+def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path, is_whole: bool) -> LoadedModel:
+    """Read the weights of what a model sees images with, if it does. is_whole: whether all of it is here."""
+    vision = read_vision(config, folder, loaded.tokenizer.backend)
+    if vision and not is_whole:
+        log.warning("%s sees no images on several Macs: it is served as a model of text", loaded.info.name)
+    elif vision and (tower := find_tower(config, folder)):
+        mx.eval(tower.arrays())
+        loaded.sight = Sight(loaded.model, tower)
+        weight_bytes = loaded.info.weight_bytes + tower.nbytes
+        loaded.info = replace(loaded.info, vision=vision, weight_bytes=weight_bytes)
+    return loaded
 
 
 def _fetch(name: str, progress: Progress | None) -> Path:

@@ -1,1 +1,1 @@
-"""Several models on one thread: what there is, what is loaded, and whose turn it is."""
+"""Several models on one thread: what there is, what is loaded, and which runs next."""

@@ -19,8 +19,8 @@ import mlx.core as mx
 from config.freed_memory import return_freed
 from engine.interface.errors import ModelLoadError
 from engine.interface.events import Failed
+from engine.memory.between_models import Holder, SharedMemory
 from engine.memory.machine import usable_bytes
-from engine.memory.sharing import Holder, SharedMemory
 from engine.model.loading import ModelError, StartProgress
 from engine.models.known import KnownModels
 from engine.models.model_engine import ModelEngine

@@ -12,7 +12,7 @@ from engine.models.messages import Inbox
 from engine.models.model_engine import ModelEngine
 from engine.models.served import ServedModel
 from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.heads.drafter import NamedHead
+from engine.speculative.heads.head_drafter import NamedHead
 from engine.speculative.proposers import MakeSources
 
 FindHead = Callable[[LoadedModel], NamedHead | None]

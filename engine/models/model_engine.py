@@ -9,7 +9,7 @@ from config.settings import Settings
 from engine.interface.events import Failed
 from engine.interface.models import ModelInfo
 from engine.interface.status import EngineCounts, EngineStatus
-from engine.memory.sharing import Holder
+from engine.memory.between_models import Holder
 from engine.model.loading import StartProgress
 from engine.models.lifecycle import Lifecycle
 from engine.models.messages import Cancel, Inbox, Message, Stop

@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any
 
 from engine.interface.models import ModelEntry, ModelInfo
-from engine.memory.sharing import Holder
+from engine.memory.between_models import Holder
 from engine.models.catalogue import FoundModel
 from engine.models.model_engine import ModelEngine
 

@@ -13,9 +13,9 @@ from time import perf_counter
 from engine.batch.sequence import Sequence
 from engine.memory.budget import MemoryBudget
 from engine.scheduler.prefix_lookup import num_shared
-from engine.speculative.draft_model.prefill import TextPrefill
+from engine.speculative.draft_model.draft_prefill import TextPrefill
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.heads.drafter import HeadDrafter, RowDrafter
+from engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
 from engine.speculative.planning.planner import Planner
 from engine.speculative.proposers import Proposers
 

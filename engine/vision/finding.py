@@ -7,7 +7,7 @@ from pathlib import Path
 from engine.vision.gemma3 import Gemma3Tower
 from engine.vision.gemma4 import Gemma4Tower
 from engine.vision.pixtral import PixtralTower
-from engine.vision.qwen import Qwen3Tower
+from engine.vision.qwen import Qwen3Tower, Qwen25Tower
 from engine.vision.tower import Config, Tower
 from engine.vision.weights import read_weights
 
@@ -18,6 +18,7 @@ TOWERS: dict[str, type[Tower]] = {
     "qwen3_vl_moe": Qwen3Tower,
     "qwen3_5": Qwen3Tower,
     "qwen3_5_moe": Qwen3Tower,
+    "qwen2_5_vl": Qwen25Tower,
     "gemma3": Gemma3Tower,
     "gemma4": Gemma4Tower,
     "mistral3": PixtralTower,

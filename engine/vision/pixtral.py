@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.interface.images import PromptImage
 from engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequencies, places_of, rotation_of
-from engine.vision.tower import Config, Grid, Tower, blank_picture, cut_patches
+from engine.vision.tower import CLIP, Config, Grid, Tower, blank_picture, cut_patches
 from engine.vision.weights import Weights
 
 EPS = 1e-5
@@ -18,10 +18,7 @@ class PixtralTower(Tower):
     """Pixtral and Mistral 3."""
 
     family = "pixtral"
-    default_normalization = (
-        (0.48145466, 0.4578275, 0.40821073),
-        (0.26862954, 0.26130258, 0.27577711),
-    )
+    default_normalization = CLIP
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)

@@ -1,8 +1,11 @@
 """Qwen's towers: patches in blocks of 2x2 that become one token, and rotation by row and column.
 
 Qwen3-VL has positions too, interpolated from a square table, and hands states from within its tower to the
-first layers of the language model. Qwen3.5 and 3.6 do not do that.
+first layers of the language model. Qwen3.5 and 3.6 do not do that. In most layers of Qwen2.5-VL patches
+attend to those of their window alone.
 """
+
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -17,37 +20,22 @@ from engine.vision.layers import (
     places_of,
     rotation_of,
 )
-from engine.vision.tower import Config, Grid, Tower
+from engine.vision.tower import CLIP, Config, Grid, Tower
 from engine.vision.weights import CHANNELS, Weights
 
 EPS = 1e-6
 ROPE_BASE = 10_000.0
 
 
-class Qwen3Tower(Tower):
-    """Qwen3-VL, Qwen3.5 and Qwen3.6, with experts or without."""
-
-    family = "qwen3"
+class QwenTower(Tower):
+    """What Qwen's towers have in common."""
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
         vision = config["vision_config"]
+        self.merge_size = int(vision.get("spatial_merge_size", 2))
         self.width = int(vision["hidden_size"])
         self.frames = int(vision.get("temporal_patch_size", 2))
-        self.deep = list(vision.get("deepstack_visual_indexes") or ())
-        self.layers = Layers(
-            prefix="blocks.",
-            count=int(vision["depth"]),
-            heads=int(vision["num_heads"]),
-            width=self.width // int(vision["num_heads"]),
-            norm=Weights.layer_norm,
-            eps=EPS,
-            activation=ACTIVATIONS[vision.get("hidden_act", "gelu_pytorch_tanh")],
-            norms=("norm1", "norm2"),
-            projections=("attn.qkv",),
-            out="attn.proj",
-            feed_forward=("mlp.linear_fc1", "mlp.linear_fc2"),
-        )
 
     def positions(self, grid: Grid) -> np.ndarray:
         """Return time, row and column (3, tokens) of an image's tokens; all are at one time."""
@@ -70,11 +58,49 @@ class Qwen3Tower(Tower):
             raise ValueError(f"{len(patches)} patches are no image of {grid[1]}x{grid[0]}")
         normal = self.normalization.apply(patches)
         whole = mx.broadcast_to(normal, (*normal.shape[:2], self.frames, normal.shape[3])).flatten(1)
-        x = self.weights.patches("patch_embed.proj", whole.astype(self.weights.dtype))
-        return self.place(x, grid)[None]
+        return self.weights.patches("patch_embed.proj", whole.astype(self.weights.dtype))[None]
+
+    def rotation(self, grid: Grid) -> Rotation:
+        """Return the rotation of the patches: half of the pairs by row, half by column."""
+        turns = frequencies(ROPE_BASE, self.layers.width // 2)
+        axes = places_of(grid, self.merge_size)
+        return rotation_of(np.concatenate([places[:, None] * turns for places in axes], axis=1))
+
+    def join(self, x: mx.array, into: str, out: str) -> mx.array:
+        """Return the states (tokens, hidden) that layers `into` and `out` make of blocks of patches x."""
+        joined = x.reshape(-1, self.width * self.merge_size**2)
+        return self.weights.linear(out, ACTIVATIONS["gelu"](self.weights.linear(into, joined)))
+
+
+class Qwen3Tower(QwenTower):
+    """Qwen3-VL, Qwen3.5 and Qwen3.6, with experts or without."""
+
+    family = "qwen3"
+
+    def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
+        super().__init__(config, processor, weights)
+        vision = config["vision_config"]
+        self.deep = list(vision.get("deepstack_visual_indexes") or ())
+        self.layers = Layers(
+            prefix="blocks.",
+            count=int(vision["depth"]),
+            heads=int(vision["num_heads"]),
+            width=self.width // int(vision["num_heads"]),
+            norm=Weights.layer_norm,
+            eps=EPS,
+            activation=ACTIVATIONS[vision.get("hidden_act", "gelu_pytorch_tanh")],
+            norms=("norm1", "norm2"),
+            projections=("attn.qkv",),
+            out="attn.proj",
+            feed_forward=("mlp.linear_fc1", "mlp.linear_fc2"),
+        )
+
+    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
+        """Return the states (1, patches, width) before the first layer; see QwenTower."""
+        return self.place(super().embed(pixels, grid), grid)
 
     def place(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return patches (patches, width) with their positions."""
+        """Return patches (1, patches, width) with their positions."""
         table = self.weights.table("pos_embed", self.width)
         side = int(table.shape[0] ** 0.5)
         axes = [
@@ -82,15 +108,13 @@ class Qwen3Tower(Tower):
             for places, length in zip(places_of(grid, self.merge_size), grid, strict=True)
         ]
         (rows, row_shares), (columns, column_shares) = axes
-        corners = (rows[:, :, None] * side + columns[:, None, :]).reshape(len(x), 4)
-        shares = (row_shares[:, :, None] * column_shares[:, None, :]).reshape(len(x), 4)
+        corners = (rows[:, :, None] * side + columns[:, None, :]).reshape(x.shape[1], 4)
+        shares = (row_shares[:, :, None] * column_shares[:, None, :]).reshape(x.shape[1], 4)
         return x + interpolate(table, corners, shares).astype(x.dtype)
 
     def plan(self, grid: Grid) -> Rotation:
-        """Return the rotation of the patches: half of the pairs by row, half by column."""
-        turns = frequencies(ROPE_BASE, self.layers.width // 2)
-        axes = places_of(grid, self.merge_size)
-        return rotation_of(np.concatenate([places[:, None] * turns for places in axes], axis=1))
+        """Return the rotation of the patches."""
+        return self.rotation(grid)
 
     def look_deep(self, index: int, x: mx.array) -> list[mx.array]:
         """Return the states after some layers, as the tokens that they become."""
@@ -99,16 +123,13 @@ class Qwen3Tower(Tower):
         name = f"deepstack_merger_list.{self.deep.index(index)}"
         # These norms span a whole token, the last one a patch.
         joined = x.reshape(-1, self.width * self.merge_size**2)
-        return [self._join(name, self.weights.layer_norm(f"{name}.norm", joined, EPS))]
+        normal = self.weights.layer_norm(f"{name}.norm", joined, EPS)
+        return [self.join(normal, f"{name}.linear_fc1", f"{name}.linear_fc2")]
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         """Return tokens' states (tokens, hidden)."""
-        return self._join("merger", self.weights.layer_norm("merger.norm", x, EPS))
-
-    def _join(self, name: str, x: mx.array) -> mx.array:
-        joined = x.reshape(-1, self.width * self.merge_size**2)
-        inner = ACTIVATIONS["gelu"](self.weights.linear(f"{name}.linear_fc1", joined))
-        return self.weights.linear(f"{name}.linear_fc2", inner)
+        normal = self.weights.layer_norm("merger.norm", x, EPS)
+        return self.join(normal, "merger.linear_fc1", "merger.linear_fc2")
 
 
 def _between(exact: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,3 +137,78 @@ def _between(exact: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
     lower = np.floor(exact).astype(np.int64)
     places = np.stack([lower, np.minimum(lower + 1, side - 1)], axis=1)
     return places, np.stack([1 - (exact - lower), exact - lower], axis=1)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """An image cut into windows of one size, with empty places at the edges.
+
+    taken: (windows, patches of one), which patch is at each place, the first where there is none. back:
+        (patches,), where each patch is. filled: (windows, 1, 1, patches of one), False where no patch is.
+    rotation: of the patches. rotation_of_places: of the places in windows.
+    """
+
+    taken: mx.array
+    back: mx.array
+    filled: mx.array
+    rotation: Rotation
+    rotation_of_places: Rotation
+
+
+class Qwen25Tower(QwenTower):
+    """Qwen2.5-VL."""
+
+    family = "qwen2.5"
+    default_normalization = CLIP
+
+    def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
+        super().__init__(config, processor, weights)
+        vision = config["vision_config"]
+        self.whole_layers = frozenset(vision.get("fullatt_block_indexes", (7, 15, 23, 31)))
+        self.window = int(vision.get("window_size", 112)) // self.patch_size // self.merge_size
+        heads = int(vision["num_heads"])
+        self.layers = Layers(
+            prefix="blocks.",
+            count=int(vision.get("depth", 32)),
+            heads=heads,
+            width=self.width // heads,
+            norm=Weights.rms_norm,
+            eps=EPS,
+            activation=ACTIVATIONS[vision.get("hidden_act", "silu")],
+            norms=("norm1", "norm2"),
+            projections=("attn.qkv",),
+            out="attn.proj",
+            feed_forward=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+        )
+
+    def plan(self, grid: Grid) -> Windows:
+        """Return how the image is cut into windows."""
+        rows, columns = (side // self.merge_size for side in grid)
+        numbers = np.pad(
+            np.arange(rows * columns).reshape(rows, columns),
+            [(0, -rows % self.window), (0, -columns % self.window)],
+            constant_values=-1,
+        )
+        down, across = (side // self.window for side in numbers.shape)
+        tokens = (
+            numbers.reshape(down, self.window, across, self.window).swapaxes(1, 2).reshape(down * across, -1)
+        )
+        size = self.merge_size**2
+        patches = (tokens[:, :, None] * size + np.arange(size)).reshape(down * across, -1)
+        filled, taken = patches >= 0, np.maximum(patches, 0)
+        rotation = self.rotation(grid)
+        cos, sin = (table[mx.array(taken.ravel())] for table in rotation)
+        # The numbers of empty places are negative.
+        back = np.argsort(patches.ravel(), kind="stable")[filled.size - filled.sum() :]
+        return Windows(mx.array(taken), mx.array(back), mx.array(filled)[:, None, None], rotation, (cos, sin))
+
+    def layer(self, index: int, x: mx.array, plan: Windows) -> mx.array:
+        """Return the states (1, patches, width) after a layer."""
+        if index in self.whole_layers:
+            return self.layers.apply(self.weights, index, x, plan.rotation)
+        y = self.layers.apply(self.weights, index, x[0][plan.taken], plan.rotation_of_places, plan.filled)
+        return y.reshape(-1, self.width)[plan.back][None]
+
+    def merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
+        """Return tokens' states (tokens, hidden)."""
+        return self.join(self.weights.rms_norm("merger.ln_q", x, EPS), "merger.mlp.0", "merger.mlp.2")

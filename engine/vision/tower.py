@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.interface.images import PromptImage
-from engine.vision.layers import QUERIES, TASKS, Layers, Rotation, is_fused
+from engine.vision.layers import QUERIES, TASKS, Layers, is_fused
 from engine.vision.weights import CHANNELS, Weights
 
 Config = dict[str, Any]
@@ -36,6 +36,10 @@ class Features:
     states: mx.array
     deep: tuple[mx.array, ...] = ()
 
+
+HALVES = ((0.5,) * CHANNELS, (0.5,) * CHANNELS)
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+"""Means and deviations of channels by which many towers were trained."""
 
 Slices = Generator[Sequence[mx.array], None, Features]
 """Yields arrays to evaluate, num_slices times, and returns the features."""
@@ -87,10 +91,7 @@ class Tower(ABC):
         self.merge_size = int(vision.get("spatial_merge_size", 1))
         self.normalization = Normalization.of(processor, *self.default_normalization)
 
-    default_normalization: tuple[tuple[float, ...], tuple[float, ...]] = (
-        (0.5,) * CHANNELS,
-        (0.5,) * CHANNELS,
-    )
+    default_normalization = HALVES
     """Mean and deviation where the folder names none."""
 
     def arrays(self) -> list[mx.array]:
@@ -162,7 +163,7 @@ class Tower(ABC):
         """Return the states (1, patches, width) before the first layer. Raises ValueError."""
 
     @abstractmethod
-    def plan(self, grid: Grid) -> Rotation | None:
+    def plan(self, grid: Grid) -> Any:
         """Return what all layers need to know of an image's grid."""
 
     def layer(self, index: int, x: mx.array, plan: Any) -> mx.array:

@@ -32,7 +32,7 @@ def read_weights(folder: Path) -> "Weights":
 
 
 def plain_name(name: str) -> str:
-    """Return what an array of a tower is called here: published names without the beginnings that differ."""
+    """Return the name of a tower's array here: its published name without the beginning that differs."""
     for beginning, replacement in _RENAMED:
         if name.startswith(beginning):
             name = replacement + name.removeprefix(beginning)

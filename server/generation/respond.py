@@ -23,7 +23,7 @@ from server.output.openai_format import ResponseHead
 from server.output.parts import MakeParser
 from server.output.presenter import Presenter
 from server.requests.generation_fields import GenerationFields
-from server.requests.windowed_decoding import WindowFields
+from server.requests.window_fields import WindowFields
 
 
 async def respond(

@@ -4,7 +4,7 @@ from config.settings import Settings
 from engine.interface.models import ModelInfo
 from engine.interface.request import WindowSettings
 from server.errors import BadRequestError
-from server.requests.windowed_decoding import WindowFields
+from server.requests.window_fields import WindowFields
 
 
 def choose_window(body: WindowFields, info: ModelInfo, settings: Settings) -> WindowSettings | None:

@@ -14,7 +14,7 @@ from server.messages_api.thinking import Thinking
 from server.requests.drafts import DraftFields
 from server.requests.messages import CHOICE_NEEDS_TOOLS, Messages, ToolChoiceField, Tools
 from server.requests.models import KeepAlive
-from server.requests.windowed_decoding import WindowFields
+from server.requests.window_fields import WindowFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
     INT32_MAX,
@@ -23,6 +23,8 @@ from server.validation.fields import (
     RequestModel,
     Rules,
     Stops,
+    Temperature,
+    TopP,
     neutral,
     no_effect,
     unsupported,
@@ -150,19 +152,8 @@ class MessagesRequest(ConversationFields, WindowFields):
     max_tokens: Limit | None = Field(
         None, description="Maximum output tokens; the context may allow fewer. null: as many as it allows."
     )
-    temperature: float = Field(
-        1.0,
-        ge=0,
-        le=2,
-        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
-    )
-    top_p: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Sample only from the most likely tokens whose probabilities add up to this. 1: "
-        "no limit.",
-    )
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
     top_k: int = Field(
         0,
         ge=-1,

@@ -9,7 +9,7 @@ from server.conversation.model import Message
 from server.errors import BadRequestError
 from server.messages_api.schemas import ConversationFields, MessagesRequest
 from server.requests.chat import ChatRequest
-from server.requests.windowed_decoding import WindowFields
+from server.requests.window_fields import WindowFields
 from server.validation.field_errors import validate
 
 _FIELD_NAMES = (

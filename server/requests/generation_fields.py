@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from server.requests.drafts import DraftFields
 from server.requests.models import KeepAlive
 from server.requests.structured_output import StructuredFields
-from server.requests.windowed_decoding import WindowFields
+from server.requests.window_fields import WindowFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
     INT32_MAX,
@@ -22,7 +22,9 @@ from server.validation.fields import (
     Penalty,
     RequestModel,
     Stops,
+    Temperature,
     TokenIds,
+    TopP,
     no_effect,
 )
 from server.validation.notes import notes_in
@@ -56,19 +58,8 @@ class GenerationFields(StructuredFields, WindowFields):
         description="Maximum number of tokens to generate; at most what is left of the context. 0: none. "
         "null: --default-max-tokens if that is set, else all that is left of the context.",
     )
-    temperature: float = Field(
-        1.0,
-        ge=0,
-        le=2,
-        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
-    )
-    top_p: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Sample only from the most likely tokens whose probabilities add up to this. 1: no "
-        "limit.",
-    )
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
     top_k: int = Field(
         0,
         ge=-1,

@@ -18,7 +18,16 @@ from server.requests.messages import CHOICE_NEEDS_TOOLS, TOOL_CHOICE_SCHEMA, TOO
 from server.requests.models import KeepAlive
 from server.requests.structured_output import ANY_TEXT, GUIDED, at_most_one
 from server.validation.field_errors import field_error
-from server.validation.fields import AcceptsPeerFields, Count, RequestModel, Rules, no_effect, unsupported
+from server.validation.fields import (
+    AcceptsPeerFields,
+    Count,
+    RequestModel,
+    Rules,
+    Temperature,
+    TopP,
+    no_effect,
+    unsupported,
+)
 from server.validation.notes import notes_in
 from server.validation.unions import tagged_union
 
@@ -175,19 +184,8 @@ class ResponsesRequest(AcceptsPeerFields):
     max_output_tokens: Count | None = Field(
         None, description="Maximum output tokens, reasoning included; the context may allow fewer."
     )
-    temperature: float = Field(
-        1.0,
-        ge=0,
-        le=2,
-        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
-    )
-    top_p: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Sample only from the most likely tokens whose probabilities add up to this. 1: "
-        "no limit.",
-    )
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
     tools: Annotated[Any, WithJsonSchema(TOOLS_SCHEMA)] = Field(
         [],
         description="Functions that the model may call. There are no built-in tools. Those that items of the "

@@ -209,4 +209,21 @@ TokenIds = Annotated[
 ]
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Limit = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Temperature = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=2,
+        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
+    ),
+]
+TopP = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Sample only from the most likely tokens whose probabilities add up to this. 1: no "
+        "limit.",
+    ),
+]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -14,7 +14,7 @@ import pytest
 
 from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
 from bench.experiment import Row
-from bench.replay.edits import KINDS, edit, edit_cases, trap_cases
+from bench.replay.file_edits import KINDS, edit, edit_cases, trap_cases
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import (
     COMPARED,

@@ -10,7 +10,7 @@ import pytest
 from bench.cost_curves import FLAT, M4_PRO
 from bench.outputs import Work
 from bench.page import page
-from bench.replay.edits import AGAIN, NEW, SHARES, make_traffic
+from bench.replay.file_edits import AGAIN, NEW, SHARES, make_traffic
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Setup
 from bench.sweep.points import (

@@ -56,7 +56,7 @@ def test_sources_that_set_different_settings_are_combined(toml):
 def test_every_setting_can_be_set_by_its_variable(name):
     known = SETTINGS[name]
     samples = {"kv_bits": "8", "draft_type": "suffix", "ngram_table_entries": "4096"}
-    samples["cors_origin"] = "http://localhost:3000"
+    samples |= {"cors_origin": "http://localhost:3000", "max_image_tokens": "512"}
     text = samples.get(name) or (known.choices[-1] if known.choices else "9")
     if known.kind == "boolean":
         text = "true"

@@ -1,7 +1,7 @@
 """The draft model: it drafts for the target model's rows, token by token, with caches of its own.
 
 Its rows are in the same order as the target's. A row is empty until the draft model has prefilled its text
-(prefill.py), in slices between the target's steps. It takes the text in its own ids, and its drafts are
+(draft_prefill.py), in slices between the target's steps. It takes the text in its own ids, and its drafts are
 translated into the target's (translation/). It samples with the target's settings and with the noise that the
 target will use at the same position (sampling.py). So the two agree at temperature as often as their
 distributions allow; whatever it drafts, the target's answer stays the same.
@@ -20,7 +20,7 @@ from engine.model.loading import LoadedModel, ModelError
 from engine.sampling.sampler import Sampler
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.draft_model.costs import DraftWork
-from engine.speculative.draft_model.prefill import DraftPrefill, GiveUp
+from engine.speculative.draft_model.draft_prefill import DraftPrefill, GiveUp
 from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.translation.translation import Translation

@@ -7,7 +7,6 @@ from pathlib import Path
 from config.settings import Settings
 from engine.model.loading import LoadedModel, ModelError
 from engine.speculative.heads.dflash import DFlashHead
-from engine.speculative.heads.drafter import NamedHead
 from engine.speculative.heads.formats import (
     NAMES,
     FoundHead,
@@ -17,6 +16,7 @@ from engine.speculative.heads.formats import (
     read_config,
 )
 from engine.speculative.heads.head import find_ends
+from engine.speculative.heads.head_drafter import NamedHead
 from engine.speculative.heads.making import Target, choose, load_head
 from engine.speculative.heads.mtp import MTPHead
 

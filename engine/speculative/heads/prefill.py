@@ -7,7 +7,7 @@ import mlx.core as mx
 from engine.kv_cache.per_row import Caches
 from engine.kv_cache.prefix_cache.disk import Loading
 from engine.kv_cache.rows import evaluate
-from engine.speculative.draft_model.prefill import TextPrefill
+from engine.speculative.draft_model.draft_prefill import TextPrefill
 from engine.speculative.heads.head import Head
 from engine.speculative.heads.states import States
 

@@ -6,9 +6,9 @@ from engine.kv_cache.prefix_cache.disk import PrefixStore
 from engine.kv_cache.prefix_cache.trie import CutSlice
 from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
 from engine.kv_cache.slices import State
-from engine.speculative.draft_model.prefill import TextPrefill
+from engine.speculative.draft_model.draft_prefill import TextPrefill
 from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.heads.drafter import HeadDrafter
+from engine.speculative.heads.head_drafter import HeadDrafter
 from engine.speculative.heads.prefill import HeadPrefill
 
 MIN_LOADED_IDS = 128

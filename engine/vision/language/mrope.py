@@ -30,8 +30,7 @@ def rope_at(places: np.ndarray, axes: Axes) -> Iterator[None]:
 
     places: (3, n) of the tokens that are fed. For the thread that owns MLX.
     """
-    fast: Any = mx.fast
-    fused: Callable[..., mx.array] = fast.rope
+    fused: Callable[..., mx.array] = mx.fast.rope
     is_text = (places == places[:1, :1] + np.arange(places.shape[1])).all()
     by_axis = [mx.array(one) for one in places]
     of_number = mx.array(np.tile(axes, 2))
@@ -49,7 +48,7 @@ def rope_at(places: np.ndarray, axes: Axes) -> Iterator[None]:
         return found.swapaxes(0, 2)
 
     try:
-        fast.rope = rope
+        mx.fast.rope = rope  # type: ignore[assignment]
         yield
     finally:
-        fast.rope = fused
+        mx.fast.rope = fused

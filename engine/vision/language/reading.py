@@ -26,11 +26,11 @@ class Language:
         self._model, self._tower = model, tower
         body = model.language_model.model
         self._embed, self._layers = body.embed_tokens, body.layers
-        self._scale = 1.0
-        if model.model_type in SCALED:
-            root = mx.array(model.args.text_config["hidden_size"] ** 0.5, mx.bfloat16)
-            self._scale = 1 / float(root.astype(mx.float32))
+        is_scaled = model.model_type in SCALED
+        self._root = model.args.text_config["hidden_size"] ** 0.5 if is_scaled else None
         self._axes = find_axes(model.args.text_config)
+        # Gemma 4 reads ids in every layer, that of padding for an image, and only its windows see one whole.
+        self._is_gemma4 = model.model_type == "gemma4"
 
     @property
     def has_axes(self) -> bool:
@@ -70,15 +70,21 @@ class Language:
                 first = before.count(self._tower.placeholder_id)
                 some, places_of = slice(first, first + len(at)), mx.array(at)
                 given["input_embeddings"] = self._merge(fed, places_of, features.states[some])
+                if self._is_gemma4:
+                    fed[0, places_of] = int(self._model.args.text_config.get("pad_token_id") or 0)
                 deep = [one[some] for one in features.deep]
                 changed.enter_context(features_behind(self._layers, places_of, deep))
                 if self._tower.sees_whole_image:
-                    changed.enter_context(images_seen_whole(caches, numbers))
+                    changed.enter_context(images_seen_whole(caches, numbers, self._is_gemma4))
             logits: mx.array = self._model(fed, cache=caches, **given)
         return logits
 
     def _merge(self, fed: mx.array, at: mx.array, states: mx.array) -> mx.array:
         """Return the embeddings of tokens, features in place of placeholders'. The caller may change it."""
         embeddings: mx.array = self._embed(fed)
-        embeddings[0, at] = (states * self._scale).astype(embeddings.dtype)
+        if self._root:
+            # In float32 Gemma 4's root is exact; Gemma 3's is always rounded.
+            rounded = mx.array(self._root, embeddings.dtype if self._is_gemma4 else mx.bfloat16)
+            states = states / rounded.astype(mx.float32)
+        embeddings[0, at] = states.astype(embeddings.dtype)
         return embeddings

@@ -11,16 +11,18 @@ from engine.kv_cache.per_row import Caches, leaves
 
 
 @contextmanager
-def images_seen_whole(caches: Caches, numbers: np.ndarray) -> Iterator[None]:
+def images_seen_whole(caches: Caches, numbers: np.ndarray, in_windows_only: bool = False) -> Iterator[None]:
     """Let the masks of one row's caches allow what they do, and every token of the same image.
 
     numbers: (n,) of the tokens that are fed, the number of each one's image; negative if it has none.
+    in_windows_only: leave layers that keep all tokens as they are.
     """
     same = mx.array((numbers[:, None] == numbers) & (numbers >= 0))
 
     def seeing(make_mask: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def make(N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-            del return_array
+            if in_windows_only and window_size is None:
+                return make_mask(N, return_array=return_array, window_size=window_size)
             mask = make_mask(N, return_array=True, window_size=window_size)
             return mask | mx.pad(same, [(0, 0), (mask.shape[-1] - N, 0)])
 

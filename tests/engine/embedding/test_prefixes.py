@@ -8,7 +8,7 @@ from engine.embedding.loading import load_embedding_model
 from engine.embedding.memory import bytes_of
 from engine.embedding.prefixes import MIN_TOKENS
 from engine.interface.embeddings import MAX_ALIKE, Embedded, EmbeddingInput, EmbeddingRequest, count_alike
-from engine.memory.sharing import SharedMemory
+from engine.memory.between_models import SharedMemory
 from tests.engine.embedding.encoder_folders import write_modules
 from tests.engine.embedding.test_decoder import texts, write_decoder
 from tests.engine.embedding.test_worker import Driven

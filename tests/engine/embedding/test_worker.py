@@ -13,7 +13,7 @@ from engine.embedding.passes import Job, choose_members
 from engine.embedding.worker import EmbeddingWorker
 from engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest, count_alike
 from engine.interface.events import Failed
-from engine.memory.sharing import SharedMemory
+from engine.memory.between_models import SharedMemory
 from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.embedding.test_encoder import texts
 

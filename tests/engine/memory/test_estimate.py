@@ -27,9 +27,9 @@ from engine.memory.making import make_memory_budget
 from engine.model.loading import LoadedModel, describe
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
-from engine.speculative.heads.drafter import NamedHead
 from engine.speculative.heads.families import FAMILIES
 from engine.speculative.heads.head import find_ends
+from engine.speculative.heads.head_drafter import NamedHead
 from engine.speculative.heads.mtp import MTPHead
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored

@@ -18,8 +18,8 @@ from engine.model.loading import LoadedModel
 from engine.scheduler import draft_prefiller
 from engine.scheduler.draft_prefiller import Pace
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from engine.speculative.draft_model.draft_prefill import DraftPrefill
 from engine.speculative.draft_model.forecast import DraftForecast
-from engine.speculative.draft_model.prefill import DraftPrefill
 from engine.speculative.draft_stats import TOO_LONG
 from engine.speculative.proposers import DraftSources
 from tests.engine.driven import Driven, expected_tokens, loaded_once

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.batch.batch import sequence
+from engine.batch import sequence
 from engine.interface.events import Finished
 from engine.interface.request import GenerationRequest
 from engine.vision import sight
@@ -19,6 +19,12 @@ from tests.engine.support import prompt_of
 from tests.engine.vision.seeing import CONFIGS, Picture, expected, looked_at, make_seeing, seeing
 
 BREAKS = ("mistral3", "pixtral")
+SLOW = pytest.mark.slow
+
+
+def slow_but(*names: str) -> list[Any]:
+    """Return all families; those that are not named are tried with the slow tests."""
+    return [pytest.param(name, marks=[] if name in names else [SLOW]) for name in CONFIGS]
 
 
 def two_pictures(name: str, number: int = 0, **options: Any) -> GenerationRequest:
@@ -37,7 +43,13 @@ def answer(driven: Driven, asked: GenerationRequest) -> list[int]:
     return list(end_of(driven, asked).tokens)
 
 
-@pytest.mark.parametrize(("name", "chunk"), spread(list(CONFIGS), [1, 7, 16, 2048]))
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [
+        pytest.param(*one.values, id=one.id, marks=[*one.marks, *([SLOW] if "moe" in str(one.id) else [])])
+        for one in spread(list(CONFIGS), [1, 7, 16, 2048])
+    ],
+)
 def test_chunks_of_any_size_equal_the_plain_loop(name: str, chunk: int) -> None:
     driven = Driven(replace(seeing(name)), prefill_chunk_tokens=chunk)
     assert answer(driven, two_pictures(name)) == expected(name, two_pictures(name))
@@ -131,7 +143,7 @@ def chat(make: Callable[[int], Part], driven: Driven) -> tuple[list[int], list[G
     return cached, turns
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "gemma3"])
+@pytest.mark.parametrize("name", slow_but("qwen3_5", "mistral3"))
 def test_a_chat_that_gains_a_picture_a_turn_reuses_what_text_would(name: str) -> None:
     loaded = seeing(name)
     of_text, _ = chat(lambda turn: prompt_of(6, 70 + turn), Driven(replace(loaded)))

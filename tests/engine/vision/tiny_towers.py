@@ -61,6 +61,33 @@ def _qwen3(model_type: str, vision: dict[str, object], text: dict[str, object]) 
     return Family(config, HALVES)
 
 
+QWEN25_VISION = {
+    "depth": 3,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 4,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "out_hidden_size": 32,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+    "hidden_act": "silu",
+    "model_type": "qwen2_5_vl",
+}
+QWEN25 = Family(
+    {
+        "model_type": "qwen2_5_vl",
+        "vision_config": QWEN25_VISION,
+        "text_config": TEXT | {"model_type": "qwen2_5_vl_text"},
+        "image_token_id": 50,
+        "video_token_id": 51,
+        "vision_start_token_id": 52,
+        "vision_end_token_id": 53,
+    },
+    CLIP,
+    ((4, 6), (10, 2), (8, 8)),
+)
 SIGLIP = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -131,6 +158,7 @@ FAMILIES = {
     "qwen3_vl_moe": _qwen3("qwen3_vl_moe", {"deepstack_visual_indexes": [1]}, EXPERTS),
     "qwen3_5": _qwen3("qwen3_5", {}, {}),
     "qwen3_5_moe": _qwen3("qwen3_5_moe", {}, EXPERTS),
+    "qwen2_5_vl": QWEN25,
     "gemma3": GEMMA3,
     "gemma4": _gemma4(),
     "gemma4_clipped": _gemma4(use_clipped_linears=True, standardize=True),

@@ -16,7 +16,6 @@ from server.requests.chat import ChatRequest
 from server.validation.body import parse_body
 from server.validation.json_schema import check_schema
 from server.validation.json_schema_recursion import find_endless
-from server.validation.regex import check_regex
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -169,12 +168,12 @@ BAD_SCHEMAS = [
     ({"items": [{}]}, ".items", "unsupported_schema", "use prefixItems"),
     ({"x-guidance": {"lenient": True}}, ".x-guidance", "unsupported_schema", "leave it out"),
     (
-        {"properties": {"a": {"pattern": "((a{9}){9}){99}"}}},
+        {"properties": {"a": {"pattern": "a" * 4097}}},
         ".properties.a.pattern",
         "invalid_value",
-        "repeats",
+        "at most 4096",
     ),
-    ({"patternProperties": {"a{99999}": {}}}, ".patternProperties", "invalid_value", "repeats"),
+    ({"patternProperties": {"a" * 4097: {}}}, ".patternProperties", "invalid_value", "at most 4096"),
 ]
 
 
@@ -196,39 +195,6 @@ def test_schemas_beyond_the_limits_are_refused_at_once(schema, at, code, told):
 async def test_keywords_count_only_where_a_schema_is_expected(client):
     schema = {"type": "object", "properties": {"nullable": {"const": True}, "items": {"enum": [["a"]]}}}
     assert (await client.post(CHAT, json={**BODIES[CHAT], **json_schema(schema)})).status_code == 200
-
-
-REGEXES = [
-    ("[a-z]{1,50}", True),
-    ("(a{0,10}b){100}", True),
-    (r"\{9999999\}", True),
-    ("[{9999999}]", True),
-    ("[]{99999}]", True),
-    (r"\p{L}{1,100}", True),
-    ("a{10000}", True),
-    ("a{10001}", False),
-    ("a{0,99999999999}", False),
-    ("a{1000}{1000}", False),
-    ("(a{100}|b)+c{11}", True),
-    ("((a{100}|b)c?){11}", False),
-    ("(?:(?:a?){99}){99}", False),
-    ("[^]]{2000}{2}", False),
-    ("a" * 4097, False),
-    ("((((", True),
-    ("))){5}", True),
-    ("{5}", True),
-    ("[[[", True),
-    ("\\", True),
-]
-
-
-@pytest.mark.parametrize(("regex", "is_allowed"), REGEXES, ids=lambda value: repr(value)[:30])
-def test_expressions_that_repeat_too_much_are_found(regex, is_allowed):
-    if is_allowed:
-        check_regex(regex)
-    else:
-        with pytest.raises(ValueError, match=r"repeats|characters"):
-            check_regex(regex)
 
 
 KEYWORDS = (
@@ -266,12 +232,6 @@ def test_every_schema_passes_or_is_refused(schema):
         check_schema(schema)
 
 
-@given(st.text(alphabet="ab()[]{}^\\*+?,0159|pPL") | st.text())
-def test_every_expression_passes_or_is_refused(regex):
-    with contextlib.suppress(PydanticCustomError):
-        check_regex(regex)
-
-
 BAD_FIELDS = [
     ({"response_format": "json"}, "response_format", "invalid_type", "must be an object"),
     ({"response_format": {}}, "response_format.type", "missing_required_parameter", "missing"),
@@ -305,7 +265,7 @@ BAD_FIELDS = [
     ({"guided_json": " " * 70_000}, "guided_json", "schema_too_large", "65536"),
     ({"guided_regex": ""}, "guided_regex", "invalid_type", "not empty"),
     ({"guided_regex": 5}, "guided_regex", "invalid_type", "a regular expression"),
-    ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "invalid_value", "repeats"),
+    ({"guided_regex": "a" * 4097}, "guided_regex", "invalid_value", "at most 4096"),
     ({"guided_choice": []}, "guided_choice", "invalid_value", "between 1 and 1000"),
     ({"guided_choice": ["a", ""]}, "guided_choice[1]", "invalid_type", "not empty"),
     ({"guided_choice": "a"}, "guided_choice", "invalid_type", "an array"),

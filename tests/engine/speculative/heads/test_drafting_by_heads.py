@@ -20,9 +20,9 @@ from engine.model.loading import LoadedModel, ModelError
 from engine.speculative.draft_model.forecast import PREFILL_ONE_PROMPT_IN
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
-from engine.speculative.heads.drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
 from engine.speculative.heads.families import FAMILIES
 from engine.speculative.heads.head import Choose, Head, find_ends
+from engine.speculative.heads.head_drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
 from engine.speculative.heads.mtp import MTPHead
 from engine.speculative.heads.taps import TappedStates, Taps
 from engine.speculative.planning.model_part import ModelPart

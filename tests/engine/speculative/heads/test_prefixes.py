@@ -12,8 +12,8 @@ from engine.engine import Engine
 from engine.interface.request import GenerationRequest
 from engine.kv_cache.per_row import Caches
 from engine.model.loading import LoadedModel
-from engine.speculative.heads.drafter import NamedHead
 from engine.speculative.heads.head import Head
+from engine.speculative.heads.head_drafter import NamedHead
 from engine.speculative.heads.prefill import MAX_FILLED
 from engine.speculative.heads.prefixes import HeadPrefixes
 from tests.engine.conftest import StartEngine

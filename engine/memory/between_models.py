@@ -1,4 +1,4 @@
-"""Share the machine's memory among the models that are loaded.
+"""Divide the machine's memory among the models that are loaded.
 
 Each may use what the others do not hold. A model holds its weights, its cached prefixes and what its running
 requests take now, but at least what the oldest of them takes at its very end. So whatever was admitted can

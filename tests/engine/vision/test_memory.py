@@ -1,0 +1,47 @@
+"""What prompts with pictures take of memory stays within what the engine was given."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from tests.engine.memory.test_estimate import ROOMY, bytes_alone, run
+from tests.engine.support import prompt_of
+from tests.engine.vision.seeing import Picture, looked_at, make_seeing
+
+
+@pytest.fixture(autouse=True)
+def limit_of_mlx() -> Iterator[None]:
+    """MLX's own limit is the process's, and other tests have none."""
+    before = mx.set_memory_limit(ROOMY)
+    yield
+    mx.set_memory_limit(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "gemma3", "mistral3"])
+def test_pictures_fit_into_the_memory_that_one_prompt_alone_needs(name: str) -> None:
+    loaded = make_seeing(name, num_hidden_layers=4, num_attention_heads=4, head_dim=64, hidden_size=256)
+    assert loaded.info.vision
+    loaded.info = replace(
+        loaded.info, context_tokens=4096, vision=replace(loaded.info.vision, max_tokens=192)
+    )
+    never_end = tuple((token, -1000.0) for token in sorted(loaded.tokenizer.eos_ids))
+    asked = [
+        looked_at(
+            prompt_of(150, number), Picture(number, 12, 16), prompt_of(40),
+            Picture(9 + number, 8, 12), prompt_of(30),
+            name=str(number), max_tokens=12, logit_bias=never_end,
+        )
+        for number in range(4)
+    ]  # fmt: skip
+    needed = bytes_alone(
+        loaded, max(len(one.prompt) + one.max_tokens for one in asked), prefill_chunk_tokens=64
+    )
+    memory_bytes = loaded.info.weight_bytes + needed
+    _, largest, taken = run(
+        loaded, asked, False, memory_bytes=memory_bytes, prefill_chunk_tokens=64, prefix_cache_bytes=2**30
+    )
+    assert taken <= needed
+    assert largest <= needed
