@@ -13,7 +13,7 @@ import pytest
 from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings
 from drafters.base import Draft, DraftQuery
-from engine.batch.batch import batch
+from engine.batch import batch
 from engine.batch.sequence import Sequence
 from engine.engine import Engine
 from engine.interface.errors import EngineError, SharedTableError
