@@ -162,7 +162,7 @@ class Service:
         """Return the name of a model, or a name that none has. purpose: None for any."""
         if requested is None:
             return self._default_name(purpose)
-        return self.settings.model_name if requested in self.settings.served_model_name else requested
+        return self.models.first_name if requested in self.settings.served_model_name else requested
 
     def resolve_unknown(self, name: str, purpose: Purpose | None = None) -> str:
         """Return the model that answers to an unknown name. Raises ModelNotFoundError if none does."""
