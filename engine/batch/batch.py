@@ -75,6 +75,7 @@ class Batch:
         sequence.prefill = Prefill()
         self.members.append(sequence)
         self._sampler = None
+        self.device.skip_moves()
 
     def free(self, leaving: list[int]) -> None:
         """Remove rows, given in ascending order; the last row takes the place of each.
@@ -88,6 +89,7 @@ class Batch:
             self.members[row] = self.members[-1]
             self.members.pop()
         self._sampler = None
+        self.device.skip_moves()
 
     def start_copies(self) -> None:
         """Start the copies for rows that joining or leaving rows moved, as no step follows soon."""

@@ -200,6 +200,13 @@ class Device:
         self._lap_at = None
         self._chunks = [replace(chunk, is_measured=False) for chunk in self._chunks]
 
+    def pause(self) -> None:
+        """Wait for all that is in flight, as another model has the device next. Raises what it fails with."""
+        self.settle()
+        self.wait_for_step()
+        # The next step's time would contain what the other model does.
+        self.reset()
+
     def restart(self) -> None:
         """Measure the next step from now on. Nothing may be in flight."""
         self._lap_at = perf_counter()

@@ -90,7 +90,12 @@ class GeneratingEngine(ModelEngine):
         """Return the prefix caches' counts, by "target" and "draft" and the names of PrefixStatus."""
         if isinstance(worker := self.worker, ParkedWorker):
             return {}
-        return {model: asdict(status) for model, status in worker.prefix_status().items()}
+        drafting = worker.draft_prefiller
+        found = {
+            "target": worker.queue.prefix_lookup.kept.status(),
+            "draft": drafting.prefixes.status() if drafting else None,
+        }
+        return {model: asdict(status) for model, status in found.items() if status}
 
     def between_steps(self, action: Callable[[], Any]) -> Any:
         """Call a function on the engine's thread between two steps, and return its result.
@@ -170,12 +175,13 @@ class GeneratingEngine(ModelEngine):
             case Call():
                 message.perform()
             case Stop():
-                self.worker.end_waiting(STOPPING)
+                self.worker.queue.end_waiting(STOPPING)
 
     def _queue(self, request: GenerationRequest, sink: Sink) -> None:
         try:
-            self._grammars.plain_s = self.worker.plain_s
-            self.worker.submit(Sequence.of(request, sink, self.loaded.tokenizer, self._grammars))
+            worker = self.worker
+            self._grammars.plain_s = 0.0 if isinstance(worker, ParkedWorker) else worker.device.plain_s
+            worker.submit(Sequence.of(request, sink, self.loaded.tokenizer, self._grammars))
         except Exception as fault:
             log.error("request %s cannot be queued", request.id, exc_info=True)
             sink(Failed("request", f"the request cannot be queued: {fault}"))

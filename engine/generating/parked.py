@@ -10,14 +10,19 @@ from engine.interface.events import Failed
 class ParkedWorker:
     """Takes the place of a model's worker while its weights are not in memory: its sequences wait.
 
-    waiting: in the order of their submission.
+    queue: itself, as it does nothing but wait. waiting: in the order of their submission.
     """
 
-    has_work, is_blocked, plain_s, num_progressed = False, False, 0.0, 0
+    has_work, is_blocked, num_progressed = False, False, 0
     running: SequenceOf[Sequence] = ()
 
     def __init__(self) -> None:
         self.waiting: deque[Sequence] = deque()
+
+    @property
+    def queue(self) -> "ParkedWorker":
+        """Where the sequences wait."""
+        return self
 
     @property
     def live(self) -> list[Sequence]:

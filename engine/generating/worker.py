@@ -21,9 +21,9 @@ from engine.generating.recovery import Recovery
 from engine.generating.step import Decoder
 from engine.interface.events import Failed
 from engine.interface.stations import station
-from engine.kv_cache.prefix_cache.trie import PrefixStatus
 from engine.kv_cache.rows import Rows
 from engine.scheduler.draft_prefiller import DraftPrefiller
+from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.request_queue import RequestQueue
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.planning.planner import Planner
@@ -60,7 +60,7 @@ class Worker:
         self.queue = queue
         self.planner = planner
         self.proposers = proposers
-        self._draft_prefiller = draft_prefiller
+        self.draft_prefiller = draft_prefiller
         self.stats = EngineStats()
         self.device = batch.device
         self._decoder = Decoder(batch, planner, self.stats)
@@ -104,20 +104,6 @@ class Worker:
         """Whether a step would do anything."""
         return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
 
-    @property
-    def plain_s(self) -> float:
-        """What a plain step takes now; 0 before any is known."""
-        return self.device.plain_s
-
-    def prefix_status(self) -> dict[str, PrefixStatus]:
-        """Return the counts of the prefix caches of "target" and "draft". May be called on any thread."""
-        drafting = self._draft_prefiller
-        found = {
-            "target": self.queue.prefix_lookup.kept.status(),
-            "draft": drafting.prefixes.status() if drafting else None,
-        }
-        return {model: status for model, status in found.items() if status}
-
     @station("calibration")
     def measure_costs(self) -> bool:
         """Measure what one more step costs, while there is no work; returns whether anything was left."""
@@ -150,11 +136,6 @@ class Worker:
                     self.device.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
 
-    def end_waiting(self, failed: Failed) -> None:
-        """End all sequences that wait for a row."""
-        for sequence in self.queue.waiting:
-            sequence.fail(failed)
-
     @property
     def is_blocked(self) -> bool:
         """Whether sequences wait, but a step does nothing: they wait for memory that other models hold."""
@@ -166,7 +147,7 @@ class Worker:
 
     def pause(self) -> None:
         """Wait for what is in flight, as another model has the device next. A fault is as in step()."""
-        self._guard(self._settle)
+        self._guard(self.device.pause)
 
     def park(self) -> list[Sequence]:
         """Hand the waiting sequences over to this worker's successor. No sequence may be running."""
@@ -176,32 +157,19 @@ class Worker:
         self.queue.waiting.clear()
         return waiting
 
-    def _settle(self) -> None:
-        self.device.settle()
-        self.device.wait_for_step()
-        # The next step's time would contain what the other model does.
-        self.device.reset()
-
     def _guard(self, action: Callable[[], None]) -> None:
         """Do a part of the work; if it fails, end the request at fault and restart the others."""
         try:
             action()
-        except StepError as failed:
-            self._restart(failed)
         # Whatever raised this, the device's state cannot be trusted any more.
         except Exception as fault:
-            suspects = self.running or list(self.queue.waiting)[:1]
-            if not suspects:
-                raise
-            self._restart(StepError(suspects, fault))
+            self.queue.prefix_lookup.kept.drop_copies()
+            # No name for it here: that would be a cycle, which keeps what the failed step has.
+            self._recovery.restart(_step_error(fault, self.running or list(self.queue.waiting)[:1]))
+            self.device.reset()
         if not self.has_work:
             # A chunk in flight would keep the last sequence alive.
             self.device.clear()
-
-    def _restart(self, failed: StepError) -> None:
-        self.queue.prefix_lookup.kept.drop_copies()
-        self._recovery.restart(failed)
-        self.device.reset()
 
     def _advance(self) -> None:
         self._retire()
@@ -211,7 +179,7 @@ class Worker:
         if self.prefilling:
             self._open_drafters()
         self._make_room()
-        if self._awaits_prompts():
+        if _awaits_prompts(self.batch, self.queue.prefiller):
             self.batch.start_copies()
             self._prefill(0)
             self.proposers.work.advance(self.device.plain_s)
@@ -225,8 +193,8 @@ class Worker:
         self._prefill(len(self.batch.members))
         # Now the device is busy with what was dispatched.
         self.proposers.work.advance(self.device.plain_s)
-        if self._draft_prefiller:
-            self._prefill_drafts(self._draft_prefiller)
+        if self.draft_prefiller:
+            self._prefill_drafts(self.draft_prefiller)
         self._num_steps += 1
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
@@ -238,8 +206,8 @@ class Worker:
             if sequence.drafts is None and not sequence.ended:
                 try:
                     sequence.drafts = self.proposers.begin(sequence.request, sequence.matcher)
-                    if self._draft_prefiller:
-                        self._draft_prefiller.choose(sequence)
+                    if self.draft_prefiller:
+                        self.draft_prefiller.choose(sequence)
                 except Exception as fault:
                     sequence.fail_with(fault)
 
@@ -253,19 +221,15 @@ class Worker:
             if self.queue.prefix_lookup.kept.keep_row(sequence, row, self.rows):
                 # It waited for its copy, and so for all that was dispatched before.
                 self.device.reset()
-            if self._draft_prefiller:
-                self._draft_prefiller.keep_row(sequence, row)
+            if self.draft_prefiller:
+                self.draft_prefiller.keep_row(sequence, row)
         if ended:
-            self._free(ended)
-
-    def _free(self, leaving: list[int]) -> None:
-        self.batch.free(leaving)
-        self.device.skip_moves()
+            self.batch.free(ended)
 
     @station("memory")
     def _make_room(self) -> None:
         """End draft prefill, then preempt the youngest sequences, until the next step fits."""
-        budget, drafting = self.queue.memory_budget, self._draft_prefiller
+        budget, drafting = self.queue.memory_budget, self.draft_prefiller
         while not budget.make_room(
             self.batch.members,
             self.prefilling,
@@ -290,7 +254,7 @@ class Worker:
         if sequence in self.prefilling:
             self.prefilling.remove(sequence)
         else:
-            self._free([self.members.index(sequence)])
+            self.batch.free([self.members.index(sequence)])
         self.queue.put_back([sequence])
 
     def _fetch_in_flight(self) -> None:
@@ -300,24 +264,6 @@ class Worker:
             step.is_steady = False
             self._decoder.fetch(step)
             self._retire()
-
-    def _awaits_prompts(self) -> bool:
-        """Whether the rows wait for the prompts that arrived with theirs, and are decoded together with them.
-
-        A step of a few rows costs nearly as much as one of all, and would delay the other prompts. They wait
-        only before the first token of every row, for at most MAX_TOGETHER_S or MAX_TOGETHER_STEPS, and for no
-        prompt that lacks more tokens than the longest of them has.
-        """
-        if not self.batch.members or not self.prefilling or self.device.step:
-            return False
-        if any(s.timing.first_token_at for s in self.members):
-            return False
-        longest = max(len(s.tokens) for s in self.members)
-        if any(s.num_to_prefill > longest for s in self.prefilling):
-            return False
-        waited_s = time.perf_counter() - min(s.timing.joined_at for s in self.members)
-        steps_s = MAX_TOGETHER_STEPS * self.device.plain_s
-        return waited_s + self.queue.prefiller.left_s() <= max(MAX_TOGETHER_S, steps_s)
 
     @station("prefill")
     def _prefill(self, num_rows: int) -> None:
@@ -348,9 +294,36 @@ class Worker:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
         sequence.make_row_sampling(self.batch.vocab_size)
         try:
-            draft_prefill = self._draft_prefiller.begin(sequence) if self._draft_prefiller else None
+            draft_prefill = self.draft_prefiller.begin(sequence) if self.draft_prefiller else None
             self.batch.join(sequence, draft_prefill)
         except Exception as fault:
             raise StepError([sequence], fault) from fault
         sequence.timing.joined_at = sequence.timing.joined_at or time.perf_counter()
-        self.device.skip_moves()
+
+
+def _step_error(fault: Exception, suspects: list[Sequence]) -> StepError:
+    """Return the fault with the sequences that may have caused it. Raises the fault if there are none."""
+    if isinstance(fault, StepError):
+        return fault
+    if not suspects:
+        raise fault
+    return StepError(suspects, fault)
+
+
+def _awaits_prompts(batch: Batch, prefiller: Prefiller) -> bool:
+    """Whether the rows wait for the prompts that arrived with theirs, and are decoded together with them.
+
+    A step of a few rows costs nearly as much as one of all, and would delay the other prompts. They wait
+    only before the first token of every row, for at most MAX_TOGETHER_S or MAX_TOGETHER_STEPS, and for no
+    prompt that lacks more tokens than the longest of them has.
+    """
+    if not batch.members or not prefiller.prefilling or batch.device.step:
+        return False
+    if any(s.timing.first_token_at for s in batch.members):
+        return False
+    longest = max(len(s.tokens) for s in batch.members)
+    if any(s.num_to_prefill > longest for s in prefiller.prefilling):
+        return False
+    waited_s = time.perf_counter() - min(s.timing.joined_at for s in batch.members)
+    steps_s = MAX_TOGETHER_STEPS * batch.device.plain_s
+    return waited_s + prefiller.left_s() <= max(MAX_TOGETHER_S, steps_s)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 
 from config.settings import Settings
 from engine.batch.sequence import Sequence
+from engine.interface.events import Failed
 from engine.interface.stations import station
 from engine.kv_cache.rows import Rows
 from engine.memory.budget import MemoryBudget
@@ -38,6 +39,11 @@ class RequestQueue:
         self.prefix_lookup = prefix_lookup
         self.prefiller = prefiller
         self._settings = settings
+
+    def end_waiting(self, failed: Failed) -> None:
+        """End all sequences that wait for a row."""
+        for sequence in self.waiting:
+            sequence.fail(failed)
 
     def drop_ended(self) -> None:
         """Forget sequences that ended while they waited or prefilled."""
