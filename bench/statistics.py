@@ -52,7 +52,8 @@ def ratio(value: float | None, of: float | None) -> float | None:
 def divide_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> list[float]:
     """Estimate the tokens of each chunk, adding up to total, where only the total is known.
 
-    counted: tokens of each chunk's text by itself, at least 1 each: its share, unless all chunks have one.
+    counted: tokens of each chunk's text encoded alone, at least 1 each. The total is divided in proportion to
+        them, unless there are as many chunks as tokens: then each chunk has one.
     """
     if len(texts) == total:
         return [1.0] * total

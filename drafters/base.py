@@ -23,8 +23,8 @@ class Frame:
 
     fixed: (n + 1,) the token ids before, between and after n values, as far as they do not depend on a value.
     copied: (n,) of each value the number of an earlier one that it often begins like; None for none.
-    joints: (n,) of each value: by its last token, what stands for this token and what is fixed behind it,
-        where the tokenizer does not split between them.
+    joints: (n,) for each value a mapping. Some last tokens of a value merge with the fixed text behind it: by
+        such a token, the tokens that then stand for both.
     """
 
     fixed: tuple[tuple[int, ...], ...]
@@ -85,7 +85,7 @@ class Draft:
         learns one acceptance rate per bucket.
     prior: expected acceptance rate per token, in [0, 1], used until there is something to learn from.
     by_token: bucket and prior of each token, if they differ; else empty.
-    is_guess: whether any other draft is better.
+    is_guess: whether this is a last resort: every draft that is no guess is better.
     """
 
     tokens: Sequence[int] = ()
@@ -150,7 +150,7 @@ class IndexesViews(Protocol):
     def add_view(self, seq: int, view: View) -> Slices | None:
         """Return the work of indexing a text that an answer may copy, or take note of a form.
 
-        It ends without error if the sequence is closed. What it takes of memory close frees.
+        It ends without error if the sequence is closed. close() frees its memory.
         """
 
 

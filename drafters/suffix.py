@@ -307,7 +307,7 @@ class SuffixDrafter:
         return f"read {len(texts)} finished requests from {file.path}"
 
     def restore(self) -> Slices | None:
-        """Return the work of adding the finished requests in the file; None if there are none, or not again.
+        """Return the work of adding the finished requests in the file; None if there are none, or once done.
 
         Raises TableFileError.
         """

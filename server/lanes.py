@@ -61,7 +61,7 @@ class Lane:
         self._is_busy = False
 
     async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job once one of every other client before it is done. Raises what the job raises.
+        """Run a job on the thread when its client is next in rotation. Raises what the job raises.
 
         A job that has begun ends at its next slice if this is cancelled (see engine/interface/wanted.py).
         """

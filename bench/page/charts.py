@@ -232,7 +232,7 @@ def rows_of(document: Document, section: str, part: str = "rows") -> Rows:
 
 
 def label(rows: Rows, name: str, first: str, **others: str) -> Rows:
-    """Set a field to that of another field, and of further fields whose values vary among the rows.
+    """Set the field `name` of all rows to the field `first`, followed by those of the others that vary.
 
     others: how the further fields are written, such as streams="{} streams".
     """

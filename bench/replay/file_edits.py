@@ -47,8 +47,9 @@ def trap_cases(count: int, seed: int) -> list[TokenPair]:
 
 
 def make_traffic(root: Path, count: int, seed: int, encode: Encode) -> Iterator[TokenPair]:
-    """Yield requests as in weeks of a server, over the Python files below a folder; workload is the kind.
+    """Yield requests such as a server gets over weeks, about the Python files below a folder.
 
+    The kind of a request, one of SHARES, is its workload.
     The age of a repeated text is drawn evenly over its logarithm: some are recent, some from the very start.
     Shorter traffic with a seed begins longer traffic.
     """

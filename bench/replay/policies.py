@@ -62,8 +62,8 @@ def figures(outcomes: Sequence[Outcome]) -> Row:
 class FixedPlayer:
     """Replays answers with one drafter, whose drafts of at most limit tokens are verified in full.
 
-    cost: of a step by its width. in_hindsight: so many tokens of a draft are verified as gain most per cost,
-    knowing the answer.
+    cost: of a step by its width. in_hindsight: of each draft only as many tokens are verified as gain
+    most per cost, which takes knowing the answer.
     """
 
     def __init__(

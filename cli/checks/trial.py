@@ -137,7 +137,7 @@ def _say_to(said: "Queue[tuple[str, float]]") -> None:
 
 
 def say(stage: str, share: float) -> None:
-    """Tell the process that waits what is done now, and the share of it that is over."""
+    """Tell the waiting process what is being done now, and the share of it that is done."""
     for said in _said:
         said.put((stage, share))
 
@@ -151,7 +151,7 @@ def find_device() -> Device:
 
 
 def choose_first(settings: Settings) -> Settings:
-    """Return settings with the model that a server would start with; see engine/pool/catalogue.py."""
+    """Return settings with the model that a server would start with; see engine/models/catalogue.py."""
     from engine.models.catalogue import choose_first
 
     return choose_first(settings)

@@ -11,7 +11,7 @@ CONFIG = "config.json"
 
 
 def with_found(settings: Settings) -> Settings:
-    """Return settings whose model is a path if it is the name of a folder in --models-dir.
+    """Return the settings with the model's path, where they name a model by its folder in --models-dir.
 
     Reads names of files only. Raises UsageError if --models-dir is no folder of models.
     """

@@ -90,7 +90,7 @@ class Device:
     def plain_s(self) -> float:
         """Seconds of a plain step, the median of the last few; 0 before any is known.
 
-        The measure of how long anything may keep rows waiting that takes as long as the model is large.
+        The unit for what takes longer with a larger model: so many plain steps may it keep rows waiting.
         """
         return median(self._plain_s) if self._plain_s else 0.0
 

@@ -65,7 +65,8 @@ class Prefill:
     states: of the last of these tokens, those that were not found in the prefix cache, if a head reads them.
     num_found: how many tokens were in the prefix cache, with state if the model has any.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
-    rungs: others, where they are kept as a later prompt may part from this one anywhere; how likely that is.
+    rungs: further such lengths, for later prompts that part from this one in between; with each the chance
+        that one does so there, relative to others.
     opening: where the answer opens; 0 if state is not kept there.
     looking: its images; None if it has none.
     max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that one has fed.

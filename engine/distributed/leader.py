@@ -63,7 +63,7 @@ class Leader:
         """Let all ranks do one operation; return what local(*given) returns here.
 
         makes: whether the other ranks keep the result, under the number of the next new_handle().
-        asks: whether the ranks agree that they can do it, even when they need not for others.
+        asks: whether the ranks first agree that they can do it, even once other operations are done without.
         What an operation calls itself is a part of it, and no command of its own.
         Raises what local raises while ranks agree, and otherwise RanksLostError.
         """

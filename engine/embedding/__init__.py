@@ -1,1 +1,1 @@
-"""Models that make vectors of texts, or rank documents; each has a place in the pool like any other model."""
+"""Models that make vectors of texts, or rank documents; each is loaded and served like any other model."""

@@ -20,7 +20,7 @@ from engine.models.model_engine import ModelEngine
 
 
 class EmbeddingEngine(ModelEngine):
-    """Hands requests for vectors or scores to its worker, which computes a piece of a pass in each step.
+    """Hands requests for vectors or scores to its worker, which computes a part of a pass in each step.
 
     name: by which the model is known.
     count_decoding: returns how many other models have rows that wait while this one computes.

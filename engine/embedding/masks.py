@@ -28,7 +28,7 @@ def attend_near(num_tokens: mx.array, width: int, window: int) -> mx.array:
 
 
 def attend_before(width: int, window: int) -> mx.array:
-    """Return (width, width), true for the last tokens of a window that ends with each token."""
+    """Return (width, width), true where a row's token attends: itself and the window - 1 before it."""
     at = mx.arange(width)
     before = at[:, None] - at
     return (before >= 0) & (before < window)

@@ -40,7 +40,8 @@ def bytes_of(config: Config, num_texts: int, num_tokens: int, num_before: int = 
 class PassMemory:
     """The memory that a model that embeds holds.
 
-    prefixes: the heads of texts that it keeps; None if it keeps none. shared: set by the pool.
+    prefixes: the heads of texts that it keeps; None if it keeps none. shared: the memory
+    of all models, set once this one is loaded; None if it is alone.
     """
 
     def __init__(self, weight_bytes: int, config: Config, prefixes: PrefixCache | None = None) -> None:

@@ -72,7 +72,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Member:
-    """An input that is in a pass."""
+    """An input that takes part in a pass."""
 
     job: Job
     index: int
@@ -84,7 +84,7 @@ class Member:
 
     @property
     def num_tokens(self) -> int:
-        """Its tokens."""
+        """The number of its tokens."""
         return len(self.input.tokens)
 
 

@@ -38,8 +38,9 @@ class Prefixes:
     def find_head(self, request: EmbeddingRequest) -> TokenIds:
         """Return the head of a request's inputs; empty if none is worth it.
 
-        It is what all inputs begin with, a single one as any of the last requests. What would add only a
-        few tokens to a head that is kept is left out, so that requests with one instruction share a head.
+        Several inputs: what all begin with. A single one: the most that it begins with like one of the last
+        requests. If that has only a few tokens more than a head that is kept, the kept one is returned, so
+        that requests with one instruction share a head.
         """
         inputs, alike = request.inputs, request.inputs[0].tokens[: request.num_alike]
         earlier = [len(alike)] if len(inputs) > 1 else [count_common(alike, one) for one in self._recent]

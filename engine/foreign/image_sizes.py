@@ -24,7 +24,7 @@ GEMMA4_TOKENS = (70, 140, 280, 560, 1120)
 def find_size(settings: Settings, height: int, width: int, detail: str, budget: int) -> Size:
     """Return the size to which an image is resized, in pixels.
 
-    detail: low, high or auto. budget: the most tokens of an image, as far as the model takes so few.
+    detail: low, high or auto. budget: the most tokens of an image, unless the smallest possible one has more.
     Raises ValueError, in words for the client, if the model takes no such image.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):

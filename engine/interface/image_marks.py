@@ -16,12 +16,12 @@ def mark(number: int) -> str:
 
 
 def without_marks(text: str) -> str:
-    """Return a text without what only marks consist of."""
+    """Return a text without the two characters around the numbers of marks, so that it has no mark."""
     return text.translate(_MARKS)
 
 
 def before_images(text: str) -> str:
-    """Return what of a text stands before its first image."""
+    """Return the part of a text before its first image."""
     return text.partition(OPEN)[0]
 
 

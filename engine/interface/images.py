@@ -17,7 +17,8 @@ class ImageProcessor:
     least, most: limits of an image, in the unit of its cut: pixels, pixels of a side, or tokens.
     filter: Pillow's number of the filter with which an image is resized.
     placeholder, row_end, last_end: token ids; None for what the family has not.
-    digest: of the processor's file, whatever else it says, such as how the tower normalises pixels.
+    digest: of the processor's whole file, which also says what no field here has, such as how the tower
+        normalises pixels.
     written: what its chat template writes for an image. shown: what stands there in the prompt, with one
         placeholder for all. alone: what to write where the template takes text alone.
     """
@@ -41,7 +42,7 @@ class ImageProcessor:
 class VisionInfo:
     """How a model sees images.
 
-    family: the tower's name. placeholder: the token id that stands for a piece of an image.
+    family: the tower's name. placeholder: the token id that stands for a part of an image.
     patch_size: pixels of a patch's side. merge_size: patches of a token's side.
     min_tokens, max_tokens: of one image. example_tokens: of one of 1024x768 pixels.
     processor: how its images are cut; None only in tests without images.

@@ -152,7 +152,7 @@ class GenerationRequest:
     images: those in the prompt, in order. Its tokens have the model's placeholder where an image is; the last
         token belongs to none.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
-        sequence/loop_guard.py.
+        batch/loop_guard.py.
     """
 
     id: str

@@ -19,7 +19,7 @@ def check_wanted() -> None:
 
 
 def run_while(is_wanted: Callable[[], bool], job: Callable[[], ResultT]) -> ResultT:
-    """Run a job; what of it comes in slices ends once it is not wanted. Raises UnwantedError then."""
+    """Run a job; once it is not wanted, check_wanted(), called between slices, raises UnwantedError."""
     before = _IS_WANTED.set(is_wanted)
     try:
         check_wanted()

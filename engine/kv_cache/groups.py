@@ -52,7 +52,7 @@ class Group:
 
 
 class PerGroup:
-    """Values by group, where all rows would have one: an array, a mask, or several arrays."""
+    """A value for each group, in place of one for all rows: an array, a mask, or several arrays."""
 
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts
@@ -220,7 +220,10 @@ class Groups:
         return joined if self._order is None else joined[self._order]
 
     def limit_growth(self, max_cells: int, needed_cells: Callable[[Group], int]) -> None:
-        """Divide max_cells (slots times columns) among the groups, by those that needed_cells says."""
+        """Divide max_cells (slots times columns) among the groups.
+
+        Each gets the cells that needed_cells returns for it, and an equal part of what is left.
+        """
         self._max_cells = max_cells
         cells = list(map(needed_cells, self._groups))
         for group, num_cells in zip(self._groups, cells, strict=True):

@@ -348,7 +348,7 @@ class MemoryBudget:
         return draft.footprint.row_bytes(self._estimator.prompt_columns(draft, num_tokens), self.chunk_tokens)
 
     def draft_model_share(self, num_bytes: int) -> int:
-        """Return the part of num_bytes that holds as many of its tokens as the rest holds of the target's."""
+        """Return the draft model's part of num_bytes: it holds as many tokens as the rest, the target's."""
         target, *draft = [m.footprint.row_bytes(COMPARED_TOKENS, self.chunk_tokens) for m in self._models]
         return num_bytes * sum(draft) // (target + sum(draft))
 

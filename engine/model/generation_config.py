@@ -34,7 +34,7 @@ def read_sampling_defaults(folder: Path) -> SamplingDefaults:
 
 
 def read_answer_limits(folder: Path) -> AnswerLimits:
-    """Return where answers end by a model folder's generation_config.json. Otherwise as above."""
+    """Return where answers end by a model folder's generation_config.json. See read_sampling_defaults()."""
     found = _read(folder, _LIMITS)
     return AnswerLimits(found.get("max_new_tokens"), found.get("loop_guard_tokens"))
 

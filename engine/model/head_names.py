@@ -32,7 +32,7 @@ _DROPPED = ("shared_head.head.", "embed_tokens.", "self_attn.rotary_emb.")
 
 
 def name_in_head(name: str, num_layers: int) -> str | None:
-    """Return an array's name in the head's module, empty if it is not used; None of an array of the model.
+    """Return an array's name in the head's module, empty if it is not used; None if the array is the model's.
 
     num_layers: of the model.
     """
@@ -55,7 +55,7 @@ def rename(name: str) -> str:
 
 
 def name_in_first_layer(name: str) -> str:
-    """Return a name in the first layer; "" for later layers, in whose place the first is applied again."""
+    """Return the name unchanged, but "" for arrays of layers after the first: the first takes their place."""
     return "" if name.startswith("layers.") and not name.startswith("layers.0.") else name
 
 

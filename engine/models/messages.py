@@ -84,7 +84,7 @@ class Inbox(queue.SimpleQueue[Message]):
             self._handled = None
 
     def refuse_all(self, failed: Failed) -> None:
-        """Tell the senders of all messages that they will not be handled, if they wait for an outcome."""
+        """Take all messages without handling them, and tell the senders that wait for an outcome."""
         refused: list[Message] = [self._handled] if self._handled else []
         self._handled = None
         while not self.empty():

@@ -61,7 +61,7 @@ def find_demands(widths: Iterable[int], step_s: Callable[[int], float]) -> Deman
 
 
 def meets_any(estimate: DraftEstimate, demands: Demands) -> bool:
-    """Return whether an estimate promises more than any of the demands, which are for its draft's lengths."""
+    """Return whether an estimate exceeds at least one demand; demands are for lengths that it has."""
     expected = estimate.expected
     # any() takes twice as long, and this runs for every draft of every plan.
     for num_drafted, num_tokens in demands:  # noqa: SIM110

@@ -41,7 +41,10 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """How the texts of a tokenizer are cut. borders: matches where. drops: a slice begins after its space."""
+    """How the texts of a tokenizer are cut. borders: matches the places.
+
+    drops: whether the space behind a border belongs to neither slice.
+    """
 
     borders: re.Pattern[str]
     drops: bool = False

@@ -93,9 +93,9 @@ def _reading_once(reader: "Reader") -> Iterator[None]:
 
 
 class Reader:
-    """Parses files, each once for all that ask until one keeps it.
+    """Parses files. All who only read() a file get one tokenizer, until one takes it with take() and owns it.
 
-    digest: of the contents of the file, if it was one, whose tokenizer was kept; else "".
+    digest: of the file's contents, if exactly one tokenizer was taken; else "".
     """
 
     def __init__(self) -> None:

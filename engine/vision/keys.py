@@ -29,7 +29,7 @@ def prompt_keys(prompt: Sequence[int], images: Images, vocab_size: int) -> list[
 
 
 def whole_images(images: Images, length: int) -> int:
-    """Return the length, or where the image begins that it would end in.
+    """Return the length of a prefix, cut to the start of an image if it would end within one.
 
     Two images may share their first keys by chance, though hardly all of them.
     """
@@ -37,7 +37,10 @@ def whole_images(images: Images, length: int) -> int:
 
 
 def chunk_end(images: Images, start: int, end: int) -> int:
-    """Return where a chunk from start on ends that divides no image: before end if it can."""
+    """Return where the chunk [start, end) must end to divide no image.
+
+    Before the image that end lies in, or, if the chunk begins with that image, after it.
+    """
     for image in images:
         if image.start < end < image.end:
             return image.start if image.start > start else image.end

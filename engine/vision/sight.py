@@ -104,7 +104,7 @@ class Looking:
         return arrays
 
     def end_of(self, start: int, end: int) -> int:
-        """Return where a chunk of tokens [start, end) has to end at the latest, or at least."""
+        """Return where the chunk [start, end) must end: see chunk_end(); also before images yet to see."""
         if self._sight.tower.sees_whole_image:
             end = chunk_end(self._images, start, end)
         unseen = (one.start for one in self._images if one.start >= start and one is not self._image)

@@ -74,7 +74,7 @@ class Normalization:
 class Tower(ABC):
     """The tower of one model. Families differ in how they embed patches and merge states.
 
-    family: its name. placeholder_id: token that stands for a piece of an image. patch_size: pixels of a
+    family: its name. placeholder_id: token that stands for a part of an image. patch_size: pixels of a
     patch's side. merge_size: patches of a token's side. sees_whole_image: tokens of an image attend to those
     behind them, too.
     """

@@ -84,7 +84,7 @@ def _as_users(result: Message) -> Message:
 def check_answerable(messages: Sequence[Message], *, sees: bool = True) -> None:
     """Refuse a newest turn that only media make sense of. Raises BadRequestError.
 
-    sees: whether the model sees images, or may do so. It is asked again once that is known.
+    sees: whether the model sees images, or may do so: then call this again once that is known.
     """
     newest = [one for one in messages[newest_start(messages) :] if one.role != "system"]
     media = [part for one in newest for part in one.parts if isinstance(part, Media)]

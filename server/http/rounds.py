@@ -30,7 +30,7 @@ class Rounds:
 
     @property
     def has_time(self) -> bool:
-        """Whether more may be done in this round, and nothing waits for that; also within what is done."""
+        """Whether something may be done at once: within do(), or if there is time and nothing waits."""
         return self._is_doing or (not self._waiting and self._spent_s < ROUND_S)
 
     def do(self, action: Callable[[], None], more_s: float = 0.0) -> None:
@@ -45,7 +45,7 @@ class Rounds:
             self._plan_next()
 
     def wait(self, address: str, action: Callable[[], None], more_s: float = 0.0) -> None:
-        """Do something in a later round, when the others before this address are served."""
+        """Do something in a later round, once the addresses that come before this one were served."""
         self._waiting.setdefault(address, deque()).append(partial(self.do, action, more_s))
         self._plan_next()
 

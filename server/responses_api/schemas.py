@@ -285,7 +285,7 @@ class ResponsesRequest(AcceptsPeerFields):
     @model_validator(mode="before")
     @classmethod
     def take_messages(cls, given: Any, info: ValidationInfo) -> Any:
-        """Take the messages of a chat, which is an input of another name, for the input."""
+        """Take the field messages, as chats have it, as the input of a request without one."""
         if not isinstance(given, dict) or given.get("input") or not given.get("messages"):
             return given
         if notes_in(info.context).refuses:

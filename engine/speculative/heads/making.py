@@ -128,8 +128,8 @@ def make_mtp(
 ) -> MTPHead:
     """Make an MTP head.
 
-    source: where it was found, for errors. config: {"model_type": a family of FAMILIES and "_mtp",
-        "text_config": the configuration of the target, or of the head's layer}.
+    source: where it was found, for errors. config: {"model_type": the name of a family of FAMILIES
+        with "_mtp" behind it, "text_config": the configuration of the target, or of the head's layer}.
     Raises ModelError if the weights are not those of such a head.
     """
     family = FAMILIES[str(config["model_type"]).removesuffix(MTP_SUFFIX)]

@@ -49,7 +49,7 @@ class MTPHead(Module):
         return [KVCache()]
 
     def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
-        """Feed committed positions; see Head. Only the layer's keys and values are ever computed."""
+        """Feed committed positions; see Head. The result is unread, so MLX computes keys and values alone."""
         self._apply(states, following, caches[0])
 
     def draft(

@@ -40,7 +40,7 @@ class CandidateWidths:
         return sorted({*measured, *self._exact([w for w in stops if 1 < w < widest], num_rows)})
 
     def measured(self, num_rows: int, widest: int) -> list[int]:
-        """Return the candidate widths where no draft becomes less certain halfway."""
+        """Return the candidate widths whose costs are measured, and the widest. widest: of the drafts."""
         asked = num_rows, widest, self._is_long
         if (found := self._measured.get(asked)) is None:
             widths = [*(w for w in self._costs.widths if 1 < w < widest), *{widest} - {1}]

@@ -207,7 +207,7 @@ def with_bridges(messages: Sequence[Json]) -> list[Json]:
 def merge(messages: Sequence[Json], roles: Collection[str], joins_calls: bool) -> list[Json]:
     """Merge neighbouring messages of one role. A message with calls ends a run.
 
-    joins_calls: or else stands alone.
+    joins_calls: whether it may end a run of several messages; otherwise it stands alone.
     """
     groups: list[list[Json]] = []
     for message in messages:

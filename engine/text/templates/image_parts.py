@@ -46,7 +46,7 @@ def probe(role: str) -> Sequence[Json]:
 
 
 def with_placeholders(rendered: str, processor: ImageProcessor) -> str:
-    """Return a rendered prompt with what stands there for an image; marked text is no image."""
+    """Replace what the template wrote for images by what prompts show. What is marked as text is no image."""
     if processor.written == processor.shown:
         return rendered
     written = re.compile(f"(?<!{TOKEN_OPEN}){re.escape(processor.written)}")

@@ -12,7 +12,7 @@ from engine.kv_cache.per_row import Caches, leaves
 
 @contextmanager
 def images_seen_whole(caches: Caches, numbers: np.ndarray, in_windows_only: bool = False) -> Iterator[None]:
-    """Let the masks of one row's caches allow what they do, and every token of the same image.
+    """Let each token of an image see all tokens of that image, too, with one row's caches in the block.
 
     numbers: (n,) of the tokens that are fed, the number of each one's image; negative if it has none.
     in_windows_only: leave layers that keep all tokens as they are.
