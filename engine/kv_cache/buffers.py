@@ -30,7 +30,7 @@ class RaggedKVCache:
 
     @property
     def keys(self) -> mx.array:
-        """The buffer of the keys, unless quantized. Settable: DeepSeek V3.2 sets it, to order computations."""
+        """The buffer of the keys, unless quantized. Settable, as DeepSeek V3.2 orders work by it."""
         return self.arrays[0]
 
     @keys.setter
@@ -39,7 +39,7 @@ class RaggedKVCache:
 
     @property
     def values(self) -> mx.array:
-        """The buffer of the values, unless quantized. Settable: DeepSeek V3.2 zeroes values that it does not use."""
+        """The buffer of the values, unless quantized. Settable, as DeepSeek V3.2 zeroes unused ones."""
         return self.arrays[1]
 
     @values.setter
