@@ -20,7 +20,7 @@ from engine.interface.models import ModelInfo
 from server.engine_protocol import EmbeddingEngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine, from_failure
 from server.generation.chat_prompt import TokenIds
-from server.generation.engine_requests import check_token_ids
+from server.generation.engine_requests import check_encoded, check_token_ids
 from server.generation.service import Service
 from server.http.long_response import LongResponse
 from server.http.request_log import note_ignored, record_of
@@ -110,6 +110,7 @@ def _as_pairs(
     """
     embedding = info.embedding
     assert embedding
+    check_encoded(query, "query", info)
     head = (*embedding.before, *query, *embedding.between)
     num_there = len(query) if embedding.pair else 0
     room = info.context_tokens - len(head) - len(embedding.after)
@@ -209,7 +210,10 @@ def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, emb
 
 
 def _cut(tokens: Sequence[int], room: int, cut: Cut, param: str, info: ModelInfo) -> TokenIds:
-    """Return the tokens that fit. Raises BadRequestError for too many, if none may be cut off."""
+    """Return the tokens that fit.
+
+    Raises BadRequestError for too many, if none may be cut off, and for those that the weights lack.
+    """
     if len(tokens) > room and cut == "none":
         raise BadRequestError(
             f"'{param}' has {len(tokens)} tokens; '{info.name}' takes {room}. Shorten it, or send "
@@ -217,4 +221,6 @@ def _cut(tokens: Sequence[int], room: int, cut: Cut, param: str, info: ModelInfo
             param=param,
             code="context_length_exceeded",
         )
-    return tuple(tokens[-room:] if cut == "start" else tokens[:room])
+    kept = tuple(tokens[-room:] if cut == "start" else tokens[:room])
+    check_encoded(kept, param, info)
+    return kept

@@ -159,6 +159,15 @@ def check_token_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
         raise _unknown_id(f"{param}[{index}]", prompt[index], info)
 
 
+def check_encoded(tokens: Sequence[int], param: str, info: ModelInfo) -> None:
+    """Raise BadRequestError if the tokenizer has tokens that the weights lack: MLX would read beyond them.
+
+    tokens: of the text at that path of the body.
+    """
+    if tokens and (highest := max(tokens)) >= info.vocab_size:
+        raise _unknown_id(param, highest, info)
+
+
 def check_ids(body: GenerationFields, info: ModelInfo) -> None:
     """Raise BadRequestError for token ids in fields about sampling that the model does not have."""
     for name in ("stop_token_ids", "allowed_token_ids"):
@@ -206,7 +215,7 @@ def _unknown_id(param: str, token: int, info: ModelInfo) -> BadRequestError:
 def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
     """Return the number of tokens of the context that are left for the output, at least one.
 
-    Raises BadRequestError if the prompt is empty or leaves no room.
+    Raises BadRequestError if the prompt is empty, leaves no room, or has tokens that the weights lack.
     """
     if not prompt:
         raise BadRequestError(
@@ -215,6 +224,7 @@ def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
     room = info.context_tokens - len(prompt)
     if room < 1:
         raise context_error(len(prompt), param, info)
+    check_encoded(prompt, param, info)
     return room
 
 

@@ -85,8 +85,9 @@ async def test_the_log_says_once_what_was_left_out_shown_as_text_or_understood(c
     messages = [*history, {"role": "assistant", "content": "b"}, {"role": "human", "content": "c"}]
     written = log("text")
     named = (await client.post(CHAT, json={"messages": messages})).headers["x-reprise-ignored"]
+    # Images come last: only the model says whether they are shown.
     assert named == (
-        "messages[0].content[0] (as text), messages[0].content[2], messages[2].role (understood)"
+        "messages[0].content[2], messages[2].role (understood), messages[0].content[0] (as text)"
     )
     assert _only_line(written).count(f", ignored {named}, ") == 1
 

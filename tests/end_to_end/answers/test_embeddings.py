@@ -18,6 +18,7 @@ from tests.engine.embedding.encoder_folders import minilm, write_encoder, write_
 from tests.engine.embedding.published_folders import NO, YES, write_published
 from tests.engine.embedding.test_worker import Driven
 from tests.engine.support import wait_until
+from tests.server.openai_shapes import assert_error
 
 TEXTS = ["The cat sits on the mat.", "A kitten rests on a rug.", "Interest rates rose again."]
 CHAT = {"model": "reprise-demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
@@ -27,6 +28,7 @@ CHAT = {"model": "reprise-demo", "messages": [{"role": "user", "content": "Hello
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_encoder(folder / "ranks", "xlm-roberta", ranks=True)
+    write_encoder(folder / "narrow", vocab_size=1000)
     prompted = write_encoder(folder / "prompted")
     write_modules(prompted, {"pooling_mode": "mean", "include_prompt": False}, "Normalize")
     (prompted / "config_sentence_transformers.json").write_text(
@@ -115,6 +117,13 @@ def test_what_the_model_cannot_take_is_a_400_that_names_it(http, body, param, co
     response = http.post("/v1/embeddings", json=body)
     fault = response.json()["error"]
     assert (response.status_code, fault["param"], fault["code"]) == (400, param, code)
+
+
+def test_a_text_with_a_token_that_the_weights_lack_is_a_400_and_the_server_lives(http):
+    response = http.post("/v1/embeddings", json={"model": "narrow", "input": ["!", "kitten"]})
+    assert response.status_code == 400
+    assert_error(response.json(), "input[1]", "invalid_token_id")
+    assert vectors_of(http.post("/v1/embeddings", json={"model": "narrow", "input": "!"})).shape == (1, 32)
 
 
 def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(http):

@@ -6,6 +6,7 @@ from config.settings import Settings
 from engine.interface.models import AnswerLimits
 from server.generation.engine_requests import Prompts, choice_seed, make_engine_requests
 from server.requests.completions import CompletionRequest
+from tests.server.openai_shapes import assert_error
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
@@ -74,3 +75,18 @@ def test_a_request_that_sets_a_limit_of_tokens_has_no_loop_guard_unless_it_asks_
     body = CompletionRequest(prompt="a", **fields)
     (order,) = make_engine_requests("r", body, Prompts([(1,)]), engine.info, Settings(**setting))
     assert order.loop_guard_tokens == wanted
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/v1/completions", {"prompt": "a"}, "prompt"),
+    ],
+)
+async def test_a_text_with_a_token_that_the_weights_lack_is_a_400(client, engine, path, body, param):
+    engine.info = replace(engine.info, vocab_size=ord("a"))
+    response = await client.post(path, json=body)
+    assert response.status_code == 400
+    assert_error(response.json(), param, "invalid_token_id")
+    assert engine.requests == []
