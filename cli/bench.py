@@ -23,6 +23,7 @@ COMMANDS = {
     "translation": "bench.decode.run_translation",
     "peers": "bench.serving.run_peers",
     "embed": "bench.serving.run_embed",
+    "images": "bench.serving.run_images",
     "sweep": "bench.sweep.run_sweep",
     "replay": "bench.replay.run_replay",
     "commits": "bench.replay.pairs",

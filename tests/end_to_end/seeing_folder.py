@@ -8,11 +8,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from config.model_settings import BUNDLED_MODEL
+from bench.architectures.seeing_model import FIRST_ID, write_tokenizer
 from tests.engine.vision.tiny_towers import FAMILIES, weights_of
 
-FIRST_ID = 4096
-"""The first id that the bundled tokenizer leaves free."""
 MROPE = {"type": "default", "rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 TOKENS = {
     "qwen3_vl": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
@@ -40,13 +38,6 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "gemma3": {"size": {"height": 32, "width": 32}},
     "mistral3": {"patch_size": 4, "size": {"longest_edge": 64}},
 }
-TEMPLATE = (
-    "{%% for m in messages %%}<|im_start|>{{ m.role }}\n"
-    "{%% if m.content is string %%}{{ m.content }}{%% else %%}"
-    "{%% for p in m.content %%}{%% if p.type == 'image' %%}%s{%% else %%}{{ p.text }}{%% endif %%}"
-    "{%% endfor %%}{%% endif %%}<|im_end|>\n{%% endfor %%}"
-    "{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}"
-)
 
 
 def write_seeing(folder: Path, family: str) -> Path:
@@ -71,15 +62,7 @@ def write_seeing(folder: Path, family: str) -> Path:
     mx.save_safetensors(str(folder / "model.safetensors"), arrays | tower)
     _write(folder / "config.json", config)
     _write(folder / "preprocessor_config.json", tiny.processor | PROCESSORS[family])
-    bundled = Path(BUNDLED_MODEL)
-    tokenizer = json.loads((bundled / "tokenizer.json").read_text())
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    tokenizer["added_tokens"] += [
-        {"id": FIRST_ID + index, "content": text} | plain for index, text in enumerate(TOKENS[family])
-    ]
-    _write(folder / "tokenizer.json", tokenizer)
-    (folder / "tokenizer_config.json").write_text((bundled / "tokenizer_config.json").read_text())
-    (folder / "chat_template.jinja").write_text(TEMPLATE % WRITTEN[family])
+    write_tokenizer(folder, TOKENS[family], WRITTEN[family])
     return folder
 
 
