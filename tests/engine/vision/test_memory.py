@@ -1,6 +1,7 @@
 """What prompts with pictures take of memory stays within what the engine was given.
 
-Known: in a process of its own it passes; after test_every_family.py two cases take up to 15 % more. Not explained yet.
+Known: in a process of its own it passes; after test_every_family.py two cases take up to 15 % more. That is
+not explained yet.
 """
 
 from collections.abc import Iterator
