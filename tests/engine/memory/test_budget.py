@@ -1,7 +1,6 @@
 """Requests are admitted if memory has room, are preempted if it runs short, and get the same tokens."""
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -29,14 +28,6 @@ ROOMY = 2**40
 NEVER_END = ((2, -100.0),)
 WIDE = {"num_key_value_heads": 4, "head_dim": 64, "num_hidden_layers": 4}
 """Keys and values of 8 KiB per token, far more than all else."""
-
-
-@pytest.fixture(autouse=True)
-def limit_of_mlx() -> Iterator[None]:
-    """MLX's own limit is the process's, and other tests have none."""
-    before = mx.set_memory_limit(ROOMY)
-    yield
-    mx.set_memory_limit(before)
 
 
 @pytest.fixture

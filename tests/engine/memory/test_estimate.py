@@ -6,7 +6,7 @@ of the device as far as memory allows; its peak over all steps is what is compar
 
 import gc
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,14 +62,6 @@ FULL = ["llama", "qwen3"]
 WINDOWED = ["gemma3_text", "gpt_oss"]
 RECURRENT = ["lfm2", "qwen3_next", "mamba2", "falcon_h1"]
 QUANTIZABLE = [*FULL, "gemma3_text", "qwen3_next"]
-
-
-@pytest.fixture(autouse=True)
-def limit_of_mlx() -> Iterator[None]:
-    """MLX's own limit is the process's, and other tests have none."""
-    before = mx.set_memory_limit(ROOMY)
-    yield
-    mx.set_memory_limit(before)
 
 
 class Guesser:

@@ -1,29 +1,15 @@
-"""What prompts with pictures take of memory stays within what the engine was given.
+"""What prompts with pictures take of memory stays within what the engine was given."""
 
-Known: in a process of its own it passes; after test_every_family.py two cases take up to 15 % more. That is
-not explained yet.
-"""
-
-from collections.abc import Iterator
 from dataclasses import replace
 
-import mlx.core as mx
 import pytest
 
-from tests.engine.memory.test_estimate import ROOMY, bytes_alone, run
+from tests.engine.memory.test_estimate import bytes_alone, run
 from tests.engine.support import prompt_of
 from tests.engine.vision.seeing import Picture, looked_at, make_seeing
 
 
-@pytest.fixture(autouse=True)
-def limit_of_mlx() -> Iterator[None]:
-    """MLX's own limit is the process's, and other tests have none."""
-    before = mx.set_memory_limit(ROOMY)
-    yield
-    mx.set_memory_limit(before)
-
-
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "gemma3", "mistral3"])
 def test_pictures_fit_into_the_memory_that_one_prompt_alone_needs(name: str) -> None:
     loaded = make_seeing(name, num_hidden_layers=4, num_attention_heads=4, head_dim=64, hidden_size=256)
