@@ -37,7 +37,7 @@ COMMANDS = {
 """The module of each benchmark: it has FLAGS, run(), perhaps an EPILOG, and its docstring is the help."""
 
 PAGE_NEEDS = ("jinja2", "vl_convert")
-NEEDED = {"economics": ("polars",), "sweep": ("polars",), "report": PAGE_NEEDS}
+NEEDED = {"economics": ("polars",), "sweep": ("polars",), "report": PAGE_NEEDS, "images": ("PIL",)}
 """Modules of the extra bench that benchmarks need. Those that write a page (--html) need PAGE_NEEDS."""
 
 

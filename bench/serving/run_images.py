@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from PIL import Image
-
 from bench import document, options, outputs
 from bench.architectures.seeing_model import write_seeing_model
 from bench.experiment import Row
@@ -90,6 +88,9 @@ def measure(peers: dict[str, servers.Address], arguments: argparse.Namespace) ->
 
 def make_turn(side: int, rng: random.Random) -> Turn:
     """Return a question about a square image of random pixels, in blocks of 8 so that it is small."""
+    # Of an extra, without which the other benchmarks work.
+    from PIL import Image
+
     blocks = (max(1, side // 8),) * 2
     image = Image.frombytes("RGB", blocks, rng.randbytes(3 * blocks[0] ** 2)).resize((side, side), 0)
     file = io.BytesIO()
