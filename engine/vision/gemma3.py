@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.interface.images import PromptImage
 from engine.vision.layers import ACTIVATIONS, Layers
-from engine.vision.tower import Config, Grid, Tower, blank_picture, cut_patches
+from engine.vision.tower import Config, Grid, Tower, cut_patches, mean_of_blocks
 from engine.vision.weights import Weights
 
 
@@ -29,7 +29,7 @@ class Gemma3Tower(Tower):
 
     def blank(self, grid: Grid) -> PromptImage:  # noqa: ARG002
         """Return a black image of the only size that there is."""
-        return blank_picture(self, (self.side, self.side))
+        return super().blank((self.side, self.side))
 
     def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
         """Return the states (1, patches, width) of pixels (channels, height, width)."""
@@ -45,9 +45,7 @@ class Gemma3Tower(Tower):
     def merge(self, x: mx.array, grid: Grid) -> mx.array:
         """Return the states (tokens, hidden) of blocks of patches."""
         x = self.weights.layer_norm("post_layernorm", x, self.eps)
-        rows, columns = (side // self.merge_size for side in grid)
-        blocks = x.astype(mx.float32).reshape(rows, self.merge_size, columns, self.merge_size, -1)
-        means = blocks.mean(axis=(1, 3)).flatten(0, 1)
+        means = mean_of_blocks(x, grid, self.merge_size)
         scale = 1 + self.weights["multi_modal_projector.mm_soft_emb_norm.weight"].astype(mx.float32)
         normal = mx.fast.rms_norm(means, scale, self.eps).astype(x.dtype)
         return normal @ self.weights["multi_modal_projector.mm_input_projection_weight"]

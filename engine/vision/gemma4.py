@@ -7,9 +7,8 @@ into their layers and what comes out, at bounds that are among the weights.
 import mlx.core as mx
 import numpy as np
 
-from engine.interface.images import PromptImage
 from engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequencies, places_of, rotation_of
-from engine.vision.tower import Config, Grid, Tower
+from engine.vision.tower import Config, Grid, Tower, mean_of_blocks
 from engine.vision.weights import CHANNELS, Weights
 
 
@@ -46,10 +45,9 @@ class Gemma4Tower(Tower):
             norms_of_heads=("self_attn.q_norm", "self_attn.k_norm"),
         )
 
-    def blank(self, grid: Grid) -> PromptImage:
-        """Return a black image of a grid."""
-        shape = (self.num_patches(grid), CHANNELS * self.patch_size**2)
-        return PromptImage(0, self.num_tokens(grid), grid, bytes(shape[0] * shape[1]), shape, b"")
+    def shape_of(self, grid: Grid) -> tuple[int, ...]:
+        """Return the shape of an image's pixels, (patches, side * side * channels)."""
+        return self.num_patches(grid), CHANNELS * self.patch_size**2
 
     def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
         """Return the states (1, patches, width) of pixels (patches, side * side * channels), row by row."""
@@ -71,9 +69,7 @@ class Gemma4Tower(Tower):
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:
         """Return the states (tokens, hidden) of blocks of patches."""
-        rows, columns = (side // self.merge_size for side in grid)
-        blocks = x.astype(mx.float32).reshape(rows, self.merge_size, columns, self.merge_size, -1)
-        means = blocks.mean(axis=(1, 3)).flatten(0, 1).astype(x.dtype)
+        means = mean_of_blocks(x, grid, self.merge_size).astype(x.dtype)
         # They may exceed what float16 holds.
         large = means.astype(mx.float32) * x.shape[-1] ** 0.5
         if self.is_standardized:

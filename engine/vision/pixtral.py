@@ -6,9 +6,8 @@ Between the rows of an image stands a token of its own, which the tower knows no
 import mlx.core as mx
 import numpy as np
 
-from engine.interface.images import PromptImage
 from engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequencies, places_of, rotation_of
-from engine.vision.tower import CLIP, Config, Grid, Tower, blank_picture, cut_patches
+from engine.vision.tower import CLIP, Config, Grid, Tower, cut_patches
 from engine.vision.weights import Weights
 
 EPS = 1e-5
@@ -47,10 +46,6 @@ class PixtralTower(Tower):
     @property
     def _merges(self) -> bool:
         return any(name.startswith("multi_modal_projector.patch_merger.") for name in self.weights.arrays)
-
-    def blank(self, grid: Grid) -> PromptImage:
-        """Return a black image of a grid."""
-        return blank_picture(self, grid)
 
     def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
         """Return the states (1, patches, width) of pixels (channels, height, width)."""

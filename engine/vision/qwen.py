@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from engine.interface.images import PromptImage
 from engine.vision.layers import (
     ACTIVATIONS,
     Layers,
@@ -42,10 +41,9 @@ class QwenTower(Tower):
         rows, columns = np.indices((grid[0] // self.merge_size, grid[1] // self.merge_size))
         return np.stack([np.zeros_like(rows), rows, columns]).reshape(3, -1).astype(np.int32)
 
-    def blank(self, grid: Grid) -> PromptImage:
-        """Return a black image of a grid."""
-        shape = (self.num_patches(grid), CHANNELS * self.patch_size**2)
-        return PromptImage(0, self.num_tokens(grid), grid, bytes(shape[0] * shape[1]), shape, b"")
+    def shape_of(self, grid: Grid) -> tuple[int, ...]:
+        """Return the shape of an image's pixels, (patches, channels * side * side)."""
+        return self.num_patches(grid), CHANNELS * self.patch_size**2
 
     def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
         """Return the states (1, patches, width) before the first layer.

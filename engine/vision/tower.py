@@ -9,6 +9,7 @@ evaluated together changes no bit.
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -154,9 +155,14 @@ class Tower(ABC):
         yield (states, *deep)
         return Features(states, tuple(deep))
 
-    @abstractmethod
+    def shape_of(self, grid: Grid) -> tuple[int, ...]:
+        """Return the shape of an image's pixels: (channels, height, width), not cut into patches yet."""
+        return CHANNELS, grid[0] * self.patch_size, grid[1] * self.patch_size
+
     def blank(self, grid: Grid) -> PromptImage:
         """Return a black image of a grid."""
+        shape = self.shape_of(grid)
+        return PromptImage(0, self.num_tokens(grid), grid, bytes(prod(shape)), shape, b"")
 
     @abstractmethod
     def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
@@ -179,12 +185,6 @@ class Tower(ABC):
         """Return the tokens' states (tokens, hidden) of the last layer's (1, patches, width)."""
 
 
-def blank_picture(tower: Tower, grid: Grid) -> PromptImage:
-    """Return a black image (channels, height, width), for a tower that cuts patches itself."""
-    shape = (CHANNELS, grid[0] * tower.patch_size, grid[1] * tower.patch_size)
-    return PromptImage(0, tower.num_tokens(grid), grid, bytes(shape[0] * shape[1] * shape[2]), shape, b"")
-
-
 def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:
     """Cut an image (channels, height, width) into patches (rows * columns, channels, side * side).
 
@@ -196,3 +196,10 @@ def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:
         raise ValueError(f"an image of {width}x{height} pixels has no {columns}x{rows} patches")
     cut = pixels.reshape(channels, rows, height // rows, columns, width // columns)
     return cut.transpose(1, 3, 0, 2, 4).reshape(rows * columns, channels, -1)
+
+
+def mean_of_blocks(x: mx.array, grid: Grid, side: int) -> mx.array:
+    """Return the means (tokens, width), in float32, of blocks of side * side patches (1, patches, width)."""
+    rows, columns = (length // side for length in grid)
+    blocks = x.astype(mx.float32).reshape(rows, side, columns, side, -1)
+    return blocks.mean(axis=(1, 3)).flatten(0, 1)

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from fastapi import Request
 
@@ -13,7 +13,7 @@ from config.settings import Settings
 from engine.foreign.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
 from engine.interface.image_marks import mark, numbers_in, without_marks
 from engine.interface.images import ImageProcessor, PromptImage
-from server.conversation.model import Media, Message
+from server.conversation.model import Media, Message, Part
 from server.conversation.settled import check_answerable, newest_start
 from server.errors import BadRequestError
 from server.http.request_log import note_ignored
@@ -203,11 +203,15 @@ def _digest(processor: ImageProcessor, file: ImageFile) -> bytes:
     return digest.digest()
 
 
+def _is_image(part: Part) -> TypeGuard[Media]:
+    return isinstance(part, Media) and part.kind == "image"
+
+
 def _images(messages: Sequence[Message]) -> Iterator[tuple[int, Media]]:
     """Yield the images of a conversation, with the index of their message."""
     for index, message in enumerate(messages):
         for part in message.parts:
-            if isinstance(part, Media) and part.kind == "image":
+            if _is_image(part):
                 yield index, part
 
 
@@ -217,11 +221,11 @@ def _marked(message: Message, numbers: Iterator[int], pictures: Mapping[int, Pic
     # Between texts only: what joins them is no part of a text beside an image.
     joint = ""
     for part in message.parts:
-        if isinstance(part, Media) and part.kind == "image" and (number := next(numbers)) in pictures:
+        is_image = _is_image(part)
+        if is_image and (number := next(numbers)) in pictures:
             shown += mark(number)
             joint = ""
         else:
-            is_left_out = isinstance(part, Media) and part.kind == "image"
-            shown += joint + (LEFT_OUT if is_left_out else without_marks(str(part)))
+            shown += joint + (LEFT_OUT if is_image else without_marks(str(part)))
             joint = message.joint
     return replace(message, parts=(shown,) if message.parts else ())
