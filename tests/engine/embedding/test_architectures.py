@@ -8,14 +8,13 @@ import pytest
 
 from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
-from engine.embedding.memory import bytes_of
 from engine.model.loading import ModelError
 from engine.model.purpose import find_purpose
 from tests.engine.embedding.bert_in_numpy import BertInNumpy
 from tests.engine.embedding.encoder_folders import write_modules
 from tests.engine.embedding.published_folders import CONFIGS, DECODERS, NO, YES, texts, write_published
 from tests.engine.embedding.references import RANKING, read_references
-from tests.engine.embedding.test_worker import Driven
+from tests.engine.embedding.test_worker import Driven, foreseen_is_enough
 
 EMBEDDING = (*CONFIGS, *DECODERS)
 
@@ -118,18 +117,6 @@ def test_vectors_are_the_same_alone_and_in_a_batch_to_the_last_bit(tmp_path, nam
     # What is not masked shows: the same padding as tokens makes another vector.
     assert vectors(model, [[*short, 0, 0]])[0] not in alone
     foreseen_is_enough(model)
-
-
-def foreseen_is_enough(model):
-    """Check that a pass takes no more memory than was foreseen."""
-    driven = Driven(model)
-    driven.submit("all", [[5] * 70] * 29)
-    mx.clear_cache()
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    driven.run(1)
-    assert driven.worker.num_passes == 1
-    assert 0 < mx.get_peak_memory() - before <= bytes_of(driven.worker.model.config, 29, 70)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import pytest
 
 from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
-from engine.embedding.memory import bytes_of
 from engine.interface.errors import ModelLoadError
 from engine.model.loading import ModelError, load_model
 from tests.engine.embedding.encoder_folders import write_modules
-from tests.engine.embedding.test_worker import Driven
+from tests.engine.embedding.test_worker import foreseen_is_enough
 from tests.engine.model_folders import write_model
 
 PROMPTS = {"prompts": {"query": "Instruct: find\nQuery:", "document": ""}, "default_prompt_name": None}
@@ -46,14 +45,7 @@ def test_a_text_s_vector_is_its_last_state_alone_and_in_a_batch_to_the_last_bit(
 
 
 def test_a_pass_takes_no_more_memory_than_was_foreseen(tmp_path):
-    driven = Driven(load_embedding_model(Settings(model=str(write_decoder(tmp_path / "tiny"))), "tiny"))
-    driven.submit("all", [[5] * 70] * 29)
-    mx.clear_cache()
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    driven.run(1)
-    assert driven.worker.num_passes == 1
-    assert 0 < mx.get_peak_memory() - before <= bytes_of(driven.worker.model.config, 29, 70)
+    foreseen_is_enough(load_embedding_model(Settings(model=str(write_decoder(tmp_path / "tiny"))), "tiny"))
 
 
 def test_its_end_token_is_added_if_the_tokenizer_does_not(tmp_path):
