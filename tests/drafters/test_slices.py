@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -96,7 +97,12 @@ def test_tokens_committed_while_the_prompt_is_read_are_not_lost(
     name: str, prompt: list[int], steps: list[list[int]], data: st.DataObject
 ) -> None:
     # Without the cursor, which may have copied from elsewhere before the best source was read.
-    make = (lambda: SuffixDrafter(1024, use_cursor=False)) if name == "suffix" else DRAFTERS[name]
+    history_tokens = {"suffix": 1024, "ngram-simple": 0}.get(name)
+    make = (
+        DRAFTERS[name]
+        if history_tokens is None
+        else partial(SuffixDrafter, history_tokens, use_cursor=False, name=name)
+    )
     whole, sliced = make(), make()
     finish(whole.open(SequenceStart(1, prompt)))
     seen = set(prompt)
