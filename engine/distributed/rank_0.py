@@ -58,6 +58,8 @@ class Ranks:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # It comes when mlx.launch ends its ssh, shortly before SIGTERM does, which counts.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Before and after the server has a handler of its own: the status must say whether a rank was lost.
+        signal.signal(signal.SIGTERM, lambda sig, _: leave(self.release(128 + sig)))
         self.abort: Callable[[str], None] = lambda _: None
         self._place = place
         self._settings = settings
@@ -197,6 +199,7 @@ class Ranks:
 
     def _lose(self, reason: str) -> None:
         """End every request with the reason, then the process: the engine's thread may never return."""
+        _end_within(3 * LAST_WRITES_S, LOST_STATUS)
         log.critical("%s", reason)
         if self._is_loaded:
             aborting = threading.Thread(target=self.abort, args=(reason,), daemon=True)
@@ -208,12 +211,20 @@ class Ranks:
 
 def leave(status: int, reason: str | None = None) -> NoReturn:
     """End the process at once: MLX's group, and threads that wait for other ranks, may not let it end."""
+    _end_within(LAST_WRITES_S, status)
     if reason:
         print(f"reprise: {reason}", file=sys.stderr)  # noqa: T201 - for the person at the terminal
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     logging.shutdown()
     os._exit(status)
+
+
+def _end_within(limit_s: float, status: int) -> None:
+    """End the process then at the latest: whoever reads what it prints may be gone, or not read any more."""
+    timer = threading.Timer(limit_s, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
 
 
 def _fingerprint(ours: str, split: str, parts: list[PartFacts]) -> str:

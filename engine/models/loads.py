@@ -327,9 +327,10 @@ class GivenModel:
     def lose(self, model: ServedModel) -> None:
         """Stop: there is nothing without the model."""
         assert model.engine
+        self._known.is_stopping = True
+        # Another thread may have ended it before: Engine.abort().
         if self._known.fault is None:
             self._known.fault = model.engine.lifecycle.fault
-            self._known.is_stopping = True
             self._on_death(str(self._known.fault))
 
     def end(self) -> None:

@@ -61,6 +61,24 @@ class IdleEngine(ModelEngine):
         return False
 
 
+class DyingEngine(IdleEngine):
+    """An engine whose every step fails, and that keeps its work. num_steps: how often a step was tried."""
+
+    worker: Any = SimpleNamespace(has_work=True, is_blocked=False, num_progressed=0, running=())
+    num_steps = 0
+
+    @property
+    def _step(self) -> Any:
+        self.num_steps += 1
+        assert self.num_steps < 100, "it goes on after its death"
+        return lambda: 1 // 0
+
+    def die(self, fault: BaseException) -> None:
+        if isinstance(fault, AssertionError):
+            raise fault
+        super().die(fault)
+
+
 def run(script: list[str]) -> list[int]:
     """Run a loop; return how often costs had been measured at each message."""
     seen: list[int] = []
@@ -99,3 +117,19 @@ def _stopping(known: KnownModels, engine: IdleEngine) -> Call:
 
 def test_costs_are_measured_in_pauses_and_not_between_requests_that_follow_each_other() -> None:
     assert run(["request", "request", "pause", "request", "request"]) == [0, 0, 1, 1]
+
+
+def test_the_thread_ends_though_requests_were_ended_before_on_another_one() -> None:
+    settings = Settings()
+    known = KnownModels(settings, {}, Catalogue(settings))
+    engine = known.first.engine = DyingEngine(settings, Inbox(known.wake.set))
+    # As Engine.abort() does when another machine is lost.
+    known.fault = "another machine was lost"
+    engine.abandon(known.fault)
+    told: list[str] = []
+    loop = Loop(known, GivenModel(known, told.append), told.append)
+    loop.start()
+    loop.join()
+    assert engine.num_steps == 1
+    assert known.fault == "another machine was lost"
+    assert not told

@@ -134,3 +134,21 @@ def test_an_adapter_is_refused_within_layers_and_compared_otherwise(tmp_path: Pa
     ours, theirs = (find_facts(Settings(model=str(base), adapter_path=str(path))) for path in (one, other))
     assert "rank 1 (b) has another adapter" in str(compare(ours, theirs, "rank 1 (b)"))
     assert compare(ours, ours, "rank 1 (b)") is None
+
+
+def test_a_rank_ends_though_nobody_reads_what_it_prints() -> None:
+    script = """
+import logging, os, sys, threading
+from engine.distributed.rank_0 import leave
+reader, writer = os.pipe()
+os.dup2(writer, sys.stderr.fileno())
+logging.basicConfig()
+threading.Thread(target=logging.error, args=("x" * 2**21,), daemon=True).start()
+# Its write fills the pipe, and it keeps the lock.
+lock = logging.getLogger().handlers[0].lock
+while lock.acquire(blocking=False):
+    lock.release()
+leave(3)
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert done.returncode == 3
