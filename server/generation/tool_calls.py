@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from engine.foreign.tool_calls import ParseLimitError, WrittenCall
-from server.engine_protocol import EngineProtocol
+from server.engine_protocol import ModelEngine
 from server.logs import LOGGER
 from server.metrics.registry import Metrics
 
@@ -84,7 +84,7 @@ class ToolCallParsing:
     max_waiting: maximum number of a client's texts that wait to be parsed.
     """
 
-    def __init__(self, engine: EngineProtocol, metrics: Metrics, max_waiting: int) -> None:
+    def __init__(self, engine: ModelEngine, metrics: Metrics, max_waiting: int) -> None:
         self._engine = engine
         self._metrics = metrics
         self._slots = Slots(MAX_PARSES, max_waiting)

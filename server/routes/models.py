@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from config.settings import Settings
 from engine.interface.embeddings import EmbeddingInfo
 from engine.interface.models import ModelEntry, ModelInfo
-from server.engine_protocol import ModelsProtocol
+from server.engine_protocol import Models
 from server.errors import (
     ApiError,
     ForbiddenError,
@@ -177,7 +177,7 @@ class Pull:
 
     _slots = threading.BoundedSemaphore(MAX_PULLS)
 
-    def __init__(self, models: ModelsProtocol, name: str) -> None:
+    def __init__(self, models: Models, name: str) -> None:
         if not self._slots.acquire(blocking=False):
             message = f"{MAX_PULLS} downloads are running, which is the most. Try again later."
             raise TooBusyError(message, code="too_many_downloads", headers=retry_after(PULL_RETRY_S))

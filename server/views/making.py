@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from pydantic_core import to_json
 
 from engine.interface.request import Frame, SignedLines, View
-from server.engine_protocol import TokenizerProtocol
+from server.engine_protocol import Tokenizer
 from server.tool_formats.harmony_prompt import to_harmony_messages
 from server.views.arguments import AS_IT_IS, AS_JSON, ArgumentForm, probe_arguments
 from server.views.forms import (
@@ -125,7 +125,7 @@ class HasTokenizer(Protocol):
     """The engine, which has a tokenizer once it is started."""
 
     @property
-    def tokenizer(self) -> TokenizerProtocol:
+    def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
 
 
