@@ -21,7 +21,6 @@ ApiError
 ClientGoneError                    the client has disconnected; not an ApiError, since nothing is sent
 """
 
-import re
 from collections.abc import Mapping
 from copy import copy
 from math import ceil
@@ -38,7 +37,8 @@ LOAD_RETRY_S = 10.0
 
 def requested_name(path: str, names: Mapping[str, str]) -> str:
     """Return a field's path as the request has it. names: the request's names of fields, by this API's."""
-    own = re.split(r"[.\[]", path, maxsplit=1)[0]
+    found = (own for own in names if path == own or path.startswith((f"{own}.", f"{own}[")))
+    own = max(found, key=len, default="")
     return names.get(own, own) + path[len(own) :]
 
 

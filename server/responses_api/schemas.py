@@ -1,5 +1,6 @@
 """The body of POST /v1/responses: every field, its type and its limits."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -163,6 +164,15 @@ class ResponsesRequest(AcceptsPeerFields):
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
 
     rules: ClassVar[Rules] = (CHOICE_NEEDS_TOOLS, _CONVERSATION_RULE, _ONE_CONSTRAINT)
+    names: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "response_format.json_schema": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "logprobs": "include",
+    }
     droppable = frozenset(
         {"draft", "reasoning.effort", "stream_options", "text.verbosity", "truncation", "top_logprobs"}
     )
