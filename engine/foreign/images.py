@@ -25,10 +25,6 @@ class ImageError(ValueError):
     """An image cannot be shown; the message goes on from its name."""
 
 
-class ImageLibraryError(RuntimeError):
-    """Pillow is not installed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A decoded image; see PromptImage. size: height and width in pixels, as it is shown."""

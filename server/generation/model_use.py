@@ -7,6 +7,7 @@ A stream of JSON lines, which has no comments, has lines that say nothing instea
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -93,9 +94,21 @@ async def serve_model(
     return LoadingStream(request, waiting, answer_with, silence) if use is None else await answer_with(use)
 
 
-def silence_of(stream: bool) -> bytes | None:
-    """Return what a stream of server-sent events says while its model is loaded: see serve_model()."""
-    return b"" if stream else None
+async def serve_body(
+    request: Request,
+    body: Any,
+    answer: Callable[[Request, Any, Service], Awaitable[Response]],
+    purpose: Purpose | None = "generate",
+) -> Response:
+    """Answer a request by the model that its body names. See serve_model()."""
+    return await serve_model(
+        request,
+        body.model,
+        partial(answer, request, body),
+        silence=b"" if getattr(body, "stream", False) else None,
+        keep_alive=getattr(body, "keep_alive", None),
+        purpose=purpose,
+    )
 
 
 async def find_loadable(service: Service, model: str | None, purpose: Purpose | None = None) -> str:

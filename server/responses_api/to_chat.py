@@ -10,40 +10,10 @@ from server.conversation.settled import check_answerable, settle
 from server.conversation.tools import ToolReader
 from server.errors import BadRequestError, requested_name
 from server.requests.chat import ChatRequest
-from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
+from server.responses_api.schemas import CHAT_FIELDS, JsonSchemaFormat, ResponsesRequest
 from server.responses_api.store import Turn
 from server.validation.field_errors import validate_known
 from server.validation.notes import Notes
-
-CHAT_FIELDS = (
-    "seed",
-    "stop",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "stop_token_ids",
-    "min_tokens",
-    "loop_guard_tokens",
-    "ignore_eos",
-    "allowed_token_ids",
-    "include_stop_str_in_output",
-    "thinking_budget_tokens",
-    "draft",
-    "wedlm_decoding",
-    "wedlm_window_size",
-    "wedlm_entropy_threshold",
-    "wedlm_pos_penalty_factor",
-    "wedlm_anchor",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "chat_template_kwargs",
-)
-"""Fields that are passed to the chat request unchanged and validated there."""
 
 PREVIOUS = "previous_response_id"
 

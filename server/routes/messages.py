@@ -1,7 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens, as in Anthropic's API."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -9,7 +8,7 @@ from fastapi.responses import JSONResponse
 
 from server.conversation.anthropic import kept_system
 from server.generation.chat import answer_chat, check_tools
-from server.generation.model_use import serve_model, silence_of
+from server.generation.model_use import serve_body
 from server.generation.respond import response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema
@@ -31,11 +30,7 @@ BodyT = TypeVar("BodyT", bound=ConversationFields)
 @router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
 async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation, in Anthropic's format."""
-    body = await read_body(request, MessagesRequest)
-    answer = partial(_answer, request, body)
-    return await serve_model(
-        request, body.model, answer, silence=silence_of(body.stream), keep_alive=body.keep_alive
-    )
+    return await serve_body(request, await read_body(request, MessagesRequest), _answer)
 
 
 async def _answer(request: Request, body: MessagesRequest, service: Service) -> Response:
@@ -48,8 +43,7 @@ async def _answer(request: Request, body: MessagesRequest, service: Service) -> 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a conversation's prompt."""
-    body = await read_body(request, CountTokensRequest)
-    return await serve_model(request, body.model, partial(_count, request, body))
+    return await serve_body(request, await read_body(request, CountTokensRequest), _count)
 
 
 async def _count(request: Request, body: CountTokensRequest, service: Service) -> Response:

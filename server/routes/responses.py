@@ -12,7 +12,7 @@ from server.conversation.from_items import as_listed, kind_of
 from server.errors import BadRequestError, ContextLengthError, NotFoundError
 from server.generation.chat import answer_chat, check_tools
 from server.generation.engine_requests import check_ids
-from server.generation.model_use import serve_model, silence_of
+from server.generation.model_use import serve_body, serve_model
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
 from server.generation.sse import known_stream
@@ -54,11 +54,7 @@ _PREFIXES = {
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
 async def create_response(request: Request) -> Response:
     """Generate a response, which may continue an earlier one."""
-    body = await read_body(request, ResponsesRequest)
-    answer = partial(_answer, request, body)
-    return await serve_model(
-        request, body.model, answer, silence=silence_of(body.stream), keep_alive=body.keep_alive
-    )
+    return await serve_body(request, await read_body(request, ResponsesRequest), _answer)
 
 
 async def _answer(request: Request, body: ResponsesRequest, service: Service) -> Response:
@@ -103,8 +99,7 @@ async def _count(request: Request, body: ResponsesRequest, service: Service) -> 
 @router.post("/v1/responses/compact", openapi_extra=body_schema(CompactRequest))
 async def compact_conversation(request: Request) -> Response:
     """Have the model summarise a conversation; what is returned can be sent in its place."""
-    body = await read_body(request, CompactRequest)
-    return await serve_model(request, body.model, partial(_compact, request, body))
+    return await serve_body(request, await read_body(request, CompactRequest), _compact)
 
 
 async def _compact(request: Request, body: CompactRequest, service: Service) -> Response:

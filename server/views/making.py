@@ -8,12 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic_core import to_json
 
 from engine.interface.request import Frame, SignedLines, View
-from server.engine_protocol import Tokenizer
+from server.engine_protocol import ModelEngine
 from server.tool_formats.harmony_prompt import to_harmony_messages
 from server.views.arguments import AS_IT_IS, AS_JSON, ArgumentForm, probe_arguments
 from server.views.forms import (
@@ -121,21 +121,13 @@ Make = Callable[[Views], Iterator[None]]
 """Adds views to a list, in slices."""
 
 
-class HasTokenizer(Protocol):
-    """The engine, which has a tokenizer once it is started."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-
-
 class ViewMaker:
     """Makes views, on a thread of their own.
 
     max_kept_bytes: views used last are kept, up to so many bytes; a token takes four.
     """
 
-    def __init__(self, engine: HasTokenizer, max_kept_bytes: int) -> None:
+    def __init__(self, engine: ModelEngine, max_kept_bytes: int) -> None:
         self._engine = engine
         self._max_kept_bytes = max_kept_bytes
         self._kept: OrderedDict[bytes, Sequence[View]] = OrderedDict()
