@@ -9,7 +9,6 @@ import logging
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from engine.foreign.child_process import ChildError, ChildProcess, Limits
 from engine.interface.errors import GrammarCostError, GrammarError
+from engine.interface.kept import Kept
 from engine.interface.request import Grammar
 from engine.sampling.grammar_budget import GrammarBudget, Stopwatch
 from engine.text.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ class Grammars:
         self._making = threading.Lock()
         self._watch = watch or Stopwatch()
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled = Kept[LLMatcher](lambda _: 1, MAX_COMPILED)
 
     @property
     def vocabulary(self) -> LLTokenizer:
@@ -139,10 +139,7 @@ class Grammars:
             # Not under the lock: compiling may take long, and must not block other threads' lookups.
             found = self._compile(grammar)
         with self._lock:
-            self._compiled[grammar] = found
-            self._compiled.move_to_end(grammar)
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            self._compiled.put(grammar, found)
         return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
