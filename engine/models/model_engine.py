@@ -11,7 +11,7 @@ from engine.interface.models import ModelInfo
 from engine.interface.status import EngineCounts, EngineStatus
 from engine.memory.between_models import Holder
 from engine.model.loading import StartProgress
-from engine.models.lifecycle import Lifecycle
+from engine.models.intake.lifecycle import Lifecycle
 from engine.models.messages import Cancel, Inbox, Message, Stop
 from engine.text.tokenizer import Tokenizer
 

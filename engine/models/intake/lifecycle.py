@@ -11,7 +11,7 @@ from engine.interface.embeddings import Embedded
 from engine.interface.errors import RETRY_AFTER_S, EngineError
 from engine.interface.events import Failed, Finished
 from engine.interface.status import EngineStatus
-from engine.models.retry_after import AnswerTimes
+from engine.models.intake.queue_limit import Queue
 
 log = logging.getLogger("reprise.engine")
 
@@ -21,18 +21,15 @@ State = Literal["loading", "ready", "draining", "dead"]
 class Lifecycle:
     """Decides whether a request is accepted, and counts those that were.
 
-    max_live: requests that may run or wait at once.
+    max_live: requests that may run or wait at once. queue: those that do.
     fault: why the engine is dead.
     """
 
     def __init__(self, max_live: int) -> None:
         self.state: State = "loading"
         self.fault: str | None = None
-        self.num_live = 0
-        self.num_ended = 0
-        self._max_live = max_live
+        self.queue = Queue(max_live)
         self._drained_at: float | None = None
-        self._answer_times = AnswerTimes()
         self._lock = threading.Lock()
 
     def begin_ready(self) -> None:
@@ -75,15 +72,7 @@ class Lifecycle:
                 raise EngineError("engine_dead", f"the engine has stopped: {self.fault}")
             if self.state != "ready":
                 raise EngineError("draining", "the server is not taking requests now", self._retry_after_s())
-            if self.num_live >= self._max_live:
-                raise EngineError(
-                    "queue_full",
-                    f"{self.num_live} requests are running or waiting; try again later",
-                    self._retry_after_s(),
-                )
-            if not self.num_live:
-                self._answer_times.begin()
-            self.num_live += 1
+            self.queue.enter()
             yield
 
     @contextmanager
@@ -96,9 +85,7 @@ class Lifecycle:
         """Count the end of a request that was accepted."""
         answered_s = end.usage.total_s - end.usage.queue_s if isinstance(end, Finished) else None
         with self._lock:
-            self.num_live -= 1
-            self.num_ended += 1
-            self._answer_times.end(answered_s, is_last=not self.num_live)
+            self.queue.leave(answered_s)
 
     def counting(self, request_id: str, sink: Callable[[Any], None]) -> Callable[[Any], None]:
         """Return a sink that counts the end of a request which was accepted, and never raises."""
@@ -117,11 +104,11 @@ class Lifecycle:
     def status(self, num_running: int) -> EngineStatus:
         """Return a snapshot for /health. num_running: requests that have been admitted."""
         with self._lock:
-            num_waiting = max(0, self.num_live - num_running)
+            num_waiting = max(0, self.queue.num_live - num_running)
             return EngineStatus(self.state, num_running, num_waiting, self.fault, self._retry_after_s())
 
     def _retry_after_s(self) -> float:
         """Seconds until the running requests will have ended or, while draining, until the server is gone."""
         if self.state == "draining" and self._drained_at is not None:
             return max(RETRY_AFTER_S, self._drained_at - time.perf_counter())
-        return self._answer_times.wait_s()
+        return self.queue.wait_s()
