@@ -11,7 +11,7 @@ from starlette.routing import Route
 from config.settings import Settings
 from config.version import VERSION
 from server.engine_protocol import ModelsProtocol
-from server.generation.recorder import Recorder
+from server.generation.handoffs.recorder import Recorder
 from server.generation.service import Service
 from server.http.access import OPEN_PATHS, Access
 from server.http.api_keys import load_keys

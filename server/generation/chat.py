@@ -11,10 +11,10 @@ from engine.interface.request import Grammar
 from server.conversation.model import Tool
 from server.conversation.tools import check_enforced_in_full
 from server.errors import BadRequestError
-from server.generation.chat_grammar import chat_grammar, with_budget
-from server.generation.chat_prompt import ChatPrompt
-from server.generation.engine_requests import Prompts
-from server.generation.grammars import json_grammar
+from server.generation.engine_requests.chat_grammar import chat_grammar, with_budget
+from server.generation.engine_requests.choices import Prompts
+from server.generation.engine_requests.grammars import json_grammar
+from server.generation.prompts.chat_prompt import ChatPrompt
 from server.generation.respond import respond
 from server.generation.service import Service
 from server.http.request_log import note_ignored, note_relaxed, record_of

@@ -3,8 +3,8 @@
 from fastapi import Request, Response
 from pydantic_core import to_json
 
-from server.generation.engine_requests import Prompts
-from server.generation.infill import Hole, fim_of
+from server.generation.engine_requests.choices import Prompts
+from server.generation.prompts.infill import Hole, fim_of
 from server.generation.respond import respond
 from server.generation.service import Service
 from server.output.checked import WholeSchemas, checked

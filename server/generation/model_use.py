@@ -7,7 +7,6 @@ A stream of JSON lines, which has no comments, has lines that say nothing instea
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Any
 
 from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
@@ -24,6 +23,7 @@ from server.errors import (
 )
 from server.generation.service import Service, service_of
 from server.generation.sse import LINES_TYPE
+from server.http.disconnects import wait_unless_gone
 from server.http.error_format import error_frame
 from server.http.model_uses import end_later
 from server.http.request_log import note_ignored, record_of
@@ -182,24 +182,22 @@ class _Waiting:
         time is over, and ClientGoneError if the client has left.
         """
         waiting = asyncio.wrap_future(self._future)
-        left = asyncio.ensure_future(_disconnect(receive))
         use = None
         try:
-            either: set[asyncio.Future[Any]] = {waiting, left}
-            await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await wait_unless_gone(waiting, receive, limit_s)
             if waiting.done():
                 use = waiting.result()
-            elif left.done():
-                raise ClientGoneError
             elif is_over:
                 raise from_load(TimeoutError(self.name))
-        except (ApiError, ClientGoneError):
+        except ClientGoneError:
+            is_over = True
+            raise
+        except ApiError:
             raise
         except Exception as fault:
             raise from_load(fault) from fault
         finally:
-            left.cancel()
-            if use is None and (is_over or left.done()):
+            if use is None and is_over:
                 self.give_up()
         return use
 
@@ -212,11 +210,6 @@ class _Waiting:
 def _end_use(future: "Future[ModelUseProtocol]") -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().end()
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class LoadingStream(Response):

@@ -113,7 +113,7 @@ class RequestOutput:
         parts: list[tuple[int, Part]] = []
         if self._parsing is not None:
             index, task = self._parsing
-            if not await self.submission.wait_for(task, deadline):
+            if not await self.submission.client.wait_for(task, deadline):
                 return []
             self._parsing = None
             parts += self._note_parts(index, self._parsers[index].resume(task.result()))

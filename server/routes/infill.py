@@ -4,9 +4,9 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from server.generation.engine_requests import Prompts
-from server.generation.infill import Hole, fim_of
+from server.generation.engine_requests.choices import Prompts
 from server.generation.model_use import serve_model, silence_of
+from server.generation.prompts.infill import Hole, fim_of
 from server.generation.respond import respond, response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema

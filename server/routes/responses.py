@@ -11,7 +11,7 @@ from pydantic_core import from_json, to_json
 from server.conversation.from_items import as_listed, kind_of
 from server.errors import BadRequestError, ContextLengthError, NotFoundError
 from server.generation.chat import answer_chat, check_tools
-from server.generation.engine_requests import check_ids
+from server.generation.engine_requests.token_limits import check_ids
 from server.generation.model_use import serve_model, silence_of
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of

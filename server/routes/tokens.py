@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic_core import to_json
 
 from server.generation.chat import check_tools
-from server.generation.chat_prompt import TokenIds
 from server.generation.model_use import serve_model
+from server.generation.prompts.chat_prompt import TokenIds
 from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.lanes import beside

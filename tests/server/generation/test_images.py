@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.generation.images import DECODER
+from server.generation.prompts.images import DECODER
 from tests.engine.foreign.hostile_images import FILES, SHOWN
 from tests.server.fake_engine import PROCESSOR, SEEING, says
 

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from engine.foreign.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
 from engine.interface.errors import GrammarError
 from engine.sampling.grammar import Grammars
-from server.generation.grammars import json_grammar
+from server.generation.engine_requests.grammars import json_grammar
 from server.validation.json_schema import check_schema
 from server.validation.json_schema_nodes import with_definitions
 from server.validation.relaxed_schema import modern, relax, relaxations

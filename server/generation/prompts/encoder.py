@@ -19,17 +19,17 @@ from engine.text.fim import FimTokens
 from server.engine_protocol import EngineProtocol
 from server.errors import (
     BadRequestError,
-    ClientGoneError,
     UnavailableError,
     from_engine,
     retry_after,
 )
-from server.generation.chat_prompt import ChatPrompt, Json, PromptViews, TokenIds
-from server.generation.engine_requests import check_token_ids, context_error
-from server.generation.grammars import GrammarCompiler
-from server.generation.images import ImageReader, Placed, Seen
-from server.generation.infill import Hole, encode_hole
-from server.generation.truncation import fit, newest_turn
+from server.generation.engine_requests.grammars import GrammarCompiler
+from server.generation.engine_requests.token_limits import check_token_ids, context_error
+from server.generation.prompts.chat_prompt import ChatPrompt, Json, PromptViews, TokenIds
+from server.generation.prompts.images import ImageReader, Placed, Seen
+from server.generation.prompts.infill import Hole, encode_hole
+from server.generation.prompts.truncation import fit, newest_turn
+from server.http.disconnects import wait_unless_gone
 from server.lanes import Lane, beside, client_of
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
@@ -252,17 +252,12 @@ class PromptEncoder:
         self._num_pending[client] += 1
         start_s = time.perf_counter()
         running = asyncio.ensure_future(lane.run(client, partial(job, *arguments)))
-        # The body has been read, so the next message is a disconnect.
-        disconnect = asyncio.ensure_future(request.receive())
-        either: set[asyncio.Future[Any]] = {running, disconnect}
         try:
-            await asyncio.wait(either, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+            await wait_unless_gone(running, request.receive, LIMIT_S)
             if running.done():
                 if running.cancelled():
                     raise from_engine(EngineError("draining", "The server is shutting down."))
                 return _result(running)
-            if disconnect.done():
-                raise ClientGoneError
             raise UnavailableError(
                 f"The prompt was not encoded within {LIMIT_S:g} s. Try again later, or shorten it.",
                 code="prompt_timeout",
@@ -270,7 +265,6 @@ class PromptEncoder:
             )
         finally:
             running.cancel()
-            disconnect.cancel()
             self._num_pending[client] -= 1
             # The counter keeps no client that has left.
             self._num_pending += Counter()
