@@ -16,7 +16,7 @@ from server.generation.service import Service
 from server.http.access import OPEN_PATHS, Access
 from server.http.api_keys import load_keys
 from server.http.body_limit import BodyLimit
-from server.http.error_handlers import install_error_handlers
+from server.http.errors.error_handlers import install_error_handlers
 from server.http.head import HeadRequests
 from server.http.model_uses import ModelUses
 from server.http.openapi import Served, complete_document

@@ -40,9 +40,9 @@ from server.banner import (
 from server.engine_protocol import ModelsProtocol
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
-from server.http.connection import uvicorn_config
-from server.http.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
-from server.http.listener import ListenError, bind_address, url_of
+from server.http.connections.connection import uvicorn_config
+from server.http.connections.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
+from server.http.connections.listener import ListenError, bind_address, url_of
 from server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:

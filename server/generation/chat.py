@@ -11,6 +11,7 @@ from engine.interface.request import Grammar
 from server.conversation.model import Tool
 from server.conversation.tools import check_enforced_in_full
 from server.errors import BadRequestError
+from server.fair_queue import beside, client_of
 from server.generation.engine_requests.chat_grammar import chat_grammar, with_budget
 from server.generation.engine_requests.choices import Prompts
 from server.generation.engine_requests.grammars import json_grammar
@@ -18,7 +19,6 @@ from server.generation.prompts.chat_prompt import ChatPrompt
 from server.generation.respond import respond
 from server.generation.service import Service
 from server.http.request_log import note_ignored, note_relaxed, record_of
-from server.lanes import beside, client_of
 from server.output.checked import WholeSchemas, checked
 from server.output.parser import parser_factory
 from server.output.parts import MakeParser, ToolCallRules

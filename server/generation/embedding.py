@@ -19,13 +19,13 @@ from engine.interface.events import Failed
 from engine.interface.models import ModelInfo
 from server.engine_protocol import EmbeddingEngineProtocol
 from server.errors import BadRequestError, from_engine, from_failure
+from server.fair_queue import beside
 from server.generation.engine_requests.token_limits import check_encoded, check_token_ids
 from server.generation.prompts.chat_prompt import TokenIds
 from server.generation.service import Service
 from server.http.disconnects import wait_unless_gone
 from server.http.long_response import LongResponse
 from server.http.request_log import note_ignored, record_of
-from server.lanes import beside
 from server.requests.embeddings import Cut, EmbeddingsRequest
 from server.requests.rerank import RerankRequest
 from server.threads import FORMAT

@@ -24,7 +24,7 @@ from server.errors import (
 from server.generation.service import Service, service_of
 from server.generation.sse import LINES_TYPE
 from server.http.disconnects import wait_unless_gone
-from server.http.error_format import error_frame
+from server.http.errors.error_format import error_frame
 from server.http.model_uses import end_later
 from server.http.request_log import note_ignored, record_of
 from server.logs import LOGGER

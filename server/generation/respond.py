@@ -10,6 +10,7 @@ from config.settings import Settings
 from engine.interface.models import ModelInfo
 from engine.interface.request import DraftType
 from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, ClientGoneError
+from server.fair_queue import SMALL_BYTES
 from server.generation.engine_requests.choices import Prompts, make_engine_requests
 from server.generation.record_lines import record_choices
 from server.generation.request_output import RequestOutput
@@ -18,7 +19,6 @@ from server.generation.sse import TokenStream, write_frames
 from server.generation.submission import Submission
 from server.http.request_log import note_ignored, record_of
 from server.http.tenants import tenant_of
-from server.lanes import SMALL_BYTES
 from server.output.openai_format import ResponseHead
 from server.output.parts import MakeParser
 from server.output.presenter import Presenter

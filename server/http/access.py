@@ -10,9 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from config.settings import Settings
 from server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
+from server.fair_queue import OWNER
 from server.http.api_keys import ApiKeys, sent_keys
-from server.http.refusal import refuse
-from server.lanes import OWNER
+from server.http.errors.refusal import refuse
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that need no API key, so that monitoring works without one."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic_core import from_json, to_json
 
 from server.errors import ApiError, BadRequestError
-from server.http.error_format import anthropic_error
+from server.http.errors.error_format import anthropic_error
 from server.messages_api.schemas import MessagesRequest
 from server.messages_api.to_chat import with_request_names
 from server.output.openai_format import ResponseHead

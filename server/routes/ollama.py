@@ -11,16 +11,16 @@ from pydantic_core import to_json
 
 from config.version import VERSION
 from server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
+from server.fair_queue import beside
 from server.generation.chat import answer_chat
 from server.generation.completion import answer_completion
 from server.generation.embedding import answer, encode_inputs
 from server.generation.model_use import Answer, serve_model
 from server.generation.service import Service, service_of
 from server.generation.sse import TokenStream
-from server.http.error_format import ollama_error
+from server.http.errors.error_format import ollama_error
 from server.http.openapi import body_schema
 from server.http.request_log import note_ignored, record_of
-from server.lanes import beside
 from server.ollama_api.models import OLLAMA_VERSION, described_model, listed_model, running_model
 from server.ollama_api.presenter import LinePresenter
 from server.ollama_api.schemas import (

@@ -10,6 +10,7 @@ from pydantic_core import from_json, to_json
 
 from server.conversation.from_items import as_listed, kind_of
 from server.errors import BadRequestError, ContextLengthError, NotFoundError
+from server.fair_queue import beside
 from server.generation.chat import answer_chat, check_tools
 from server.generation.engine_requests.token_limits import check_ids
 from server.generation.model_use import serve_model, silence_of
@@ -19,7 +20,6 @@ from server.generation.sse import known_stream
 from server.http.openapi import body_schema, query_schema
 from server.http.request_log import note_ignored, record_of, rename_relaxed
 from server.http.tenants import key_digest
-from server.lanes import beside
 from server.output.openai_format import ResponseHead
 from server.requests.chat import ChatRequest
 from server.responses_api.compaction import CompactionPresenter, CompactRequest

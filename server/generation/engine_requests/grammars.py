@@ -13,8 +13,8 @@ from server.engine_protocol import EngineProtocol
 from server.errors import (
     BadRequestError,
 )
+from server.fair_queue import Lane, beside
 from server.http.request_log import note_relaxed
-from server.lanes import Lane, beside
 from server.requests.structured_output import StructuredFields
 from server.validation.closed_schema import closed
 from server.validation.grammar_errors import explain_grammar_error

@@ -12,8 +12,8 @@ from fastapi import Request
 from engine.interface.images import PromptImage
 from engine.interface.request import DraftType, View
 from server.engine_protocol import EngineProtocol
+from server.fair_queue import Lane, client_of
 from server.http.tenants import key_digest
-from server.lanes import Lane, client_of
 from server.requests.chat import ChatRequest
 from server.views.making import ViewMaker, Views
 

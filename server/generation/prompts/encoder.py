@@ -23,6 +23,7 @@ from server.errors import (
     from_engine,
     retry_after,
 )
+from server.fair_queue import Lane, beside, client_of
 from server.generation.engine_requests.grammars import GrammarCompiler
 from server.generation.engine_requests.token_limits import check_token_ids, context_error
 from server.generation.prompts.chat_prompt import ChatPrompt, Json, PromptViews, TokenIds
@@ -30,7 +31,6 @@ from server.generation.prompts.images import ImageReader, Placed, Seen
 from server.generation.prompts.infill import Hole, encode_hole
 from server.generation.prompts.truncation import fit, newest_turn
 from server.http.disconnects import wait_unless_gone
-from server.lanes import Lane, beside, client_of
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest

@@ -16,8 +16,8 @@ from engine.interface.images import ImageProcessor, PromptImage
 from server.conversation.model import Media, Message, Part
 from server.conversation.settled import check_answerable, newest_start
 from server.errors import BadRequestError
+from server.fair_queue import Lane
 from server.http.request_log import note_ignored
-from server.lanes import Lane
 from server.validation.notes import Notes
 
 DECODER = ImageDecoder()

@@ -12,8 +12,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from engine.interface.stations import station
 from server.errors import BadRequestError
-from server.http.connection_limit import ConnectionLimit
-from server.http.rounds import REQUEST_S, Rounds
+from server.http.connections.connection_limit import ConnectionLimit
+from server.http.connections.rounds import REQUEST_S, Rounds
 from server.logs import LOGGER
 
 MAX_HEAD_BYTES = 32 * 2**10

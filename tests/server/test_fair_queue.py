@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from engine.interface.wanted import check_wanted
-from server.lanes import Lane
+from server.fair_queue import Lane
 
 
 @pytest.fixture
