@@ -19,11 +19,11 @@ from server.generation.prompts.chat_prompt import ChatPrompt
 from server.generation.respond import respond
 from server.generation.service import Service
 from server.http.request_log import note_ignored, note_relaxed, record_of
-from server.output.checked import WholeSchemas, checked
-from server.output.parser import parser_factory
-from server.output.parts import MakeParser, ToolCallRules
+from server.output.parsing.checked import WholeSchemas, checked
+from server.output.parsing.parser import parser_factory
+from server.output.parsing.parts import MakeParser, ToolCallRules
+from server.output.parsing.text_parser import echo_parsers
 from server.output.presenter import Presenter
-from server.output.text_parser import echo_parsers
 from server.requests.chat import ChatRequest
 from server.tool_formats.bare_calls import bare_calls
 from server.tool_formats.call_readers import make_reader

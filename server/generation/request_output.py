@@ -16,7 +16,7 @@ from server.generation.service import Service
 from server.generation.submission import Submission
 from server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
 from server.output.openai_objects import PromptProgress, Timings, UsageBlock
-from server.output.parts import (
+from server.output.parsing.parts import (
     ChoiceOutput,
     MakeParser,
     OutputParser,

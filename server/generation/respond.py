@@ -20,7 +20,7 @@ from server.generation.submission import Submission
 from server.http.request_log import note_ignored, record_of
 from server.http.tenants import tenant_of
 from server.output.openai_format import ResponseHead
-from server.output.parts import MakeParser
+from server.output.parsing.parts import MakeParser
 from server.output.presenter import Presenter
 from server.requests.generation_fields import GenerationFields
 from server.requests.window_fields import WindowFields

@@ -11,7 +11,7 @@ from server.messages_api.schemas import MessagesRequest
 from server.messages_api.to_chat import with_request_names
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import (
+from server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     ChoiceOutput,

@@ -13,7 +13,7 @@ from server.http.errors.error_format import ollama_error
 from server.ollama_api.to_chat import FIELD_NAMES
 from server.output.logprobs import chat_logprobs
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import (
+from server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     ChoiceOutput,

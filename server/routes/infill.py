@@ -11,7 +11,7 @@ from server.generation.respond import respond, response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.output.infill_presenter import InfillPresenter
-from server.output.text_parser import PlainParser
+from server.output.parsing.text_parser import PlainParser
 from server.requests.infill import InfillRequest
 from server.validation.body import read_body
 

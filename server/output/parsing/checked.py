@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from engine.foreign.schema_checks import CHECKER
 from engine.foreign.tool_calls import WrittenCall
 from engine.interface.events import Delta, Finished
-from server.output.parts import (
+from server.output.parsing.parts import (
     ChoiceOutput,
     EndPart,
     MakeParser,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from engine.foreign.tool_calls import WrittenCall
 from engine.interface.events import Delta, Finished
 from engine.text.markers import Markers
-from server.output.logprob_alignment import LogprobAlignment
-from server.output.parts import (
+from server.output.parsing.logprob_alignment import LogprobAlignment
+from server.output.parsing.parts import (
     EndPart,
     MakeParser,
     ParseCalls,

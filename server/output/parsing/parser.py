@@ -9,8 +9,8 @@ from typing import Literal
 from engine.foreign.tool_calls import WrittenCall
 from engine.interface.events import Finished
 from engine.text.markers import Marker, Markers
-from server.output.harmony import HarmonyParser
-from server.output.parts import (
+from server.output.parsing.harmony import HarmonyParser
+from server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     MakeParser,
@@ -20,7 +20,7 @@ from server.output.parts import (
     ToolCallPart,
     ToolCallRules,
 )
-from server.output.text_parser import MarkedText, PlainParser
+from server.output.parsing.text_parser import MarkedText, PlainParser
 from server.tool_formats.partial_text import JsonStringTracker
 from server.tool_formats.reader import CallFragment, CallReader, OpenedCall
 

@@ -14,7 +14,7 @@ from typing import Literal
 from engine.foreign.tool_calls import WrittenCall
 from engine.interface.events import Finished
 from engine.text.markers import Markers
-from server.output.parts import (
+from server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     Part,
@@ -22,7 +22,7 @@ from server.output.parts import (
     TextPart,
     ToolCallRules,
 )
-from server.output.text_parser import MarkedText
+from server.output.parsing.text_parser import MarkedText
 from server.tool_formats.reader import is_object
 
 MAX_HEADER_CHARACTERS = 256
