@@ -28,8 +28,8 @@ from server.requests.chat import ChatRequest
 from server.tool_formats.bare_calls import bare_calls
 from server.tool_formats.call_readers import make_reader
 from server.tool_formats.formats import find_format
-from server.validation.json_schema import check_schema
-from server.validation.relaxed_schema import RelaxedSchema, modern
+from server.validation.constraints.json_schema import check_schema
+from server.validation.constraints.relaxed_schema import RelaxedSchema, modern
 
 MAX_RELAXED = 128
 """Maximum tools whose schemas are relaxed one by one, each compiled alone; of more, all become any object."""

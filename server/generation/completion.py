@@ -12,7 +12,7 @@ from server.output.parsing.parts import MakeParser
 from server.output.parsing.text_parser import PlainParser, echo_parsers
 from server.output.presenter import Presenter
 from server.requests.completions import CompletionRequest
-from server.validation.relaxed_schema import modern
+from server.validation.constraints.relaxed_schema import modern
 
 
 async def answer_completion(

@@ -22,7 +22,7 @@ from server.tool_formats.grammar import (
     marker_tokens,
 )
 from server.tool_formats.lark_parts import escape_regex, json_rule
-from server.validation.closed_schema import closed
+from server.validation.constraints.closed_schema import closed
 
 _TEXT = "TEXT: /(.|\\n)*/"
 _SPACE = "SPACE: /[ \\n]{0,4}/"

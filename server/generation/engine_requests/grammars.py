@@ -16,10 +16,10 @@ from server.errors import (
 from server.fair_queue import Lane, beside
 from server.http.request_log import note_relaxed
 from server.requests.structured_output import StructuredFields
-from server.validation.closed_schema import closed
-from server.validation.grammar_errors import explain_grammar_error
-from server.validation.json_schema import check_schema
-from server.validation.relaxed_schema import RelaxedSchema, relaxations
+from server.validation.constraints.closed_schema import closed
+from server.validation.constraints.grammar_errors import explain_grammar_error
+from server.validation.constraints.json_schema import check_schema
+from server.validation.constraints.relaxed_schema import RelaxedSchema, relaxations
 
 Run = Callable[..., Awaitable[Any]]
 """Runs a job in a lane, for a request. See PromptEncoder."""

@@ -6,7 +6,7 @@ For schemas that are not strict. A closed schema allows fewer values, and none t
 from collections.abc import Iterator
 from typing import Any
 
-from server.validation.json_schema_nodes import Node, list_of
+from server.validation.constraints.json_schema_nodes import Node, list_of
 
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"}

@@ -10,10 +10,10 @@ from typing import Any
 from pydantic_core import to_json
 
 from server.errors import shortened
+from server.validation.constraints.json_schema_nodes import Node, children, with_definitions
+from server.validation.constraints.json_schema_recursion import find_endless
+from server.validation.constraints.regex import check_regex
 from server.validation.field_errors import field_error
-from server.validation.json_schema_nodes import Node, children, with_definitions
-from server.validation.json_schema_recursion import find_endless
-from server.validation.regex import check_regex
 
 MAX_SCHEMA_BYTES = 65_536
 MAX_SCHEMA_DEPTH = 50
