@@ -16,8 +16,8 @@ from server.http.connections.connection import (
     MAX_UNREAD_BYTES,
     SMALL_CHUNK_BYTES,
 )
+from server.responses_api.previous_response import MAX_NAMED
 from server.responses_api.schemas import MAX_ITEMS
-from server.routes.responses import MAX_NAMED
 from server.routes.tokens import TOKENS_AT_ONCE
 from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES
 from server.validation.fields import MAX_FIELDS
