@@ -40,23 +40,8 @@ from server.requests.rerank import RerankRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.responses_api.compaction import CompactRequest
 from server.responses_api.schemas import ResponsesRequest
-from server.routes import (
-    chat,
-    completions,
-    connect,
-    embeddings,
-    health,
-    infill,
-    messages,
-    metrics,
-    models,
-    ngram_mod,
-    ollama,
-    page,
-    rerank,
-    responses,
-    tokens,
-)
+from server.routes import chat, completions, embeddings, infill, messages, ollama, rerank, responses, tokens
+from server.routes.operation import connect, health, metrics, models, ngram_mod, page
 from server.threads import CONTROL
 
 ROUTES = (

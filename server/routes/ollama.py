@@ -45,7 +45,14 @@ from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
 from server.requests.models import KeepAlive, keep_alive_s
-from server.routes.models import PullState, begin_pull, find_entry, known_sampling, named_entries, unload
+from server.routes.operation.models import (
+    PullState,
+    begin_pull,
+    find_entry,
+    known_sampling,
+    named_entries,
+    unload,
+)
 from server.validation.body import read_body
 from server.validation.notes import Notes
 

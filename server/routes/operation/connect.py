@@ -10,7 +10,7 @@ from config.agents.served_model import ServedModel
 from server.errors import BadRequestError, ModelNotFoundError
 from server.generation.service import service_of
 from server.http.api_keys import sent_keys
-from server.routes.models import served_models
+from server.routes.operation.models import served_models
 
 KEY_PLACEHOLDER = "YOUR-API-KEY"
 
