@@ -14,8 +14,8 @@ from drafters.assembly import make_drafters
 from drafters.base import Drafter
 from drafters.repetition import score_in_slices
 from engine.distributed import follow
-from engine.distributed.place import Place, read_place
 from engine.distributed.rank_0 import Ranks
+from engine.distributed.ranks.place import Place, read_place
 from engine.engine import Engine
 from engine.interface.events import Event, Failed, Finished
 from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling

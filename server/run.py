@@ -260,8 +260,8 @@ def _serve_several(
 
 def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
     """Serve a model of which other machines have parts; only ends with the process. Raises ModelError."""
-    from engine.distributed.place import read_place
     from engine.distributed.rank_0 import Ranks, leave
+    from engine.distributed.ranks.place import read_place
     from engine.engine import Engine
     from engine.model.loading import ModelError
     from engine.models.making import Makers
@@ -282,7 +282,7 @@ def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: 
 def follow(settings: Settings) -> int | None:
     """Follow rank 0 if this process is another rank, until it ends; None if it is not."""
     from engine.distributed.follow import run as run_follower
-    from engine.distributed.place import read_place
+    from engine.distributed.ranks.place import read_place
     from engine.model.loading import ModelError
 
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)

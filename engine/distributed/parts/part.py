@@ -10,11 +10,11 @@ from typing import Any
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.distributed.facts import read_split_layers
-from engine.distributed.part_files import PartFiles
-from engine.distributed.place import Place
-from engine.distributed.shard import Shard
-from engine.distributed.splitting import split_model
+from engine.distributed.parts.part_files import PartFiles
+from engine.distributed.parts.shard import Shard
+from engine.distributed.parts.splitting import split_model
+from engine.distributed.ranks.facts import read_split_layers
+from engine.distributed.ranks.place import Place
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
 from engine.memory.machine import usable_bytes

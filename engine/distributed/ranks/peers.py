@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.distributed.channel import Channel
-from engine.distributed.errors import RanksLostError
-from engine.distributed.place import Place
+from engine.distributed.ranks.channel import Channel
+from engine.distributed.ranks.errors import RanksLostError
+from engine.distributed.ranks.place import Place
 
 BEAT_S = 0.5
 """Seconds between two signs of life, in both directions."""

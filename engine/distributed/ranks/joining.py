@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.distributed.channel import Channel
-from engine.distributed.facts import Facts, compare
-from engine.distributed.place import Place
+from engine.distributed.ranks.channel import Channel
+from engine.distributed.ranks.facts import Facts, compare
+from engine.distributed.ranks.place import Place
 from engine.model.loading import ModelError
 
 log = logging.getLogger("reprise.engine")
