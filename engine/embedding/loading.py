@@ -24,8 +24,8 @@ from engine.memory.machine import wire_weights
 from engine.model.loading import LoadedModel, ModelError, describe, load_model, load_tokenizer
 from engine.model.purpose import ENCODERS, GEMMA, find_purpose
 from engine.model.recipe import find_longest, read_recipe
-from engine.text.encoding import copy_backend
 from engine.text.tokenizer import Tokenizer
+from engine.text.tokens.encoding import copy_backend
 
 Progress = Callable[[float], None]
 

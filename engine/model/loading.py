@@ -31,7 +31,7 @@ from engine.model.image_processor import read_vision
 from engine.model.load_options import NO_OPTIONS, LoadOptions
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
-from engine.text.tokenizer_reading import read_once
+from engine.text.tokens.tokenizer_reading import read_once
 from engine.vision.finding import find_tower
 from engine.vision.sight import Sight
 

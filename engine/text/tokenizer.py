@@ -15,7 +15,6 @@ from engine.foreign.tool_calls import PARSERS, WrittenCall
 from engine.interface.images import ImageProcessor
 from engine.interface.request import PromptEnd
 from engine.text.call_formats import has_parser, inner_tokens, recognize
-from engine.text.encoding import TextEncoder
 from engine.text.end_tokens import find_end_tokens
 from engine.text.fim import FimTokens, find_fim
 from engine.text.markers import HARMONY, Marker, Markers, ends_with
@@ -27,8 +26,9 @@ from engine.text.templates.message_openings import (
     MessageOpenings,
     find_openings,
 )
-from engine.text.token_bytes import decode_partial
-from engine.text.token_table import TokenTable, read_table
+from engine.text.tokens.encoding import TextEncoder
+from engine.text.tokens.token_bytes import decode_partial
+from engine.text.tokens.token_table import TokenTable, read_table
 
 MAX_OPENING_TOKENS = 16
 """Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""

@@ -22,8 +22,8 @@ from safetensors.numpy import save
 from tokenizers import Tokenizer as Backend
 
 from config.whole_file import remove_oldest, write_in_folder
-from engine.text.token_bytes import TokenByteDecoder, VocabularyError
-from engine.text.tokenizer_reading import describe_backend
+from engine.text.tokens.token_bytes import TokenByteDecoder, VocabularyError
+from engine.text.tokens.tokenizer_reading import describe_backend
 
 log = logging.getLogger("reprise.engine")
 

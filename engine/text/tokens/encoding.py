@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.interface.errors import UnbrokenTextError
 from engine.interface.wanted import check_wanted
-from engine.text.slicing import MAX_UNBROKEN, SLICE_CHARACTERS, Slicing, find_slicing
+from engine.text.tokens.slicing import MAX_UNBROKEN, SLICE_CHARACTERS, Slicing, find_slicing
 
 
 def copy_backend(backend: Backend) -> Backend:
