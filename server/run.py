@@ -192,7 +192,7 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
         from engine.checkpoint import check_folder
         from engine.engine import Engine
-        from engine.model.loading import ModelError
+        from engine.interface.errors import ModelError
         from engine.models.catalogue import Catalogue
         from engine.models.making import Makers
 
@@ -263,7 +263,7 @@ def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: 
     from engine.distributed.rank_0 import Ranks, leave
     from engine.distributed.ranks.place import read_place
     from engine.engine import Engine
-    from engine.model.loading import ModelError
+    from engine.interface.errors import ModelError
     from engine.models.making import Makers
 
     place = read_place()
@@ -283,7 +283,7 @@ def follow(settings: Settings) -> int | None:
     """Follow rank 0 if this process is another rank, until it ends; None if it is not."""
     from engine.distributed.follow import run as run_follower
     from engine.distributed.ranks.place import read_place
-    from engine.model.loading import ModelError
+    from engine.interface.errors import ModelError
 
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the description; return 0, or 1 if there is no such folder or its files cannot be read."""
     # Imported here so that other commands do not load the engine.
     from engine.checkpoint import inspect_checkpoint
-    from engine.model.loading import ModelError
+    from engine.interface.errors import ModelError
 
     try:
         info = inspect_checkpoint(_folder_of(arguments.model))
@@ -50,9 +50,9 @@ def _folder_of(model: str) -> str:
 
     if not is_converted_first(model):
         return model
+    from engine.interface.errors import ModelError
     from engine.model.convert.kept import folder_of
     from engine.model.convert.options import ConvertError
-    from engine.model.loading import ModelError
 
     try:
         folder = folder_of(model)

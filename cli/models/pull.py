@@ -26,8 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     from engine.model.convert.sources import find_packaged
-    from engine.model.hub_cache import HubError
-    from engine.model.hub_download import pull
+    from engine.model.hub.hub_cache import HubError
+    from engine.model.hub.hub_download import pull
 
     if find_packaged(arguments.name):
         return _pull_packaged(arguments.name)

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Delete the model; return 0, or 1 if there is none of this name or it cannot be deleted."""
     # Imported here so that other commands do not load the engine.
-    from engine.model.hub_cache import HubCache, HubError
+    from engine.model.hub.hub_cache import HubCache, HubError
 
     try:
         freed = HubCache().remove(arguments.name)

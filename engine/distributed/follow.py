@@ -20,7 +20,7 @@ from engine.distributed.ranks.facts import find_facts, refuse_settings
 from engine.distributed.ranks.joining import begin_group, join_rank_0, share_token
 from engine.distributed.ranks.peers import BEAT_S
 from engine.distributed.ranks.place import Place
-from engine.model.loading import ModelError
+from engine.interface.errors import ModelError
 
 log = logging.getLogger("reprise.engine")
 

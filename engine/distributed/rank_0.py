@@ -31,7 +31,8 @@ from engine.distributed.ranks.joining import (
 from engine.distributed.ranks.peers import Peers
 from engine.distributed.ranks.place import Place
 from engine.distributed.shared_files import SharedPrefixStore as SharedPrefixStore
-from engine.model.loading import LoadedModel, ModelError, Progress
+from engine.interface.errors import ModelError
+from engine.model.loading import LoadedModel, Progress
 
 log = logging.getLogger("reprise.engine")
 

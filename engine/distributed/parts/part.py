@@ -15,10 +15,11 @@ from engine.distributed.parts.shard import Shard
 from engine.distributed.parts.splitting import split_model
 from engine.distributed.ranks.facts import read_split_layers
 from engine.distributed.ranks.place import Place
+from engine.interface.errors import ModelError
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
 from engine.memory.machine import usable_bytes
-from engine.model.loading import LoadedModel, ModelError, Progress, make_loader
+from engine.model.loading import LoadedModel, Progress, make_loader
 
 
 @dataclass(frozen=True)

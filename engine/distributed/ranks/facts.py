@@ -8,7 +8,7 @@ from pathlib import Path
 
 from config.settings import Settings
 from config.version import VERSION
-from engine.model.loading import ModelError
+from engine.interface.errors import ModelError
 
 COMPARED = ("split", "split_layers", "kv_bits", "max_context_tokens", "trust_remote_code")
 """Settings that must be equal. The others matter on rank 0 only."""

@@ -15,7 +15,7 @@ import numpy as np
 from engine.distributed.ranks.channel import Channel
 from engine.distributed.ranks.facts import Facts, compare
 from engine.distributed.ranks.place import Place
-from engine.model.loading import ModelError
+from engine.interface.errors import ModelError
 
 log = logging.getLogger("reprise.engine")
 

@@ -22,7 +22,7 @@ from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings
 from engine.engine import ModelPool
 from engine.generating.engine import GeneratingEngine
-from engine.model.hub_cache import HubCache
+from engine.model.hub.hub_cache import HubCache
 from engine.models.catalogue import Catalogue
 from engine.models.making import Makers
 from engine.models.messages import Inbox

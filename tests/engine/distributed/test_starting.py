@@ -15,7 +15,7 @@ from engine.distributed.parts.splitting import split_model
 from engine.distributed.ranks.facts import compare, digest_files, find_facts, refuse_settings
 from engine.distributed.ranks.joining import begin_group
 from engine.distributed.ranks.place import Place, read_place
-from engine.model.loading import ModelError
+from engine.interface.errors import ModelError
 from tests.engine.model_folders import write_adapter
 from tests.engine.support import make_model
 

@@ -8,7 +8,7 @@ from mlx_lm.utils import load_tokenizer
 
 from config.model_settings import BUNDLED_MODEL
 from engine.interface.image_marks import mark
-from engine.model.image_processor import count_tokens, read_vision
+from engine.model.files.image_processor import count_tokens, read_vision
 from engine.text.tokenizer import Tokenizer
 
 QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")

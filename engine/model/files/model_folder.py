@@ -13,9 +13,10 @@ from typing import Any
 import mlx_lm.utils
 
 from engine.interface.embeddings import EmbeddingInfo, Purpose
-from engine.model.loading import ModelError, find_context_tokens
-from engine.model.purpose import ENCODERS, find_purpose
-from engine.model.recipe import find_vectors
+from engine.interface.errors import ModelError
+from engine.model.files.context_length import find_context_tokens
+from engine.model.files.purpose import ENCODERS, find_purpose
+from engine.model.files.recipe import find_vectors
 
 INDEX = "model.safetensors.index.json"
 """File that names the shards of a model."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.interface.embeddings import Dense, EmbeddingInfo, Pooling, Recipe
-from engine.model.loading import ModelError, find_context_tokens
-from engine.model.purpose import ENCODERS, GEMMA, LOGIT_SCORE, MODULES, ROBERTAS
+from engine.interface.errors import ModelError
+from engine.model.files.context_length import find_context_tokens
+from engine.model.files.purpose import ENCODERS, GEMMA, LOGIT_SCORE, MODULES, ROBERTAS
 
 _OLD_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
