@@ -47,6 +47,8 @@ from server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
+    from engine.interface.embeddings import Purpose
+    from engine.model.loading import StartProgress
     from engine.models.kept_sources import MakeSourcesFor
     from engine.speculative.proposers import MakeSources
 
@@ -193,13 +195,12 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         from engine.checkpoint import check_folder
         from engine.engine import Engine
         from engine.interface.errors import ModelError
-        from engine.models.catalogue import Catalogue
         from engine.models.making import Makers
 
         try:
             if settings.model is not None and Path(settings.model).is_dir():
                 check_folder(Path(settings.model))
-            if settings.may_unload or Catalogue(settings).purpose != "generate":
+            if settings.may_unload or _find_purpose(settings) != "generate":
                 return _serve_several(settings, make_sources, sections, bound)
             settings = settings_of(settings, sections, settings.model_name)
             sources = make_sources(settings) if make_sources else None
@@ -208,6 +209,17 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
             return serve(Engine(settings, Makers(make_sources=sources)), settings, bound)
         except ModelError as fault:
             return _fail(str(fault))
+
+
+def _find_purpose(settings: Settings) -> "Purpose":
+    """Say what the settings' model is for. A model of the hub is downloaded first. Raises ModelError."""
+    from engine.model.loading import find_folder
+    from engine.models.catalogue import Catalogue
+
+    with LoadingBar() as bar:
+        show = _show_progress(bar, settings)
+        find_folder(settings.model_source, lambda share: show(f"Downloading {settings.model_name}", share))
+    return Catalogue(settings).purpose
 
 
 def explain(fault: ListenError, settings: Settings) -> str:
@@ -338,7 +350,7 @@ def serve(engine: ModelsProtocol, settings: Settings, bound: socket.socket) -> i
     server = HttpServer(config, engine, settings.drain_s, announce, count_cut)
     engine.on_death = server.note_death
     with LoadingBar() as bar:
-        engine.start(LoadingLog().advance if settings.log_format == "json" else bar.advance)
+        engine.start(_show_progress(bar, settings))
     # What was loaded stays, so no collection need look at it.
     gc.freeze()
     gc.enable()
@@ -349,6 +361,10 @@ def serve(engine: ModelsProtocol, settings: Settings, bound: socket.socket) -> i
     if server.fault is not None:
         return _fail(f"the engine has died: {server.fault}")
     return 0
+
+
+def _show_progress(bar: LoadingBar, settings: Settings) -> "StartProgress":
+    return LoadingLog().advance if settings.log_format == "json" else bar.advance
 
 
 def _announce(engine: ModelsProtocol, settings: Settings, address: str) -> None:

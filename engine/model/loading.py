@@ -176,17 +176,9 @@ def load_model(
     Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
-    folder = Path(source)
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise not_a_model(folder)
-    # Names on the hub have one slash at most, in the middle.
-    is_path = source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1
-    if not folder.exists() and is_path:
-        raise ModelError(f"there is no model folder {source}")
     if options.adapter is not None and not (Path(options.adapter) / "adapter_config.json").is_file():
         raise ModelError(f"--adapter-path {options.adapter}: there is no adapter_config.json")
-    if not folder.exists():
-        folder = _fetch(source, progress)
+    folder = find_folder(source, progress)
     try:
         load = partial(
             mlx_lm.load,
@@ -254,19 +246,30 @@ def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path, is_whole
     return loaded
 
 
-def _fetch(name: str, progress: Progress | None) -> Path:
-    """Return the folder of a model on the hub, downloaded if it is not here as a whole. Raises ModelError."""
+def find_folder(source: str, progress: Progress | None = None) -> Path:
+    """Return the folder of a model: the source itself, or that of a name on the hub, downloaded if need be.
+
+    progress: called with the share of the bytes that are there. Raises ModelError.
+    """
+    folder = Path(source)
+    if folder.exists():
+        if not (folder / "config.json").is_file():
+            raise not_a_model(folder)
+        return folder
+    # Names on the hub have one slash at most, in the middle.
+    if source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1:
+        raise ModelError(f"there is no model folder {source}")
     # Whoever serves a folder needs no hub.
     from engine.model.hub.hub_cache import HubCache, HubError
     from engine.model.hub.hub_download import pull
 
     try:
-        found = HubCache().find(name)
+        found = HubCache().find(source)
         if found is None or found.fault:
-            log.info("downloading the model %s", name)
-            found = pull(name, lambda done, total: progress(done / total) if progress else None)
+            log.info("downloading the model %s", source)
+            found = pull(source, lambda done, total: progress(done / total) if progress else None)
     except HubError as fault:
-        raise ModelError(f"cannot load the model {name}, which is no folder here: {fault}") from fault
+        raise ModelError(f"cannot load the model {source}, which is no folder here: {fault}") from fault
     return found.path
 
 

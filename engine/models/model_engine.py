@@ -164,9 +164,12 @@ class ModelEngine(ABC):
         return False
 
     def end(self, failed: Failed) -> None:
-        """End all requests and free the model."""
+        """End all requests and free the model. A fault in that is logged: other models go on."""
         self.end_all(failed)
-        self.unload()
+        try:
+            self.unload()
+        except Exception:
+            log.error("while a model was unloaded", exc_info=True)
 
     def die(self, fault: BaseException) -> None:
         """End all requests as failed, because of a fault that is no request's."""
