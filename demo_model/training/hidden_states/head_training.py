@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from demo_model.training.heads import (
+from demo_model.training.hidden_states.heads import (
     BLOCK_SIZE,
     DFLASH_CONFIG,
     MTP_CONFIG,
@@ -21,10 +21,10 @@ from demo_model.training.heads import (
     load_target,
     make_head,
 )
+from demo_model.training.hidden_states.states import Answered, load, write
 from demo_model.training.llama import Model, save_whole
 from demo_model.training.muon import Muon, descend
 from demo_model.training.samples import grouped
-from demo_model.training.states import Answered, load, write
 
 # The weight of each further token of an MTP draft relative to the one before it.
 RECURSION_DECAY = 0.6
@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> None:
         write(arguments)
         return
     if arguments.evaluate:
-        import_module("demo_model.training.drafts").evaluate(arguments.count, seed=2_000_000)
+        import_module("demo_model.training.hidden_states.drafts").evaluate(arguments.count, seed=2_000_000)
         return
     if not arguments.export:
         train(arguments)
