@@ -6,8 +6,8 @@
     python -m demo_model.training.train --size polish --minutes 20       # smaller model, other vocabulary
     python -m demo_model.training.train --size wedlm --minutes 30        # predicts masks too (wedlm.py)
     python -m demo_model.training.train --size states --count 3840       # what the next two learn from
-    python -m demo_model.training.train --size mtp --minutes 13          # head that drafts (hidden_states/heads.py)
-    python -m demo_model.training.train --size dflash --minutes 16       # drafter of blocks (hidden_states/heads.py)
+    python -m demo_model.training.train --size mtp --minutes 13          # head that drafts (hidden_states/)
+    python -m demo_model.training.train --size dflash --minutes 16       # drafter of blocks (hidden_states/)
 
 Needs torch, tokenizers, numpy and safetensors (the `train` extra); the server needs none of this.
 """
