@@ -24,7 +24,7 @@ from engine.speculative.costs.step_costs import StepCosts
 Document = dict[str, Any]
 
 SECTIONS = (
-    "decode", "sweep", "economics", "translation", "peers", "serve", "replay", "verify", "turns", "sampling",
+    "decode", "sweep", "economics", "translation", "serve", "replay", "verify", "turns", "sampling",
     "prefill", "drafters", "wedlm", "embed", "images",
 )  # fmt: skip
 """The names of the sections; each command writes one."""

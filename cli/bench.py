@@ -21,7 +21,6 @@ COMMANDS = {
     "turns": "bench.serving.turns",
     "economics": "bench.economics.run_economics",
     "translation": "bench.decode.run_translation",
-    "peers": "bench.serving.run_peers",
     "embed": "bench.serving.run_embed",
     "images": "bench.serving.run_images",
     "sweep": "bench.sweep.run_sweep",

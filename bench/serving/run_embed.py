@@ -39,7 +39,7 @@ IDLE_LIMIT_S = 600.0
 
 FLAGS = (
     Flag("--model", options.model_folder, "DIR", ..., "Folder of a model that embeds."),
-    *servers.NAMED,
+    *servers.named(),
     Flag("--sentence-transformers", str, "PYTHON", None,
          "Also run sentence-transformers, with a Python that has it; the same folder is its model."),
     Flag("--lengths", options.levels, "N,...", (16, 64, 256), "Tokens of a text, special ones included."),

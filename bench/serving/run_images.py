@@ -30,7 +30,7 @@ from bench.workloads.chats import user
 MLX_VLM = "mlx-vlm"
 
 FLAGS = (
-    *servers.NAMED,
+    *servers.named(),
     Flag("--mlx-vlm", str, "PYTHON", None, "Also start mlx-vlm's server, with a Python that has it."),
     Flag("--sizes", options.levels, "N,...", (256, 512, 1024), "Pixels of a side of an image."),
     Flag("--streams", options.count, "N", 8, "Images that are shown at once."),

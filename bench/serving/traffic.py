@@ -53,10 +53,10 @@ COLUMNS = [
 
 
 class Batch(NamedTuple):
-    """Turns that are asked together. round: 0 for the warm-up."""
+    """Turns that are asked together. round: 0 for the warm-up. workload: None for random words."""
 
     round: int
-    workload: str
+    workload: str | None
     turns: Sequence[Turn]
 
 
@@ -85,10 +85,12 @@ Ask = Callable[[Sequence[Turn], int], list[Answer]]
 """Answers turns, at most so many at the same time, and returns the answers in the same order."""
 
 
-def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **resume: Any) -> list[Row]:
+def ask_all(
+    peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, prefix: str = "", **resume: Any
+) -> list[Row]:
     """Ask all peers each batch before the next one, a different one first each time; return the answers.
 
-    resume: as for Experiment.
+    prefix: of the names of cases. resume: as for Experiment.
     """
     work = Work({"": len(peers) * sum(len(batch.turns) for batch in batches)})
 
@@ -104,7 +106,7 @@ def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **
         ]  # fmt: skip
 
     arms = {name: partial(ask, name) for name in peers}
-    cases = {f"batch {at} of {streams} streams": batch for at, batch in enumerate(batches)}
+    cases = {f"{prefix}batch {at} of {streams} streams": batch for at, batch in enumerate(batches)}
     with work:
         return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
 
