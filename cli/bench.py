@@ -27,9 +27,7 @@ COMMANDS = {
     "replay": "bench.replay.run_replay",
     "commits": "bench.replay.pairs",
     "report": "bench.page.run_page",
-    "sampling": "bench.costs.sampling",
-    "prefill": "bench.costs.prefill",
-    "drafters": "bench.costs.drafters",
+    "sampling": "bench.sampling",
     "wedlm": "bench.decode.run_wedlm",
     "workloads": "bench.workloads.run_workloads",
 }

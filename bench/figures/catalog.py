@@ -5,8 +5,8 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from bench import sampling
 from bench.cost_curves import M4_PRO
-from bench.costs import sampling
 from bench.decode import run_wedlm
 from bench.experiment import grouped
 from bench.serving.servers import DRAFTING, LOOP, MLX_LM, OWN, PLAIN
