@@ -25,7 +25,7 @@ Document = dict[str, Any]
 
 SECTIONS = (
     "decode", "sweep", "economics", "translation", "serve", "replay", "verify", "turns", "sampling",
-    "wedlm", "embed", "images",
+    "wedlm", "embed",
 )  # fmt: skip
 """The names of the sections; each command writes one."""
 

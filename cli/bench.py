@@ -22,7 +22,6 @@ COMMANDS = {
     "economics": "bench.economics.run_economics",
     "translation": "bench.decode.run_translation",
     "embed": "bench.serving.run_embed",
-    "images": "bench.serving.run_images",
     "sweep": "bench.sweep.run_sweep",
     "replay": "bench.replay.run_replay",
     "commits": "bench.replay.pairs",
@@ -34,8 +33,8 @@ COMMANDS = {
 """The module of each benchmark: it has FLAGS, run(), perhaps an EPILOG, and its docstring is the help."""
 
 PAGE_NEEDS = ("jinja2", "vl_convert")
-NEEDED = {"economics": ("polars",), "sweep": ("polars",), "report": PAGE_NEEDS, "images": ("PIL",)}
-"""Modules of the extra bench that benchmarks need. Those that write a page (--html) need PAGE_NEEDS."""
+NEEDED = {"economics": ("polars",), "sweep": ("polars",), "report": PAGE_NEEDS}
+"""Modules of the extra bench that benchmarks need. Pages (--html) need PAGE_NEEDS, and --images Pillow."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +60,7 @@ def _run(name: str, run: Callable[[argparse.Namespace], int], arguments: argpars
 
     # Before anything is measured, which may take an hour.
     needed = NEEDED.get(name, ()) + (PAGE_NEEDS if getattr(arguments, "html", None) else ())
+    needed += ("PIL",) if getattr(arguments, "images", None) else ()
     if missing := [module for module in dict.fromkeys(needed) if find_spec(module) is None]:
         raise UsageError(f"{' and '.join(missing)} must be installed for this: run {install_command()}")
     return run_command(f"reprise bench {name}", run, arguments)

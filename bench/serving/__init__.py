@@ -1,1 +1,1 @@
-"""What servers answer: `reprise bench serve`, `embed` and `images`; and turns of a chat."""
+"""What servers answer: `reprise bench serve` and `embed`; and turns of a chat."""
