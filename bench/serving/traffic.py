@@ -148,6 +148,9 @@ def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
     return percentiles([(gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0])
 
 
+Figures = Callable[[Sequence[Row], Sequence[Row]], Row]
+"""Returns the figures of a peer's rows, beside those of the first one to the same questions."""
+
 RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
     "speedup": throughput, "decode_speedup": decode_speed,
     "ttft_ratio": lambda rows: (first_tokens_s(rows) or {}).get("p50"),
@@ -156,7 +159,7 @@ RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
 """The figures by which peers are compared, round by round."""
 
 
-def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
+def figures_of(rows: Sequence[Row], *fields: str, figures: Figures | None = None) -> list[Row]:
     """Return the figures of each peer, the first peer first, for each group of rows with the same fields."""
     # Another peer may begin with the questions of a group.
     order = [*dict.fromkeys(row["arm"] for row in rows)]
@@ -165,7 +168,7 @@ def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
     for values, group in groups.items():
         first, *others = grouped(group, "arm").values()
         about = dict(zip(fields, values, strict=True))
-        found += [about | _figures(answers, first) for answers in (first, *others)]
+        found += [about | (figures or _figures)(answers, first) for answers in (first, *others)]
     return found
 
 
