@@ -110,6 +110,20 @@ def gemma4(model: torch.nn.Module, family: Family, image: np.ndarray, grid: tupl
     return patches, out.pooler_output[0], []
 
 
+def lfm2_vl(model: torch.nn.Module, family: Family, image: np.ndarray, grid: tuple[int, int]) -> tuple:
+    """Return patches as LFM2-VL's processor cuts them, and the features of an image beside a larger one."""
+    from transformers.models.siglip2.image_processing_pil_siglip2 import convert_image_to_patches
+
+    side = family.config["vision_config"]["patch_size"]
+    patches = convert_image_to_patches(image.transpose(2, 0, 1), side)
+    given = convert_image_to_patches(normal(image, family).permute(2, 0, 1).numpy(), side)
+    given = torch.nn.functional.pad(torch.from_numpy(given)[None], (0, 0, 0, 7))
+    # Patches that are not there, as beside a larger image.
+    mask = torch.cat([torch.ones(1, len(patches)), torch.zeros(1, 7)], dim=1).int()
+    out = model.model.get_image_features(given, torch.tensor([grid]), mask, return_dict=True)
+    return patches, out.pooler_output[0], []
+
+
 def write_whole_gemma4(attention: str | None) -> None:
     """Write the configuration, the names and the logits of a whole Gemma 4 that reads text with an image."""
     family = FAMILIES["gemma4"]
@@ -147,6 +161,7 @@ COMPUTED: dict[str, Callable[..., tuple]] = {
     "gemma4": gemma4,
     "mistral3": pixtral,
     "pixtral": pixtral,
+    "lfm2_vl": lfm2_vl,
 }
 
 # Pixtral is published as a llava; mlx-lm and converters of MLX call it pixtral.

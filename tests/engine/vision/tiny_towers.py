@@ -163,6 +163,23 @@ def _pixtral(model_type: str, **more: object) -> Family:
     return Family(config | more, CLIP)
 
 
+def _lfm2(**more: object) -> Family:
+    vision = {
+        "model_type": "siglip2_vision_model",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "patch_size": 4,
+        "num_patches": 36,
+        "vision_use_head": False,
+    }
+    text = TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
+    config = {"model_type": "lfm2_vl", "vision_config": vision, "text_config": text, "image_token_id": 50}
+    # Larger and smaller than the table of positions, and both.
+    return Family(config | {"projector_hidden_size": 96} | more, HALVES, ((8, 10), (4, 4), (2, 16)))
+
+
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 FAMILIES = {
     "qwen3_vl": _qwen3("qwen3_vl", {"deepstack_visual_indexes": [0, 2]}, {}),
@@ -175,6 +192,8 @@ FAMILIES = {
     "gemma4_clipped": _gemma4(use_clipped_linears=True, standardize=True),
     "mistral3": _pixtral("mistral3", spatial_merge_size=2),
     "pixtral": _pixtral("pixtral", vision_feature_select_strategy="full", multimodal_projector_bias=True),
+    "lfm2_vl": _lfm2(),
+    "lfm2_vl_plain": _lfm2(projector_use_layernorm=False, projector_bias=False),
 }
 
 
