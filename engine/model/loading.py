@@ -23,7 +23,7 @@ from engine.interface.models import ModelInfo
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from engine.kv_cache.rows import Sharing
-from engine.model import wedlm
+from engine.model import lfm2_vl, wedlm
 from engine.model.findings import Findings
 from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.head_names import leave_heads_out
@@ -36,6 +36,7 @@ from engine.vision.finding import find_tower
 from engine.vision.sight import Sight
 
 log = logging.getLogger("reprise.engine")
+lfm2_vl.register()
 
 CONTEXT_KEYS = (
     "max_position_embeddings",

@@ -70,4 +70,5 @@ def _shares(length: int, side: int) -> np.ndarray:
     centers = (np.arange(length) + 0.5) * side / length
     distances = np.abs(np.arange(side) + 0.5 - centers[:, None]) / max(side / length, 1)
     shares: np.ndarray = np.maximum(0, 1 - distances)
-    return (shares / shares.sum(axis=1, keepdims=True)).astype(np.float32)
+    shares /= shares.sum(axis=1, keepdims=True)
+    return shares.astype(np.float32)

@@ -11,11 +11,21 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.numpy import load_file
-from tiny_towers import FAMILIES, GEMMA4_PROMPT, GEMMA4_TEXT, REFERENCES, Family, random_array
+from tiny_towers import (
+    FAMILIES,
+    GEMMA4_PROMPT,
+    GEMMA4_TEXT,
+    LFM2_PROMPT,
+    REFERENCES,
+    Family,
+    random_array,
+    references,
+)
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 PARTS = ("visual", "vision_tower", "multi_modal_projector", "embed_vision")
@@ -124,12 +134,9 @@ def lfm2_vl(model: torch.nn.Module, family: Family, image: np.ndarray, grid: tup
     return patches, out.pooler_output[0], []
 
 
-def write_whole_gemma4(attention: str | None) -> None:
-    """Write the configuration, the names and the logits of a whole Gemma 4 that reads text with an image."""
-    family = FAMILIES["gemma4"]
-    parts = {key: value for key, value in family.config.items() if key != "model_type"}
-    parts["text_config"] = parts["text_config"] | GEMMA4_TEXT | {"use_bidirectional_attention": attention}
-    config = CONFIG_MAPPING["gemma4"](**parts)
+def make_whole(model_type: str, parts: dict[str, Any]) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Return a model with random weights, and what tests need to make it too: its configuration and names."""
+    config = CONFIG_MAPPING[model_type](**parts)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     shapes = {}
     with torch.no_grad():
@@ -137,22 +144,53 @@ def write_whole_gemma4(attention: str | None) -> None:
             shapes[name] = list(array.shape)
             if name != "lm_head.weight":
                 array.copy_(torch.from_numpy(random_array(name, tuple(array.shape))))
+    return model, {"config": config.to_dict(), "shapes": shapes}
+
+
+def write_whole(name: str, made: tuple[torch.nn.Module, dict[str, Any]], **given: torch.Tensor) -> None:
+    """Write the configuration, the names and the logits of a whole model that reads text with images."""
+    model, told = made
+    with torch.no_grad():
+        logits = model(**given).logits[0].numpy()
+    file = REFERENCES / f"{name}.json"
+    file.write_text(json.dumps(told, indent=0, default=str) + "\n")
+    np.savez_compressed(file.with_suffix(".npz"), logits=logits)
+
+
+def write_whole_gemma4(attention: str | None) -> None:
+    family = FAMILIES["gemma4"]
+    parts = {key: value for key, value in family.config.items() if key != "model_type"}
+    parts["text_config"] = parts["text_config"] | GEMMA4_TEXT | {"use_bidirectional_attention": attention}
     image = np.load(REFERENCES / "gemma4.npz")["0.pixels"]
     grid = family.grids[0]
     columns, rows = np.meshgrid(np.arange(grid[1]), np.arange(grid[0]))
     places = torch.from_numpy(np.stack([columns, rows], axis=-1).reshape(1, -1, 2))
     tokens = torch.tensor([GEMMA4_PROMPT])
-    with torch.no_grad():
-        out = model(
-            input_ids=tokens,
-            pixel_values=torch.from_numpy(image.astype(np.float32) / 255)[None],
-            image_position_ids=places,
-            mm_token_type_ids=(tokens == family.config["image_token_id"]).long(),
-        )
-    told = {"config": config.to_dict(), "shapes": shapes}
-    file = REFERENCES / f"gemma4_whole_{attention}.json"
-    file.write_text(json.dumps(told, indent=0, default=str) + "\n")
-    np.savez_compressed(file.with_suffix(".npz"), logits=out.logits[0].numpy())
+    write_whole(
+        f"gemma4_whole_{attention}",
+        make_whole("gemma4", parts),
+        input_ids=tokens,
+        pixel_values=torch.from_numpy(image.astype(np.float32) / 255)[None],
+        image_position_ids=places,
+        mm_token_type_ids=(tokens == family.config["image_token_id"]).long(),
+    )
+
+
+def write_whole_lfm2() -> None:
+    family = FAMILIES["lfm2_vl"]
+    parts = {key: value for key, value in family.config.items() if key != "model_type"}
+    tiles = [one.pixels.astype(np.float32) / 127.5 - 1 for one in references("lfm2_vl")]
+    most = max(map(len, tiles))
+    write_whole(
+        "lfm2_vl_whole",
+        make_whole("lfm2_vl", parts),
+        input_ids=torch.tensor([LFM2_PROMPT]),
+        pixel_values=torch.from_numpy(
+            np.stack([np.pad(one, ((0, most - len(one)), (0, 0))) for one in tiles])
+        ),
+        pixel_attention_mask=torch.tensor([[at < len(one) for at in range(most)] for one in tiles]).int(),
+        spatial_shapes=torch.tensor(family.grids),
+    )
 
 
 COMPUTED: dict[str, Callable[..., tuple]] = {
@@ -194,6 +232,7 @@ def main(names: list[str]) -> None:
     if not names:
         write_whole_gemma4(None)
         write_whole_gemma4("vision")
+        write_whole_lfm2()
 
 
 if __name__ == "__main__":

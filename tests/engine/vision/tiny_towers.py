@@ -146,6 +146,9 @@ GEMMA4_TEXT = {
 GEMMA4_PROMPT = [2, 5, 7, *[50] * 6, 9, 11, 12, 13]
 """Text around an image of six tokens."""
 
+LFM2_PROMPT = [2, 5, 7, *[50] * 20, 9, *[50] * 4, 11, *[50] * 8, 13, 12]
+"""Text around three tiles."""
+
 
 def _pixtral(model_type: str, **more: object) -> Family:
     vision = {
