@@ -1,6 +1,7 @@
 """Write references/: what transformers' classes make of tiny random towers, and what they call the weights.
 
-    python -m venv VENV && VENV/bin/pip install torch transformers==5.23.0 safetensors pillow numpy
+    python -m venv VENV
+    VENV/bin/pip install torch torchvision transformers==5.23.0 safetensors pillow numpy
     VENV/bin/python tests/engine/vision/make_references.py [FAMILY ...]
 
 Torch is not among the tests' packages: it takes gigabytes, and these files 100 KB.
@@ -21,6 +22,8 @@ from tiny_towers import (
     GEMMA4_PROMPT,
     GEMMA4_TEXT,
     LFM2_PROMPT,
+    LFM2_SIZES,
+    LFM2_TINY,
     REFERENCES,
     Family,
     random_array,
@@ -193,6 +196,30 @@ def write_whole_lfm2() -> None:
     )
 
 
+def write_tiles() -> None:
+    """Write how LFM2-VL's processor cuts images of many sizes, and the patches of some small ones."""
+    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+
+    processor = Lfm2VlImageProcessor()
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.uniform(np.log(8), np.log(4000), (400, 2))).astype(int).tolist()
+    cuts = []
+    for height, width in [*sizes, *([side, 2 * side] for side in range(300, 1500, 50))]:
+        image = torch.empty(1, 3, height, width, dtype=torch.uint8, device="meta")
+        told = {name: getattr(processor, name) for name in LFM2_CUT}
+        _, (rows,), (columns,), ((*size,),) = processor.resize_and_split(image, resample=2, **told)
+        cuts.append([height, width, rows, columns, *size])
+    (REFERENCES / "lfm2_vl_tiles.json").write_text(json.dumps(cuts) + "\n")
+    arrays = {}
+    for height, width in LFM2_SIZES:
+        image = np.random.default_rng(height * width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+        given = Lfm2VlImageProcessor(**LFM2_TINY)(image, **PLAIN_PIXELS)
+        lengths = given["pixel_attention_mask"].sum(1).tolist()
+        parts = [one[:length] for one, length in zip(given["pixel_values"], lengths, strict=True)]
+        arrays[f"{height}x{width}"] = torch.cat(parts).numpy().astype(np.uint8)
+    np.savez_compressed(REFERENCES / "lfm2_vl_tiles.npz", **arrays)
+
+
 COMPUTED: dict[str, Callable[..., tuple]] = {
     "qwen": qwen,
     "gemma3": gemma3,
@@ -201,6 +228,12 @@ COMPUTED: dict[str, Callable[..., tuple]] = {
     "pixtral": pixtral,
     "lfm2_vl": lfm2_vl,
 }
+
+LFM2_CUT = (
+    "downsample_factor", "min_tiles", "max_tiles", "use_thumbnail", "min_image_tokens", "max_image_tokens",
+    "encoder_patch_size", "tile_size", "max_pixels_tolerance",
+)  # fmt: skip
+PLAIN_PIXELS = {"do_rescale": False, "do_normalize": False, "return_tensors": "pt"}
 
 # Pixtral is published as a llava; mlx-lm and converters of MLX call it pixtral.
 PUBLISHED_AS = {"pixtral": "llava"}
@@ -233,6 +266,7 @@ def main(names: list[str]) -> None:
         write_whole_gemma4(None)
         write_whole_gemma4("vision")
         write_whole_lfm2()
+        write_tiles()
 
 
 if __name__ == "__main__":

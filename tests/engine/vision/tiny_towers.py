@@ -148,6 +148,15 @@ GEMMA4_PROMPT = [2, 5, 7, *[50] * 6, 9, 11, 12, 13]
 
 LFM2_PROMPT = [2, 5, 7, *[50] * 20, 9, *[50] * 4, 11, *[50] * 8, 13, 12]
 """Text around three tiles."""
+LFM2_TINY = {
+    "encoder_patch_size": 2,
+    "min_image_tokens": 4,
+    "max_image_tokens": 16,
+    "tile_size": 16,
+}
+"""Settings of a processor that cuts small images into tiles."""
+LFM2_SIZES = ((20, 24), (24, 40), (50, 18), (8, 90), (5, 7))
+"""Heights and widths of images that it cut."""
 
 
 def _pixtral(model_type: str, **more: object) -> Family:

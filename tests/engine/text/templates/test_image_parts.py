@@ -15,6 +15,13 @@ QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 GEMMA = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
 GEMMA4 = ("<|image>", "<image|>", "<|image|>")
 PIXTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+LFM2 = (
+    "<image>",
+    "<|image_start|>",
+    "<|image_end|>",
+    "<|img_thumbnail|>",
+    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)),
+)
 FIRST = 4096
 
 HEAD = (
@@ -82,8 +89,15 @@ FAMILIES = {
         {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 280},
         "<|image>*<image|>",
     ),
+    "lfm2_vl": (
+        LFM2,
+        template("<image>"),
+        {"model_type": "lfm2_vl", "image_token_id": FIRST, "vision_config": {"patch_size": 16}},
+        {"resample": 3, "use_thumbnail": True},
+        "<|image_start|>*<|image_end|>",
+    ),
 }
-EXAMPLE_TOKENS = {"qwen3_vl": 768, "gemma3": 256, "mistral3": 1064, "gemma4": 266}
+EXAMPLE_TOKENS = {"qwen3_vl": 768, "gemma3": 256, "mistral3": 1064, "gemma4": 266, "lfm2_vl": 1770}
 
 
 def make(folder: Path, family: str, chat_template: str | None = None):
@@ -98,7 +112,7 @@ def make(folder: Path, family: str, chat_template: str | None = None):
         (folder / name).write_text((bundled / name).read_text())
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     wrapped = load_tokenizer(folder, {"chat_template": chat_template or own})
-    tokenizer = Tokenizer(wrapped, FIRST + 3)
+    tokenizer = Tokenizer(wrapped, FIRST + len(tokens))
     return tokenizer, read_vision(config, folder, tokenizer.backend)
 
 
