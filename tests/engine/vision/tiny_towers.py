@@ -155,6 +155,13 @@ LFM2_TINY = {
     "tile_size": 16,
 }
 """Settings of a processor that cuts small images into tiles."""
+LFM2_TOKENS = (
+    "<image>",
+    "<|image_start|>",
+    "<|image_end|>",
+    "<|img_thumbnail|>",
+    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)),
+)
 LFM2_SIZES = ((20, 24), (24, 40), (50, 18), (8, 90), (5, 7))
 """Heights and widths of images that it cut."""
 

@@ -10,18 +10,12 @@ from config.model_settings import BUNDLED_MODEL
 from engine.interface.image_marks import mark
 from engine.model.image_processor import count_tokens, read_vision
 from engine.text.tokenizer import Tokenizer
+from tests.engine.vision.tiny_towers import LFM2_TOKENS
 
 QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 GEMMA = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
 GEMMA4 = ("<|image>", "<image|>", "<|image|>")
 PIXTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-LFM2 = (
-    "<image>",
-    "<|image_start|>",
-    "<|image_end|>",
-    "<|img_thumbnail|>",
-    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)),
-)
 FIRST = 4096
 
 HEAD = (
@@ -90,7 +84,7 @@ FAMILIES = {
         "<|image>*<image|>",
     ),
     "lfm2_vl": (
-        LFM2,
+        LFM2_TOKENS,
         template("<image>"),
         {"model_type": "lfm2_vl", "image_token_id": FIRST, "vision_config": {"patch_size": 16}},
         {"resample": 3, "use_thumbnail": True},
