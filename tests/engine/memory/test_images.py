@@ -10,7 +10,7 @@ from tests.engine.vision.seeing import Picture, looked_at, make_seeing
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "gemma3", "mistral3"])
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "gemma3", "mistral3", "lfm2_vl"])
 def test_pictures_fit_into_the_memory_that_one_prompt_alone_needs(name: str) -> None:
     loaded = make_seeing(name, num_hidden_layers=4, num_attention_heads=4, head_dim=64, hidden_size=256)
     assert loaded.info.vision

@@ -151,6 +151,11 @@ def test_people_are_told_what_an_image_takes(tmp_path, family):
     assert count_tokens(vision.processor, (768, 1024), budget=300) <= max(300, vision.min_tokens)
 
 
+def test_the_tower_sees_no_more_than_a_tile_at_once(tmp_path):
+    _, vision = make(tmp_path, "lfm2_vl")
+    assert (vision.max_tokens, vision.part_tokens) == (11 * 256, 256)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_folder_without_its_processor_sees_nothing(tmp_path, family):
     tokenizer, _ = make(tmp_path, family)
