@@ -47,7 +47,6 @@ def _folder_of(model: str) -> str:
 
     if not is_converted_first(model):
         return model
-    from engine.interface.errors import ModelError
     from engine.model.convert.kept import folder_of
     from engine.model.convert.options import ConvertError
 
