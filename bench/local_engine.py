@@ -14,12 +14,13 @@ from drafters.assembly import make_drafters
 from drafters.base import Drafter
 from drafters.repetition import score_in_slices
 from engine.distributed import follow
-from engine.distributed.place import Place, read_place
 from engine.distributed.rank_0 import Ranks
+from engine.distributed.ranks.place import Place, read_place
 from engine.engine import Engine
+from engine.interface.errors import ModelError
 from engine.interface.events import Event, Failed, Finished
 from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
-from engine.model.loading import ModelError, StartProgress
+from engine.model.loading import StartProgress
 from engine.models.making import Makers
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources

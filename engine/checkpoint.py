@@ -15,14 +15,15 @@ import mlx.core as mx
 import mlx_lm.utils
 
 from config.model_settings import display_name
+from engine.interface.errors import ModelError
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
-from engine.model.image_processor import read_vision
-from engine.model.loading import ModelError, find_context_tokens
-from engine.model.model_folder import missing_shards, missing_tokenizer, unknown_architecture
-from engine.model.purpose import find_purpose
-from engine.model.recipe import find_longest, find_vectors, read_recipe
-from engine.model.safetensors_file import SafetensorsFile, read_header
+from engine.model.files.context_length import find_context_tokens
+from engine.model.files.image_processor import read_vision
+from engine.model.files.model_folder import missing_shards, missing_tokenizer, unknown_architecture
+from engine.model.files.purpose import find_purpose
+from engine.model.files.recipe import find_longest, find_vectors, read_recipe
+from engine.model.files.safetensors_file import SafetensorsFile, read_header
 from engine.speculative.heads.formats import (
     NAMES,
     SIDE_FILES,

@@ -21,9 +21,9 @@ from engine.interface.one_model import OneModel
 from engine.interface.request import GenerationRequest, Grammar
 from engine.interface.status import EngineCounts, EngineStatus, sum_counts
 from engine.loop import Loading, Loop
-from engine.model.hub_download import ReportBytes
+from engine.model.files.model_folder import ModelFolder
+from engine.model.hub.hub_download import ReportBytes
 from engine.model.loading import Progress, StartProgress
-from engine.model.model_folder import ModelFolder
 from engine.models.catalogue import Catalogue, FoundModel
 from engine.models.kept_sources import MakeSourcesFor
 from engine.models.known import KnownModels

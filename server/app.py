@@ -11,12 +11,12 @@ from starlette.routing import Route
 from config.settings import Settings
 from config.version import VERSION
 from server.engine_protocol import Models
-from server.generation.recorder import Recorder
+from server.generation.handoffs.recorder import Recorder
 from server.generation.service import Service
 from server.http.access import OPEN_PATHS, Access
 from server.http.api_keys import load_keys
 from server.http.body_limit import BodyLimit
-from server.http.error_handlers import install_error_handlers
+from server.http.errors.error_handlers import install_error_handlers
 from server.http.head import HeadRequests
 from server.http.model_uses import ModelUses
 from server.http.openapi import Served, complete_document
@@ -40,23 +40,8 @@ from server.requests.rerank import RerankRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.responses_api.compaction import CompactRequest
 from server.responses_api.schemas import ResponsesRequest
-from server.routes import (
-    chat,
-    completions,
-    connect,
-    embeddings,
-    health,
-    infill,
-    messages,
-    metrics,
-    models,
-    ngram_mod,
-    ollama,
-    page,
-    rerank,
-    responses,
-    tokens,
-)
+from server.routes import chat, completions, embeddings, infill, messages, ollama, rerank, responses, tokens
+from server.routes.operation import connect, health, metrics, models, ngram_mod, page
 from server.threads import CONTROL
 
 ROUTES = (

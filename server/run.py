@@ -40,13 +40,15 @@ from server.banner import (
 from server.engine_protocol import Models
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
-from server.http.connection import uvicorn_config
-from server.http.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
-from server.http.listener import ListenError, bind_address, url_of
+from server.http.connections.connection import uvicorn_config
+from server.http.connections.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
+from server.http.connections.listener import ListenError, bind_address, url_of
 from server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
+    from engine.interface.embeddings import Purpose
+    from engine.model.loading import StartProgress
     from engine.models.kept_sources import MakeSourcesFor
     from engine.speculative.proposers import MakeSources
 
@@ -192,14 +194,13 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
         from engine.checkpoint import check_folder
         from engine.engine import Engine
-        from engine.model.loading import ModelError
-        from engine.models.catalogue import Catalogue
+        from engine.interface.errors import ModelError
         from engine.models.making import Makers
 
         try:
             if settings.model is not None and Path(settings.model).is_dir():
                 check_folder(Path(settings.model))
-            if settings.may_unload or Catalogue(settings).purpose != "generate":
+            if settings.may_unload or _find_purpose(settings) != "generate":
                 return _serve_several(settings, make_sources, sections, bound)
             settings = settings_of(settings, sections, settings.model_name)
             sources = make_sources(settings) if make_sources else None
@@ -208,6 +209,17 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
             return serve(Engine(settings, Makers(make_sources=sources)), settings, bound)
         except ModelError as fault:
             return _fail(str(fault))
+
+
+def _find_purpose(settings: Settings) -> "Purpose":
+    """Say what the settings' model is for. A model of the hub is downloaded first. Raises ModelError."""
+    from engine.model.loading import find_folder
+    from engine.models.catalogue import Catalogue
+
+    with LoadingBar() as bar:
+        show = _show_progress(bar, settings)
+        find_folder(settings.model_source, lambda share: show(f"Downloading {settings.model_name}", share))
+    return Catalogue(settings).purpose
 
 
 def explain(fault: ListenError, settings: Settings) -> str:
@@ -260,10 +272,10 @@ def _serve_several(
 
 def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
     """Serve a model of which other machines have parts; only ends with the process. Raises ModelError."""
-    from engine.distributed.place import read_place
     from engine.distributed.rank_0 import Ranks, leave
+    from engine.distributed.ranks.place import read_place
     from engine.engine import Engine
-    from engine.model.loading import ModelError
+    from engine.interface.errors import ModelError
     from engine.models.making import Makers
 
     place = read_place()
@@ -282,8 +294,8 @@ def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: 
 def follow(settings: Settings) -> int | None:
     """Follow rank 0 if this process is another rank, until it ends; None if it is not."""
     from engine.distributed.follow import run as run_follower
-    from engine.distributed.place import read_place
-    from engine.model.loading import ModelError
+    from engine.distributed.ranks.place import read_place
+    from engine.interface.errors import ModelError
 
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
@@ -338,7 +350,7 @@ def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
     server = HttpServer(config, engine, settings.drain_s, announce, count_cut)
     engine.on_death = server.note_death
     with LoadingBar() as bar:
-        engine.start(LoadingLog().advance if settings.log_format == "json" else bar.advance)
+        engine.start(_show_progress(bar, settings))
     # What was loaded stays, so no collection need look at it.
     gc.freeze()
     gc.enable()
@@ -349,6 +361,10 @@ def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
     if server.fault is not None:
         return _fail(f"the engine has died: {server.fault}")
     return 0
+
+
+def _show_progress(bar: LoadingBar, settings: Settings) -> "StartProgress":
+    return LoadingLog().advance if settings.log_format == "json" else bar.advance
 
 
 def _announce(engine: Models, settings: Settings, address: str) -> None:

@@ -94,7 +94,7 @@ def check_disk(folder: Path, use: str) -> Check:
 def check_port(settings: Settings) -> Check:
     """Check that the server could listen at its address, and that others could not use it without a key."""
     # Imported here: it loads the server.
-    from server.http.listener import ListenError, bind_address
+    from server.http.connections.listener import ListenError, bind_address
     from server.run import explain, exposure_error
 
     place = f"{settings.host} port {settings.port}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cli.units import format_bytes
 
 if TYPE_CHECKING:
-    from engine.model.model_folder import ModelFolder
+    from engine.model.files.model_folder import ModelFolder
 
 HELP = "Show the models that have been downloaded, with size and context."
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the models; return 0."""
     # Imported here so that other commands do not load the engine.
-    from engine.model.hub_cache import HubCache
+    from engine.model.hub.hub_cache import HubCache
 
     cache = HubCache()
     models = cache.list_models()

@@ -6,8 +6,8 @@
     python -m demo_model.training.train --size polish --minutes 20       # smaller model, other vocabulary
     python -m demo_model.training.train --size wedlm --minutes 30        # predicts masks too (wedlm.py)
     python -m demo_model.training.train --size states --count 3840       # what the next two learn from
-    python -m demo_model.training.train --size mtp --minutes 13          # head that drafts (heads.py)
-    python -m demo_model.training.train --size dflash --minutes 16       # drafter of blocks (heads.py)
+    python -m demo_model.training.train --size mtp --minutes 13          # head that drafts (hidden_states/)
+    python -m demo_model.training.train --size dflash --minutes 16       # drafter of blocks (hidden_states/)
 
 Needs torch, tokenizers, numpy and safetensors (the `train` extra); the server needs none of this.
 """
@@ -246,7 +246,7 @@ def main() -> None:
     folders = {"demo": "", "polish": "draft_polish"}
     arguments.out = arguments.out or demo / folders.get(arguments.size, arguments.size)
     if arguments.size in HEADS:
-        import_module("demo_model.training.head_training").run(arguments)
+        import_module("demo_model.training.hidden_states.head_training").run(arguments)
         return
     if arguments.size == "wedlm":
         import_module("demo_model.training.wedlm").run(arguments)

@@ -29,7 +29,8 @@ from engine.kv_cache.per_row import Caches
 from engine.kv_cache.prefix_cache.block_hashes import BlockHashes
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
-from engine.sampling.sampler import Ends, Penalties, RowSampling
+from engine.sampling.penalties import Penalties
+from engine.sampling.sampler import Ends, RowSampling
 from engine.sampling.thinking_budget import make_matcher
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.conditions import GREEDY, sampling_class

@@ -11,16 +11,16 @@ from typing import Any, NoReturn
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.distributed.channel import Channel
-from engine.distributed.errors import RanksLostError
-from engine.distributed.facts import find_facts, refuse_settings
 from engine.distributed.follower import Replica
-from engine.distributed.joining import begin_group, join_rank_0, share_token
-from engine.distributed.part import load_part
-from engine.distributed.peers import BEAT_S
-from engine.distributed.place import Place
+from engine.distributed.parts.part import load_part
 from engine.distributed.rank_0 import LOST_STATUS, leave
-from engine.model.loading import ModelError
+from engine.distributed.ranks.channel import Channel
+from engine.distributed.ranks.errors import RanksLostError
+from engine.distributed.ranks.facts import find_facts, refuse_settings
+from engine.distributed.ranks.joining import begin_group, join_rank_0, share_token
+from engine.distributed.ranks.peers import BEAT_S
+from engine.distributed.ranks.place import Place
+from engine.interface.errors import ModelError
 
 log = logging.getLogger("reprise.engine")
 

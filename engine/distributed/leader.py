@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from engine.distributed.channel import Channel, encode
-from engine.distributed.errors import RanksLostError
+from engine.distributed.ranks.channel import Channel, encode
+from engine.distributed.ranks.errors import RanksLostError
 
 
 class Handle:
@@ -93,7 +93,7 @@ class Leader:
         return result
 
     def agree(self, fault: Exception | None) -> None:
-        """Wait until every rank has built its part of the present command. See shard.py.
+        """Wait until every rank has built its part of the present command. See parts/shard.py.
 
         Raises the fault of this rank, or RuntimeError with that of another.
         """

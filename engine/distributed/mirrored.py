@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.distributed.leader import Handle, Leader
-from engine.distributed.shard import Shard, share_tokens
+from engine.distributed.parts.shard import Shard, share_tokens
 from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.columns import Ranks
 from engine.kv_cache.per_row import Caches, make_caches

@@ -15,9 +15,12 @@ from typing import NoReturn
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.distributed.errors import RanksLostError
-from engine.distributed.facts import find_facts, refuse_settings
-from engine.distributed.joining import (
+from engine.distributed.leader import Leader
+from engine.distributed.mirrored import SharedModel
+from engine.distributed.parts.part import PartFacts, find_room, load_part
+from engine.distributed.ranks.errors import RanksLostError
+from engine.distributed.ranks.facts import find_facts, refuse_settings
+from engine.distributed.ranks.joining import (
     await_ranks,
     begin_group,
     check_token,
@@ -25,13 +28,11 @@ from engine.distributed.joining import (
     refuse_all,
     share_token,
 )
-from engine.distributed.leader import Leader
-from engine.distributed.mirrored import SharedModel
-from engine.distributed.part import PartFacts, find_room, load_part
-from engine.distributed.peers import Peers
-from engine.distributed.place import Place
+from engine.distributed.ranks.peers import Peers
+from engine.distributed.ranks.place import Place
 from engine.distributed.shared_files import SharedPrefixStore as SharedPrefixStore
-from engine.model.loading import LoadedModel, ModelError, Progress
+from engine.interface.errors import ModelError
+from engine.model.loading import LoadedModel, Progress
 
 log = logging.getLogger("reprise.engine")
 

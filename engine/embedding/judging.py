@@ -5,7 +5,7 @@ Source: the model card of Qwen3-Reranker.
 
 from engine.embedding.decoder import Answers
 from engine.interface.embeddings import EmbeddingInfo, Recipe
-from engine.model.loading import ModelError
+from engine.interface.errors import ModelError
 from engine.text.tokenizer import Tokenizer
 
 BEFORE = (

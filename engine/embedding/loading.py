@@ -19,13 +19,14 @@ from engine.embedding.encoder import Encoder, rename
 from engine.embedding.judging import JUDGE, describe_judge, find_answers
 from engine.embedding.vectors import VectorMaker, load_dense, read_weights
 from engine.interface.embeddings import EmbeddingInfo, Recipe
+from engine.interface.errors import ModelError
 from engine.interface.models import ModelInfo
 from engine.memory.machine import wire_weights
-from engine.model.loading import LoadedModel, ModelError, describe, load_model, load_tokenizer
-from engine.model.purpose import ENCODERS, GEMMA, find_purpose
-from engine.model.recipe import find_longest, read_recipe
-from engine.text.encoding import copy_backend
+from engine.model.files.purpose import ENCODERS, GEMMA, find_purpose
+from engine.model.files.recipe import find_longest, read_recipe
+from engine.model.loading import LoadedModel, describe, load_model, load_tokenizer
 from engine.text.tokenizer import Tokenizer
+from engine.text.tokens.encoding import copy_backend
 
 Progress = Callable[[float], None]
 

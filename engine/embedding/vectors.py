@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx.nn.layers.activations import gelu, relu, silu
 
 from engine.interface.embeddings import Dense, Recipe
-from engine.model.loading import ModelError
+from engine.interface.errors import ModelError
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "Identity": lambda states: states,

@@ -16,13 +16,13 @@ from engine.batch.stats import EngineStats
 from engine.generating.parked import ParkedWorker
 from engine.generating.setup import make_worker
 from engine.generating.worker import Worker
-from engine.interface.errors import SharedTableError
+from engine.interface.errors import ModelError, SharedTableError
 from engine.interface.events import Event, Failed, Sink
 from engine.interface.request import GenerationRequest, Grammar
 from engine.interface.stations import station
 from engine.interface.status import EngineCounts
 from engine.memory.budget import MemoryBudget
-from engine.model.loading import LoadedModel, ModelError, StartProgress, make_draft_loader, make_loader
+from engine.model.loading import LoadedModel, StartProgress, make_draft_loader, make_loader
 from engine.models.making import Makers
 from engine.models.messages import STOPPING, Call, Cancel, Inbox, Message, Stop, Submit
 from engine.models.model_engine import ModelEngine

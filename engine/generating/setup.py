@@ -10,12 +10,13 @@ from config.settings import SETTINGS, Settings
 from engine.batch.batch import Batch
 from engine.batch.device import Device
 from engine.generating.worker import Worker
+from engine.interface.errors import ModelError
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.probes import kv_bits_fault
 from engine.kv_cache.rows import Sharing
 from engine.memory.budget import MemoryBudget
 from engine.memory.making import make_memory_budget
-from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
+from engine.model.loading import LoadedModel, Progress, StartProgress
 from engine.models.making import FindHead, Makers
 from engine.scheduler.checkpoints import Checkpoints
 from engine.scheduler.draft_prefiller import DraftPrefiller

@@ -17,6 +17,7 @@ from engine.batch.batch import Batch
 from engine.batch.sequence import Sequence
 from engine.batch.stats import EngineStats
 from engine.batch.step_error import StepError
+from engine.generating.preemption import Preemption
 from engine.generating.recovery import Recovery
 from engine.generating.step import Decoder
 from engine.interface.events import Failed
@@ -66,6 +67,7 @@ class Worker:
         self._decoder = Decoder(batch, planner, self.stats)
         self._calibrations = [one for one in calibrations if not one.is_done]
         self._recovery = Recovery(batch, queue, self.stats)
+        self._preemption = Preemption(batch, queue, draft_prefiller, self.stats)
         self._num_steps = 0
         self._num_fed = 0
 
@@ -228,34 +230,8 @@ class Worker:
 
     @station("memory")
     def _make_room(self) -> None:
-        """End draft prefill, then preempt the youngest sequences, until the next step fits."""
-        budget, drafting = self.queue.memory_budget, self.draft_prefiller
-        while not budget.make_room(
-            self.batch.members,
-            self.prefilling,
-            self.batch.rows_by_model,
-            drafting.begun(self.members) if drafting else (),
-        ):
-            if drafting and drafting.stop(self.members):
-                continue
-            # Alone it fits, unless other models hold the memory: then it waits for it.
-            if len(self.running) < (1 if budget.shared else 2):
-                return
-            if self.device.step:
-                # Its tokens are valid, and may end sequences.
-                self._fetch_in_flight()
-            else:
-                self._preempt(max(self.running, key=lambda s: s.timing.submitted_at))
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Put a running sequence back into the queue; it restarts once there is memory for it."""
-        log.info("request %s is preempted and restarts when memory allows", sequence.request.id)
-        self.stats.num_preemptions += 1
-        if sequence in self.prefilling:
-            self.prefilling.remove(sequence)
-        else:
-            self.batch.free([self.members.index(sequence)])
-        self.queue.put_back([sequence])
+        """Free memory until the next step fits."""
+        self._preemption.make_room(self._fetch_in_flight)
 
     def _fetch_in_flight(self) -> None:
         """Fetch the step in flight, and free the rows of sequences that it ended."""

@@ -1,6 +1,10 @@
-"""Define the errors with which the engine refuses what the server asks."""
+"""Define the errors with which the engine refuses what the server asks, or a model."""
 
 from typing import Literal
+
+
+class ModelError(Exception):
+    """The model cannot be served; the message says why."""
 
 
 class UnbrokenTextError(Exception):

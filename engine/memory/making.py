@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import mlx.core as mx
 
 from config.settings import Settings
+from engine.interface.errors import ModelError
 from engine.interface.models import MemoryLimit
 from engine.kv_cache.extents import GROWTH_TOKENS
 from engine.kv_cache.recurrent import MAX_LATER_STATES
@@ -15,7 +16,7 @@ from engine.memory.demands import ModelMemory
 from engine.memory.estimate import STEADY_TOKENS, Estimator
 from engine.memory.footprint import Footprint, measure
 from engine.memory.machine import usable_bytes, wire_weights
-from engine.model.loading import LoadedModel, ModelError
+from engine.model.loading import LoadedModel
 from engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter

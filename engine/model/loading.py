@@ -19,33 +19,26 @@ from mlx_lm.utils import get_total_parameters, load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
 from config.settings import Settings
+from engine.interface.errors import ModelError
 from engine.interface.models import ModelInfo
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from engine.kv_cache.rows import Sharing
-from engine.model import wedlm
+from engine.model import lfm2_vl, wedlm
+from engine.model.files.context_length import find_context_tokens
+from engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
+from engine.model.files.image_processor import read_vision
 from engine.model.findings import Findings
-from engine.model.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.head_names import leave_heads_out
-from engine.model.image_processor import read_vision
 from engine.model.load_options import NO_OPTIONS, LoadOptions
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
-from engine.text.tokenizer_reading import read_once
+from engine.text.tokens.tokenizer_reading import read_once
 from engine.vision.finding import find_tower
 from engine.vision.sight import Sight
 
 log = logging.getLogger("reprise.engine")
-
-CONTEXT_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "n_ctx",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-)
-"""Configuration keys of the longest sequence that a model was made for."""
+lfm2_vl.register()
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """Context of a model whose configuration names none, if a layer keeps all tokens."""
@@ -61,10 +54,6 @@ models that were made for long texts.
 
 NUMBERS_PER_ARRAY = 16
 """Numbers of each array that go into the fingerprint."""
-
-
-class ModelError(Exception):
-    """The model cannot be served; the message says why."""
 
 
 @dataclass
@@ -188,17 +177,9 @@ def load_model(
     Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
-    folder = Path(source)
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise not_a_model(folder)
-    # Names on the hub have one slash at most, in the middle.
-    is_path = source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1
-    if not folder.exists() and is_path:
-        raise ModelError(f"there is no model folder {source}")
     if options.adapter is not None and not (Path(options.adapter) / "adapter_config.json").is_file():
         raise ModelError(f"--adapter-path {options.adapter}: there is no adapter_config.json")
-    if not folder.exists():
-        folder = _fetch(source, progress)
+    folder = find_folder(source, progress)
     try:
         load = partial(
             mlx_lm.load,
@@ -266,19 +247,30 @@ def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path, is_whole
     return loaded
 
 
-def _fetch(name: str, progress: Progress | None) -> Path:
-    """Return the folder of a model on the hub, downloaded if it is not here as a whole. Raises ModelError."""
+def find_folder(source: str, progress: Progress | None = None) -> Path:
+    """Return the folder of a model: the source itself, or that of a name on the hub, downloaded if need be.
+
+    progress: called with the share of the bytes that are there. Raises ModelError.
+    """
+    folder = Path(source)
+    if folder.exists():
+        if not (folder / "config.json").is_file():
+            raise not_a_model(folder)
+        return folder
+    # Names on the hub have one slash at most, in the middle.
+    if source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1:
+        raise ModelError(f"there is no model folder {source}")
     # Whoever serves a folder needs no hub.
-    from engine.model.hub_cache import HubCache, HubError
-    from engine.model.hub_download import pull
+    from engine.model.hub.hub_cache import HubCache, HubError
+    from engine.model.hub.hub_download import pull
 
     try:
-        found = HubCache().find(name)
+        found = HubCache().find(source)
         if found is None or found.fault:
-            log.info("downloading the model %s", name)
-            found = pull(name, lambda done, total: progress(done / total) if progress else None)
+            log.info("downloading the model %s", source)
+            found = pull(source, lambda done, total: progress(done / total) if progress else None)
     except HubError as fault:
-        raise ModelError(f"cannot load the model {name}, which is no folder here: {fault}") from fault
+        raise ModelError(f"cannot load the model {source}, which is no folder here: {fault}") from fault
     return found.path
 
 
@@ -339,15 +331,6 @@ def find_fingerprint(model: Any, config: dict[str, Any]) -> str:
 def _arrays(model: Any) -> list[mx.array]:
     flat: Any = tree_flatten(model.parameters())
     return [array for _, array in flat]
-
-
-def find_context_tokens(config: dict[str, Any]) -> int | None:
-    """Return the longest sequence the model was made for; None if no usual configuration key names it."""
-    for part in (config.get("text_config") or {}, config):
-        for key in CONTEXT_KEYS:
-            if part.get(key):
-                return int(part[key])
-    return None
 
 
 def _default_context_tokens(model: Any, name: str) -> int:

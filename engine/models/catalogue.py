@@ -9,9 +9,9 @@ from config.model_settings import display_name
 from config.settings import Settings
 from engine.interface.embeddings import Purpose
 from engine.interface.errors import LoadFault, ModelLoadError
-from engine.model.hub_cache import HubCache, HubError, HubFault
-from engine.model.hub_download import ReportBytes, pull
-from engine.model.model_folder import ModelFolder, describe_folder
+from engine.model.files.model_folder import ModelFolder, describe_folder
+from engine.model.hub.hub_cache import HubCache, HubError, HubFault
+from engine.model.hub.hub_download import ReportBytes, pull
 
 ADAPTER_CONFIG = "adapter_config.json"
 _LOAD_FAULTS: dict[HubFault, LoadFault] = {

@@ -17,11 +17,11 @@ from functools import partial
 import mlx.core as mx
 
 from config.freed_memory import return_freed
-from engine.interface.errors import ModelLoadError
+from engine.interface.errors import ModelError, ModelLoadError
 from engine.interface.events import Failed
 from engine.memory.between_models import Holder, SharedMemory
 from engine.memory.machine import usable_bytes
-from engine.model.loading import ModelError, StartProgress
+from engine.model.loading import StartProgress
 from engine.models.known import KnownModels
 from engine.models.model_engine import ModelEngine
 from engine.models.served import ServedModel

@@ -11,7 +11,7 @@ from engine.interface.models import ModelInfo
 from engine.interface.status import EngineCounts, EngineStatus
 from engine.memory.between_models import Holder
 from engine.model.loading import StartProgress
-from engine.models.lifecycle import Lifecycle
+from engine.models.intake.lifecycle import Lifecycle
 from engine.models.messages import Cancel, Inbox, Message, Stop
 from engine.text.tokenizer import Tokenizer
 
@@ -164,9 +164,12 @@ class ModelEngine(ABC):
         return False
 
     def end(self, failed: Failed) -> None:
-        """End all requests and free the model."""
+        """End all requests and free the model. A fault in that is logged: other models go on."""
         self.end_all(failed)
-        self.unload()
+        try:
+            self.unload()
+        except Exception:
+            log.error("while a model was unloaded", exc_info=True)
 
     def die(self, fault: BaseException) -> None:
         """End all requests as failed, because of a fault that is no request's."""

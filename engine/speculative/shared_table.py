@@ -5,8 +5,7 @@ from pathlib import Path
 
 from config.settings import Settings
 from drafters.base import KeptHistory, SharedTable, TableFileError
-from engine.interface.errors import SharedTableError
-from engine.model.loading import ModelError
+from engine.interface.errors import ModelError, SharedTableError
 from engine.speculative.proposers import DraftSources, Proposers
 
 log = logging.getLogger("reprise.engine")

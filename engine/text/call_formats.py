@@ -23,8 +23,7 @@ HARMONY_TOKENS = (
     "<|call|>",
     "<|return|>",
 )
-HARMONY_ENDS = ("<|call|>", "<|return|>")
-"""The tokens of harmony's messages, and those that end an answer."""
+"""The tokens of harmony's messages."""
 
 DSML = "｜DSML｜"
 """The beginning of the tags of DeepSeek V3.2 and later, which have no text template in mlx-lm."""

@@ -14,8 +14,8 @@ from engine.foreign.chat_templates import isolate_templates
 from engine.foreign.tool_calls import PARSERS, WrittenCall
 from engine.interface.images import ImageProcessor
 from engine.interface.request import PromptEnd
-from engine.text.call_formats import HARMONY_ENDS, has_parser, inner_tokens, recognize
-from engine.text.encoding import TextEncoder
+from engine.text.call_formats import has_parser, inner_tokens, recognize
+from engine.text.end_tokens import find_end_tokens
 from engine.text.fim import FimTokens, find_fim
 from engine.text.markers import HARMONY, Marker, Markers, ends_with
 from engine.text.templates.chat_template import ChatTemplate, TemplateError
@@ -26,8 +26,9 @@ from engine.text.templates.message_openings import (
     MessageOpenings,
     find_openings,
 )
-from engine.text.token_bytes import decode_partial
-from engine.text.token_table import TokenTable, read_table
+from engine.text.tokens.encoding import TextEncoder
+from engine.text.tokens.token_bytes import decode_partial
+from engine.text.tokens.token_table import TokenTable, read_table
 
 MAX_OPENING_TOKENS = 16
 """Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""
@@ -94,9 +95,8 @@ class Tokenizer:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer, in the model's format too where the configuration leaves them out."""
-        ends = HARMONY_ENDS if self.markers.is_harmony else ()
-        return frozenset([*self.wrapped.eos_token_ids, *map(self.backend.token_to_id, ends)])
+        """Tokens that end an answer."""
+        return find_end_tokens(self.wrapped, self.backend, is_harmony=self.markers.is_harmony)
 
     @cached_property
     def description(self) -> dict[str, str | None]:

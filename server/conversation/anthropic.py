@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from server.conversation.choices import read_choice
 from server.conversation.from_messages import from_messages
 from server.conversation.model import Json, Part
 from server.conversation.parts import parts_of
 from server.conversation.settled import check_answerable, check_size, settle
+from server.conversation.tool_choice import read_choice
 from server.conversation.tools import ToolReader
 from server.validation.notes import Notes
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from server.conversation.choices import read_choice
 from server.conversation.from_chats import from_chats
 from server.conversation.model import Json, Message
 from server.conversation.settled import check_answerable, check_size, settle
+from server.conversation.tool_choice import read_choice
 from server.conversation.tools import ToolReader
 from server.validation.notes import Notes
 

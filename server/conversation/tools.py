@@ -13,12 +13,12 @@ from server.conversation.parts import note_unknown
 from server.errors import BadRequestError, shortened
 from server.tool_formats.free_text import input_schema
 from server.tool_formats.json_lark import escape_lark
+from server.validation.constraints.json_schema import MAX_SCHEMA_BYTES, check_schema
+from server.validation.constraints.lark import check_lark
+from server.validation.constraints.regex import check_regex
+from server.validation.constraints.relaxed_schema import relaxations
 from server.validation.field_errors import MAX_PARSED, field_error
-from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
-from server.validation.lark import check_lark
 from server.validation.notes import Notes
-from server.validation.regex import check_regex
-from server.validation.relaxed_schema import relaxations
 
 MAX_TOOLS = 1024
 MAX_NAME_CHARACTERS = 128

@@ -11,25 +11,25 @@ from engine.interface.request import Grammar
 from server.conversation.model import Tool
 from server.conversation.tools import check_enforced_in_full
 from server.errors import BadRequestError
-from server.generation.chat_grammar import chat_grammar, with_budget
-from server.generation.chat_prompt import ChatPrompt
-from server.generation.engine_requests import Prompts
-from server.generation.grammars import json_grammar
+from server.fair_queue import beside, client_of
+from server.generation.engine_requests.chat_grammar import chat_grammar, with_budget
+from server.generation.engine_requests.choices import Prompts
+from server.generation.engine_requests.grammars import json_grammar
+from server.generation.prompts.chat_prompt import ChatPrompt
 from server.generation.respond import respond
 from server.generation.service import Service
 from server.http.request_log import note_ignored, note_relaxed, record_of
-from server.lanes import beside, client_of
-from server.output.checked import WholeSchemas, checked
-from server.output.parser import parser_factory
-from server.output.parts import MakeParser, ToolCallRules
+from server.output.parsing.checked import WholeSchemas, checked
+from server.output.parsing.parser import parser_factory
+from server.output.parsing.parts import MakeParser, ToolCallRules
+from server.output.parsing.text_parser import echo_parsers
 from server.output.presenter import Presenter
-from server.output.text_parser import echo_parsers
 from server.requests.chat import ChatRequest
 from server.tool_formats.bare_calls import bare_calls
 from server.tool_formats.call_readers import make_reader
 from server.tool_formats.formats import find_format
-from server.validation.json_schema import check_schema
-from server.validation.relaxed_schema import RelaxedSchema, modern
+from server.validation.constraints.json_schema import check_schema
+from server.validation.constraints.relaxed_schema import RelaxedSchema, modern
 
 MAX_RELAXED = 128
 """Maximum tools whose schemas are relaxed one by one, each compiled alone; of more, all become any object."""

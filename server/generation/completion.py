@@ -3,16 +3,16 @@
 from fastapi import Request, Response
 from pydantic_core import to_json
 
-from server.generation.engine_requests import Prompts
-from server.generation.infill import Hole, fim_of
+from server.generation.engine_requests.choices import Prompts
+from server.generation.prompts.infill import Hole, fim_of
 from server.generation.respond import respond
 from server.generation.service import Service
-from server.output.checked import WholeSchemas, checked
-from server.output.parts import MakeParser
+from server.output.parsing.checked import WholeSchemas, checked
+from server.output.parsing.parts import MakeParser
+from server.output.parsing.text_parser import PlainParser, echo_parsers
 from server.output.presenter import Presenter
-from server.output.text_parser import PlainParser, echo_parsers
 from server.requests.completions import CompletionRequest
-from server.validation.relaxed_schema import modern
+from server.validation.constraints.relaxed_schema import modern
 
 
 async def answer_completion(

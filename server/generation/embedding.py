@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from fastapi import Request, Response
 
@@ -18,13 +18,14 @@ from engine.interface.errors import EngineError
 from engine.interface.events import Failed
 from engine.interface.models import ModelInfo
 from server.engine_protocol import EmbeddingEngine
-from server.errors import BadRequestError, ClientGoneError, from_engine, from_failure
-from server.generation.chat_prompt import TokenIds
-from server.generation.engine_requests import check_encoded, check_token_ids
+from server.errors import BadRequestError, from_engine, from_failure
+from server.fair_queue import beside
+from server.generation.engine_requests.token_limits import check_encoded, check_token_ids
+from server.generation.prompts.chat_prompt import TokenIds
 from server.generation.service import Service
+from server.http.disconnects import wait_unless_gone
 from server.http.long_response import LongResponse
 from server.http.request_log import note_ignored, record_of
-from server.lanes import beside
 from server.requests.embeddings import Cut, EmbeddingsRequest
 from server.requests.rerank import RerankRequest
 from server.threads import FORMAT
@@ -169,17 +170,11 @@ async def embed(
         engine.embed(asked, lambda event: service.call_on_loop(lambda: note(event)))
     except EngineError as fault:
         raise from_engine(fault) from fault
-    # The body has been read, so the next message is a disconnect.
-    left = asyncio.ensure_future(request.receive())
     try:
-        either: set[asyncio.Future[Any]] = {done, left}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await wait_unless_gone(done, request.receive)
     finally:
-        left.cancel()
         if not done.done():
             engine.cancel(asked.id)
-    if not done.done():
-        raise ClientGoneError
     if isinstance(event := done.result(), Failed):
         raise from_failure(event, "input")
     return event.vectors

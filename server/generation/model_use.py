@@ -26,7 +26,8 @@ from server.errors import (
 )
 from server.generation.service import Service, service_of
 from server.generation.sse import LINES_TYPE
-from server.http.error_format import error_frame
+from server.http.disconnects import wait_unless_gone
+from server.http.errors.error_format import error_frame
 from server.http.model_uses import end_later
 from server.http.request_log import note_ignored, record_of
 from server.logs import LOGGER
@@ -194,24 +195,22 @@ class _Waiting:
         time is over, and ClientGoneError if the client has left.
         """
         waiting = asyncio.wrap_future(self._future)
-        left = asyncio.ensure_future(_disconnect(receive))
         use = None
         try:
-            either: set[asyncio.Future[Any]] = {waiting, left}
-            await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await wait_unless_gone(waiting, receive, limit_s)
             if waiting.done():
                 use = waiting.result()
-            elif left.done():
-                raise ClientGoneError
             elif is_over:
                 raise from_load(TimeoutError(self.name))
-        except (ApiError, ClientGoneError):
+        except ClientGoneError:
+            is_over = True
+            raise
+        except ApiError:
             raise
         except Exception as fault:
             raise from_load(fault) from fault
         finally:
-            left.cancel()
-            if use is None and (is_over or left.done()):
+            if use is None and is_over:
                 self.give_up()
         return use
 
@@ -224,11 +223,6 @@ class _Waiting:
 def _end_use(future: "Future[ModelUse]") -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().end()
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class LoadingStream(Response):

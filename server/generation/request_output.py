@@ -16,7 +16,7 @@ from server.generation.service import Service
 from server.generation.submission import Submission
 from server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
 from server.output.openai_objects import PromptProgress, Timings, UsageBlock
-from server.output.parts import (
+from server.output.parsing.parts import (
     ChoiceOutput,
     MakeParser,
     OutputParser,
@@ -113,7 +113,7 @@ class RequestOutput:
         parts: list[tuple[int, Part]] = []
         if self._parsing is not None:
             index, task = self._parsing
-            if not await self.submission.wait_for(task, deadline):
+            if not await self.submission.client.wait_for(task, deadline):
                 return []
             self._parsing = None
             parts += self._note_parts(index, self._parsers[index].resume(task.result()))

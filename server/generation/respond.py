@@ -2,11 +2,16 @@
 
 import time
 from functools import partial
+from typing import get_args
 
 from fastapi import Request, Response
 
-from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
-from server.generation.engine_requests import Prompts, draft_fault, make_engine_requests
+from config.settings import Settings
+from engine.interface.models import ModelInfo
+from engine.interface.request import DraftType
+from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, ClientGoneError
+from server.fair_queue import SMALL_BYTES
+from server.generation.engine_requests.choices import Prompts, make_engine_requests
 from server.generation.record_lines import record_choices
 from server.generation.request_output import RequestOutput
 from server.generation.service import Service
@@ -14,12 +19,14 @@ from server.generation.sse import TokenStream, write_frames
 from server.generation.submission import Submission
 from server.http.request_log import note_ignored, record_of
 from server.http.tenants import tenant_of
-from server.lanes import SMALL_BYTES
 from server.output.openai_format import ResponseHead
-from server.output.parts import MakeParser
+from server.output.parsing.parts import MakeParser
 from server.output.presenter import Presenter
 from server.requests.generation_fields import GenerationFields
 from server.requests.window_fields import WindowFields
+
+_OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
+"""Draft types that depend on the models served."""
 
 
 async def respond(
@@ -52,7 +59,7 @@ async def respond(
 
     is_handed_over = False
     try:
-        async with submission.watching(request.receive):
+        async with submission.client.watching(request.receive):
             if not body.stream:
                 outputs = await output.wait_for_choices()
                 write = partial(presenter.format_response, outputs, output.usage(), output.timings())
@@ -74,7 +81,7 @@ async def respond(
 def _without_what_is_not_here(request: Request, service: Service, body: GenerationFields) -> GenerationFields:
     """Leave out a source of drafts, or a kind of decoding, that is not here and would only be faster."""
     info, is_strict = service.engine.info, service.settings.unknown_fields == "refuse"
-    if (fault := draft_fault(body, service.settings, info)) is not None:
+    if (fault := _draft_fault(body, service.settings, info)) is not None:
         if is_strict:
             raise fault
         note_ignored(request, ["draft.type"])
@@ -84,6 +91,26 @@ def _without_what_is_not_here(request: Request, service: Service, body: Generati
         note_ignored(request, of_wedlm)
         body = body.model_copy(update=dict.fromkeys(of_wedlm))
     return body
+
+
+def _draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) -> BadRequestError | None:
+    """Return the fault of the source of drafts that a request names; None if the server has that source."""
+    kind, missing, remedy = body.draft.type, "", ""
+    if kind == "draft-model" and (settings.draft_model is None or info.head):
+        missing, remedy = "has no draft model", ", or start the server with --draft-model"
+    if kind in ("mtp", "dflash") and info.head != kind:
+        missing = "serves no model with an MTP head" if kind == "mtp" else "has no DFlash drafter"
+        remedy = ", or start the server with --draft-model and the folder of one"
+    if kind == "wedlm" and info.mask_token_id is None:
+        missing = "serves no WeDLM model"
+    if not missing:
+        return None
+    drafters = ", ".join(one for one in get_args(DraftType) if one not in _OF_MODELS)
+    return BadRequestError(
+        f"'draft.type' is '{kind}', but this server {missing}; use one of {drafters}{remedy}.",
+        param="draft.type",
+        code="no_draft_model",
+    )
 
 
 def _grammar_param(body: GenerationFields) -> str:

@@ -17,11 +17,11 @@ from engine.interface.embeddings import Purpose
 from engine.interface.stations import LoopStation, StationClock
 from server.engine_protocol import ModelEngine, Models
 from server.errors import ModelNotFoundError, UnavailableError, retry_after
-from server.generation.event_queue import EventBridge
-from server.generation.prompts import PromptEncoder
-from server.generation.recorder import Recorder
-from server.generation.tool_calls import ToolCallParsing
-from server.lanes import BodyLanes
+from server.fair_queue import BodyLanes
+from server.generation.handoffs.event_queue import EventBridge
+from server.generation.handoffs.recorder import Recorder
+from server.generation.handoffs.tool_calls import ToolCallParsing
+from server.generation.prompts.encoder import PromptEncoder
 from server.logs import LOGGER
 from server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
 from server.metrics.registry import Metrics

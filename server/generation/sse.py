@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from engine.interface.stations import station
 from server.errors import ApiError
 from server.generation.request_output import RequestOutput
-from server.output.parts import TextPart
+from server.output.parsing.parts import TextPart
 from server.output.presenter import Events, Presenter
 
 LINES_TYPE = "application/x-ndjson"

@@ -2,20 +2,17 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
-
-from starlette.types import Receive
 
 from engine.interface.errors import EngineError
 from engine.interface.events import Delta, Event, Failed, Finished, Usage
 from engine.interface.request import GenerationRequest
 from engine.interface.stations import station
 from server.errors import ClientGoneError, from_engine, from_failure
-from server.generation.event_queue import EventQueue
+from server.generation.handoffs.event_queue import EventQueue
 from server.generation.service import Service
+from server.http.disconnects import ClientWatch
 from server.logs import is_logging_prompts
 
 SETTLE_S = 5.0
@@ -29,6 +26,7 @@ class Submission:
     engine_requests: one for each choice, by index. num_choices: choices of each prompt.
     grammar_param: the field that their grammar comes from, if they have one.
     on_first: called on the event loop when any of them has its first token.
+    client: whether it has disconnected, from when on nothing waits for the sequences.
     ended: usage of the sequences that have ended, normally or not, by index.
     finished: the final events of those that ended normally, by index.
     deltas: the deltas of each choice; those of a stream are kept only if prompts are logged.
@@ -56,7 +54,7 @@ class Submission:
         self._num_submitted = 0
         self._failure: Failed | None = None
         self._loop = asyncio.get_running_loop()
-        self._client_left = self._loop.create_future()
+        self.client = ClientWatch(self._event_queue.wake)
         self._on_first = on_first
 
     @property
@@ -92,9 +90,9 @@ class Submission:
         if the client has disconnected.
         """
         events: list[tuple[int, Delta | Finished]] = []
-        if self._failure is None and not self._client_left.done():
+        if self._failure is None and not self.client.has_left:
             events = await self._take_events()
-        if self._client_left.done():
+        if self.client.has_left:
             raise ClientGoneError
         if self._failure is not None and not events:
             raise from_failure(self._failure, self._grammar_param)
@@ -104,27 +102,6 @@ class Submission:
         """Wait for all sequences to finish. Raises as receive() does."""
         while not self.is_complete:
             await self.receive()
-
-    async def wait_for(self, task: asyncio.Future[Any], deadline: float | None) -> bool:
-        """Wait for a task that is part of the response; return whether it is done.
-
-        deadline: time.monotonic() at which to stop waiting. Raises ClientGoneError if the client has left.
-        """
-        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        either = {task, self._client_left}
-        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._client_left.done():
-            raise ClientGoneError
-        return task.done()
-
-    @contextlib.asynccontextmanager
-    async def watching(self, receive: Receive) -> AsyncIterator[None]:
-        """Let waiting raise ClientGoneError if the client disconnects within this context."""
-        watch = asyncio.create_task(self._watch(receive))
-        try:
-            yield
-        finally:
-            watch.cancel()
 
     async def close(self) -> None:
         """Cancel the sequences that have not ended, and wait up to SETTLE_S for them to end."""
@@ -155,13 +132,6 @@ class Submission:
                 elif is_logging_prompts():
                     self.deltas[index].append(event)
         return events
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        if not self._client_left.done():
-            self._client_left.set_result(None)
-        self._event_queue.wake()
 
     def _take(self, index: int, is_streaming: bool, event: Event) -> None:
         """Post an event; collect a delta of a whole response, without waking the event loop for each token.

@@ -10,9 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from config.settings import Settings
 from server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
-from server.http.api_keys import ApiKeys, sent_keys
-from server.http.refusal import refuse
-from server.lanes import OWNER
+from server.fair_queue import OWNER
+from server.http.api_keys import ApiKeys
+from server.http.errors.refusal import refuse
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that need no API key, so that monitoring works without one."""
@@ -55,20 +55,10 @@ class Access:
                 code="host_not_allowed",
             )
         if self._keys and not _is_open(scope):
-            given = sent_keys(HTTPConnection(scope))
-            if not given:
-                return UnauthorizedError(
-                    "This server requires an API key. Send one in the header Authorization: Bearer KEY.",
-                    code="missing_api_key",
-                )
-            owner = self._keys.find(given)
-            if owner is None:
-                return UnauthorizedError(
-                    "The API key is not valid. Send one of the keys that the server was started with "
-                    "(--api-key, --api-key-file).",
-                    code="invalid_api_key",
-                )
-            scope[OWNER] = owner
+            try:
+                scope[OWNER] = self._keys.check(HTTPConnection(scope))
+            except UnauthorizedError as fault:
+                return fault
         return None
 
     def _is_own_name(self, host: str) -> bool:

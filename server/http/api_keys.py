@@ -1,4 +1,4 @@
-"""Load API keys and compare them by their digests."""
+"""Load API keys, and refuse requests without a valid one; keys are compared by their digests."""
 
 import hashlib
 import hmac
@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from config.access import KEY
 from config.setting import SettingsError
 from config.settings import Settings
+from server.errors import UnauthorizedError
 
 
 class ApiKeys:
@@ -21,7 +22,24 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def find(self, sent: Iterable[str]) -> str | None:
+    def check(self, request: HTTPConnection) -> str:
+        """Return the digest of the valid key that a client sent. Raises UnauthorizedError if none is."""
+        given = sent_keys(request)
+        if not given:
+            raise UnauthorizedError(
+                "This server requires an API key. Send one in the header Authorization: Bearer KEY.",
+                code="missing_api_key",
+            )
+        owner = self._find(given)
+        if owner is None:
+            raise UnauthorizedError(
+                "The API key is not valid. Send one of the keys that the server was started with "
+                "(--api-key, --api-key-file).",
+                code="invalid_api_key",
+            )
+        return owner
+
+    def _find(self, sent: Iterable[str]) -> str | None:
         """Return the digest of the first valid key, or None. Takes constant time for each key sent."""
         for key in sent:
             sent_digest = digest(key)

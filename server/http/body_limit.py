@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, BodyTimeoutError, BodyTooLargeError, HeadersTooLargeError
 from server.http.content_encoding import coding_of, decoded
-from server.http.refusal import refuse
+from server.http.errors.refusal import refuse
 
 MAX_HEADERS = 100
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from server.http.error_format import (
+from server.http.errors.error_format import (
     ErrorResponse,
     MessagesErrorResponse,
     OllamaErrorResponse,

@@ -18,7 +18,7 @@ from server.errors import (
     from_engine,
     requested_name,
 )
-from server.http.error_format import error_response, speaks_anthropic
+from server.http.errors.error_format import error_response, speaks_anthropic
 from server.logs import LOGGER, RequestRecord, as_header, attach_record, log_request, record_in
 from server.metrics.registry import Metrics
 

@@ -3,8 +3,8 @@
 from starlette.requests import HTTPConnection
 
 from config.settings import Settings
+from server.fair_queue import OWNER
 from server.http.api_keys import digest, sent_keys
-from server.lanes import OWNER
 
 
 def tenant_of(request: HTTPConnection, settings: Settings) -> str:

@@ -6,11 +6,11 @@ from typing import Any, Literal
 from pydantic_core import from_json, to_json
 
 from server.errors import ApiError
-from server.http.error_format import anthropic_error
+from server.http.errors.error_format import anthropic_error
 from server.messages_api.schemas import ConversationFields, MessagesRequest
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import (
+from server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     ChoiceOutput,

@@ -9,11 +9,11 @@ from pydantic_core import from_json, to_json
 
 from engine.interface.events import TokenLogprob
 from server.errors import ApiError
-from server.http.error_format import ollama_error
+from server.http.errors.error_format import ollama_error
 from server.ollama_api.schemas import GeneratingFields
 from server.output.logprobs import chat_logprobs
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import (
+from server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     ChoiceOutput,

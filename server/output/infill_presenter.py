@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from server.errors import ApiError
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import ChoiceOutput, EndPart, TextPart, merge_adjacent
+from server.output.parsing.parts import ChoiceOutput, EndPart, TextPart, merge_adjacent
 from server.output.presenter import KEEP_ALIVE, Events
 
 

@@ -27,7 +27,7 @@ from server.output.openai_objects import (
     TracedText,
     UsageBlock,
 )
-from server.output.parts import (
+from server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     ChoiceOutput,

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from server.errors import ApiError
 from server.output.openai_format import ResponseFormat, ResponseHead, trace
 from server.output.openai_objects import Choice, Timings, UsageBlock
-from server.output.parts import (
+from server.output.parsing.parts import (
     ChoiceOutput,
     Mergeable,
     Part,

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from server.errors import ApiError
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import ChoiceOutput, Part
+from server.output.parsing.parts import ChoiceOutput, Part
 
 Events = Sequence[tuple[int, Part]]
 """(index of the choice, part), in order of arrival."""

@@ -8,13 +8,13 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
 from engine.interface.request import Grammar
+from server.validation.constraints.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
+from server.validation.constraints.lark import check_lark
+from server.validation.constraints.regex import check_regex
+from server.validation.constraints.relaxed_schema import relaxations
 from server.validation.field_errors import field_error
 from server.validation.fields import AcceptsPeerFields, RequestModel, Rules, single
-from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
-from server.validation.lark import check_lark
 from server.validation.notes import notes_in
-from server.validation.regex import check_regex
-from server.validation.relaxed_schema import relaxations
 from server.validation.unions import tagged_union
 
 MAX_CHOICES = 1000

@@ -10,7 +10,7 @@ from server.conversation.from_items import as_listed, encode_reasoning, kind_of
 from server.errors import ContextLengthError, RequestFailedError
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import ChoiceOutput
+from server.output.parsing.parts import ChoiceOutput
 from server.responses_api.ids import item_id, response_id
 from server.responses_api.presenter import ResponsePresenter, usage_json
 from server.responses_api.schemas import Input, ResponsesRequest

@@ -8,7 +8,7 @@ from server.conversation.from_items import encode_reasoning
 from server.conversation.model import Tool
 from server.output.logprobs import chat_logprobs
 from server.output.openai_format import ResponseHead
-from server.output.parts import (
+from server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     EndPart,

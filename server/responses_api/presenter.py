@@ -10,7 +10,7 @@ from server.conversation.model import Tool
 from server.errors import ApiError, ContextLengthError
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
+from server.output.parsing.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
 from server.output.presenter import Events
 from server.responses_api.ids import response_id
 from server.responses_api.output_items import Json, OutputItems

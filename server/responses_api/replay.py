@@ -8,7 +8,7 @@ from pydantic_core import from_json, to_json
 from engine.interface.events import TokenLogprob
 from server.conversation.model import Tool
 from server.output.openai_format import ResponseHead
-from server.output.parts import EndPart, Part, ReasoningPart, TextPart, ToolCallPart
+from server.output.parsing.parts import EndPart, Part, ReasoningPart, TextPart, ToolCallPart
 from server.responses_api.ids import head_id
 from server.responses_api.output_items import Json, OutputItems
 from server.responses_api.presenter import frame

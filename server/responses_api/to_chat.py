@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server.conversation.choices import read_choice
 from server.conversation.from_items import SILENT, from_items
 from server.conversation.model import Message, Tool
 from server.conversation.settled import check_answerable, settle
+from server.conversation.tool_choice import read_choice
 from server.conversation.tools import ToolReader
 from server.errors import BadRequestError, requested_name
 from server.requests.chat import ChatRequest

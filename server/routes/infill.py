@@ -2,14 +2,14 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.generation.engine_requests import Prompts
-from server.generation.infill import Hole, fim_of
+from server.generation.engine_requests.choices import Prompts
 from server.generation.model_use import serve_body
+from server.generation.prompts.infill import Hole, fim_of
 from server.generation.respond import respond, response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.output.infill_presenter import InfillPresenter
-from server.output.text_parser import PlainParser
+from server.output.parsing.text_parser import PlainParser
 from server.requests.infill import InfillRequest
 from server.validation.body import read_body
 

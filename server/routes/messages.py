@@ -7,13 +7,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from server.conversation.anthropic import kept_system
+from server.fair_queue import beside
 from server.generation.chat import answer_chat, check_tools
 from server.generation.model_use import serve_body
 from server.generation.respond import response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.http.request_log import note_ignored, record_of
-from server.lanes import beside
 from server.messages_api.presenter import MessagePresenter
 from server.messages_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
 from server.messages_api.to_chat import (

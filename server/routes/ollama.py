@@ -11,16 +11,16 @@ from pydantic_core import to_json
 
 from config.version import VERSION
 from server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
+from server.fair_queue import beside
 from server.generation.chat import answer_chat
 from server.generation.completion import answer_completion
 from server.generation.embedding import answer, encode_inputs
 from server.generation.model_use import Answer, serve_model
 from server.generation.service import Service, service_of
 from server.generation.sse import TokenStream
-from server.http.error_format import ollama_error
+from server.http.errors.error_format import ollama_error
 from server.http.openapi import body_schema
 from server.http.request_log import note_ignored
-from server.lanes import beside
 from server.ollama_api.models import OLLAMA_VERSION, described_model, listed_model, running_model
 from server.ollama_api.presenter import LinePresenter
 from server.ollama_api.schemas import (
@@ -44,7 +44,14 @@ from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.embeddings import EmbeddingsRequest
 from server.requests.models import KeepAlive, keep_alive_s
-from server.routes.models import PullState, begin_pull, find_entry, known_sampling, named_entries, unload
+from server.routes.operation.models import (
+    PullState,
+    begin_pull,
+    find_entry,
+    known_sampling,
+    named_entries,
+    unload,
+)
 from server.validation.body import read_body
 from server.validation.notes import Notes
 

@@ -1,17 +1,15 @@
 """POST /v1/responses, and the endpoints for stored responses."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic_core import from_json, to_json
 
-from server.conversation.from_items import as_listed, kind_of
-from server.errors import BadRequestError, ContextLengthError, NotFoundError
+from server.errors import ContextLengthError
+from server.fair_queue import beside
 from server.generation.chat import answer_chat, check_tools
-from server.generation.engine_requests import check_ids
+from server.generation.engine_requests.token_limits import check_ids
 from server.generation.model_use import serve_body, serve_model
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
@@ -19,36 +17,25 @@ from server.generation.sse import known_stream
 from server.http.openapi import body_schema, query_schema
 from server.http.request_log import note_ignored, record_of
 from server.http.tenants import key_digest
-from server.lanes import beside
 from server.output.openai_format import ResponseHead
 from server.requests.chat import ChatRequest
 from server.responses_api.compaction import CompactionPresenter, CompactRequest
-from server.responses_api.ids import item_id
 from server.responses_api.presenter import ResponsePresenter
+from server.responses_api.previous_response import StoredInput, convert, find_named
 from server.responses_api.queries import GetQuery, ListQuery, page
 from server.responses_api.replay import replay
 from server.responses_api.schemas import ResponsesRequest
-from server.responses_api.store import ResponseStore, stored_response
-from server.responses_api.to_chat import PREVIOUS, ChatConversion
+from server.responses_api.store import stored_response
+from server.responses_api.to_chat import ChatConversion
 from server.threads import FORMAT
 from server.validation.body import read_body, read_query
 from server.validation.notes import Notes
 
 router = APIRouter()
-MAX_NAMED = 16_384
-"""Maximum stored items that one request continues or refers to."""
 MAX_REPEATED_BYTES = 2**20
 """Of a longer body the response repeats neither instructions nor tools, as every event of a stream would."""
 ITEM_BYTES = 400
 """The work of translating an item, in bytes of text."""
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-}
 
 
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
@@ -147,10 +134,6 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     return Response(listed, media_type="application/json")
 
 
-StoredInput = list[tuple[str, bytes]]
-"""Items as they are stored: id and JSON."""
-
-
 async def _convert(
     request: Request, service: Service, body: ResponsesRequest, head: ResponseHead | None = None
 ) -> tuple[ChatConversion, ChatRequest, StoredInput]:
@@ -159,56 +142,10 @@ async def _convert(
     head: of the response, for which the input is then stored.
     Raises NotFoundError, and BadRequestError if too much is named.
     """
-    owner, store = key_digest(request), service.responses
-    previous = None
-    if body.previous_response_id is not None:
-        code = "previous_response_not_found"
-        previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
     notes = Notes(service.settings.unknown_fields == "refuse")
-    given = [*body.conversation, *body.input]
-    found = _referred(given, store, owner, notes)
-    named = [*found.values(), *(previous.history() if previous else ())]
-    num_bytes = sum(map(len, named))
-    if len(named) > MAX_NAMED or num_bytes > max(service.settings.max_body_bytes, store.max_bytes):
-        message = (
-            f"The stored items that the request continues or refers to are {len(named)} and have {num_bytes} "
-            f"bytes; at most {MAX_NAMED} items and {service.settings.max_body_bytes} bytes are allowed. "
-            "Compact the conversation (POST /v1/responses/compact), or begin a new one."
-        )
-        raise BadRequestError(message, param=PREVIOUS if previous else "input", code="invalid_value")
-
-    def convert() -> tuple[ChatConversion, ChatRequest, StoredInput]:
-        read = {item: from_json(item) for item in set(found.values())}
-        items = [read[found[at]] if at in found else item for at, item in enumerate(given)]
-        conversion = ChatConversion(body, previous, items, notes)
-        stored: StoredInput = []
-        if head is not None and body.store:
-            for at, item in enumerate(items):
-                one = item_id(head, _prefix(item), at)
-                stored.append((one, to_json(as_listed(item, one))))
-        return conversion, conversion.chat(), stored
-
-    weight = len(await request.body()) + num_bytes + ITEM_BYTES * (len(given) + len(named))
+    named = find_named(body, service.responses, key_digest(request), notes, service.settings.max_body_bytes)
+    weight = len(await request.body()) + named.num_bytes + ITEM_BYTES * (len(named.given) + named.num_items)
     try:
-        return await service.bodies.run(request, weight, convert)
+        return await service.bodies.run(request, weight, partial(convert, body, named, notes, head))
     finally:
         note_ignored(request, notes.entries())
-
-
-def _referred(given: Sequence[Any], store: ResponseStore, owner: str, notes: Notes) -> dict[int, bytes]:
-    """Return the items that references mean, by their places. One not stored any more is left out."""
-    found: dict[int, bytes] = {}
-    for at, item in enumerate(given):
-        is_reference = isinstance(item, dict) and kind_of(item) == "item_reference"
-        if is_reference and isinstance(item.get("id"), str):
-            try:
-                found[at] = store.find_item(owner, item["id"], f"input[{at}].id")
-            except NotFoundError:
-                if notes.refuses:
-                    raise
-    return found
-
-
-def _prefix(item: Any) -> str:
-    kind = kind_of(item) if isinstance(item, dict) else "message"
-    return _PREFIXES.get(kind, "item")

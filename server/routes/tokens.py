@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic_core import to_json
 
+from server.fair_queue import beside
 from server.generation.chat import check_tools
-from server.generation.chat_prompt import TokenIds
 from server.generation.model_use import serve_body, serve_model
+from server.generation.prompts.chat_prompt import TokenIds
 from server.generation.service import Service
 from server.http.openapi import body_schema
-from server.lanes import beside
 from server.requests.chat import ChatRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.validation.body import read_body

@@ -25,7 +25,7 @@ from server.tool_formats.json_lark import escape_lark
 from server.tool_formats.lark_parts import ANY_TEXT, json_rule, lark_rule, text_patterns
 from server.tool_formats.literals import Literals
 from server.tool_formats.values import ALL_TYPES, STRING, escape_entities, find_types
-from server.validation.json_schema_nodes import constrains_besides, list_of
+from server.validation.constraints.json_schema_nodes import constrains_besides, list_of
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _STRING_WORDS = ("type", "enum", "const", "pattern", "minLength", "maxLength")

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from server.tool_formats.formats import ListedFormat
-from server.validation.json_schema_nodes import list_of, target_of
+from server.validation.constraints.json_schema_nodes import list_of, target_of
 
 STRING = frozenset({"string"})
 GUESSED = frozenset({"string", "object", "array"})

@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from engine.interface.stations import station
 from server.errors import BadRequestError, ContentTypeError
-from server.lanes import beside
+from server.fair_queue import beside
 from server.logs import is_logging_prompts, log_prompt, record_in
 from server.threads import PROMPT_LOG
 from server.validation.field_errors import validate, validate_known

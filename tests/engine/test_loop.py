@@ -10,6 +10,7 @@ from engine.models.known import KnownModels
 from engine.models.loads import GivenModel
 from engine.models.messages import Call, Inbox
 from engine.models.model_engine import ModelEngine
+from engine.models.served import ServedModel
 
 
 class ScriptedWake:
@@ -133,3 +134,26 @@ def test_the_thread_ends_though_requests_were_ended_before_on_another_one() -> N
     assert engine.num_steps == 1
     assert known.fault == "another machine was lost"
     assert not told
+
+
+def test_a_model_that_cannot_be_freed_does_not_keep_others_from_ending() -> None:
+    settings = Settings()
+    known = KnownModels(settings, {}, Catalogue(settings))
+    freed: list[str] = []
+
+    class Engine(IdleEngine):
+        name = "first"
+
+        def unload(self) -> None:
+            freed.append(self.name)
+            raise OSError("no space left on device")
+
+    known.first.engine = Engine(settings, Inbox(known.wake.set))
+    known.by_name["other"] = ServedModel(known.first.found, engine=Engine(settings, Inbox(known.wake.set)))
+    known.by_name["other"].engine.name = "other"
+    died: list[str] = []
+    loop = Loop(known, GivenModel(known, died.append), died.append)
+    loop.start()
+    loop.stop(0)
+    assert freed == ["first", "other"]
+    assert not died

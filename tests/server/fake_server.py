@@ -3,7 +3,7 @@
 import sys
 
 from config.settings import SETTINGS, Settings
-from server.http.listener import ListenError, bind_address
+from server.http.connections.listener import ListenError, bind_address
 from server.logs import configure_logs
 from server.run import exposure_error, serve
 from tests.server.fake_engine import SCRIPTS, FakeEngine

@@ -11,7 +11,7 @@ import pytest
 
 from config.settings import Settings
 from server.app import create_app
-from server.http.connection import MAX_PIPELINED, MAX_SMALL_CHUNKS
+from server.http.connections.connection import MAX_PIPELINED, MAX_SMALL_CHUNKS
 from server.metrics.loop_lag import NOT_HELD
 from server.validation.fields import MAX_FIELDS
 from tests.server.openai_shapes import assert_error

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from config.settings import Settings
-from server.http.listener import ListenError, bind_address
+from server.http.connections.listener import ListenError, bind_address
 from server.run import explain, run
 from tests.holds import note_holds
 

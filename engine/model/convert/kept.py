@@ -19,7 +19,7 @@ from engine.model.convert.conversion import convert
 from engine.model.convert.gguf_file import check_digest
 from engine.model.convert.options import ConvertError, Options, Report
 from engine.model.convert.sources import Packaged, find_packaged
-from engine.model.hub_download import RESERVED_BYTES
+from engine.model.hub.hub_download import RESERVED_BYTES
 
 FORMAT = 1
 """Counts changes of the conversion after which models are converted again."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from engine.interface.errors import ModelError
 from engine.kv_cache.per_row import is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_row_caches
 from engine.kv_cache.rows import make_rows
 from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
-from engine.model.loading import LoadedModel, ModelError
+from engine.model.loading import LoadedModel
 from engine.sampling.sampler import Sampler
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.draft_model.costs import DraftWork

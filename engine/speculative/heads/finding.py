@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from config.settings import Settings
-from engine.model.loading import LoadedModel, ModelError
+from engine.interface.errors import ModelError
+from engine.model.loading import LoadedModel
 from engine.speculative.heads.dflash import DFlashHead
 from engine.speculative.heads.formats import (
     NAMES,

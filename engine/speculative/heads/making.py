@@ -10,7 +10,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 from mlx_lm.utils import infer_quant_config
 
-from engine.model.loading import ModelError
+from engine.interface.errors import ModelError
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
 from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
 from engine.speculative.heads.formats import NAMES, FoundHead, text_config

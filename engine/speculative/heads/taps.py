@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.model.loading import ModelError
+from engine.interface.errors import ModelError
 from engine.speculative.heads.head import is_pipeline, owner_of_body
 
 _OUTPUTS = "_tapped_outputs"

@@ -15,11 +15,11 @@ from engine.interface.errors import UnbrokenTextError
 from engine.interface.image_marks import numbers_in
 from engine.interface.images import ImageProcessor
 from engine.interface.request import PromptEnd
-from engine.text.encoding import TextEncoder
 from engine.text.templates.control_tokens import ControlTokens
 from engine.text.templates.fit import Fitted, fit
 from engine.text.templates.image_parts import PROBE, probe, with_parts, with_placeholders
 from engine.text.templates.traits import Json, Traits, find_traits
+from engine.text.tokens.encoding import TextEncoder
 
 log = logging.getLogger("reprise.engine")
 _TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")

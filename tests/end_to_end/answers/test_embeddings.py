@@ -17,6 +17,7 @@ from tests.end_to_end.conftest import serving
 from tests.engine.embedding.encoder_folders import minilm, write_encoder, write_modules
 from tests.engine.embedding.published_folders import NO, YES, write_published
 from tests.engine.embedding.test_worker import Driven
+from tests.engine.model import fake_hub
 from tests.engine.support import wait_until
 from tests.server.openai_shapes import assert_error
 
@@ -333,3 +334,17 @@ def test_a_folder_that_embeds_serves_embeddings(server_folder, folders):
         ).json()
         assert answer["model"] == "demo"
         assert any("32 dimensions, pooling mean; prompts: query, document" in line for line in printed)
+
+
+def test_a_name_on_the_hub_embeds_at_its_first_start(
+    server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_encoder(tmp_path / "model")
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with fake_hub.serve(files, {"model.safetensors"}) as hub:
+        # The server is another process.
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        with serving(server_folder, "--model", fake_hub.MODEL) as (address, _):
+            answer = httpx.post(f"{address}/v1/embeddings", json={"input": TEXTS}, timeout=120)
+    assert [len(one["embedding"]) for one in answer.json()["data"]] == [32] * len(TEXTS)

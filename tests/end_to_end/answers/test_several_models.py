@@ -22,12 +22,12 @@ from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings
 from engine.engine import ModelPool
 from engine.generating.engine import GeneratingEngine
-from engine.model.hub_cache import HubCache
+from engine.model.hub.hub_cache import HubCache
 from engine.models.catalogue import Catalogue
 from engine.models.making import Makers
 from engine.models.messages import Inbox
 from server.app import create_app
-from server.routes.models import MAX_PULLS
+from server.routes.operation.models import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server
 from tests.engine.model import fake_hub
 from tests.engine.model_folders import text_of, write_models

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from config.settings import Settings
 from engine.distributed import follow
-from engine.distributed.place import read_place
 from engine.distributed.rank_0 import Ranks, leave
+from engine.distributed.ranks.place import read_place
 from engine.engine import Engine
 from engine.generating.setup import flat_costs
 from engine.models.making import Makers

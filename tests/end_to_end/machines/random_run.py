@@ -17,8 +17,8 @@ import numpy as np
 from config.settings import Settings
 from engine.distributed import follow
 from engine.distributed.follower import Replica
-from engine.distributed.place import read_place
 from engine.distributed.rank_0 import Ranks, leave
+from engine.distributed.ranks.place import read_place
 from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.probes import find_sharing
 from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows

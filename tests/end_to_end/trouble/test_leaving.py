@@ -25,7 +25,7 @@ from engine.batch.sequence import Sequence
 from engine.engine import Engine
 from engine.generating.setup import flat_costs
 from server.app import create_app
-from server.generation.event_queue import EventQueue
+from server.generation.handoffs.event_queue import EventQueue
 from server.generation.request_output import RequestOutput
 from server.generation.submission import Submission
 from tests.end_to_end.trouble.traffic import SCHEMA, TOOLS

@@ -7,12 +7,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.distributed.channel import HEADER
-from engine.distributed.errors import RanksLostError
 from engine.distributed.follower import Replica
 from engine.distributed.leader import Leader
 from engine.distributed.mirrored import SharedModel
-from engine.distributed.shard import Shard
+from engine.distributed.parts.shard import Shard
+from engine.distributed.ranks.channel import HEADER
+from engine.distributed.ranks.errors import RanksLostError
 from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.rows import Rows, Sharing, make_rows
 from engine.kv_cache.slices import rebuild, split_slice

@@ -5,7 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from engine.distributed.part_files import PartFiles, ReadParts
+from engine.distributed.parts.part_files import PartFiles, ReadParts
 from engine.kv_cache.prefix_cache.disk_file import PrefixFileError
 
 FIRST, SECOND = (f"{digit * 40}.prefix" for digit in "12")

@@ -10,12 +10,12 @@ import pytest
 
 from bench.architectures.tiny_models import write_random_model
 from config.settings import Settings
-from engine.distributed.facts import compare, digest_files, find_facts, refuse_settings
-from engine.distributed.joining import begin_group
-from engine.distributed.part import PartFacts, find_room
-from engine.distributed.place import Place, read_place
-from engine.distributed.splitting import split_model
-from engine.model.loading import ModelError
+from engine.distributed.parts.part import PartFacts, find_room
+from engine.distributed.parts.splitting import split_model
+from engine.distributed.ranks.facts import compare, digest_files, find_facts, refuse_settings
+from engine.distributed.ranks.joining import begin_group
+from engine.distributed.ranks.place import Place, read_place
+from engine.interface.errors import ModelError
 from tests.engine.model_folders import write_adapter
 from tests.engine.support import make_model
 

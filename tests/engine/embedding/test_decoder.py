@@ -8,8 +8,8 @@ import pytest
 
 from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
-from engine.interface.errors import ModelLoadError
-from engine.model.loading import ModelError, load_model
+from engine.interface.errors import ModelError, ModelLoadError
+from engine.model.loading import load_model
 from tests.engine.embedding.encoder_folders import write_modules
 from tests.engine.embedding.test_worker import foreseen_is_enough
 from tests.engine.model_folders import write_model

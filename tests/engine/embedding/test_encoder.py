@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
 from engine.interface.embeddings import EmbeddingInput
-from engine.model.loading import ModelError
+from engine.interface.errors import ModelError
 from tests.engine.embedding.bert_in_numpy import BertInNumpy
 from tests.engine.embedding.encoder_folders import minilm, write_encoder, write_modules
 

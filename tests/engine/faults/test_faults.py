@@ -16,10 +16,9 @@ from drafters.base import Draft, DraftQuery
 from engine.batch import batch
 from engine.batch.sequence import Sequence
 from engine.engine import Engine
-from engine.interface.errors import EngineError, SharedTableError
+from engine.interface.errors import EngineError, ModelError, SharedTableError
 from engine.interface.events import Usage
 from engine.interface.request import GenerationRequest
-from engine.model.loading import ModelError
 from engine.models.making import Makers
 from engine.speculative import shared_table
 from engine.speculative.proposers import DraftSources

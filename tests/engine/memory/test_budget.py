@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 from config.settings import Settings
+from engine.interface.errors import ModelError
 from engine.interface.request import GenerationRequest
 from engine.kv_cache.per_row import leaves
 from engine.kv_cache.probes import find_sharing
@@ -17,7 +18,7 @@ from engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from engine.memory import budget as memory_budget
 from engine.memory import demands, estimate, footprint, making, prefill_budget
 from engine.memory.footprint import Footprint
-from engine.model.loading import LoadedModel, ModelError, describe
+from engine.model.loading import LoadedModel, describe
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar, scored
 from tests.engine.driven import Driven, expected_tokens

@@ -9,9 +9,9 @@ import pytest
 
 from config.settings import Settings
 from engine.embedding.loading import load_embedding_model
+from engine.interface.errors import ModelError
 from engine.kv_cache.rows import Sharing
 from engine.memory.making import make_memory_budget
-from engine.model.loading import ModelError
 from tests.engine.driven import loaded_once
 from tests.engine.embedding.encoder_folders import write_encoder
 

@@ -7,10 +7,11 @@ import pytest
 
 from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings
+from engine.interface.errors import ModelError
 from engine.interface.models import AnswerLimits, SamplingDefaults
-from engine.model.generation_config import read_answer_limits, read_sampling_defaults
+from engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.load_options import LoadOptions
-from engine.model.loading import ModelError, load_model, make_loader
+from engine.model.loading import load_model, make_loader
 
 
 @pytest.mark.parametrize(

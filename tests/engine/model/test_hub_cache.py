@@ -10,11 +10,11 @@ import pytest
 from huggingface_hub import constants
 
 from bench.architectures.tiny_models import write_random_model
-from engine.model import hub_download
-from engine.model.hub_cache import HubCache, HubError
-from engine.model.hub_download import pull
-from engine.model.loading import ModelError
-from engine.model.model_folder import describe_folder
+from engine.interface.errors import ModelError
+from engine.model.files.model_folder import describe_folder
+from engine.model.hub import hub_download
+from engine.model.hub.hub_cache import HubCache, HubError
+from engine.model.hub.hub_download import pull
 from engine.speculative.heads.formats import find_folder
 from tests.engine.model.fake_hub import COMMIT, MODEL, FakeHub, serve
 

@@ -11,8 +11,9 @@ from mlx.utils import tree_flatten, tree_map
 from bench.architectures.tiny_models import write_random_model
 from config.model_settings import BUNDLED_MODEL
 from config.settings import SETTINGS
+from engine.interface.errors import ModelError
 from engine.model.load_options import LoadOptions
-from engine.model.loading import ModelError, describe, find_fingerprint, load_model
+from engine.model.loading import describe, find_fingerprint, load_model
 from tests.engine.model import fake_hub
 from tests.engine.support import CONFIGS, make_model
 

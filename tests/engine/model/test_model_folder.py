@@ -9,7 +9,7 @@ import pytest
 
 from bench.architectures.tiny_models import write_random_model
 from config.model_settings import BUNDLED_MODEL
-from engine.model.model_folder import INDEX, describe_folder
+from engine.model.files.model_folder import INDEX, describe_folder
 
 
 def drop(name: str) -> Callable[[Path], None]:

@@ -10,8 +10,9 @@ from mlx_lm import convert
 
 from bench.architectures.tiny_models import tiny_config
 from config.model_settings import BUNDLED_MODEL
+from engine.interface.errors import ModelError
 from engine.model.load_options import LoadOptions
-from engine.model.loading import ModelError, load_model
+from engine.model.loading import load_model
 from engine.model.wedlm import FAMILIES, keep_ends
 from tests.engine.support import SIZES, make_model
 

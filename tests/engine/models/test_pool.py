@@ -19,11 +19,10 @@ from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
 from engine.engine import ModelPool
 from engine.generating.engine import GeneratingEngine
-from engine.interface.errors import EngineError, ModelLoadError
+from engine.interface.errors import EngineError, ModelError, ModelLoadError
 from engine.interface.events import Failed, Finished
 from engine.interface.request import GenerationRequest
-from engine.model.hub_cache import HubCache
-from engine.model.loading import ModelError
+from engine.model.hub.hub_cache import HubCache
 from engine.models.catalogue import Catalogue
 from engine.models.making import Makers
 from engine.models.messages import Inbox

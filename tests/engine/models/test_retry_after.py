@@ -3,8 +3,8 @@
 import pytest
 
 from engine.interface.errors import EngineError
-from engine.models import retry_after
-from engine.models.retry_after import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
+from engine.models.intake import retry_after
+from engine.models.intake.retry_after import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
 from tests.engine.conftest import StartEngine
 from tests.engine.support import Answer, ask, prompt_of, request
 

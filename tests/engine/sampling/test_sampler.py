@@ -10,7 +10,8 @@ from engine.interface.request import Sampling
 from engine.sampling import logprobs, portions
 from engine.sampling import sampler as sampler_module
 from engine.sampling.logprobs import Likelihood, measure
-from engine.sampling.sampler import Draw, Penalties, RowSampling, Sampler, noise_key
+from engine.sampling.penalties import Penalties
+from engine.sampling.sampler import Draw, RowSampling, Sampler, noise_key
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of, request
 

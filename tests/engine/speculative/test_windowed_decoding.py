@@ -10,10 +10,11 @@ import pytest
 from config.setting import SettingsError
 from config.settings import Settings
 from engine.engine import Engine
+from engine.interface.errors import ModelError
 from engine.interface.events import Delta
 from engine.interface.request import DraftChoice, GenerationRequest, Grammar, ThinkingBudget, WindowSettings
 from engine.kv_cache import rows
-from engine.model.loading import LoadedModel, ModelError
+from engine.model.loading import LoadedModel
 from engine.sampling.entropy import find_entropies
 from engine.speculative.costs.conditions import USUAL
 from engine.speculative.costs.slowdown_budget import SlowdownBudget

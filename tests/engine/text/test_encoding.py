@@ -14,8 +14,8 @@ from transformers import CodeLlamaTokenizer
 from config.model_settings import BUNDLED_MODEL
 from engine.interface.errors import UnbrokenTextError
 from engine.interface.wanted import UnwantedError, run_while
-from engine.text import encoding, slicing
-from engine.text.encoding import TextEncoder
+from engine.text.tokens import encoding, slicing
+from engine.text.tokens.encoding import TextEncoder
 from tests.engine.text import tokenizers_zoo as zoo
 
 PIECES = st.sampled_from(

@@ -24,8 +24,8 @@ from engine.sampling import grammar
 from engine.sampling.grammar import Grammars
 from engine.speculative.proposers import DraftSources
 from engine.speculative.translation.translation import Translation
-from engine.text import token_table, tokenizer_reading
-from engine.text.token_table import make_table
+from engine.text.tokens import token_table, tokenizer_reading
+from engine.text.tokens.token_table import make_table
 from engine.text.vocabulary import Vocabulary
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven

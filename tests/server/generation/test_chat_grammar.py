@@ -7,7 +7,7 @@ import pytest
 from engine.interface.request import Grammar
 from engine.sampling.grammar import Grammars
 from server.errors import BadRequestError
-from server.generation.chat_grammar import chat_grammar
+from server.generation.engine_requests.chat_grammar import chat_grammar
 from server.requests.chat import ChatRequest
 from tests.engine.text.test_tokenizer import make_thinker
 

@@ -4,7 +4,8 @@ import pytest
 
 from config.settings import Settings
 from engine.interface.models import AnswerLimits
-from server.generation.engine_requests import Prompts, choice_seed, make_engine_requests
+from server.generation.engine_requests.choices import Prompts, make_engine_requests
+from server.generation.engine_requests.seeds import choice_seed
 from server.requests.completions import CompletionRequest
 from tests.server.openai_shapes import assert_error
 

@@ -2,7 +2,7 @@ import asyncio
 import threading
 
 from engine.interface.events import Delta
-from server.generation.event_queue import EventBridge, EventQueue
+from server.generation.handoffs.event_queue import EventBridge, EventQueue
 
 NEVER_S = 1000
 

@@ -7,7 +7,7 @@ import pytest
 from server.generation.request_output import RequestOutput
 from server.generation.submission import Submission
 from server.output.openai_presenter import OpenAIPresenter
-from server.output.text_parser import PlainParser
+from server.output.parsing.text_parser import PlainParser
 from tests.server import fake_engine
 from tests.server.openai_shapes import assert_error
 

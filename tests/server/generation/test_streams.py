@@ -11,7 +11,7 @@ import pytest
 from config.settings import Settings
 from server.app import create_app
 from server.output.openai_presenter import OpenAIPresenter
-from server.output.parts import ChoiceOutput
+from server.output.parsing.parts import ChoiceOutput
 from server.responses_api.presenter import ResponsePresenter
 from tests.server import fake_engine
 from tests.server.openai_shapes import (

@@ -8,7 +8,7 @@ import pytest
 from config.setting import SettingsError
 from config.settings import Settings
 from server.banner import Served, banner
-from server.http.listener import bind_address
+from server.http.connections.listener import bind_address
 from server.run import exposure_error, run
 from tests.server.fake_engine import FakeEngine
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from config.settings import Settings
 from server.errors import BadRequestError
-from server.lanes import SMALL_BYTES, BodyLanes
+from server.fair_queue import SMALL_BYTES, BodyLanes
 from server.logs import RequestRecord, attach_record
 from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values, read_body
 from server.validation.fields import RequestModel

@@ -1,7 +1,7 @@
 import json
 import re
 
-from server.http.error_format import MessagesErrorResponse
+from server.http.errors.error_format import MessagesErrorResponse
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.responses_api.queries import ListQuery

@@ -5,7 +5,7 @@ import time
 import pytest
 from uvicorn.server import ServerState
 
-from server.http.connection import READ_BYTES
+from server.http.connections.connection import READ_BYTES
 from server.routes.tokens import TOKENS_AT_ONCE, json_of_tokens, with_pieces
 from tests.server.http.nobody import Transport, connection
 

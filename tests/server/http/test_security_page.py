@@ -7,17 +7,17 @@ from config.settings import Settings
 from engine.foreign.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
 from engine.foreign.tool_calls import PARSE_LIMITS
 from server.conversation.settled import MAX_MESSAGES, MAX_PARTS
+from server.fair_queue import LARGE_BYTES
 from server.http.body_limit import MAX_HEADERS
-from server.http.connection import (
+from server.http.connections.connection import (
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
     MAX_SMALL_CHUNKS,
     MAX_UNREAD_BYTES,
     SMALL_CHUNK_BYTES,
 )
-from server.lanes import LARGE_BYTES
+from server.responses_api.previous_response import MAX_NAMED
 from server.responses_api.schemas import MAX_ITEMS
-from server.routes.responses import MAX_NAMED
 from server.routes.tokens import TOKENS_AT_ONCE
 from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES
 from server.validation.fields import MAX_FIELDS

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 from engine.interface.events import Delta
-from server.output.parser import MarkerParser
-from server.output.parts import CallArgumentsPart, CallStartPart, ToolCallRules
+from server.output.parsing.parser import MarkerParser
+from server.output.parsing.parts import CallArgumentsPart, CallStartPart, ToolCallRules
 from server.tool_formats.bare_calls import bare_calls
 from server.tool_formats.call_readers import make_reader
 from server.tool_formats.formats import find_format

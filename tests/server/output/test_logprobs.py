@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.interface.events import Delta, Finished, TokenLogprob, Usage
-from server.output.logprob_alignment import LogprobAlignment
 from server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
 from server.output.openai_format import CompletionFormat
-from server.output.parts import ChoiceOutput, TextPart
+from server.output.parsing.logprob_alignment import LogprobAlignment
+from server.output.parsing.parts import ChoiceOutput, TextPart
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import (
     assert_error,

@@ -11,8 +11,8 @@ from engine.foreign.child_script import read_calls
 from engine.foreign.tool_calls import WrittenCall
 from engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from engine.text.markers import Markers
-from server.output.parser import MarkerParser, parser_factory
-from server.output.parts import (
+from server.output.parsing.parser import MarkerParser, parser_factory
+from server.output.parsing.parts import (
     CallStartPart,
     ChoiceOutput,
     ReasoningPart,
@@ -20,7 +20,7 @@ from server.output.parts import (
     ToolCallPart,
     ToolCallRules,
 )
-from server.output.text_parser import PlainParser
+from server.output.parsing.text_parser import PlainParser
 from server.tool_formats.call_readers import make_reader
 from server.tool_formats.formats import find_format
 from server.tool_formats.partial_text import JsonStringTracker

@@ -10,7 +10,7 @@ from config.settings import Settings
 from engine.interface.events import DraftingReport
 from engine.interface.request import DraftChoice
 from server.app import create_app
-from server.generation.engine_requests import Prompts, make_engine_requests
+from server.generation.engine_requests.choices import Prompts, make_engine_requests
 from server.requests.completions import CompletionRequest
 from tests.server.fake_engine import traces
 from tests.server.openai_shapes import valid_chat

@@ -14,8 +14,8 @@ from engine.interface.request import Grammar
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.validation.body import parse_body
-from server.validation.json_schema import check_schema
-from server.validation.json_schema_recursion import find_endless
+from server.validation.constraints.json_schema import check_schema
+from server.validation.constraints.json_schema_recursion import find_endless
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -8,7 +8,7 @@ from config.settings import Settings
 from engine.interface.events import Usage
 from engine.interface.request import WindowSettings
 from server.errors import BadRequestError
-from server.generation.engine_requests import Prompts, make_engine_requests
+from server.generation.engine_requests.choices import Prompts, make_engine_requests
 from server.output.usage import measure_timings
 from server.requests.completions import CompletionRequest
 

@@ -8,7 +8,7 @@ from engine.sampling.grammar import Grammars
 from engine.text.markers import HARMONY, Marker, Markers
 from server.conversation.model import ToolChoice
 from server.errors import BadRequestError
-from server.generation.chat_grammar import chat_grammar
+from server.generation.engine_requests.chat_grammar import chat_grammar
 from server.requests.chat import ChatRequest
 from tests.engine.text.test_tokenizer import make_thinker
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.foreign.schema_checks import CHECKER
-from server.validation.closed_schema import closed
-from server.validation.relaxed_schema import modern
+from server.validation.constraints.closed_schema import closed
+from server.validation.constraints.relaxed_schema import modern
 from tests.server.fake_engine import says
 from tests.server.validation.tool_schemas import of_tools
 

@@ -9,10 +9,10 @@ from pydantic_core import PydanticCustomError
 from engine.foreign.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
 from engine.interface.errors import GrammarError
 from engine.sampling.grammar import Grammars
-from server.generation.grammars import json_grammar
-from server.validation.json_schema import check_schema
-from server.validation.json_schema_nodes import with_definitions
-from server.validation.relaxed_schema import modern, relax, relaxations
+from server.generation.engine_requests.grammars import json_grammar
+from server.validation.constraints.json_schema import check_schema
+from server.validation.constraints.json_schema_nodes import with_definitions
+from server.validation.constraints.relaxed_schema import modern, relax, relaxations
 from tests.engine.support import make_tokenizer
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import assert_error

@@ -11,12 +11,13 @@ import pytest
 from bench.architectures.tiny_models import tiny_config
 from drafters.base import NO_DRAFT, Draft, DraftQuery
 from engine.engine import Engine
+from engine.interface.errors import ModelError
 from engine.interface.events import Finished
 from engine.interface.models import HeadKind
 from engine.interface.request import GenerationRequest, Grammar
 from engine.kv_cache.per_row import make_caches
 from engine.memory.budget import MemoryBudget
-from engine.model.loading import LoadedModel, ModelError
+from engine.model.loading import LoadedModel
 from engine.speculative.draft_model.forecast import PREFILL_ONE_PROMPT_IN
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from engine.speculative.heads.dflash import DFlashConfig, DFlashHead

@@ -14,7 +14,8 @@ from config.model_settings import BUNDLED_MODEL
 from config.settings import Settings, SettingsError
 from engine.engine import Engine
 from engine.generating.setup import flat_costs
-from engine.model.loading import ModelError, load_model
+from engine.interface.errors import ModelError
+from engine.model.loading import load_model
 from engine.models.making import Makers
 from engine.speculative.proposers import DraftSources
 from server.banner import Served, banner

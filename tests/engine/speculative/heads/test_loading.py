@@ -12,8 +12,9 @@ from mlx.utils import tree_flatten
 
 from bench.architectures.tiny_models import architectures, make_model, tiny_config
 from config.model_settings import BUNDLED_MODEL
+from engine.interface.errors import ModelError
 from engine.model.head_names import name_in_head
-from engine.model.loading import ModelError, load_model
+from engine.model.loading import load_model
 from engine.speculative.heads.formats import find_own_heads, identify, text_config
 from engine.speculative.heads.head import TargetEnds
 from engine.speculative.heads.making import Target, check_fit, choose, load_head

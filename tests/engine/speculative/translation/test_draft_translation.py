@@ -12,9 +12,10 @@ import pytest
 
 from engine.batch.device import Device
 from engine.engine import Engine
+from engine.interface.errors import ModelError
 from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.memory.budget import MemoryBudget
-from engine.model.loading import LoadedModel, ModelError, describe
+from engine.model.loading import LoadedModel, describe
 from engine.sampling.sampler import RowSampling, Sampler
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.draft_model.sampling import make_draft_sampling

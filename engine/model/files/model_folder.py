@@ -1,0 +1,137 @@
+"""Describe a model's folder by its small files, for lists of many models; checkpoint.py says more.
+
+No weights are read and no model is built, so a folder that is called whole here may still fail to load.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx_lm.utils
+
+from engine.interface.embeddings import EmbeddingInfo, Purpose
+from engine.interface.errors import ModelError
+from engine.model.files.context_length import find_context_tokens
+from engine.model.files.purpose import ENCODERS, find_purpose
+from engine.model.files.recipe import find_vectors
+
+INDEX = "model.safetensors.index.json"
+"""File that names the shards of a model."""
+
+_SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder with a model. name: of the folder, or on the hub.
+
+    num_bytes: of its files on disk. weight_bytes: of its safetensors files.
+    context_tokens: None if its configuration does not say.
+    fault: why it cannot be loaded; None if nothing speaks against it. purpose: what it is for.
+    embedding: what vectors it makes; None if it makes none.
+    """
+
+    name: str
+    path: Path
+    num_bytes: int
+    weight_bytes: int = 0
+    context_tokens: int | None = None
+    fault: str | None = None
+    purpose: Purpose = "generate"
+    embedding: EmbeddingInfo | None = None
+
+
+def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
+    """Describe the folder of a model, whole or not. name: by default the folder's own."""
+    files = [file for file in path.rglob("*") if file.is_file()]
+    weights = [file for file in files if file.match("model*.safetensors") and file.parent == path]
+    config: dict[str, Any] = {}
+    purpose: Purpose = "generate"
+    embedding = None
+    try:
+        config = _read_config(path)
+        purpose = find_purpose(path, config)
+        context_tokens = find_context_tokens(config)
+        fault = _find_fault(path, config, files)
+        embedding = find_vectors(path, config) if purpose == "embed" else None
+    except ModelError as error:
+        fault = str(error)
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        context_tokens, fault = None, f"config.json cannot be read: {error}"
+    return ModelFolder(
+        name=path.resolve().name if name is None else name,
+        path=path,
+        num_bytes=sum(file.stat().st_size for file in files),
+        weight_bytes=sum(file.stat().st_size for file in weights),
+        context_tokens=context_tokens,
+        fault=fault,
+        purpose=purpose,
+        embedding=embedding,
+    )
+
+
+def missing_shards(folder: Path) -> tuple[str, ...]:
+    """Name the safetensors files that are missing, by the index or by the numbers in other files' names."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        named = {str(name) for name in index["weight_map"].values()}
+    except FileNotFoundError:
+        return _missing_numbers(folder)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as fault:
+        return (f"{INDEX} cannot be read: {fault!r}",)
+    absent = sorted(name for name in named if not (folder / name).is_file())
+    return tuple(f"{name} is missing, which the index names; download it" for name in absent)
+
+
+def missing_tokenizer(folder: Path) -> tuple[str, ...]:
+    """Return a fault if there is no tokenizer."""
+    if any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
+        return ()
+    return ("no tokenizer; it may be a head, or a part of another model",)
+
+
+def _missing_numbers(folder: Path) -> tuple[str, ...]:
+    shards = [_SHARD.search(file.name) for file in folder.glob("model*.safetensors")]
+    numbers = {int(shard[1]) for shard in shards if shard}
+    count = max((int(shard[2]) for shard in shards if shard), default=0)
+    absent = sorted({*range(1, count + 1)} - numbers)
+    return tuple(f"file {number} of {count} of the weights is missing; download it" for number in absent)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    if not isinstance(config, dict):
+        raise ValueError("it is no object")
+    return config
+
+
+def _find_fault(folder: Path, config: dict[str, Any], files: list[Path]) -> str | None:
+    if not any(folder.glob("model*.safetensors")):
+        other = next((file.suffix for file in files if file.suffix in (".gguf", ".bin", ".pt", ".npz")), None)
+        return "no model*.safetensors" + (f", but {other} files, which mlx-lm does not load" if other else "")
+    if not config:
+        return "no config.json"
+    if missing := missing_shards(folder):
+        return missing[0]
+    if missing := missing_tokenizer(folder):
+        return missing[0]
+    # Code that comes with a model runs only with --trust-remote-code, when the model is loaded.
+    return None if "model_file" in config else unknown_architecture(config)
+
+
+def unknown_architecture(config: dict[str, Any]) -> str | None:
+    """Return a sentence if the architecture of a configuration is not known here nor to mlx-lm, else None."""
+    if config.get("model_type") in ENCODERS:
+        return None
+    try:
+        mlx_lm.utils._get_classes(config)
+    except Exception:
+        return f"mlx-lm {version('mlx-lm')} does not know the architecture {config.get('model_type')}"
+    return None

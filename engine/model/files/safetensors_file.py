@@ -1,0 +1,68 @@
+"""Read what a safetensors file holds from its header, without its arrays.
+
+The file begins with 8 bytes, the length of a JSON object, and that object: by the name of each array its
+type, shape and place, and under __metadata__ texts of whoever wrote the file. Source: the safetensors format.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from engine.interface.errors import ModelError
+
+MAX_HEADER_BYTES = 100 * 2**20
+"""Maximum length of a header, as in the safetensors library."""
+
+
+@dataclass(frozen=True)
+class ArrayHeader:
+    """An array of a file. dtype: by its name in the format, such as BF16."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+    @property
+    def size(self) -> int:
+        """The number of numbers."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """A file's arrays by name, and its metadata."""
+
+    path: Path
+    arrays: Mapping[str, ArrayHeader]
+    metadata: Mapping[str, str]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(array.num_bytes for array in self.arrays.values())
+
+
+def read_header(path: Path) -> SafetensorsFile:
+    """Read a file's header. Raises ModelError if it is no such file, or ends before its arrays do."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if not 2 <= length <= MAX_HEADER_BYTES:
+                raise ModelError(f"{path} is no safetensors file, or is truncated; download it again")
+            entries = json.loads(file.read(length))
+        metadata = entries.pop("__metadata__", None) or {}
+        arrays, end = {}, 0
+        for name, entry in entries.items():
+            first, last = entry["data_offsets"]
+            arrays[name] = ArrayHeader(entry["dtype"], tuple(entry["shape"]), last - first)
+            end = max(end, last)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise ModelError(f"cannot read the header of {path}: {fault!r}; download it again") from fault
+    held = path.stat().st_size - 8 - length
+    if held < end:
+        raise ModelError(f"{path} is truncated: it has {held} of {end} bytes of arrays; download it again")
+    return SafetensorsFile(path, arrays, metadata)

@@ -1,0 +1,1 @@
+"""Below the tokenizer: the bytes of tokens, the table of them, and encoding on several threads."""

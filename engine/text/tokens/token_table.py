@@ -1,0 +1,186 @@
+"""The bytes of all tokens of a tokenizer, kept on disk.
+
+Reading the vocabulary of a large tokenizer takes most of a second, and its tokens never change.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from tokenizers import Tokenizer as Backend
+
+from config.whole_file import remove_oldest, write_in_folder
+from engine.text.tokens.token_bytes import TokenByteDecoder, VocabularyError
+from engine.text.tokens.tokenizer_reading import describe_backend
+
+log = logging.getLogger("reprise.engine")
+
+FORMAT = "2"
+"""Changes whenever the file or what is computed for it does. Part of the files' names."""
+
+Arrays = dict[str, NDArray[Any]]
+
+_NAME = r"tokens-[0-9a-f]{40}\.safetensors"
+
+MAX_KEPT = 8
+"""Files to keep: those used last. One takes a few megabytes."""
+
+
+class Pieces(Sequence[bytes]):
+    """The bytes of every token, cut out of one string when asked for.
+
+    blob: those of all tokens. ends: (tokens,) where each ends in it.
+    """
+
+    def __init__(self, blob: bytes, ends: NDArray[np.int64]) -> None:
+        self.blob, self.ends = blob, ends
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes]) -> "Pieces":
+        """Join the bytes of tokens."""
+        return cls(b"".join(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, token: Any) -> Any:
+        if isinstance(token, slice):
+            return self.cut()[token]
+        start = self.ends[token - 1] if token else 0
+        return self.blob[start : self.ends[token]]
+
+    def cut(self) -> list[bytes]:
+        """Return the bytes of all tokens as a list, which takes long."""
+        return [self.blob[start:end] for start, end in pairwise([0, *self.ends.tolist()])]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pieces) and self.cut() == other.cut()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """A tokenizer's vocabulary as bytes, with facts about it.
+
+    fingerprint: a digest of it, equal for two tokenizers exactly if their vocabularies are equal.
+    longest_token: characters of the longest token string.
+    pieces: the bytes of each id, maybe part of a character; those of control tokens are their token strings.
+        Empty for an id without a token. No ids at all if fault is set.
+    byte_fallback_ids: ids written as bytes (`<0x41>`).
+    line_ends: ids whose bytes contain a line break.
+    unknown_id: the id of unknown text, if there is one.
+    fault: why the bytes of the tokens are not known; empty if they are.
+    """
+
+    fingerprint: str
+    longest_token: int
+    pieces: Pieces
+    byte_fallback_ids: frozenset[int] = frozenset()
+    line_ends: frozenset[int] = frozenset()
+    unknown_id: int | None = None
+    fault: str = ""
+
+
+def read_table(backend: Backend, folder: Path | None, file_digest: str = "") -> TokenTable:
+    """Return the table of a tokenizer: that in the folder, else a new one, which is then written there.
+
+    folder: None to read and write no file. A file that is damaged or cannot be written is logged.
+    file_digest: of the file that the vocabulary is from, if it is known.
+    """
+    if folder is None:
+        return make_table(backend, backend.to_str())
+    # Not the vocabulary alone: the bytes depend on the decoder and on what was added.
+    text = f"{file_digest} {describe_backend(backend)}" if file_digest else backend.to_str()
+    digest = hashlib.sha256(f"{FORMAT} {text}".encode()).hexdigest()[:40]
+    path = folder / f"tokens-{digest}.safetensors"
+    try:
+        table = _read(path)
+        with suppress(OSError):
+            os.utime(path)
+        return table
+    except FileNotFoundError:
+        pass
+    except (OSError, SafetensorError, LookupError, ValueError) as fault:
+        log.warning("cannot read the tokens in %s (%s); reading the vocabulary again", path, fault)
+    table = make_table(backend, backend.to_str())
+    if not table.fault:
+        _write(path, table)
+    return table
+
+
+def make_table(backend: Backend, text: str) -> TokenTable:
+    """Compute the table of a tokenizer. text: the tokenizer as the library serializes it to JSON."""
+    vocab = backend.get_vocab(with_added_tokens=True)
+    entries = sorted(zip(vocab.values(), vocab, strict=True))
+    fingerprint = hashlib.sha256(repr(entries).encode()).hexdigest()[:32]
+    longest = max(map(len, vocab))
+    try:
+        decoder = TokenByteDecoder(json.loads(text))
+    except VocabularyError as fault:
+        return TokenTable(fingerprint, longest, Pieces.of([]), fault=str(fault))
+    pieces = [b""] * (entries[-1][0] + 1)
+    for token, token_string in entries:
+        pieces[token] = decoder.decode(token_string, token)
+    written_as_bytes = frozenset(token for token, token_string in entries if decoder.is_byte(token_string))
+    line_ends = frozenset(token for token, piece in enumerate(pieces) if b"\n" in piece)
+    return TokenTable(
+        fingerprint, longest, Pieces.of(pieces), written_as_bytes, line_ends, decoder.unknown_id
+    )
+
+
+def _write(path: Path, table: TokenTable) -> None:
+    arrays: Arrays = {
+        "bytes": np.frombuffer(table.pieces.blob, np.uint8),
+        "ends": table.pieces.ends,
+        "byte_fallback_ids": np.array(sorted(table.byte_fallback_ids), np.int64),
+        "line_ends": np.array(sorted(table.line_ends), np.int64),
+    }
+    facts = {
+        "fingerprint": table.fingerprint,
+        "longest_token": table.longest_token,
+        "unknown_id": table.unknown_id,
+    }
+    metadata = {"facts": json.dumps(facts)}
+    metadata["checksum"] = _checksum(arrays, metadata["facts"])
+    try:
+        write_in_folder(path, save(arrays, metadata), _NAME)
+    except OSError as fault:
+        log.warning("cannot write the tokens to %s (%s); the next start reads the vocabulary", path, fault)
+    remove_oldest(path.parent, _NAME, MAX_KEPT)
+
+
+def _read(path: Path) -> TokenTable:
+    """Read a file. Raises FileNotFoundError, or OSError, SafetensorError, LookupError or ValueError."""
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata() or {}
+        arrays: Arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    if metadata["checksum"] != _checksum(arrays, metadata["facts"]):
+        raise ValueError("its checksum is wrong")
+    facts = json.loads(metadata["facts"])
+    pieces = Pieces(arrays["bytes"].tobytes(), arrays["ends"])
+    fallback_ids, line_ends = (
+        frozenset(arrays[name].tolist()) for name in ("byte_fallback_ids", "line_ends")
+    )
+    return TokenTable(
+        facts["fingerprint"], facts["longest_token"], pieces, fallback_ids, line_ends, facts["unknown_id"]
+    )
+
+
+def _checksum(arrays: Arrays, facts: str) -> str:
+    value = zlib.crc32(facts.encode())
+    for name in sorted(arrays):
+        value = zlib.crc32(arrays[name].tobytes(), value)
+    return str(value)

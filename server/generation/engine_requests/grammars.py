@@ -1,0 +1,112 @@
+"""Compile the grammars that requests demand, or as much of a schema as can be enforced."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from pydantic_core import PydanticCustomError, to_json
+
+from engine.interface.errors import GrammarError
+from engine.interface.request import Grammar
+from server.engine_protocol import ModelEngine
+from server.errors import (
+    BadRequestError,
+)
+from server.fair_queue import Lane, beside
+from server.http.request_log import note_relaxed
+from server.requests.structured_output import StructuredFields
+from server.validation.constraints.closed_schema import closed
+from server.validation.constraints.grammar_errors import explain_grammar_error
+from server.validation.constraints.json_schema import check_schema
+from server.validation.constraints.relaxed_schema import RelaxedSchema, relaxations
+
+Run = Callable[..., Awaitable[Any]]
+"""Runs a job in a lane, for a request. See PromptEncoder."""
+
+
+def json_grammar(schema: dict[str, Any]) -> Grammar:
+    """Return the grammar of JSON that satisfies a schema."""
+    return Grammar("json_schema", to_json(schema).decode())
+
+
+def _closed_grammar(schema: dict[str, Any]) -> Grammar:
+    return json_grammar(closed(schema))
+
+
+def _checked_grammar(schema: dict[str, Any]) -> Grammar:
+    """Return the grammar of a schema. Raises PydanticCustomError if it cannot be enforced."""
+    check_schema(schema)
+    return _closed_grammar(schema)
+
+
+class GrammarCompiler:
+    """Compiles grammars on a thread of their own, which serves one client after the other."""
+
+    def __init__(self, engine: ModelEngine, run: Run) -> None:
+        self._engine = engine
+        self._run = run
+        self._lane = Lane("grammars")
+
+    async def compile(self, request: Request, grammar: Grammar, param: str) -> Grammar:
+        """Return the grammar as compiled, for the engine's requests.
+
+        param: the field that the grammar comes from.
+        Raises BadRequestError if the grammar cannot be used, and what PromptEncoder raises.
+        """
+        try:
+            compiled: Grammar = await self._run(request, self._lane, self._engine.compile_grammar, grammar)
+            return compiled
+        except GrammarError as fault:
+            message = f"'{param}' {explain_grammar_error(str(fault))}."
+            raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
+
+    async def compile_requested(
+        self, request: Request, body: StructuredFields
+    ) -> tuple[Grammar | None, bool]:
+        """Compile and return the grammar that the request demands, if any. Raises as compile().
+
+        What cannot be enforced of a schema that is not strict is left out, and noted; also return whether
+        anything was.
+        """
+        if body.requested_grammar is None:
+            return None, False
+        grammar, param = body.requested_grammar
+        schema = body.relaxable_schema
+        if schema is None:
+            return await self.compile(request, grammar, param), False
+        return await self.compile_relaxed(request, schema, param)
+
+    async def compile_relaxed(
+        self, request: Request, schema: dict[str, Any], param: str
+    ) -> tuple[Grammar, bool]:
+        """Compile the grammar of a schema, or of what can be enforced of it; return whether it is the latter.
+
+        Raises as compile().
+        """
+        try:
+            grammar = await beside(request, partial(_checked_grammar, schema))
+            return await self.compile(request, grammar, param), False
+        except (BadRequestError, PydanticCustomError) as fault:
+            grammar, relaxed = await self.compile_some(request, schema, param, fault)
+            note_relaxed(request, relaxed.paths(param))
+            return grammar, True
+
+    async def compile_some(
+        self, request: Request, schema: dict[str, Any], param: str, fault: Exception
+    ) -> tuple[Grammar, RelaxedSchema]:
+        """Compile as much of a schema as can be enforced. fault: raised if nothing can."""
+        found = relaxations(schema)
+        while (relaxed := await beside(request, partial(next, found, None))) is not None:
+            if not relaxed.dropped and relaxed.schema == schema:
+                continue
+            try:
+                grammar = await beside(request, partial(_closed_grammar, relaxed.schema))
+                return await self.compile(request, grammar, param), relaxed
+            except BadRequestError as refused:
+                fault = refused
+        raise fault
+
+    def close(self) -> None:
+        """Stop the thread and drop the jobs that still wait for it."""
+        self._lane.close()

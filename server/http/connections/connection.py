@@ -1,0 +1,245 @@
+"""Client connections: the HTTP protocol class, and the uvicorn configuration that uses it."""
+
+import asyncio
+import json
+import re
+from functools import partial
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from engine.interface.stations import station
+from server.errors import BadRequestError
+from server.http.connections.connection_limit import ConnectionLimit
+from server.http.connections.rounds import REQUEST_S, Rounds
+from server.logs import LOGGER
+
+MAX_HEAD_BYTES = 32 * 2**10
+"""Maximum bytes of a request line and headers together."""
+READ_BYTES = 32 * 2**10
+"""Maximum bytes that are read of a connection before others come next: under 5 ms of work."""
+MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES = 4096, 64
+"""How many chunks a body may have beyond one for every SMALL_CHUNK_BYTES: each costs as much as any."""
+MAX_PIPELINED = 16
+"""Maximum requests that a connection may have waiting for the answer to the one before."""
+MAX_UNREAD_BYTES = 64 * 2**20
+"""Maximum bytes of answers that one address leaves unread. Beyond, the connection with the most is closed."""
+_INVALID = f"Send plain HTTP/1.1, not HTTPS, with at most {MAX_HEAD_BYTES} bytes of headers."
+_HOST = b"host"
+_UPGRADE, _OF_SAME_LENGTH = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE), b"ignored"
+
+
+class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
+    """uvicorn's HTTP/1.1 protocol, with limits of time, of counts, and of what is left unread.
+
+    timeout_s: seconds from connecting, or from the first byte of a later request, to the end of the headers,
+        and in which a client must read something of what waits for it. Then the connection is closed.
+    buffer: what is read goes through it. rounds: decide when it is parsed. Connections of one event loop
+        share both.
+    """
+
+    def __init__(self, *, timeout_s: float, buffer: bytearray, rounds: Rounds, **options: Any) -> None:
+        super().__init__(**options)
+        self._timeout_s = timeout_s
+        self._rounds = rounds
+        self._buffer = memoryview(buffer)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._has_head = False
+        self._head_bytes = 0
+        self._num_chunks = self._body_bytes = 0
+        self._fault = _INVALID
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timeout of the first request."""
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - a buffered protocol's method
+        """Return where the transport shall put what it reads."""
+        return self._buffer
+
+    @station("connections")
+    def buffer_updated(self, nbytes: int) -> None:
+        """Parse what was read, or read nothing more until this connection comes next."""
+        if self._rounds.has_time:
+            self._rounds.do(partial(self.data_received, self._buffer[:nbytes]))  # type: ignore[arg-type]
+        else:
+            self.transport.pause_reading()
+            self._rounds.wait(self.client_host, partial(self._parse_kept, bytes(self._buffer[:nbytes])))
+
+    @station("connections")
+    def _parse_kept(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self.data_received(data)
+        # Else much of a body waits for the request's handler, which has it read on.
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the timeout once the headers are complete; start it at a later request's first byte."""
+        self._head_bytes += len(data)
+        super().data_received(data if self._has_head else _without_upgrade(bytes(data)))
+        if self.transport.is_closing() or self._is_answering:
+            self._stop_head_timer()
+        elif self._head_bytes > MAX_HEAD_BYTES and not self._has_head:
+            self.send_400_response(_INVALID)
+        # Also for the rest of a body whose request has been refused.
+        elif self._head_timer is None:
+            self._start_head_timer()
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._has_head = False
+        self._head_bytes = self._num_chunks = self._body_bytes = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; not one that follows the body, which nothing here reads."""
+        if not self._has_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Serve the request. Raises ValueError if it is not valid, as for the parser's own errors."""
+        self._has_head = True
+        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        num_hosts = sum(name == _HOST for name, _ in self.headers)
+        is_named = num_hosts == 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.0")
+        if num_bytes > MAX_HEAD_BYTES or not is_named:
+            raise ValueError
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._fault = (
+                f"At most {MAX_PIPELINED} requests of a connection may wait. Read the answers first."
+            )
+            raise ValueError
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Add a chunk to the body. Raises ValueError if there are too many small ones."""
+        self._num_chunks += 1
+        self._body_bytes += len(body)
+        if self._num_chunks > MAX_SMALL_CHUNKS + self._body_bytes // SMALL_CHUNK_BYTES:
+            self._fault = (
+                f"The body has more than {MAX_SMALL_CHUNKS} chunks of less than {SMALL_CHUNK_BYTES} bytes. "
+                "Send larger chunks."
+            )
+            raise ValueError
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._has_head = False
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timeouts."""
+        self._stop_head_timer()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer invalid HTTP with an error in OpenAI's format, then close the connection."""
+        said = f"{msg} {self._fault}" if msg != self._fault else msg
+        body = json.dumps(BadRequestError(said, code="invalid_http").body()).encode()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
+            body
+        )
+        self.transport.write(STATUS_LINE[400] + head + body)
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Wait until the client has read, for as long as it reads something, and not of too much."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._timeout_s, self._check_reading, self._num_unread)
+        others = [
+            one
+            for one in self.connections
+            if isinstance(one, Connection) and one.client_host == self.client_host
+        ]
+        if sum(one._num_unread for one in others) > MAX_UNREAD_BYTES:
+            max(others, key=lambda one: one._num_unread)._give_up("more than the limit of one address")
+
+    def resume_writing(self) -> None:
+        """Write again."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        start = partial(super()._start_asgi_task, cycle, app)
+        if self._rounds.has_time:
+            self._rounds.do(start, REQUEST_S)
+        else:
+            self._rounds.wait(self.client_host, start, REQUEST_S)
+
+    @property
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    @property
+    def client_host(self) -> str:
+        """The client's address."""
+        return self.client[0] if self.client else ""
+
+    @property
+    def _num_unread(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def _check_reading(self, num_before: int) -> None:
+        """Close the connection if nothing has been read since the last check."""
+        if self._num_unread >= num_before:
+            self._give_up(f"nothing of it in {self._timeout_s:g} s")
+        else:
+            self._write_timer = self.loop.call_later(self._timeout_s, self._check_reading, self._num_unread)
+
+    def _give_up(self, why: str) -> None:
+        LOGGER.warning(
+            "a client at %s leaves %d bytes of an answer unread, %s: its connection is closed",
+            self.client_host,
+            self._num_unread,
+            why,
+        )
+        self.transport.abort()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: the request is answered as if it had not asked for another protocol."""
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self._timeout_s, self.transport.close)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Return the beginning of a request without its wish for another protocol, which may be denied.
+
+    The parser takes what follows such a head for the other protocol, so the body would be lost. Java's client
+    wishes for HTTP/2 in each first request.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(_OF_SAME_LENGTH, head) + end + body
+
+
+def uvicorn_config(app: ASGIApp, timeout_s: float, **options: Any) -> uvicorn.Config:
+    """Return the configuration with which uvicorn serves the app. options: see uvicorn.Config."""
+    make_connection: Any = partial(
+        Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), rounds=Rounds()
+    )
+    return uvicorn.Config(
+        app,
+        http=make_connection,
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        **options,
+    )

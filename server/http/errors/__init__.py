@@ -1,0 +1,1 @@
+"""Errors as responses, in the format of each API."""

@@ -1,0 +1,134 @@
+"""Parsers of plain text, and what the parsers share that look for markers in text."""
+
+from collections.abc import Sequence
+
+from engine.foreign.tool_calls import WrittenCall
+from engine.interface.events import Delta, Finished
+from engine.text.markers import Markers
+from server.output.parsing.logprob_alignment import LogprobAlignment
+from server.output.parsing.parts import (
+    EndPart,
+    MakeParser,
+    ParseCalls,
+    Part,
+    PromptPart,
+    TextPart,
+    ToolCallRules,
+)
+from server.tool_formats.partial_text import count_partial_marker, find_first_marker
+
+
+class MarkedText:
+    """The text of a choice whose parts stand between markers, as it grows. See OutputParser.
+
+    rules: None if the request has no tools.
+    """
+
+    def __init__(self, markers: Markers, rules: ToolCallRules | None) -> None:
+        self.num_reasoning_tokens = 0
+        self.parse_pending: ParseCalls | None = None
+        self._markers = markers
+        self._rules = rules
+        self._text = ""
+        self._parts: list[Part] = []
+        self._num_calls = 0
+        self._num_reasoning_blocks = 0
+        self._alignment = LogprobAlignment()
+
+    def read(self, delta: Delta) -> list[Part]:
+        """See OutputParser."""
+        self._alignment.add(delta.logprobs)
+        self._text += delta.text
+        return self._read_on()
+
+    def _read_on(self) -> list[Part]:
+        while self._advance():
+            pass
+        return self._take_parts()
+
+    def _advance(self) -> bool:
+        """Process the text up to the next marker, or all that is certain. Return False to wait for more."""
+        raise NotImplementedError
+
+    def _take_until(self, texts: Sequence[str]) -> tuple[str, str | None]:
+        """Take the text before the first of these markers, and the marker; None if it is yet to come."""
+        found = find_first_marker(self._text, texts)
+        if found is None:
+            end = len(self._text) - count_partial_marker(self._text, texts)
+            text, self._text = self._text[:end], self._text[end:]
+            return text, None
+        at, marker = found
+        before, self._text = self._text[:at], self._text[at + len(marker) :]
+        return before, marker
+
+    def _take_parts(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _finish(self, finished: Finished, *, starts_in_reasoning: bool, ends_in_content: bool) -> list[Part]:
+        """Return the last parts, once everything has been emitted."""
+        if ends_in_content and (rest := self._alignment.take_rest()):
+            self._parts.append(TextPart("", rest))
+        self.num_reasoning_tokens = self._markers.count_reasoning_tokens(
+            finished.tokens, starts_in_reasoning, self._num_reasoning_blocks
+        )
+        has_called = self._num_calls > 0 and finished.reason == "stop"
+        return [*self._take_parts(), EndPart("tool_calls" if has_called else finished.reason, finished.stop)]
+
+
+class PlainParser:
+    """Parser that treats all text as content."""
+
+    num_reasoning_tokens = 0
+    parse_pending: ParseCalls | None = None
+
+    def read(self, delta: Delta) -> list[Part]:
+        """See OutputParser."""
+        return [TextPart(delta.text, delta.logprobs)]
+
+    def end(self, finished: Finished) -> list[Part]:
+        """See OutputParser."""
+        return [EndPart(finished.reason, finished.stop)]
+
+    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
+        """See OutputParser. Never called."""
+        raise NotImplementedError
+
+
+class EchoParser(PlainParser):
+    """Parser of a choice that starts with its prompt. All of the prompt's text is in its first part.
+
+    prompt: the prompt's text. is_alone: the prompt is all that is returned.
+    """
+
+    def __init__(self, prompt: str, is_alone: bool = False) -> None:
+        self._prompt = prompt
+        self._is_alone = is_alone
+        self._has_started = False
+
+    def read(self, delta: Delta) -> list[Part]:
+        """See OutputParser."""
+        if delta.is_prompt:
+            text = "" if self._has_started else self._prompt
+            self._has_started = True
+            return [PromptPart(text, delta.logprobs)]
+        return self._start() + ([] if self._is_alone else super().read(delta))
+
+    def end(self, finished: Finished) -> list[Part]:
+        """See OutputParser."""
+        if self._is_alone:
+            return [*self._start(), EndPart("length")]
+        return self._start() + super().end(finished)
+
+    def _start(self) -> list[Part]:
+        """Return the prompt, unless it was returned before."""
+        if self._has_started:
+            return []
+        self._has_started = True
+        return [PromptPart(self._prompt)]
+
+
+def echo_parsers(prompts: Sequence[str], n: int, is_alone: bool = False) -> MakeParser:
+    """Return a function that makes the choices' parsers in order, n for each prompt. See EchoParser."""
+    texts = iter([prompt for prompt in prompts for _ in range(n)])
+    return lambda: EchoParser(next(texts), is_alone)
