@@ -5,7 +5,7 @@ import io
 
 import pytest
 from PIL import Image
-from server.generation.images import Seen
+from server.generation.prompts.images import Seen
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 
 from engine.foreign.images import ImageDecoder, ImageFile
