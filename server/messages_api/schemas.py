@@ -12,13 +12,13 @@ from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, mode
 from server.conversation.anthropic import read_conversation
 from server.conversation.model import ToolChoice
 from server.messages_api.thinking import Thinking
+from server.requests.chat import of_chats
 from server.requests.drafts import DraftFields
 from server.requests.messages import CHOICE_NEEDS_TOOLS, Messages, ToolChoiceField, Tools
 from server.requests.models import KeepAlive
 from server.requests.window_fields import WindowFields
 from server.validation.field_errors import field_error
 from server.validation.fields import (
-    INT32_MAX,
     AcceptsPeerFields,
     Limit,
     RequestModel,
@@ -160,13 +160,7 @@ class MessagesRequest(ConversationFields, WindowFields):
     )
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
-    top_k: int = Field(
-        0,
-        ge=-1,
-        le=INT32_MAX,
-        description="Sample only from this many of the most likely tokens. 0, -1, or the vocabulary's size "
-        "or more: no limit.",
-    )
+    top_k: of_chats("top_k") = 0  # type: ignore[valid-type]
     stop_sequences: Stops = Field(
         (), description="Strings that end the output; stop_sequence in the response names the one that did."
     )

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJso
 from server.conversation.model import Message
 from server.conversation.ollama import read_conversation
 from server.conversation.settled import MAX_PARTS
-from server.requests.chat import ChatRequest, ReasoningEffort
+from server.requests.chat import ReasoningEffort, of_chats
 from server.requests.drafts import DraftFields
 from server.requests.embeddings import Inputs
 from server.requests.messages import TOOLS_SCHEMA, Tools
@@ -29,21 +29,13 @@ from server.validation.notes import notes_in
 from server.validation.peer_fields import IGNORED
 
 
-def _of_chats(name: str) -> Any:
-    """Return the type of a field that chat requests have too."""
-    field = ChatRequest.model_fields[name]
-    text = str(field.description).removesuffix(" Not in OpenAI's API.")
-    parts = (field.annotation, *field.metadata, Field(description=text))
-    return Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
-
-
 class Options(RequestModel):
     """Sampling options of a request. Options about how Ollama runs a model are left out."""
 
-    temperature: _of_chats("temperature") = None  # type: ignore[valid-type]
-    top_p: _of_chats("top_p") = None  # type: ignore[valid-type]
-    top_k: _of_chats("top_k") = None  # type: ignore[valid-type]
-    min_p: _of_chats("min_p") = None  # type: ignore[valid-type]
+    temperature: of_chats("temperature") = None  # type: ignore[valid-type]
+    top_p: of_chats("top_p") = None  # type: ignore[valid-type]
+    top_k: of_chats("top_k") = None  # type: ignore[valid-type]
+    min_p: of_chats("min_p") = None  # type: ignore[valid-type]
     seed: int | None = Field(
         default=None,
         ge=INT64_MIN,
@@ -53,10 +45,10 @@ class Options(RequestModel):
     num_predict: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = Field(
         default=None, description="Maximum tokens to generate. 0 or less: as many as the context allows."
     )
-    stop: _of_chats("stop") = None  # type: ignore[valid-type]
-    repeat_penalty: _of_chats("repetition_penalty") = None  # type: ignore[valid-type]
-    presence_penalty: _of_chats("presence_penalty") = None  # type: ignore[valid-type]
-    frequency_penalty: _of_chats("frequency_penalty") = None  # type: ignore[valid-type]
+    stop: of_chats("stop") = None  # type: ignore[valid-type]
+    repeat_penalty: of_chats("repetition_penalty") = None  # type: ignore[valid-type]
+    presence_penalty: of_chats("presence_penalty") = None  # type: ignore[valid-type]
+    frequency_penalty: of_chats("frequency_penalty") = None  # type: ignore[valid-type]
 
     @model_validator(mode="before")
     @classmethod

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -210,3 +210,11 @@ class ChatRequest(GenerationFields):
             phrase = "is larger than the other of max_tokens and max_completion_tokens; send one of them"
             raise field_error("invalid_value", phrase, larger, leaves_out=True)
         return self
+
+
+def of_chats(name: str) -> Any:
+    """Return the type of a field that chat requests have too."""
+    field = ChatRequest.model_fields[name]
+    text = str(field.description).removesuffix(" Not in OpenAI's API.")
+    parts = (field.annotation, *field.metadata, Field(description=text))
+    return Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]

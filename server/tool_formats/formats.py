@@ -7,7 +7,7 @@ of a value's JSON type.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.text.markers import Markers
 
@@ -127,6 +127,26 @@ def _arg_tags(prefix: str, call: str) -> TaggedFormat:
     )
 
 
+def _invocations(prefix: str, after_name: str = r"\s*", after_key: str = '">') -> TaggedFormat:
+    """Return the format in which an invocation holds parameters, whose names are attributes of tags.
+
+    prefix: of the tags. after_name: matches what follows a parameter's name; after_key: what is written.
+    """
+    return TaggedFormat(
+        head=re.compile(rf'\s*<{prefix}invoke\s+name="(?P<name>[^"<>]+)"\s*>'),
+        key=re.compile(rf'\s*<{prefix}parameter\s+name="(?P<key>[^"<>\n]+)"{after_name}>'),
+        tail=re.compile(rf"\s*</{prefix}invoke>"),
+        before=f'<{prefix}invoke name="',
+        after_name='">\n',
+        before_key=f'<{prefix}parameter name="',
+        after_key=after_key,
+        value_end=f"</{prefix}parameter>",
+        after_value="\n",
+        after=f"</{prefix}invoke>\n",
+        opening="\n",
+    )
+
+
 def _gemma(quote: str) -> ListedFormat:
     """Return Gemma's format. Only its quotes have changed."""
     return ListedFormat(
@@ -214,33 +234,13 @@ _FORMATS: dict[str, CallFormat] = {
         has_breaks=True,
         is_one_per_section=True,
     ),
-    "minimax_m2": TaggedFormat(
+    "minimax_m2": replace(
+        _invocations(""),
         head=re.compile(r"\s*<invoke name=([\"']?)(?P<name>[^\"'<>]+)\1\s*>"),
         key=re.compile(r"\s*<parameter name=([\"']?)(?P<key>[^\"'<>\n]+)\1\s*>"),
-        tail=re.compile(r"\s*</invoke>"),
-        before='<invoke name="',
-        after_name='">\n',
-        before_key='<parameter name="',
-        after_key='">',
-        value_end="</parameter>",
-        after_value="\n",
-        after="</invoke>\n",
-        opening="\n",
     ),
-    "deepseek_v32": TaggedFormat(
-        head=re.compile(r"\s*<｜DSML｜invoke\s+name=\"(?P<name>[^\"<>]+)\"\s*>"),
-        key=re.compile(
-            r"\s*<｜DSML｜parameter\s+name=\"(?P<key>[^\"<>\n]+)\"\s+string=\"(?P<is_text>true|false)\"\s*>"
-        ),
-        tail=re.compile(r"\s*</｜DSML｜invoke>"),
-        before='<｜DSML｜invoke name="',
-        after_name='">\n',
-        before_key='<｜DSML｜parameter name="',
-        after_key=f'" string="{IS_TEXT}">',
-        value_end="</｜DSML｜parameter>",
-        after_value="\n",
-        after="</｜DSML｜invoke>\n",
-        opening="\n",
+    "deepseek_v32": _invocations(
+        "｜DSML｜", r"\s+string=\"(?P<is_text>true|false)\"\s*", f'" string="{IS_TEXT}">'
     ),
     "minicpm5": TaggedFormat(
         head=re.compile(r"\s*(?:([\"'])(?P<name>[^\"'<>]+)\1)\s*>"),
@@ -257,19 +257,7 @@ _FORMATS: dict[str, CallFormat] = {
         tail_is_marker=True,
         is_one_per_section=True,
     ),
-    "muse_spark": TaggedFormat(
-        head=re.compile(r"\s*<atem:invoke\s+name=\"(?P<name>[^\"<>]+)\"\s*>"),
-        key=re.compile(r"\s*<atem:parameter\s+name=\"(?P<key>[^\"<>\n]+)\"[^<>]*>"),
-        tail=re.compile(r"\s*</atem:invoke>"),
-        before='<atem:invoke name="',
-        after_name='">\n',
-        before_key='<atem:parameter name="',
-        after_key='">',
-        value_end="</atem:parameter>",
-        after_value="\n",
-        after="</atem:invoke>\n",
-        opening="\n",
-    ),
+    "muse_spark": _invocations("atem:", "[^<>]*"),
     "kimi_k3": TaggedFormat(
         head=re.compile(r"\s*<\|open\|>call\s+tool=\"(?P<name>[^\"]+)\"(?:\s+index=\"\d+\")?\s*<\|sep\|>"),
         key=re.compile(
