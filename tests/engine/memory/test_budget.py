@@ -23,9 +23,9 @@ from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar, scored
 from tests.engine.driven import Driven, expected_tokens
 from tests.engine.foreseeing import foreseeing, no_lookups
+from tests.engine.memory.conftest import ROOMY
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_loaded, make_model, oracle, prompt_of, request
 
-ROOMY = 2**40
 NEVER_END = ((2, -100.0),)
 WIDE = {"num_key_value_heads": 4, "head_dim": 64, "num_hidden_layers": 4}
 """Keys and values of 8 KiB per token, far more than all else."""

@@ -34,10 +34,10 @@ from engine.speculative.heads.mtp import MTPHead
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven
+from tests.engine.memory.conftest import ROOMY
 from tests.engine.support import CONFIGS, SIZES, VOCAB_SIZE, make_model, make_tokenizer, prompt_of, request
 
 MAX_RATIO = 1.5
-ROOMY = 2**40
 NEVER_END = ((2, -100.0),)
 KINDS: list[dict[str, Any]] = [
     {},
