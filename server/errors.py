@@ -97,6 +97,12 @@ class BadRequestError(ApiError):
     status = 400
 
 
+def bad_field(param: str, phrase: str, code: str = "invalid_value") -> BadRequestError:
+    """Make the error for a field. phrase: what the message says behind its name, without the full stop."""
+    param = shortened(param, 200)
+    return BadRequestError(f"'{param}' {phrase}.", param=param, code=code)
+
+
 class ContextLengthError(BadRequestError):
     """The prompt leaves no room in the context.
 

@@ -193,9 +193,7 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
             return _fail(error)
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
         from engine.checkpoint import check_folder
-        from engine.engine import Engine
         from engine.interface.errors import ModelError
-        from engine.models.making import Makers
 
         try:
             if settings.model is not None and Path(settings.model).is_dir():
@@ -204,9 +202,7 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
                 return _serve_several(settings, make_sources, sections, bound)
             settings = settings_of(settings, sections, settings.model_name)
             sources = make_sources(settings) if make_sources else None
-            if "MLX_RANK" in os.environ:
-                return _serve_ranks(settings, sources, bound)
-            return serve(Engine(settings, Makers(make_sources=sources)), settings, bound)
+            return _serve_one(settings, sources, bound)
         except ModelError as fault:
             return _fail(str(fault))
 
@@ -270,9 +266,11 @@ def _serve_several(
     return serve(pool, settings, bound)
 
 
-def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
-    """Serve a model of which other machines have parts; only ends with the process. Raises ModelError."""
-    from engine.distributed.rank_0 import Ranks, leave
+def _serve_one(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
+    """Serve one model; if other machines have parts of it, this only ends with the process.
+
+    Raises ModelError.
+    """
     from engine.distributed.ranks.place import read_place
     from engine.engine import Engine
     from engine.interface.errors import ModelError
@@ -281,6 +279,8 @@ def _serve_ranks(settings: Settings, make_sources: "MakeSources | None", bound: 
     place = read_place()
     if place is None:
         return serve(Engine(settings, Makers(make_sources=make_sources)), settings, bound)
+    from engine.distributed.rank_0 import Ranks, leave
+
     ranks = Ranks(place, settings)
     status = 1
     try:

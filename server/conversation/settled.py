@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from server.conversation.model import Media, Message
-from server.errors import BadRequestError
+from server.errors import BadRequestError, bad_field
 from server.validation.notes import Notes
 
 MAX_MESSAGES = 4096
@@ -26,7 +26,7 @@ def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "
     if not isinstance(given, list):
         kinds = {str: "a string", bool: "a boolean", int: "an integer", float: "a decimal number"}
         shown = kinds.get(type(given), "null")
-        raise BadRequestError(f"'{path}' must be an array, not {shown}.", param=path, code="invalid_type")
+        raise bad_field(path, f"must be an array, not {shown}", "invalid_type")
     if len(given) > most:
         raise _too_many(path, len(given), most, what)
     parts = list(_contents(given))
@@ -37,8 +37,7 @@ def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "
 
 
 def _too_many(path: str, num: int, most: int, what: str) -> BadRequestError:
-    message = f"'{path}' has {num} {what}; at most {most} are allowed."
-    return BadRequestError(message, param=path, code="invalid_value")
+    return bad_field(path, f"has {num} {what}; at most {most} are allowed")
 
 
 def _contents(given: Iterable[Any]) -> Iterator[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from server.conversation.model import Json, Tool, ToolChoice
 from server.conversation.tools import MAX_TOOLS, function_name
-from server.errors import BadRequestError, shortened
+from server.errors import bad_field, shortened
 from server.validation.notes import Notes
 
 _MODES: dict[Any, ToolChoice] = {
@@ -38,10 +38,10 @@ def read_choice(
         notes.left_out(path)
         return ToolChoice(is_parallel=choice.is_parallel)
     if needs_tools and not tools:
-        raise _fault(path, "is allowed only with tools; send some", "invalid_value")
+        raise bad_field(path, "is allowed only with tools; send some", "invalid_value")
     if missing:
         phrase = f"names the tool '{shortened(missing[0])}', which is not among the tools"
-        raise _fault(path, phrase, "invalid_value")
+        raise bad_field(path, phrase, "invalid_value")
     return choice
 
 
@@ -53,7 +53,7 @@ def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> Too
         return _with_parallel(_MODES[kind], given)
     if not isinstance(given, dict):
         phrase = "must be 'none', 'auto', 'required' or an object that names a tool"
-        raise _fault(path, phrase, "invalid_value" if isinstance(given, str) else "invalid_type")
+        raise bad_field(path, phrase, "invalid_value" if isinstance(given, str) else "invalid_type")
     if kind is None and "name" in given:
         kind = "function"
     if kind in _NAMED:
@@ -65,7 +65,7 @@ def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> Too
         notes.left_out(path)
         return ToolChoice()
     phrase = "must be 'auto', 'none', 'required', 'function', 'custom' or 'allowed_tools'"
-    raise _fault(f"{path}.type", phrase, "invalid_value")
+    raise bad_field(f"{path}.type", phrase, "invalid_value")
 
 
 def _is_own(given: Any, api: str) -> bool:
@@ -89,9 +89,9 @@ def _allowed(given: Json, path: str) -> ToolChoice:
         given, path = given["allowed_tools"], f"{path}.allowed_tools"
     mode, tools = given.get("mode", "auto"), given.get("tools")
     if mode not in ("auto", "required"):
-        raise _fault(f"{path}.mode", "must be 'auto' or 'required'", "invalid_value")
+        raise bad_field(f"{path}.mode", "must be 'auto' or 'required'", "invalid_value")
     if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
-        raise _fault(f"{path}.tools", f"must be an array of 1 to {MAX_TOOLS} tools", "invalid_value")
+        raise bad_field(f"{path}.tools", f"must be an array of 1 to {MAX_TOOLS} tools", "invalid_value")
     names = [_name(tool, f"{path}.tools[{index}]") for index, tool in enumerate(tools)]
     return ToolChoice("required" if mode == "required" else "auto", tuple(dict.fromkeys(names)))
 
@@ -102,10 +102,6 @@ def _name(given: Any, path: str) -> str:
     inner = next((one for one in holders if isinstance(one, dict)), given)
     name = inner.get("name") if isinstance(inner, dict) else None
     if not isinstance(name, str):
-        raise _fault(f"{path}.name", "must be the name of one of the tools", "invalid_type")
+        raise bad_field(f"{path}.name", "must be the name of one of the tools", "invalid_type")
     namespace = inner.get("namespace")
     return function_name(namespace if isinstance(namespace, str) else None, name)
-
-
-def _fault(path: str, phrase: str, code: str) -> BadRequestError:
-    return BadRequestError(f"'{path}' {phrase}.", param=path, code=code)

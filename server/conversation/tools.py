@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError, from_json, to_json
 
 from server.conversation.model import Json, Tool
 from server.conversation.parts import note_unknown
-from server.errors import BadRequestError, shortened
+from server.errors import bad_field, shortened
 from server.tool_formats.free_text import input_schema
 from server.tool_formats.json_lark import escape_lark
 from server.validation.constraints.json_schema import MAX_SCHEMA_BYTES, check_schema
@@ -50,9 +50,9 @@ class ToolReader:
             self.notes.understood(path, "must be an array")
             given = [given]
         if not isinstance(given, list):
-            raise _fault(path, "must be an array", "invalid_type")
+            raise bad_field(path, "must be an array", "invalid_type")
         if (num := len(given) + len(self.tools)) > MAX_TOOLS:
-            raise _fault(path, f"has {num} entries; at most {MAX_TOOLS} are allowed", "invalid_value")
+            raise bad_field(path, f"has {num} entries; at most {MAX_TOOLS} are allowed", "invalid_value")
         for index, one in enumerate(given):
             self._add(one, f"{path}[{index}]", namespace)
 
@@ -111,7 +111,7 @@ def read_tool(given: Json, at: str, namespace: str | None, notes: Notes) -> Tool
     name = inner["name"]
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARACTERS:
         what = f"1 to {MAX_NAME_CHARACTERS} letters, digits, underscores, dashes, dots, colons and slashes"
-        raise _fault(f"{at}.name", f"must have {what}", "invalid_value")
+        raise bad_field(f"{at}.name", f"must have {what}", "invalid_value")
     description = inner.get("description")
     if not isinstance(description, str | None):
         notes.left_out(f"{at}.description")
@@ -122,7 +122,7 @@ def read_tool(given: Json, at: str, namespace: str | None, notes: Notes) -> Tool
         return _custom_tool(inner, at, shown, description, name, namespace)
     strict = inner.get("strict")
     if not isinstance(strict, bool | None):
-        raise _fault(f"{at}.strict", "must be a boolean", "invalid_type")
+        raise bad_field(f"{at}.strict", "must be a boolean", "invalid_type")
     key = "input_schema" if "input_schema" in inner else "parameters"
     schema = _schema(inner.get(key), f"{at}.{key}", notes)
     described = _with_examples(description, inner.get("input_examples"))
@@ -133,7 +133,7 @@ def _schema(given: Any, at: str, notes: Notes) -> Json:
     if isinstance(given, str):
         notes.understood(at, "must be an object")
         if len(given) > MAX_PARSED:
-            raise _fault(
+            raise bad_field(
                 at, f"has {len(given)} characters of JSON; at most {MAX_PARSED} are allowed", "invalid_value"
             )
         try:
@@ -143,9 +143,9 @@ def _schema(given: Any, at: str, notes: Notes) -> Json:
     if given is None:
         return _NO_PARAMETERS
     if not isinstance(given, dict):
-        raise _fault(at, "must be an object", "invalid_type")
+        raise bad_field(at, "must be an object", "invalid_type")
     if given.get("type", "object") != "object":
-        raise _fault(f"{at}.type", "must be 'object'", "invalid_value")
+        raise bad_field(f"{at}.type", "must be 'object'", "invalid_value")
     return given if "type" in given else {"type": "object", **given}
 
 
@@ -178,16 +178,18 @@ def _grammar(given: Any, at: str) -> tuple[str, str] | None:
     if given is None or (isinstance(given, dict) and given.get("type") == "text"):
         return None
     if not isinstance(given, dict) or given.get("type") != "grammar":
-        raise _fault(
+        raise bad_field(
             f"{at}.type" if isinstance(given, dict) else at, "must be 'text' or 'grammar'", "invalid_value"
         )
     if isinstance(given.get("grammar"), dict):
         given, at = given["grammar"], f"{at}.grammar"
     syntax, definition = given.get("syntax"), given.get("definition")
     if syntax not in ("lark", "regex"):
-        raise _fault(f"{at}.syntax", "must be 'lark' or 'regex'", "invalid_value")
+        raise bad_field(f"{at}.syntax", "must be 'lark' or 'regex'", "invalid_value")
     if not isinstance(definition, str) or not definition:
-        raise _fault(f"{at}.definition", "must be a grammar, as a string that is not empty", "invalid_type")
+        raise bad_field(
+            f"{at}.definition", "must be a grammar, as a string that is not empty", "invalid_type"
+        )
     try:
         check = check_regex if syntax == "regex" else check_lark
         check(definition)
@@ -195,9 +197,9 @@ def _grammar(given: Any, at: str) -> tuple[str, str] | None:
             escape_lark(definition)
     except PydanticCustomError as fault:
         phrase = str((fault.context or {})["phrase"])
-        raise _fault(f"{at}.definition", phrase, fault.type) from None
+        raise bad_field(f"{at}.definition", phrase, fault.type) from None
     except ValueError as fault:
-        raise _fault(f"{at}.definition", str(fault), "unsupported_value") from None
+        raise bad_field(f"{at}.definition", str(fault), "unsupported_value") from None
     return syntax, definition
 
 
@@ -227,7 +229,7 @@ def check_enforced(tools: Iterable[Tool]) -> None:
             num_bytes += len(check_schema(schema))
         except PydanticCustomError as fault:
             context = fault.context or {}
-            raise _fault(f"{tool.at}{context.get('at', '')}", str(context["phrase"]), fault.type) from None
+            raise bad_field(f"{tool.at}{context.get('at', '')}", str(context["phrase"]), fault.type) from None
     if num_bytes > MAX_ENFORCED_BYTES:
         phrase = (
             f"have {num_bytes} bytes of schemas to enforce; at most {MAX_ENFORCED_BYTES} are allowed. "
@@ -240,8 +242,3 @@ def check_enforced_in_full(tools: Sequence[Tool]) -> None:
     """Refuse schemas that cannot be enforced in full. Raises PydanticCustomError."""
     for tool in tools:
         check_schema(tool.parameters)
-
-
-def _fault(path: str, phrase: str, code: str) -> BadRequestError:
-    param = shortened(path, 200)
-    return BadRequestError(f"'{param}' {phrase}.", param=param, code=code)

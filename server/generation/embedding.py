@@ -18,7 +18,7 @@ from engine.interface.errors import EngineError
 from engine.interface.events import Failed
 from engine.interface.models import ModelInfo
 from server.engine_protocol import EmbeddingEngine
-from server.errors import BadRequestError, from_engine, from_failure
+from server.errors import bad_field, from_engine, from_failure
 from server.fair_queue import beside
 from server.generation.engine_requests.token_limits import check_encoded, check_token_ids
 from server.generation.prompts.chat_prompt import TokenIds
@@ -50,12 +50,8 @@ async def encode_inputs(
     info, embedding = service.engine.info, service.engine.info.embedding
     assert embedding
     if body.dimensions is not None and body.dimensions > embedding.dimensions:
-        raise BadRequestError(
-            f"'dimensions' is {body.dimensions}; the vectors of '{info.name}' have {embedding.dimensions}. "
-            "Ask for fewer, or leave it out.",
-            param="dimensions",
-            code="invalid_value",
-        )
+        most = f"the vectors of '{info.name}' have {embedding.dimensions}"
+        raise bad_field("dimensions", f"is {body.dimensions}; {most}. Ask for fewer, or leave it out")
     prompt = _find_prompt(request, body, info, embedding)
     texts = [prompt + one for one in body.input if isinstance(one, str)]
     encoded = iter(await service.prompts.encode_texts(request, texts))
@@ -117,11 +113,8 @@ def _as_pairs(
     room = info.context_tokens - len(head) - len(embedding.after)
     if room < 1:
         most = info.context_tokens - len(head) + len(query) - len(embedding.after) - 1
-        raise BadRequestError(
-            f"'query' has {len(query)} tokens; this model takes {most} with a document. Shorten it.",
-            param="query",
-            code="context_length_exceeded",
-        )
+        phrase = f"has {len(query)} tokens; this model takes {most} with a document. Shorten it"
+        raise bad_field("query", phrase, "context_length_exceeded")
     limit = min(room, body.max_tokens_per_doc or room)
     pairs = []
     for index, text in enumerate(documents):
@@ -190,11 +183,8 @@ def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, emb
     if body.prompt_name is not None:
         if body.prompt_name not in prompts:
             known = ", ".join(f"'{name}'" for name in prompts)
-            raise BadRequestError(
-                f"'prompt_name' is not one of the prompts of '{info.name}'; it has {known or 'none'}.",
-                param="prompt_name",
-                code="invalid_value",
-            )
+            phrase = f"is not one of the prompts of '{info.name}'; it has {known or 'none'}"
+            raise bad_field("prompt_name", phrase)
         return prompts[body.prompt_name]
     if body.input_type is not None:
         found = next((prompts[name] for name in _SAME[body.input_type] if name in prompts), None)
@@ -210,12 +200,10 @@ def _cut(tokens: Sequence[int], room: int, cut: Cut, param: str, info: ModelInfo
     Raises BadRequestError for too many, if none may be cut off, and for those that the weights lack.
     """
     if len(tokens) > room and cut == "none":
-        raise BadRequestError(
-            f"'{param}' has {len(tokens)} tokens; '{info.name}' takes {room}. Shorten it, or send "
-            '"truncate": true.',
-            param=param,
-            code="context_length_exceeded",
+        phrase = (
+            f"has {len(tokens)} tokens; '{info.name}' takes {room}. Shorten it, or send \"truncate\": true"
         )
+        raise bad_field(param, phrase, "context_length_exceeded")
     kept = tuple(tokens[-room:] if cut == "start" else tokens[:room])
     check_encoded(kept, param, info)
     return kept

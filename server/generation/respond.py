@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from config.settings import Settings
 from engine.interface.models import ModelInfo
 from engine.interface.request import DraftType
-from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, ClientGoneError
+from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, ClientGoneError, bad_field
 from server.fair_queue import SMALL_BYTES
 from server.generation.engine_requests.choices import Prompts, make_engine_requests
 from server.generation.record_lines import record_choices
@@ -106,11 +106,8 @@ def _draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) ->
     if not missing:
         return None
     drafters = ", ".join(one for one in get_args(DraftType) if one not in _OF_MODELS)
-    return BadRequestError(
-        f"'draft.type' is '{kind}', but this server {missing}; use one of {drafters}{remedy}.",
-        param="draft.type",
-        code="no_draft_model",
-    )
+    phrase = f"is '{kind}', but this server {missing}; use one of {drafters}{remedy}"
+    return bad_field("draft.type", phrase, "no_draft_model")
 
 
 def _grammar_param(body: GenerationFields) -> str:

@@ -171,10 +171,6 @@ def _stage(usage: Usage) -> str:
 
 def _make(entry: MetricEntry, more_labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
     labels = (*entry.labels, *more_labels)
-    match entry.kind:
-        case "counter":
-            return Counter(entry.name, entry.help, labels, registry=None)
-        case "gauge":
-            return Gauge(entry.name, entry.help, labels, registry=None)
-        case "histogram":
-            return Histogram(entry.name, entry.help, labels, buckets=entry.buckets, registry=None)
+    if entry.kind == "histogram":
+        return Histogram(entry.name, entry.help, labels, buckets=entry.buckets, registry=None)
+    return (Counter if entry.kind == "counter" else Gauge)(entry.name, entry.help, labels, registry=None)

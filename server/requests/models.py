@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from server.errors import BadRequestError, shortened
+from server.errors import bad_field, shortened
 from server.validation.fields import RequestModel
 
 KeepAlive = Annotated[
@@ -53,8 +53,5 @@ def keep_alive_s(given: KeepAlive) -> float | None:
     if _DURATION.fullmatch(given):
         seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(given))
         return -seconds if given.startswith("-") else seconds
-    raise BadRequestError(
-        f"'keep_alive' is '{shortened(given)}'; it must be seconds, or a duration such as \"5m\".",
-        param="keep_alive",
-        code="invalid_value",
-    )
+    phrase = f"is '{shortened(given)}'; it must be seconds, or a duration such as \"5m\""
+    raise bad_field("keep_alive", phrase)

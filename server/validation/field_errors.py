@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
-from server.errors import BadRequestError, shortened
+from server.errors import BadRequestError, bad_field, shortened
 from server.validation.notes import Notes
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -196,7 +196,7 @@ def _bad_request(error: ErrorDetails) -> BadRequestError:
     param = shortened(_path(error["loc"], context.get("at", "")), 200)
     kind = error["type"]
     if "phrase" in context:
-        return BadRequestError(f"'{param}' {context['phrase']}.", param=param, code=kind)
+        return bad_field(param, context["phrase"], kind)
     if kind == "extra_forbidden":
         return BadRequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
     if kind == "missing":
@@ -208,14 +208,14 @@ def _bad_request(error: ErrorDetails) -> BadRequestError:
         # The only integer that is not a number for pydantic is one that no float can hold.
         is_too_large = expected == "a number" and actual == "an integer"
         problem = "is too large" if is_too_large else f"must be {expected}, not {actual}"
-        return BadRequestError(f"'{param}' {problem}.", param=param, code="invalid_type")
+        return bad_field(param, problem, "invalid_type")
     requirement = _SHOULD.sub(r"must \1", error["msg"]).replace(" after validation", "")
     if kind in ("greater_than_equal", "less_than_equal"):
         requirement = requirement.replace("greater than or equal to", "at least")
         requirement = requirement.replace("less than or equal to", "at most")
         if not isinstance(given, int) or abs(given) < _MAX_SHOWN:
             requirement += f", not {given}"
-    return BadRequestError(f"'{param}' {requirement}.", param=param, code="invalid_value")
+    return bad_field(param, requirement)
 
 
 def _path(location: tuple[int | str, ...], at: str) -> str:

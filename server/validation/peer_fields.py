@@ -9,7 +9,7 @@ from typing import Any
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from server.errors import BadRequestError
+from server.errors import bad_field
 
 Json = dict[str, Any]
 
@@ -110,7 +110,7 @@ class _Body:
             self._set(name, name, _as_openai_has_it(value) if has_schema else value)
         elif name in ("options", "extra_body"):
             if not isinstance(value, dict):
-                raise _bad(name, "must be an object", "invalid_type")
+                raise bad_field(name, "must be an object", "invalid_type")
             for inner, option in value.items():
                 self.take(inner, option)
         elif (meaning := _MEANINGS.get(name)) is not None and meaning(self, name, value):
@@ -138,12 +138,12 @@ class _Body:
             return True
         if not isinstance(value, str) or len(value) > MAX_GBNF_CHARACTERS:
             what = f"a GBNF grammar, a string of at most {MAX_GBNF_CHARACTERS} characters"
-            raise _bad(name, f"must be {what}", "invalid_type")
+            raise bad_field(name, f"must be {what}", "invalid_type")
         try:
             lark = gbnf_to_lark(value)
         # The library raises Exception itself if a rule is missing, and an IndexError after a last backslash.
         except Exception as fault:  # noqa: BLE001 - no narrower class
-            raise _bad(name, f"is not a GBNF grammar: {fault}", "invalid_value") from None
+            raise bad_field(name, f"is not a GBNF grammar: {fault}", "invalid_value") from None
         return self._set(name, "guided_grammar", lark)
 
     def take_structured(self, name: str, value: Any) -> bool:
@@ -151,7 +151,7 @@ class _Body:
         if "guided_json" not in self._known:
             return False
         if not isinstance(value, dict):
-            raise _bad(name, "must be an object", "invalid_type")
+            raise bad_field(name, "must be an object", "invalid_type")
         for kind, constraint in value.items():
             if kind == "json_object":
                 self._set(
@@ -195,7 +195,7 @@ class _Body:
         if "chat_template_kwargs" not in self._known:
             return False
         if not isinstance(value, bool):
-            raise _bad(name, "must be a boolean", "invalid_type")
+            raise bad_field(name, "must be a boolean", "invalid_type")
         arguments = self.fields.get("chat_template_kwargs")
         arguments = arguments if isinstance(arguments, dict) else {}
         self.fields["chat_template_kwargs"] = {"enable_thinking": value, **arguments}
@@ -206,7 +206,7 @@ class _Body:
         if "reasoning_effort" not in self._known:
             return False
         if not isinstance(value, dict):
-            raise _bad(name, "must be an object", "invalid_type")
+            raise bad_field(name, "must be an object", "invalid_type")
         for key, setting in value.items():
             if key == "effort":
                 self._set(f"{name}.effort", "reasoning_effort", setting)
@@ -229,7 +229,7 @@ class _Body:
             value = {**before, **value}
         elif before != value:
             other = self._names.pop(own, own)
-            raise _bad(name, f"and {other} differ; send one of them", "invalid_value")
+            raise bad_field(name, f"and {other} differ; send one of them", "invalid_value")
         elif name != own and own not in self.fields:
             self._names[own] = name
         self.fields[own] = value
@@ -263,7 +263,3 @@ def _as_openai_has_it(response_format: Json) -> Json:
     rest = {name: value for name, value in response_format.items() if name not in ("type", "schema")}
     named = {"name": "schema", "schema": response_format["schema"]}
     return {"type": "json_schema", "json_schema": named, **rest}
-
-
-def _bad(name: str, phrase: str, code: str) -> BadRequestError:
-    return BadRequestError(f"'{name}' {phrase}.", param=name, code=code)

@@ -8,7 +8,7 @@ from engine.interface.images import PromptImage
 from engine.interface.models import AnswerLimits, ModelInfo
 from engine.interface.request import GenerationRequest, Grammar, Sampling, View
 from engine.interface.stations import station
-from server.errors import BadRequestError
+from server.errors import BadRequestError, bad_field
 from server.generation.engine_requests.seeds import choice_seed, request_seed
 from server.generation.engine_requests.token_limits import check_ids, check_length
 from server.generation.engine_requests.windowed_decoding import choose_window
@@ -49,11 +49,7 @@ def make_engine_requests(
     Raises BadRequestError if the model or the settings forbid a token id, the length, n or how to decode.
     """
     if body.n > settings.max_n:
-        raise BadRequestError(
-            f"'n' is {body.n}; at most {settings.max_n} choices are allowed (--max-n).",
-            param="n",
-            code="invalid_value",
-        )
+        raise bad_field("n", f"is {body.n}; at most {settings.max_n} choices are allowed (--max-n)")
     num_sequences = len(prompts.token_ids) * body.n
     capacity = settings.max_rows + settings.max_queue
     if num_sequences > capacity:
@@ -64,11 +60,8 @@ def make_engine_requests(
             code="invalid_value",
         )
     if prompts.images and body.truncate_prompt_tokens is not None:
-        raise BadRequestError(
-            "'truncate_prompt_tokens' could cut an image in two; send 'truncation': 'auto' with images.",
-            param="truncate_prompt_tokens",
-            code="invalid_value",
-        )
+        phrase = "could cut an image in two; send 'truncation': 'auto' with images"
+        raise bad_field("truncate_prompt_tokens", phrase)
     check_ids(body, info)
     window_settings = choose_window(body, info, settings)
     seed = request_seed(body.seed)

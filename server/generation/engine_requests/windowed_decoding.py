@@ -3,7 +3,7 @@
 from config.settings import Settings
 from engine.interface.models import ModelInfo
 from engine.interface.request import WindowSettings
-from server.errors import BadRequestError
+from server.errors import bad_field
 from server.requests.window_fields import WindowFields
 
 
@@ -16,18 +16,18 @@ def choose_window(body: WindowFields, info: ModelInfo, settings: Settings) -> Wi
     decoding = body.wedlm_decoding or settings.wedlm_decoding
     if given and info.mask_token_id is None:
         phrase = f"is for WeDLM models, and this server's model is a {info.architecture}; leave it out"
-        raise _error(given[0], phrase, "unsupported_parameter")
+        raise bad_field(given[0], phrase, "unsupported_parameter")
     if decoding == "off":
         if others := [name for name in given if name != "wedlm_decoding"]:
-            raise _error(others[0], "is allowed only with wedlm_decoding: streaming")
+            raise bad_field(others[0], "is allowed only with wedlm_decoding: streaming")
         return None
     if not info.can_decode_windows or info.mask_token_id is None:
-        raise _error("wedlm_decoding", "is 'streaming', which this model's caches do not support")
+        raise bad_field("wedlm_decoding", "is 'streaming', which this model's caches do not support")
     if settings.exact:
-        raise _error("wedlm_decoding", "is 'streaming', but this server's answers are exact (--exact)")
+        raise bad_field("wedlm_decoding", "is 'streaming', but this server's answers are exact (--exact)")
     size, most = body.wedlm_window_size or settings.wedlm_window_size, settings.wedlm_window_size
     if size > most:
-        raise _error("wedlm_window_size", f"is {size}; at most {most} is allowed (--wedlm-window-size)")
+        raise bad_field("wedlm_window_size", f"is {size}; at most {most} is allowed (--wedlm-window-size)")
     threshold, factor = body.wedlm_entropy_threshold, body.wedlm_pos_penalty_factor
     if threshold is None:
         threshold = "none" if settings.wedlm_entropy_threshold is None else settings.wedlm_entropy_threshold
@@ -38,7 +38,3 @@ def choose_window(body: WindowFields, info: ModelInfo, settings: Settings) -> Wi
         settings.wedlm_pos_penalty_factor if factor is None else factor,
         settings.wedlm_anchor if body.wedlm_anchor is None else body.wedlm_anchor,
     )
-
-
-def _error(param: str, phrase: str, code: str = "invalid_value") -> BadRequestError:
-    return BadRequestError(f"'{param}' {phrase}.", param=param, code=code)
