@@ -24,8 +24,8 @@ from engine.speculative.costs.step_costs import StepCosts
 Document = dict[str, Any]
 
 SECTIONS = (
-    "decode", "sweep", "economics", "translation", "peers", "serve", "replay", "verify", "turns", "sampling",
-    "prefill", "drafters", "wedlm", "embed", "images",
+    "decode", "sweep", "economics", "translation", "serve", "replay", "verify", "turns", "sampling",
+    "wedlm", "embed",
 )  # fmt: skip
 """The names of the sections; each command writes one."""
 

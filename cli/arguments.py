@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +39,19 @@ _PRECEDENCE = (
 
 class UsageError(Exception):
     """The command line is invalid. The message is one line that says why."""
+
+
+class FailedError(Exception):
+    """The command cannot do what was asked, and ends with status 1. The message says why."""
+
+
+@contextmanager
+def failing(*kinds: type[Exception]) -> Iterator[None]:
+    """Raise FailedError in place of errors of these kinds, with the same message."""
+    try:
+        yield
+    except kinds as fault:
+        raise FailedError(str(fault)) from fault
 
 
 class Parser(argparse.ArgumentParser):

@@ -21,24 +21,20 @@ COMMANDS = {
     "turns": "bench.serving.turns",
     "economics": "bench.economics.run_economics",
     "translation": "bench.decode.run_translation",
-    "peers": "bench.serving.run_peers",
     "embed": "bench.serving.run_embed",
-    "images": "bench.serving.run_images",
     "sweep": "bench.sweep.run_sweep",
     "replay": "bench.replay.run_replay",
     "commits": "bench.replay.pairs",
     "report": "bench.page.run_page",
-    "sampling": "bench.costs.sampling",
-    "prefill": "bench.costs.prefill",
-    "drafters": "bench.costs.drafters",
+    "sampling": "bench.sampling",
     "wedlm": "bench.decode.run_wedlm",
     "workloads": "bench.workloads.run_workloads",
 }
 """The module of each benchmark: it has FLAGS, run(), perhaps an EPILOG, and its docstring is the help."""
 
 PAGE_NEEDS = ("jinja2", "vl_convert")
-NEEDED = {"economics": ("polars",), "sweep": ("polars",), "report": PAGE_NEEDS, "images": ("PIL",)}
-"""Modules of the extra bench that benchmarks need. Those that write a page (--html) need PAGE_NEEDS."""
+NEEDED = {"economics": ("polars",), "sweep": ("polars",), "report": PAGE_NEEDS}
+"""Modules of the extra bench that benchmarks need. Pages (--html) need PAGE_NEEDS, and --images Pillow."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +60,7 @@ def _run(name: str, run: Callable[[argparse.Namespace], int], arguments: argpars
 
     # Before anything is measured, which may take an hour.
     needed = NEEDED.get(name, ()) + (PAGE_NEEDS if getattr(arguments, "html", None) else ())
+    needed += ("PIL",) if getattr(arguments, "images", None) else ()
     if missing := [module for module in dict.fromkeys(needed) if find_spec(module) is None]:
         raise UsageError(f"{' and '.join(missing)} must be installed for this: run {install_command()}")
     return run_command(f"reprise bench {name}", run, arguments)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.arguments import UsageError, add_settings, resolve_arguments
+from cli.checks.check import Check
 from cli.models.choice import with_found
 from cli.models.converted import with_converted
 from cli.units import format_bytes
 from config.settings import Settings
 
 if TYPE_CHECKING:
-    from cli.checks.check import Check
     from cli.checks.trial import Answer, Device, Trial
 
 HELP = "Check the machine, the model and one answer, and say what to paste into a bug report."
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Findings:
     """The findings of all checks. device, answer: None if that failed."""
 
-    checks: "list[Check]" = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     device: "Device | None" = None
     answer: "Answer | None" = None
 
@@ -75,13 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if num_problems else 0
 
 
-def examine(settings: Settings, found: Findings, measures_costs: bool = False) -> Iterator["Check"]:
+def examine(settings: Settings, found: Findings, measures_costs: bool = False) -> Iterator[Check]:
     """Yield the checks one by one, the slow ones last. found: gets their findings."""
     # Imported here so that other commands do not load them.
     from huggingface_hub import constants
 
     from cli.checks import machine
-    from cli.checks.check import Check
     from cli.checks.costs import check_costs
     from cli.checks.proposals import check_proposal
     from cli.checks.trial import TrialError, answer, choose_first, find_device, trial
@@ -127,19 +126,16 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
         yield check_answer(found.answer)
 
 
-def check_device(device: "Device") -> "Check":
+def check_device(device: "Device") -> Check:
     """Check that a Mac computes with Metal."""
-    from cli.checks.check import Check
-
     if sys.platform == "darwin" and device.working_set_bytes is None:
         advice = "MLX finds no Metal, as in some virtual machines; answers are right, but slow"
         return Check("device", "warning", device.name, advice)
     return Check("device", "ok", device.name)
 
 
-def check_model(process: "Trial", name: str, source: str) -> "tuple[Check, int]":
+def check_model(process: "Trial", name: str, source: str) -> tuple[Check, int]:
     """Check the files of a model, and return the bytes of its weights with the result."""
-    from cli.checks.check import Check
     from cli.checks.trial import TrialError, inspect
 
     try:
@@ -155,10 +151,8 @@ def check_model(process: "Trial", name: str, source: str) -> "tuple[Check, int]"
     return Check(name, level, text, known["refused"][0]), weight_bytes
 
 
-def check_answer(answer: "Answer") -> "Check":
+def check_answer(answer: "Answer") -> Check:
     """Check that the model has answered, and drafts changed nothing."""
-    from cli.checks.check import Check
-
     found = (
         f"loaded in {answer.load_s:.1f} s, {answer.num_tokens} tokens at {answer.tokens_per_s:.3g} a second: "
         f"{answer.text.strip()!r}"
@@ -170,7 +164,7 @@ def check_answer(answer: "Answer") -> "Check":
     return Check("answer", "ok", found)
 
 
-def _print(check: "Check") -> None:
+def _print(check: Check) -> None:
     from rich.console import Console
     from rich.text import Text
 

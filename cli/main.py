@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
 from cli import bench, config, doctor, serve, service, verify
-from cli.arguments import Parser, UsageError, unknown_arguments
+from cli.arguments import FailedError, Parser, UsageError, unknown_arguments
 from cli.launch import is_launched, say_starting
 from cli.models import convert, info, list_models, pull, rm
 from cli.running import chat, connect, load, ps, unload
@@ -75,9 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         arguments.given = tuple(given)  # Benchmarks write them beside their figures.
         return int(arguments.run(arguments))
-    except (UsageError, SettingsError) as error:
+    except (UsageError, SettingsError, FailedError) as error:
         print(f"reprise: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, FailedError) else 2
     except KeyboardInterrupt:
         return 130  # The status that a shell reports for a command ended by Ctrl-C.
 

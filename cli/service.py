@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli import serve
-from cli.arguments import Parser, UsageError, resolve_arguments, unknown_arguments
+from cli.arguments import FailedError, Parser, UsageError, resolve_arguments, unknown_arguments
 from config.settings import Settings
 from config.version import DISTRIBUTION
 
@@ -87,7 +87,8 @@ def _install(arguments: argparse.Namespace) -> int:
     try:
         install(supervisor, text)
     except ServiceError as fault:
-        return _fail(fault, f"nothing was installed; --print shows what {supervisor.file} would hold")
+        advice = f"nothing was installed; --print shows what {supervisor.file} would hold"
+        raise FailedError(f"{fault}\nreprise: {advice}") from fault
     print(f"wrote {supervisor.file} and started the service; see `reprise service status` and `logs`")
     left_out = sorted(name for name in os.environ if name.startswith("REPRISE_") or name in _FOREIGN)
     if left_out:
@@ -96,16 +97,11 @@ def _install(arguments: argparse.Namespace) -> int:
 
 
 def _status(_arguments: argparse.Namespace) -> int:
-    from cli.services.supervisor import ServiceError
-
     supervisor = find_supervisor()
     if not supervisor.file.is_file():
         print(_NOT_INSTALLED)
         return 1
-    try:
-        state = supervisor.state()
-    except ServiceError as fault:
-        return _fail(fault)
+    state = supervisor.state()
     print(f"{state.description}; defined in {supervisor.file}")
     return 0 if state.is_running else 1
 
@@ -115,20 +111,17 @@ def _logs(arguments: argparse.Namespace) -> int:
     try:
         return subprocess.run(command, check=False).returncode
     except OSError as fault:
-        return _fail(f"cannot run {command[0]}: {fault.strerror}")
+        raise FailedError(f"cannot run {command[0]}: {fault.strerror}") from fault
 
 
 def _remove(_arguments: argparse.Namespace) -> int:
-    from cli.services.supervisor import ServiceError, remove
+    from cli.services.supervisor import remove
 
     supervisor = find_supervisor()
     if not supervisor.file.is_file():
         print(_NOT_INSTALLED)
         return 1
-    try:
-        remove(supervisor)
-    except ServiceError as fault:
-        return _fail(fault)
+    remove(supervisor)
     print(f"stopped the service and deleted {supervisor.file}")
     return 0
 
@@ -142,8 +135,3 @@ def _settings_of(arguments: list[str]) -> Settings:
         raise unknown_arguments(parser, unknown)
     # The service does not see the variables of this shell.
     return resolve_arguments(serve.take_named(known), {}).settings
-
-
-def _fail(fault: object, advice: str = "") -> int:
-    print(f"reprise: {fault}", *([f"reprise: {advice}"] if advice else []), sep="\n", file=sys.stderr)
-    return 1

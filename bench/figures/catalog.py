@@ -5,11 +5,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from bench import sampling
 from bench.cost_curves import M4_PRO
-from bench.costs import sampling
 from bench.decode import run_wedlm
 from bench.experiment import grouped
-from bench.serving.servers import DRAFTING, MLX_LM, OWN, PLAIN
+from bench.serving.servers import DRAFTING, LOOP, MLX_LM, OWN, PLAIN
 from bench.serving.traffic import COLUMNS, ratio_text
 from bench.tables import Column, Row, format_value, interval
 from bench.workloads import WORKLOADS
@@ -118,7 +118,7 @@ _REPLAYED = Figure(
     [_CHATS, *(Column(partial(_replayed, cost), f"draft cost {cost}") for cost in (0.05, 0.1, 0.2, 0.4))],
     where={"draft_type": ("mtp", "dflash")},
 )
-_PEERS = Figure("peers.rows", COLUMNS)
+_PEERS = Figure("serve.levels", COLUMNS)
 _CACHES = Figure("serve.levels", [
     Column("model", "architecture"), Column("streams", "streams"), Column(ratio_text("speedup"), "tokens/s"),
     Column(ratio_text("ttft_ratio"), "first token, median"),
@@ -154,10 +154,10 @@ _EVERYDAY = "bench/workloads/everyday.jsonl"
 _SMOLLM2 = f"--model models/smollm2 --prompts {_EVERYDAY} --max-tokens 80"
 _AT_PRICES = f"replay --pairs {_EVERYDAY} --tokenizer models/smollm2 --cost-curve apple-m4-pro-4bit"
 _PAIR = "translation --model models/gemma3 --draft-model models/smollm2"
-_REAL_PEERS = f"peers {_SMOLLM2} --draft-model models/smollm2-10-layers --no-mlx-lm --rounds 1 " + " ".join(
+_REAL_PEERS = f"serve {_SMOLLM2} --draft-model models/smollm2-10-layers --rounds 1 " + " ".join(
     f"--server {name}" for name in (MLX_LM, DRAFTING, PLAIN, OWN)
 )
-_STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-lm --rounds 3"
+_STREAMS = "serve --concurrency 8 --server mlx_lm.server --server reprise --rounds 3"
 
 RUNS = [
     Run(1000, f"decode {_SMOLLM2} --cases 20 --repeats 1",
@@ -169,7 +169,7 @@ RUNS = [
              Column("width", "tokens in a step"), Column("plain_steps", "cost, in plain steps", "2")])}),
     Run(900, f"decode {_SMOLLM2} --cases 5 --repeats 1 --streams 4", {"real-streams": _REAL}),
     Run(900, f"{_REAL_PEERS} --chats 1", {"real-peers": _PEERS}),
-    Run(900, f"{_REAL_PEERS} --chats 4 --streams 4 --mixed", {"real-peers-streams": _PEERS}),
+    Run(900, f"{_REAL_PEERS} --chats 4 --concurrency 4 --mixed", {"real-peers-streams": _PEERS}),
     Run(20, f"{_AT_PRICES} --drafters auto,earliest-2,longest-5,hindsight", {"real-replayed": _BY_CURVE}),
     Run(1500, f"{_PAIR} --prompts bench/workloads/continuations.jsonl --strategies context,shared "
         "--num-draft-tokens 4 --cases 8 --max-tokens 24 --no-adaptive",
@@ -194,8 +194,8 @@ RUNS = [
         {"heads-dflash": _BY_DRAFTS, "heads-dflash-replayed": _REPLAYED}),
     Run(90, f"decode --draft-model demo_model/draft --draft-types suffix,draft-model,auto {_HEADS}",
         {"heads-draft-model": _BY_DRAFTS}),
-    Run(120, f"serve {_SERVERS} --bare --prompt-tokens 128 --max-tokens 128",
-        {"serving": Figure("serve.levels", COLUMNS)}),
+    Run(120, f"serve {_SERVERS} --server {LOOP} --prompt-tokens 128 --max-tokens 128",
+        {"serving": _PEERS}),
     Run(200, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type none",
         {"caches": _CACHES}),
     Run(400, f"{_RANDOM} --repetitive {_SERVERS} --prompt-tokens 64 --max-tokens 256 --rounds 2 "
@@ -218,7 +218,8 @@ RUNS = [
             Column(_each("speedup", "2", is_adaptive=False), "speedup"),
             Column(_each("speedup", "2", is_adaptive=True), "speedup, engine's lengths"),
             _EQUAL], by=("draft_model", "strategy", "workload"))}),
-    Run(130, "peers --server mlx_lm.server --server reprise --rounds 3", {"peers": _PEERS}),
+    Run(130, f"serve --workloads edits,passage,summary --server {LOOP} --server mlx_lm.server "
+        "--server reprise --rounds 3", {"peers": _PEERS}),
     Run(60, f"{_STREAMS} --workloads edits", {"streams": _PEERS}),
     Run(90, f"{_STREAMS} --workloads edits,passage,summary,records --mixed --chats 2",
         {"mixed-streams": _PEERS}),
@@ -247,10 +248,9 @@ RUNS = [
 
 QUICK = {
     "decode": "--workloads edits --cases 1 --repeats 1 --max-tokens 16",
-    "serve": "--concurrency 1 --rounds 1 --max-tokens 16",
+    "serve": "--concurrency 1 --chats 1 --rounds 1 --max-tokens 16",
     "economics": "--workloads edits --chats 1 --max-tokens 24 --num-draft-tokens 2",
     "translation": "--workloads edits --cases 1 --max-tokens 16 --num-draft-tokens 2",
-    "peers": "--workloads edits,records --chats 1 --rounds 1 --max-tokens 16",
     "turns": "--prompt-tokens 300 --turns 2 --repeats 1",
     "sweep": "--max-tokens 32 --repeats 0",
     "wedlm": "--workloads edits,free --cases 1 --max-tokens 24 --windows 8 --thresholds 0.3",

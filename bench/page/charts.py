@@ -29,14 +29,14 @@ MEASURES = {
 
 ABOUT = (
     "workload", "num_draft_tokens", "low", "high", "n", "ms", "plain_tps", "measured_speedup",
-    "replayed_speedup", "draft_model_share", "rule", "requests", "failed", "error", "parity", "margin",
+    "replayed_speedup", "rule", "requests", "failed", "error", "parity", "margin",
 )  # fmt: skip
 """More fields that tooltips show."""
 
 TITLES = MEASURES | {
     "num_draft_tokens": "draft length", "position": "position in the draft", "ngrams": "n-gram size",
     "width": "width: tokens in one forward pass", "cost": "cost relative to width 1",
-    "accepted": "share of these tokens accepted", "draft_model_share": "share of time in the draft model",
+    "accepted": "share of these tokens accepted",
 }  # fmt: skip
 """Titles of fields whose name does not say enough."""
 

@@ -1,8 +1,7 @@
 """The sections of the page: each yields its charts, tables and advice from a document."""
 
 from collections import Counter
-from collections.abc import Mapping
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 
 from bench.experiment import grouped
 from bench.page.charts import (
@@ -211,13 +210,13 @@ def economics(document: Document) -> Parts:
 
 
 def _named(row: Row) -> Row:
-    """Return the further fields that charts need of a row; buckets of earlier documents had other names."""
+    """Return the further fields that charts need of a row."""
     kind, speedup = row.get("draft_type", "controlled"), row.get("speedup") or 0
     is_open = (row.get("low") or 1) < 1 < (row.get("high") or 1)
     return {
         "drafts": f"{kind}, gated" if row.get("is_gated") else kind,
         "k": f"k = {row.get('num_draft_tokens') or 'auto'}",
-        "text": f"{speedup:.2f}{'†' if is_open else ''}", "label": row.get("label") or row.get("bucket"),
+        "text": f"{speedup:.2f}{'†' if is_open else ''}",
         "speedup_low": row.get("lowest"), "speedup_high": row.get("highest"),
     }  # fmt: skip
 
@@ -227,7 +226,6 @@ def translation(document: Document) -> Parts:
     rows = rows_of(document, "translation")
     for row in rows:
         row["length"] = "adaptive" if row.get("is_adaptive") else f"k = {row.get('num_draft_tokens')}"
-    yield advice("Findings", (document.get("translation") or {}).get("findings"))
     yield chart(
         "Strategies, by workload and draft length",
         "dots",
@@ -235,54 +233,30 @@ def translation(document: Document) -> Parts:
         Axes("value", "chats", "strategy", menus=["draft_model"]),
         note="k: all drafts have k tokens. adaptive: the engine chooses lengths and may leave drafts out.",
     )
-    yield from tables(translation=rows, refused=rows_of(document, "translation", "refused"))
-
-
-def peers(document: Document) -> Parts:
-    """Yield the parts about other servers and loops."""
-    return _compared(document, "peers", "rows")
+    yield from tables(translation=rows)
 
 
 def serve(document: Document) -> Parts:
-    """Yield the parts about servers under load."""
-    return _compared(document, "serve", "levels")
-
-
-def _compared(document: Document, section: str, part: str) -> Parts:
-    """Yield the parts that compare peers on the same chats. Fields had other names in earlier documents."""
-    rows = [row | _level(row) if "concurrency" in row else row for row in rows_of(document, section, part)]
+    """Yield the parts that compare peers on the same chats."""
+    rows = rows_of(document, "serve", "levels")
     for row in rows:
-        row["peer"] = next(filter(None, map(row.get, ("name", "server", "peer", "side"))), "")
-        row["workload"] = row.get("workload") or row.get("model") or "all prompts"
+        row["workload"] = row.get("workload") or row.get("model") or "random words"
     label(rows, "chats", "workload", streams="{} at a time")
-    note = f"Ratios are to {rows[0]['peer']}." if rows else ""
-    yield chart("The same prompts on each peer", "dots", rows, Axes("value", "chats", "peer"), note=note)
+    note = f"Ratios are to {rows[0]['name']}." if rows else ""
+    yield chart("The same prompts on each peer", "dots", rows, Axes("value", "chats", "name"), note=note)
     yield from tables(peers=rows)
-
-
-def _level(row: Row) -> Row:
-    """Return the figures of a row of an earlier document by today's names."""
-    ttft, inter_token = row["first_token_s"] or {}, row["inter_token_s"] or {}
-    return {
-        "streams": row["concurrency"], "requests": row["num_requests"], "failed": row["num_failed"],
-        "tokens_per_s": median(row["tokens_per_s"]),
-        "tokens_per_s_low": min(row["tokens_per_s"]), "tokens_per_s_high": max(row["tokens_per_s"]),
-        "decode_tps": row["decode_tokens_per_s"], "ttft_ms": ttft and 1000 * ttft["p50"],
-        "inter_token_ms": inter_token and 1000 * inter_token["p50"],
-    }  # fmt: skip
 
 
 def replay(document: Document) -> Parts:
     """Yield the parts about rules that were replayed without a model."""
-    rows = [one for row in rows_of(document, "replay") for one in _by_curve(row)]
+    rows = [row | {"speedup_best": row.pop("slowest", None)} for row in rows_of(document, "replay")]
     # The workload that stands for all comes first, because menus show their first value.
     rows.sort(key=lambda row: row.get("workload") != "all")
-    label(rows, "by", "drafter", used_by="{}")
     yield chart(
         "Rules, best first",
         "dots",
         rows,
-        Axes("value", "by", "curve", menus=["workload", "curve"]),
+        Axes("value", "drafter", "curve", menus=["workload", "curve"]),
         note="Speedups follow from a cost curve; they are not measured. Ticks are the slowest requests.",
     )
     on_first = [row for row in rows if row["curve"] == rows[0]["curve"]]
@@ -293,14 +267,3 @@ def replay(document: Document) -> Parts:
         Axes("position", "accepted", "drafter", menus=["workload"]),
     )
     yield from tables(replays=rows, cost_curves=rows_of(document, "replay", "curves"))
-
-
-def _by_curve(row: Row) -> Rows:
-    """Return a row for each cost curve; rows of earlier documents are for several of them."""
-    speedups, slowest = row.get("speedup"), row.pop("slowest", None)
-    if not isinstance(speedups, Mapping):
-        return [{"curve": "cost curve", **row, "speedup_best": slowest}]
-    return [
-        row | {"curve": name, "speedup": speedup, "speedup_best": (slowest or {}).get(name)}
-        for name, speedup in speedups.items()
-    ]

@@ -1,1 +1,1 @@
-"""Load on servers: `reprise bench serve` with prompts of one length, `reprise bench peers` with workloads."""
+"""What servers answer: `reprise bench serve` and `embed`; and turns of a chat."""

@@ -26,9 +26,8 @@ from bench import document, options, outputs
 from bench.experiment import Experiment, Row, grouped, measured
 from bench.options import Flag
 from bench.outputs import Work
-from bench.serving import servers
+from bench.serving import servers, traffic
 from bench.serving.sentence_transformers import LIBRARY, start_library
-from bench.serving.traffic import ratio_text
 from bench.statistics import compare
 from bench.tables import Column
 from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
@@ -39,7 +38,7 @@ IDLE_LIMIT_S = 600.0
 
 FLAGS = (
     Flag("--model", options.model_folder, "DIR", ..., "Folder of a model that embeds."),
-    *servers.NAMED,
+    *servers.named(),
     Flag("--sentence-transformers", str, "PYTHON", None,
          "Also run sentence-transformers, with a Python that has it; the same folder is its model."),
     Flag("--lengths", options.levels, "N,...", (16, 64, 256), "Tokens of a text, special ones included."),
@@ -52,7 +51,7 @@ COLUMNS = [
     Column("length", "tokens\na text", is_key=True), Column("batch", "texts\na request", is_key=True),
     Column("name", "peer", is_key=True), Column("texts_per_s", "texts/s", "1"),
     Column("tokens_per_s", "tokens/s", "0"), Column("request_ms", "request,\nms", "0"),
-    Column(ratio_text("ratio"), "ratio"), Column("cosine", "least\ncosine", "6"),
+    Column(traffic.ratio_text("ratio"), "ratio"), Column("cosine", "least\ncosine", "6"),
     Column("failed", "failed", trivial=0),
 ]  # fmt: skip
 NOTES = (
@@ -87,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         }
         if python := arguments.sentence_transformers:
             peers[LIBRARY] = start_library(children, python, str(arguments.model))
-        rows, vectors = measure(peers, cases)
-    found = figures_of(rows, vectors)
+        rows = measure(peers, cases)
+    found = traffic.figures_of(rows, "length", "batch", figures=_figures)
     record["embed"] = {"rows": found}
     title, failed = "The same texts on each peer", {row["error"] for row in rows if row["error"]}
     notes = [*NOTES, *(f"! failed: {error}" for error in sorted(failed))]
@@ -131,64 +130,40 @@ def ask(address: servers.Address, texts: Sequence[str]) -> tuple[float, Vectors]
     ])  # fmt: skip
 
 
-def measure(
-    peers: dict[str, Embed], cases: dict[str, Case]
-) -> tuple[list[Row], dict[tuple[str, str, int], Vectors]]:
-    """Return a row for each request, and the vectors by peer, case and request."""
-    vectors: dict[tuple[str, str, int], Vectors] = {}
+def measure(peers: dict[str, Embed], cases: dict[str, Case]) -> list[Row]:
+    """Return a row for each request; vectors, seconds: None if it failed."""
     work = Work({"": len(peers) * sum(len(case.requests) for case in cases.values())})
 
     def embed(name: str, case: Case) -> list[Row]:
-        key = f"{case.length} tokens, {case.batch} texts, round {case.round}"
-        work.begin(f"{key}: {name}")
+        work.begin(f"{case.length} tokens, {case.batch} texts, round {case.round}: {name}")
         rows = []
-        for at, texts in enumerate(case.requests):
-            seconds, error = None, None
+        for texts in case.requests:
+            seconds, vectors, error = None, None, None
             try:
-                seconds, vectors[name, key, at] = peers[name](texts)
+                seconds, vectors = peers[name](texts)
             except (httpx.HTTPError, ValueError, LookupError, TypeError, OSError) as fault:
                 error = f"{name}: {type(fault).__name__}: {str(fault).partition(chr(10))[0]}"
             rows.append({
-                "length": case.length, "batch": case.batch, "round": case.round, "request": at,
-                "seconds": seconds, "error": error,
+                "length": case.length, "batch": case.batch, "round": case.round,
+                "seconds": seconds, "vectors": vectors, "error": error,
             })  # fmt: skip
             work.advance()
         return rows
 
     arms = {name: partial(embed, name) for name in peers}
     with work:
-        rows = Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate").run()
-    return rows, vectors
+        return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate").run()
 
 
-def figures_of(rows: Sequence[Row], vectors: dict[tuple[str, str, int], Vectors]) -> list[Row]:
-    """Return the figures of each peer, the first peer first, for each length and batch."""
-    order = [*dict.fromkeys(row["arm"] for row in rows)]
-    found = []
-    for (length, batch), group in grouped(
-        sorted(rows, key=lambda row: order.index(row["arm"])), "length", "batch"
-    ).items():
-        first, *others = grouped(group, "arm").values()
-        found += [
-            {"length": length, "batch": batch, **_figures(one, first, vectors)} for one in (first, *others)
-        ]
-    return found
-
-
-def _figures(rows: Sequence[Row], first: Sequence[Row], vectors: dict[tuple[str, str, int], Vectors]) -> Row:
-    name, speeds = rows[0]["arm"], _speeds(rows)
-    known, taken = (
-        [one for one in speeds if one],
-        [row["seconds"] for row in measured(rows) if row["seconds"]],
-    )
+def _figures(rows: Sequence[Row], first: Sequence[Row]) -> Row:
+    speeds, taken = _speeds(rows), [row["seconds"] for row in measured(rows) if row["seconds"]]
+    known = [one for one in speeds if one]
     texts_per_s = median(known) if known else None
     ratio = compare(speeds, _speeds(first)) or {}
-    pairs = [
-        (vectors.get((arm, row["case"], row["request"])) for arm in (first[0]["arm"], name)) for row in rows
-    ]
+    pairs = [(one["vectors"], other["vectors"]) for one, other in zip(first, rows, strict=True)]
     cosines = [_cosine(one, other) for one, other in pairs if one is not None and other is not None]
     return {
-        "name": name, "texts_per_s": texts_per_s,
+        "name": rows[0]["arm"], "texts_per_s": texts_per_s,
         "tokens_per_s": texts_per_s and texts_per_s * rows[0]["length"],
         "request_ms": 1000 * median(taken) if taken else None,
         "ratio": None if rows is first else ratio.get("of_medians"),

@@ -1,78 +1,127 @@
-"""`reprise bench serve`: load a server with chats and report latency and throughput.
+"""`reprise bench serve`: ask servers, and mlx_lm's own loops, the same chats, and compare.
 
-Send chats of equal length to servers, many at once. Answers cannot end early (logit_bias forbids the end
-tokens), so all have the requested length. Prompts are random words, and no prompt is sent twice; their seed
-is a new one, which is printed, because a running server may have those of an earlier --seed in its prefix
-cache. Exit status 1 if any request failed.
+Stream chats greedily, many at once: of random words, --images, --workloads or --prompts. Each batch goes to
+all peers before the next one, a different one first each time, and every round has new chats, so that no
+prefix cache has them. Answers to random words cannot end early (logit_bias forbids the end tokens), so all
+have the requested length; their seed is a new one, which is printed, because a running server may have those
+of an earlier --seed in its prefix cache. mlx_lm's loops get token ids without HTTP, one chat at a time, and
+have no cache between requests. Ratios are to the first peer. Exit status 1 if any request failed.
 """
 
 import argparse
+import base64
+import io
 import random
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from bench import document, options, outputs, tables
+from bench.architectures.seeing_model import write_seeing_model
 from bench.architectures.tiny_models import write_random_model
 from bench.errors import ArgumentsError, BenchError
-from bench.experiment import Row
+from bench.experiment import Row, grouped
 from bench.options import Flag
 from bench.serving import servers, traffic
 from bench.serving.bare_loop import start_loop
-from bench.serving.traffic import Batch
-from bench.workloads.chats import Turn, render, user
+from bench.serving.client import Server
+from bench.serving.servers import DRAFTING_LOOP, LOOP, LOOPS
+from bench.serving.traffic import Ask, Batch
+from bench.workloads import VERSION, Chat, Turn, lengths_of, make_chats, own_chats
+from bench.workloads.chats import render, user
 from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
+from config.model_settings import BUNDLED_MODEL
 from engine.model.loading import load_tokenizer
 from engine.text.tokenizer import Tokenizer
 
 _WIDTH = 150
-BARE = "bare loop"
+MIXED, MLX_VLM = "mixed", "mlx-vlm"
 
 FLAGS = (
-    *servers.FLAGS,
-    Flag("--bare", None, None, None,
-         "Also run mlx_lm.stream_generate on the prompts of one stream, and compare."),
-    Flag("--concurrency", options.levels, "N,...", (1, 2, 4, 8), "Concurrent streams."),
-    Flag("--prompt-tokens", options.count, "N", 256, "Tokens of each prompt, with the chat template."),
+    *servers.named(*LOOPS),
+    *options.shared(model=None),
+    Flag("--mlx-vlm", str, "PYTHON", None, "Also start mlx-vlm's server, with a Python that has it."),
+    Flag("--draft-model", options.model_folder, "DIR", None,
+         "Draft model for mlx_lm, and for a Reprise started here."),
+    Flag("--concurrency", options.levels, "N,...", None,
+         "Concurrent streams. Default: 1,2,4,8; with --workloads or --prompts 1."),
+    Flag("--prompt-tokens", options.count, "N", None,
+         "Tokens of each prompt, with the chat template. Default: 256, or the shortest that a workload has."),
+    Flag("--chats", options.count, "N", None,
+         "Chats of each workload in each round. Default: as many as streams, at least 3; twice as many of "
+         "random words and images, at least 4."),
+    Flag("--images", options.levels, "N,...", (),
+         "Show images of random pixels, so many a side; without --model to a random Qwen3-VL model."),
+    Flag("--mixed", None, None, None, "Ask questions of all workloads together, as one workload."),
     Flag("--random-models", options.names, "A,B", (),
          "Serve random models of these architectures instead, of 4 to 6 million parameters."),
     Flag("--repetitive", None, None, None,
          "Make the random models such that each answer soon repeats itself, as drafts need."),
     *options.of_settings("draft_type", *options.MACHINES),
-    *options.shared(max_tokens=128, rounds=3, seed=None, **options.OUTPUTS),
+    *options.shared(
+        workloads=(), prompts=None, max_tokens=128, rounds=3, seed=None, resume=None, **options.OUTPUTS
+    ),
 )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report. Return 1 if a request or a server failed, 2 if the arguments cannot be combined."""
-    if arguments.bare and 1 not in arguments.concurrency:
-        raise ArgumentsError("--bare is compared at one stream; add 1 to --concurrency")
-    if arguments.repetitive and not arguments.random_models:
-        raise ArgumentsError("--repetitive makes random models; name them with --random-models")
-    servers.check(arguments, [BARE] if arguments.bare else [])
-    seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
+    arguments.concurrency = arguments.concurrency or ((1, 2, 4, 8) if _has_words(arguments) else (1,))
+    _check(arguments)
+    own = own_chats(arguments.prompts, arguments.workloads)
+    if arguments.seed is None:
+        # A comparison that is resumed needs the same questions again.
+        is_new = _has_words(arguments) and not arguments.resume
+        arguments.seed = random.SystemRandom().randrange(2**32) if is_new else 1
     result = document.new_document(arguments)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, model in _models(arguments, Path(folder)):
-            rows += [{"model": name, **row} for row in _measured(arguments, model, seed)]
-    levels, remarks = traffic.figures_of(rows, "model", "streams"), traffic.remarks(rows)
-    settings = {"model": arguments.model.resolve().name, "seed": seed}
+            rows += [{"model": name, **row} for row in _measured(arguments, model, own, result["command"])]
+    levels, remarks = traffic.figures_of(rows, "model", "workload", "streams"), traffic.remarks(rows)
+    settings = {
+        "model": (arguments.model or BUNDLED_MODEL).resolve().name,
+        "seed": arguments.seed,
+        "workloads_version": VERSION,
+    }
     result["serve"] = {"settings": settings, "levels": levels, "notes": remarks, "rows": rows}
     console, notes = outputs.make_console(_WIDTH), [*traffic.NOTES, *remarks]
-    tables.print_rows(console, levels, traffic.COLUMNS, f"Prompts of seed {seed}", notes, "streams")
+    tables.print_rows(console, levels, traffic.COLUMNS, f"Chats of seed {arguments.seed}", notes, "streams")
     outputs.finish(console, arguments, result, rows)
     return int(any(row["error"] for row in rows))
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise ArgumentsError for arguments that cannot be combined."""
+    servers.check(arguments, [MLX_VLM] if arguments.mlx_vlm else [])
+    loops = [name for name, _, _ in arguments.server if name in LOOPS]
+    if loops and 1 not in arguments.concurrency:
+        raise ArgumentsError(f"{loops[0]} is compared at one stream; add 1 to --concurrency")
+    if arguments.prompts and len(arguments.concurrency) > 1:
+        raise ArgumentsError("--prompts are asked once, so of --concurrency only one number can be measured")
+    others = arguments.workloads or arguments.prompts or arguments.random_models
+    if arguments.images and others:
+        raise ArgumentsError("--images goes without --workloads, --prompts and --random-models")
+    if arguments.repetitive and not arguments.random_models:
+        raise ArgumentsError("--repetitive makes random models; name them with --random-models")
+
+
+def _has_words(arguments: argparse.Namespace) -> bool:
+    """Whether prompts are random words."""
+    return not (arguments.workloads or arguments.prompts or arguments.images)
+
+
 def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str | None, Path]]:
     """Yield the models to serve, random ones with their names. folder: for those."""
-    if not arguments.random_models:
-        yield None, arguments.model
+    if arguments.images and not arguments.model:
+        yield "qwen3_vl", write_seeing_model(folder / "seeing")
+    elif not arguments.random_models:
+        yield None, arguments.model or BUNDLED_MODEL
     for name in arguments.random_models:
         try:
             yield name, write_random_model(name, folder / name, arguments.repetitive)
@@ -80,21 +129,103 @@ def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str |
             raise ArgumentsError(f"--random-models: mlx-lm has no architecture {name}") from None
 
 
-def _measured(arguments: argparse.Namespace, model: Path, seed: int) -> list[Row]:
-    """Ask all servers of one model. Every round has new prompts, the same ones for all servers."""
+def _measured(
+    arguments: argparse.Namespace, model: Path, own: Sequence[Chat] | None, command: str
+) -> list[Row]:
+    """Ask all peers of one model. Every round has new chats, the same ones for all peers."""
     tokenizer = load_tokenizer(model)
-    prompts = random_turns(tokenizer, arguments.prompt_tokens, seed)
-    own = options.flags(arguments, "draft_type", *options.MACHINES)
+    turns: dict[str | None, Iterator[Turn]] = {
+        f"{side} pixels": image_turns(side, arguments.seed) for side in arguments.images
+    } or {None: random_turns(tokenizer, arguments.prompt_tokens or 256, arguments.seed)}
     rows: list[Row] = []
     with ExitStack() as children:
-        peers = servers.connect(arguments, model, children, own, sorted(tokenizer.eos_ids))
-        start = partial(start_loop, children, tokenizer, arguments.max_tokens, str(model), False)
-        loops = {BARE: start()} if arguments.bare else {}
-        for level in arguments.concurrency:
-            size = max(4, 2 * level)
-            batches = [Batch(at, "", [*islice(prompts, size)]) for at in range(arguments.rounds + 1)]
-            rows += traffic.ask_all(peers | loops if level == 1 else peers, batches, level)
+        peers = _peers(arguments, model, children, tokenizer)
+        for at, level in enumerate(arguments.concurrency):
+            if own or arguments.workloads:
+                size = arguments.chats or max(3, level)
+                chats = dealt(own, arguments.rounds, size) if own else made(arguments, tokenizer, size, at)
+                batches = batches_of(chats, level, arguments.mixed)
+            else:
+                size, rounds = arguments.chats or max(4, 2 * level), range(arguments.rounds + 1)
+                batches = [
+                    Batch(number, name, [*islice(new, size)])
+                    for name, new in turns.items()
+                    for number in rounds
+                ]
+            # mlx_lm's loops answer one at a time.
+            asked = {name: ask for name, ask in peers.items() if level == 1 or name not in LOOPS}
+            if asked:
+                resume = {"resume": arguments.resume, "key": command}
+                rows += traffic.ask_all(asked, batches, level, f"{model.name}, ", **resume)
     return rows
+
+
+def _peers(
+    arguments: argparse.Namespace, model: Path, children: ExitStack, tokenizer: Tokenizer
+) -> dict[str, Ask]:
+    """Return all peers by name, after starting those that do not run yet."""
+    is_endless, draft = _has_words(arguments), str(arguments.draft_model)
+    flags = {
+        servers.OWN: options.flags(arguments, "draft_type", "draft_model", *options.MACHINES),
+        servers.PLAIN: ("--draft-type", "none"), servers.DRAFTING: ("--draft-model", draft),
+    }  # fmt: skip
+    forbidden = sorted(tokenizer.eos_ids) if is_endless else ()
+    found = servers.addresses(arguments, model, children, flags)
+    if python := arguments.mlx_vlm:
+        command = [python, "-m", "mlx_vlm.server", "--model", str(model)]
+        url = children.enter_context(servers.run_server(MLX_VLM, command))
+        found[MLX_VLM] = servers.Address(url, str(model), {})
+    asks: dict[str, Ask] = {
+        name: Server(url, asked, arguments.max_tokens, forbidden, headers=headers).ask
+        for name, (url, asked, headers) in found.items()
+    }
+    start = partial(start_loop, children, tokenizer, arguments.max_tokens, str(model), not is_endless)
+    loops = {LOOP: start, DRAFTING_LOOP: partial(start, draft)}
+    names = [name for name, _, _ in arguments.server] or [servers.OWN]
+    return {name: loops[name]() if name in loops else asks[name] for name in dict.fromkeys([*names, *asks])}
+
+
+def dealt(own: Sequence[Chat], rounds: int, size: int) -> list[list[Chat]]:
+    """Return a user's chats by round, so many of each kind; the warm-up is first, and has the first one.
+
+    Rounds are left out for which there are no more.
+    """
+    kinds = grouped([{"kind": one.workload, "chat": one} for one in own[1:] or own], "kind").values()
+    by_round = ([one["chat"] for kind in kinds for one in kind[at * size :][:size]] for at in range(rounds))
+    return [[*own[:1]], *filter(None, by_round)]
+
+
+def made(arguments: argparse.Namespace, tokenizer: Tokenizer, size: int, level: int) -> list[list[Chat]]:
+    """Return generated chats by round, so many of each workload; the warm-up is first. level: its number."""
+    num_rounds, length = 1 + arguments.rounds, arguments.prompt_tokens and [arguments.prompt_tokens]
+    # Levels differ in their seeds, so that no prefix cache has the chats of one before.
+    seed, count = arguments.seed + level, partial(_length, tokenizer)
+    chats = [
+        make_chats(name, size * num_rounds, seed, count, lengths_of(name, length)[0])
+        for name in arguments.workloads
+    ]
+    return [[chat for alike in chats for chat in alike[at * size :][:size]] for at in range(num_rounds)]
+
+
+def batches_of(rounds: Sequence[Sequence[Chat]], streams: int, is_mixed: bool = False) -> list[Batch]:
+    """Return the turns of each round, the warm-up first, in batches of concurrent ones.
+
+    is_mixed: whether a batch may have turns of several workloads, which then count as one.
+    Raises ArgumentsError for a turn that is not a greedy chat.
+    """
+    batches = []
+    for number, chats in enumerate(rounds):
+        by_workload: dict[str, list[Turn]] = defaultdict(list)
+        for chat in chats:
+            if any(one.temperature or one.num_allowed or one.is_endless or one.text for one in chat.turns):
+                raise ArgumentsError(f"{chat.workload} is not a greedy chat; remove it")
+            by_workload[MIXED if is_mixed else chat.workload] += chat.turns
+        for workload, turns in by_workload.items():
+            if is_mixed:
+                random.Random(number).shuffle(turns)
+            starts = range(0, len(turns), streams)
+            batches += [Batch(number, workload, turns[at : at + streams]) for at in starts]
+    return batches
 
 
 def random_turns(tokenizer: Tokenizer, num_tokens: int, seed: int) -> Iterator[Turn]:
@@ -109,7 +240,26 @@ def random_turns(tokenizer: Tokenizer, num_tokens: int, seed: int) -> Iterator[T
         # No word is shorter than a token.
         words = [str(number), *rng.choices([*NOUNS, *ADJECTIVES, *VERBS], k=num_tokens)[1:]]
         counts = range(1, num_tokens + 1)
-        fitting = bisect_right(counts, num_tokens, key=lambda n: len(render(tokenizer, " ".join(words[:n]))))
+        fitting = bisect_right(counts, num_tokens, key=lambda n: _length(tokenizer, " ".join(words[:n])))
         if not fitting:
             raise BenchError(f"--prompt-tokens {num_tokens} is too short for the chat template")
         yield Turn((user(" ".join(words[:fitting])),), None, is_endless=True)
+
+
+def image_turns(side: int, seed: int) -> Iterator[Turn]:
+    """Yield questions about square images of random pixels, in blocks of 8 so that they are small."""
+    # Of an extra, without which the other benchmarks work.
+    from PIL import Image
+
+    rng, blocks = random.Random(f"{side} {seed}"), (max(1, side // 8),) * 2
+    text = {"type": "text", "text": "What is on this picture?"}
+    while True:
+        file, pixels = io.BytesIO(), rng.randbytes(3 * blocks[0] ** 2)
+        Image.frombytes("RGB", blocks, pixels).resize((side, side), 0).save(file, "PNG")
+        url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        shown = {"type": "image_url", "image_url": {"url": url}}
+        yield Turn((user("") | {"content": [shown, text]},), None)
+
+
+def _length(tokenizer: Tokenizer, text: str) -> int:
+    return len(render(tokenizer, text))

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +18,6 @@ import httpx
 from bench import options
 from bench.errors import ArgumentsError, BenchError
 from bench.options import Flag
-from bench.serving.client import Server
-from bench.serving.traffic import Ask
-from config.model_settings import BUNDLED_MODEL
 
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
 PLAIN, DRAFTING = f"{OWN}-none", f"{MLX_LM}-draft"
@@ -33,6 +31,8 @@ COMMANDS = {
 }
 COMMANDS |= {PLAIN: COMMANDS[OWN], DRAFTING: COMMANDS[MLX_LM]}
 """The servers that can be started; a command lacks its model and its address."""
+LOOPS = LOOP, DRAFTING_LOOP = "mlx_lm.generate", "mlx_lm.generate-draft"
+"""mlx_lm's own loops, which `reprise bench serve` runs without a server."""
 
 
 class Address(NamedTuple):
@@ -49,31 +49,12 @@ def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ArgumentsError(f"--server: the name {name} is already taken")
-    if DRAFTING in names and not getattr(arguments, "draft_model", None):
-        raise ArgumentsError(f"--server: {DRAFTING} needs a --draft-model")
+    for name in (DRAFTING, DRAFTING_LOOP):
+        if name in names and not getattr(arguments, "draft_model", None):
+            raise ArgumentsError(f"--server: {name} needs a --draft-model")
     for name, _ in arguments.server_key:
         if name not in names:
             raise ArgumentsError(f"--server-key: no --server is named {name}")
-
-
-def connect(
-    arguments: argparse.Namespace,
-    folder: Path,
-    children: ExitStack,
-    own: Sequence[str] = (),
-    forbidden_ids: Sequence[int] = (),
-) -> dict[str, Ask]:
-    """Return a client of each server for chats, by name, after starting those that do not run yet.
-
-    folder: the model that they serve. own: more flags of `reprise serve`. forbidden_ids: in all answers.
-    Raises BenchError if a server cannot be used.
-    """
-    draft = getattr(arguments, "draft_model", None)
-    flags = {OWN: own, PLAIN: ("--draft-type", "none"), DRAFTING: ("--draft-model", str(draft))}
-    return {
-        name: Server(url, model, arguments.max_tokens, forbidden_ids, headers=headers).ask
-        for name, (url, model, headers) in addresses(arguments, folder, children, flags).items()
-    }
 
 
 def addresses(
@@ -86,6 +67,8 @@ def addresses(
     """
     keys, servers = dict(arguments.server_key), {}
     for name, url, model in arguments.server or [(OWN, None, None)]:
+        if name in LOOPS:
+            continue
         if url is None:
             command = [*COMMANDS[name], model or str(folder), *flags.get(name, ())]
             url = children.enter_context(run_server(name, command))
@@ -151,10 +134,10 @@ def _first_model(url: str, headers: dict[str, str]) -> str:
         ) from None
 
 
-def _server(text: str) -> tuple[str, str | None, str | None]:
+def _server(text: str, loops: Sequence[str] = ()) -> tuple[str, str | None, str | None]:
     """Return name, URL (None: it is started here), and the model to ask for, or to serve."""
     name, _, rest = text.partition("=")
-    if name in COMMANDS and "://" not in rest:
+    if name in (*COMMANDS, *loops) and "://" not in rest:
         return name, None, str(Path(rest).expanduser()) if rest else None
     address, _, model = rest.partition("=")
     if not name or not address:
@@ -167,15 +150,18 @@ def _key(text: str) -> tuple[str, str]:
     return name, options.api_key(key)
 
 
-_HELP = f"""\
-A running server; MODEL defaults to the first that it lists. {OWN}, {PLAIN} (without drafts), {MLX_LM},
-{DRAFTING} (with --draft-model) and {LLAMA}=FILE.gguf are started here. May be repeated; the first is what
-others are compared with. Default: {OWN}."""
-NAMED = (
-    Flag("--server", _server, "NAME=URL[=MODEL]", [], _HELP, is_repeated=True),
-    Flag("--server-key", _key, "NAME=KEY", [], "API key of a --server; may be repeated.", is_repeated=True),
-)
-"""The flags that name servers."""
-
-FLAGS = (*NAMED, *options.shared(model=BUNDLED_MODEL))
-"""The flags that name servers and their model."""
+def named(*loops: str) -> tuple[Flag, ...]:
+    """Return the flags that name servers, and these loops of mlx_lm."""
+    more = f" {' and '.join(loops)} are its loops." if loops else ""
+    text = (
+        f"A running server; MODEL defaults to the first that it lists. {OWN}, {PLAIN} (without drafts), "
+        f"{MLX_LM}, {DRAFTING} (with --draft-model) and {LLAMA}=FILE.gguf are started here.{more} May be "
+        f"repeated; the first is what others are compared with. Default: {OWN}."
+    )
+    server = partial(_server, loops=loops)
+    return (
+        Flag("--server", server, "NAME=URL[=MODEL]", [], text, is_repeated=True),
+        Flag(
+            "--server-key", _key, "NAME=KEY", [], "API key of a --server; may be repeated.", is_repeated=True
+        ),
+    )

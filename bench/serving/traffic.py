@@ -53,10 +53,10 @@ COLUMNS = [
 
 
 class Batch(NamedTuple):
-    """Turns that are asked together. round: 0 for the warm-up."""
+    """Turns that are asked together. round: 0 for the warm-up. workload: None for random words."""
 
     round: int
-    workload: str
+    workload: str | None
     turns: Sequence[Turn]
 
 
@@ -85,10 +85,12 @@ Ask = Callable[[Sequence[Turn], int], list[Answer]]
 """Answers turns, at most so many at the same time, and returns the answers in the same order."""
 
 
-def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **resume: Any) -> list[Row]:
+def ask_all(
+    peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, prefix: str = "", **resume: Any
+) -> list[Row]:
     """Ask all peers each batch before the next one, a different one first each time; return the answers.
 
-    resume: as for Experiment.
+    prefix: of the names of cases. resume: as for Experiment.
     """
     work = Work({"": len(peers) * sum(len(batch.turns) for batch in batches)})
 
@@ -104,7 +106,7 @@ def ask_all(peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, **
         ]  # fmt: skip
 
     arms = {name: partial(ask, name) for name in peers}
-    cases = {f"batch {at} of {streams} streams": batch for at, batch in enumerate(batches)}
+    cases = {f"{prefix}batch {at} of {streams} streams": batch for at, batch in enumerate(batches)}
     with work:
         return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
 
@@ -146,6 +148,9 @@ def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
     return percentiles([(gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0])
 
 
+Figures = Callable[[Sequence[Row], Sequence[Row]], Row]
+"""Returns the figures of a peer's rows, beside those of the first one to the same questions."""
+
 RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
     "speedup": throughput, "decode_speedup": decode_speed,
     "ttft_ratio": lambda rows: (first_tokens_s(rows) or {}).get("p50"),
@@ -154,7 +159,7 @@ RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
 """The figures by which peers are compared, round by round."""
 
 
-def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
+def figures_of(rows: Sequence[Row], *fields: str, figures: Figures | None = None) -> list[Row]:
     """Return the figures of each peer, the first peer first, for each group of rows with the same fields."""
     # Another peer may begin with the questions of a group.
     order = [*dict.fromkeys(row["arm"] for row in rows)]
@@ -163,7 +168,7 @@ def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
     for values, group in groups.items():
         first, *others = grouped(group, "arm").values()
         about = dict(zip(fields, values, strict=True))
-        found += [about | _figures(answers, first) for answers in (first, *others)]
+        found += [about | (figures or _figures)(answers, first) for answers in (first, *others)]
     return found
 
 

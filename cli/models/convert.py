@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cli.arguments import failing
+
 HELP = "Convert a GGUF file, a model on the hub or a folder of one into a folder that can be served."
 
 
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert the model; return 0, or 1 if it cannot be converted, and then nothing is written."""
+    """Convert the model; return 0. Raises FailedError if it cannot be converted; then nothing is written."""
     # Imported here so that other commands do not load the engine.
     from engine.model.convert.conversion import convert
     from engine.model.convert.kept import source_of
@@ -61,15 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
         adapter=arguments.adapter,
     )
     folder = Path(arguments.folder).expanduser()
-    try:
-        with (
-            source_of(arguments.source, progress_bar) as source,
-            progress_bar(f"converting {arguments.source}") as report,
-        ):
-            convert(source, folder, options, report)
-    except ConvertError as fault:
-        print(f"reprise: {fault}", file=sys.stderr)
-        return 1
+    with (
+        failing(ConvertError),
+        source_of(arguments.source, progress_bar) as source,
+        progress_bar(f"converting {arguments.source}") as report,
+    ):
+        convert(source, folder, options, report)
     print(folder)
     print(f"reprise: serve it with: reprise serve --model {folder}", file=sys.stderr)
     return 0

@@ -2,10 +2,10 @@
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from cli.arguments import FailedError, failing
 from cli.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,16 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the description; return 0, or 1 if there is no such folder or its files cannot be read."""
+    """Print the description; return 0. Raises FailedError without such a folder, or for unreadable files."""
     # Imported here so that other commands do not load the engine.
     from engine.checkpoint import inspect_checkpoint
     from engine.interface.errors import ModelError
 
-    try:
+    with failing(ModelError):
         info = inspect_checkpoint(_folder_of(arguments.model))
-    except ModelError as fault:
-        print(f"reprise: {fault}", file=sys.stderr)
-        return 1
     if arguments.json:
         print(json.dumps(asdict(info), indent=2))
     else:
@@ -45,21 +42,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _folder_of(model: str) -> str:
-    """Return the folder that is served if this is named. Raises ModelError if it is not converted yet."""
+    """Return the folder that is served if this is named. Raises FailedError if it is not converted yet."""
     from engine.model.convert.sources import is_converted_first
 
     if not is_converted_first(model):
         return model
-    from engine.interface.errors import ModelError
     from engine.model.convert.kept import folder_of
     from engine.model.convert.options import ConvertError
 
-    try:
+    with failing(ConvertError):
         folder = folder_of(model)
-    except ConvertError as fault:
-        raise ModelError(str(fault)) from fault
     if not folder.exists():
-        raise ModelError(f"{model} is converted when it is first served: reprise serve --model {model}")
+        raise FailedError(f"{model} is converted when it is first served: reprise serve --model {model}")
     return str(folder)
 
 

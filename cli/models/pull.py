@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from cli.arguments import FailedError, failing
 from cli.models.convert import progress_bar
 
 HELP = "Download a model from the hub, or continue where a download broke off."
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Download the model; return 0, or 1 if it is not there as a whole, or not one that can be served."""
+    """Download the model; return 0. Raises FailedError if it is not there as a whole, or cannot be served."""
     # Imported here so that other commands do not load the engine.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -33,17 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _pull_packaged(arguments.name)
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    try:
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(arguments.name, total=None)
-            found = pull(arguments.name, lambda done, total: bar.update(task, completed=done, total=total))
-    except HubError as fault:
-        print(f"reprise: {fault}", file=sys.stderr)
-        return 1
+    with failing(HubError), Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(arguments.name, total=None)
+        found = pull(arguments.name, lambda done, total: bar.update(task, completed=done, total=total))
     print(found.path)
     if found.fault:
-        print(f"reprise: {found.name} is downloaded, but cannot be served: {found.fault}", file=sys.stderr)
-        return 1
+        raise FailedError(f"{found.name} is downloaded, but cannot be served: {found.fault}")
     print(f"reprise: serve it with: reprise serve --model {found.name}", file=sys.stderr)
     return 0
 
@@ -52,10 +48,7 @@ def _pull_packaged(name: str) -> int:
     from engine.model.convert.kept import converted
     from engine.model.convert.options import ConvertError
 
-    try:
+    with failing(ConvertError):
         print(converted(name, progress_bar))
-    except ConvertError as fault:
-        print(f"reprise: {fault}", file=sys.stderr)
-        return 1
     print(f"reprise: serve it with: reprise serve --model {name}", file=sys.stderr)
     return 0

@@ -1,8 +1,8 @@
 """`reprise rm`: delete a model that has been downloaded from the hub."""
 
 import argparse
-import sys
 
+from cli.arguments import failing
 from cli.units import format_bytes
 
 HELP = "Delete a model that has been downloaded, or what a broken download left."
@@ -15,14 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Delete the model; return 0, or 1 if there is none of this name or it cannot be deleted."""
+    """Delete the model; return 0. Raises FailedError if there is none of this name, or it cannot be."""
     # Imported here so that other commands do not load the engine.
     from engine.model.hub.hub_cache import HubCache, HubError
 
-    try:
+    with failing(HubError):
         freed = HubCache().remove(arguments.name)
-    except HubError as fault:
-        print(f"reprise: {fault}", file=sys.stderr)
-        return 1
     print(f"removed {arguments.name} ({format_bytes(freed)})")
     return 0

@@ -129,9 +129,7 @@ class Chat:
             is_whole = True
         except KeyboardInterrupt:
             self._tell("stopped")
-        except RefusedError as fault:
-            self._tell(str(fault), "red")
-        except OSError as fault:
+        except (RefusedError, OSError) as fault:
             self._tell(str(fault), "red")
         if is_whole or said:
             self.messages = [*messages, {"role": "assistant", "content": said}]

@@ -1,9 +1,8 @@
 """`reprise load`: have a running server load a model."""
 
 import argparse
-import sys
 
-from cli.running.server import RefusedError, Server, add_server_arguments
+from cli.running.server import Server, add_server_arguments
 from cli.units import format_bytes
 
 HELP = "Have a running server load a model."
@@ -23,14 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load the model; return 0 once it is loaded, or 1 if it cannot be."""
+    """Load the model; return 0 once it is loaded. Raises RefusedError if it cannot be."""
     body = {"model": arguments.name}
     if arguments.keep_alive is not None:
         body["keep_alive"] = arguments.keep_alive
-    try:
-        card = Server.of(arguments).post("/v1/models/load", body)
-    except RefusedError as fault:
-        print(f"reprise: {fault}", file=sys.stderr)
-        return 1
+    card = Server.of(arguments).post("/v1/models/load", body)
     print(f"{card['id']} is loaded ({format_bytes(card['size_bytes'])})")
     return 0

@@ -2,10 +2,9 @@
 
 import argparse
 import json
-import sys
 from typing import Any
 
-from cli.running.server import RefusedError, Server, add_server_arguments
+from cli.running.server import Server, add_server_arguments
 from cli.units import format_bytes
 
 HELP = "Show the models that a running server has loaded, and how many requests they answer."
@@ -20,13 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the models; return 0, or 1 if the server refuses."""
+    """Print the models; return 0. Raises RefusedError."""
     server = Server.of(arguments)
-    try:
-        rows = find(server)
-    except RefusedError as fault:
-        print(f"reprise: {fault}", file=sys.stderr)
-        return 1
+    rows = find(server)
     if not arguments.all:
         rows = [row for row in rows if row["state"] != "unloaded"]
     if arguments.json:

@@ -10,7 +10,7 @@ from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
-from cli.arguments import UsageError
+from cli.arguments import FailedError, UsageError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 10
@@ -20,7 +20,7 @@ class NoServerError(UsageError):
     """Nothing listens at the address."""
 
 
-class RefusedError(Exception):
+class RefusedError(FailedError):
     """The server answers with an error; the message is its own. status: of the response."""
 
     def __init__(self, status: int, message: str) -> None:

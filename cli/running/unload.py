@@ -1,9 +1,8 @@
 """`reprise unload`: have a running server let go of a model."""
 
 import argparse
-import sys
 
-from cli.running.server import RefusedError, Server, add_server_arguments
+from cli.running.server import Server, add_server_arguments
 from cli.units import format_bytes
 
 HELP = "Have a running server unload a model once its requests have ended."
@@ -17,11 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Unload the model; return 0 once it is, or 1 if that is refused."""
-    try:
-        card = Server.of(arguments).post("/v1/models/unload", {"model": arguments.name})
-    except RefusedError as fault:
-        print(f"reprise: {fault}", file=sys.stderr)
-        return 1
+    """Unload the model; return 0 once it is. Raises RefusedError if that is refused."""
+    card = Server.of(arguments).post("/v1/models/unload", {"model": arguments.name})
     print(f"{card['id']} is unloaded ({format_bytes(card['size_bytes'])} free)")
     return 0

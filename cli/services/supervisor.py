@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from cli.arguments import FailedError
 from config.whole_file import write_whole
 
 
-class ServiceError(Exception):
+class ServiceError(FailedError):
     """The supervisor cannot do what was asked; the message is one line that says why."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from engine.foreign.image_sizes import find_size, grid_of
+from engine.foreign.image_sizes import find_size, find_tiles, grid_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS, MAX_CONVERTED_PIXELS = 50_000_000, 20_000_000
@@ -70,7 +70,8 @@ def decode(call: Call) -> Call:
 
     call: attached, the file in base64; processor, the fields of an ImageProcessor; detail, budget: see
         find_size(); max_pixels: if there are more, the reply only says that the image is_large.
-    Returns size (height and width as the image is shown), grid, shape, and attached: the pixels.
+    Returns size (height and width as the image is shown), tiles (rows and columns), parts (grid and shape of
+    each tile and of the whole), and attached: their pixels.
     """
     image = _open(_from_base64(call.pop("attached", b"")))
     if image.width * image.height > call["max_pixels"]:
@@ -81,20 +82,34 @@ def decode(call: Call) -> Call:
         height, width = width, height
     processor = call["processor"]
     try:
-        size = find_size(processor, height, width, call["detail"], call["budget"])
+        asked = processor, height, width, call["detail"], call["budget"]
+        size, tiles = find_size(*asked), find_tiles(*asked)
     except ValueError as fault:
         raise ImageError(str(fault)) from fault
-    # Turned when it is small: a copy of the whole would take too much memory.
-    target = size[::-1] if turn in SIDEWAYS else size
-    resized = _as_rgb(image).resize((target[1], target[0]), processor["filter"])
-    pixels = np.asarray(resized if turn is None else resized.transpose(turn))
-    cut = _in_patches(pixels, processor)
+    image = _as_rgb(image)
+    parts = []
+    if tiles != (1, 1):
+        side = processor["tiles"]["side"]
+        pixels = _resized(image, (tiles[0] * side, tiles[1] * side), turn, processor["filter"])
+        parts += [tile for row in np.split(pixels, tiles[0]) for tile in np.split(row, tiles[1], axis=1)]
+    if tiles == (1, 1) or processor["tiles"]["whole_start"] is not None:
+        parts.append(_resized(image, size, turn, processor["filter"]))
+    cuts = [_in_patches(pixels, processor) for pixels in parts]
+    grids = [grid_of(processor, pixels.shape[:2]) for pixels in parts]
     return {
         "size": (height, width),
-        "grid": grid_of(processor, size),
-        "shape": cut.shape,
-        "attached": cut.tobytes(),
+        "tiles": tiles,
+        "parts": [(grid, cut.shape) for grid, cut in zip(grids, cuts, strict=True)],
+        "attached": b"".join(cut.tobytes() for cut in cuts),
     }
+
+
+def _resized(image: Image.Image, size: tuple[int, int], turn: Any, resampling: int) -> Any:
+    """Return the pixels (height, width, 3) of an image, resized and turned. size: height and width then."""
+    # Turned when it is small: a copy of the whole would take too much memory.
+    height, width = size[::-1] if turn in SIDEWAYS else size
+    resized = image.resize((width, height), resampling)
+    return np.asarray(resized if turn is None else resized.transpose(turn))
 
 
 def _from_base64(text: bytes) -> bytes:
@@ -146,7 +161,7 @@ def _in_patches(pixels: Any, processor: Any) -> Any:
         case "qwen":
             cut = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
             return cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3 * patch * patch)
-        case "gemma4":
+        case "gemma4" | "lfm2":
             cut = pixels.reshape(rows, patch, columns, patch, 3)
             return cut.transpose(0, 2, 1, 3, 4).reshape(rows * columns, patch * patch * 3)
     return pixels.transpose(2, 0, 1)

@@ -29,18 +29,40 @@ def find_size(settings: Settings, height: int, width: int, detail: str, budget: 
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(f"is more than {MAX_ASPECT} times as long as wide")
-    if detail == "low":
-        budget = min(budget, LOW_TOKENS)
+    budget = _limited(detail, budget)
     side = settings["patch"] * settings["merge"]
     match settings["cut"]:
-        case "qwen":
-            return _fit_pixels(height, width, side, settings["least"], settings["most"], budget)
+        case "qwen" | "lfm2":
+            return _fit_pixels(height, width, side, settings, budget)
         case "pixtral":
             return _fit_edge(height, width, side, settings["most"], budget)
         case "gemma4":
             return _fit_patches(height, width, settings, detail, budget)
         case _:
             return settings["most"], settings["most"]
+
+
+def find_tiles(settings: Settings, height: int, width: int, detail: str, budget: int) -> Size:
+    """Return the rows and columns of tiles into which an image is cut; (1, 1) if it is shown as a whole.
+
+    detail, budget: see find_size(). Tiles and what is shown beside them are within the budget together.
+    """
+    tiles, side = settings["tiles"], settings["patch"] * settings["merge"]
+    if tiles is None:
+        return 1, 1
+    rounded = [max(settings["patch"], round(pixels / side) * side) for pixels in (height, width)]
+    if math.prod(rounded) <= settings["most"] * tiles["tolerance"]:
+        return 1, 1
+    left = _limited(detail, budget)
+    if tiles["whole_start"] is not None:
+        left -= num_tokens(settings, grid_of(settings, find_size(settings, height, width, detail, budget)))
+    most = min(tiles["most"], left // num_tile_tokens(settings))
+    return _nearest_shape(height, width, tiles, most)
+
+
+def num_tile_tokens(settings: Settings) -> int:
+    """Return the number of placeholders of a tile."""
+    return num_tokens(settings, grid_of(settings, (settings["tiles"]["side"],) * 2))
 
 
 def grid_of(settings: Settings, size: Size) -> Size:
@@ -53,11 +75,32 @@ def num_tokens(settings: Settings, grid: Size) -> int:
     return int(grid[0] * grid[1] // settings["merge"] ** 2)
 
 
-def _fit_pixels(height: int, width: int, side: int, least: int, most: int, budget: int) -> Size:
+def _limited(detail: str, budget: int) -> int:
+    return min(budget, LOW_TOKENS) if detail == "low" else budget
+
+
+def _nearest_shape(height: int, width: int, tiles: Settings, most: int) -> Size:
+    """Return the rows and columns of at most so many tiles that are nearest to an image's own shape."""
+    sides = range(1, most + 1)
+    shapes = [
+        (rows, columns) for rows in sides for columns in sides if tiles["least"] <= rows * columns <= most
+    ]
+    best, nearest = (1, 1), math.inf
+    for rows, columns in sorted(shapes, key=math.prod):
+        distance = abs(width / height - columns / rows)
+        is_large = height * width > tiles["side"] ** 2 * rows * columns / 2
+        if distance < nearest or (distance == nearest and is_large):
+            best, nearest = (rows, columns), distance
+    return best
+
+
+def _fit_pixels(height: int, width: int, side: int, settings: Settings, budget: int) -> Size:
     """Return multiples of a side with a limited number of pixels, near the image's own shape."""
-    most = max(side * side, min(most, budget * side * side))
-    least = min(least, most)
-    rows, columns = round(height / side), round(width / side)
+    most = max(side * side, min(settings["most"], budget * side * side))
+    least = min(settings["least"], most)
+    # Qwen's narrow images have none at first.
+    fewest = 1 if settings["cut"] == "lfm2" else 0
+    rows, columns = (max(fewest, round(pixels / side)) for pixels in (height, width))
     if rows * columns * side * side > most:
         scale = math.sqrt((height * width) / most)
         rows, columns = (max(1, math.floor(pixels / scale / side)) for pixels in (height, width))

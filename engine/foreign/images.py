@@ -5,9 +5,11 @@ long, delays no other client's.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from engine.foreign.child_process import ChildError, ChildProcess, Limits
 from engine.interface.images import ImageProcessor, image_key
@@ -30,14 +32,27 @@ class ImageLibraryError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A decoded image; see PromptImage. size: height and width in pixels, as it is shown."""
+class Part:
+    """A tile of a decoded image, or the whole; see PromptImage. before: tokens before it in the prompt."""
 
-    size: tuple[int, int]
     grid: tuple[int, int]
     shape: tuple[int, ...]
     pixels: bytes
     key: bytes
+    before: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A decoded image. size: height and width in pixels, as it is shown."""
+
+    size: tuple[int, int]
+    parts: tuple[Part, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pixels."""
+        return sum(len(part.pixels) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +105,28 @@ class ImageDecoder:
             raise ImageError(reply["complaint"])
         if "is_large" in reply:
             return None
-        size, grid, shape = (tuple(reply[name]) for name in ("size", "grid", "shape"))
-        key = image_key(reply["attached"], shape, grid, repr(processor))
-        return Picture(size, grid, shape, reply["attached"], key)
+        return Picture(tuple(reply["size"]), tuple(_parts(processor, reply)))
+
+
+def _parts(processor: ImageProcessor, reply: dict[str, Any]) -> Iterator[Part]:
+    settings, start = repr(processor), 0
+    starts = _starts(processor, *reply["tiles"])
+    for before, (grid, shape) in zip(starts, reply["parts"], strict=True):
+        pixels = reply["attached"][start : (start := start + prod(shape))]
+        grid, shape = tuple(grid), tuple(shape)
+        yield Part(grid, shape, pixels, image_key(pixels, shape, grid, settings), before)
+
+
+def _starts(processor: ImageProcessor, rows: int, columns: int) -> list[tuple[int, ...]]:
+    """Return the tokens before each of an image's tiles, and before the whole."""
+    if (tiles := processor.tiles) is None or rows * columns == 1:
+        return [()]
+    starts: list[tuple[int, ...]] = [(one,) for row in tiles.starts[:rows] for one in row[:columns]]
+    return starts if tiles.whole_start is None else [*starts, (tiles.whole_start,)]
 
 
 def placeholders(processor: ImageProcessor, grid: tuple[int, int]) -> list[int]:
-    """Return the tokens that stand for an image of a grid: placeholders, and the tokens that end its rows."""
+    """Return the tokens that stand for a part of a grid: placeholders, and the tokens that end its rows."""
     rows, columns = grid[0] // processor.merge, grid[1] // processor.merge
     if processor.row_end is None:
         return [processor.placeholder] * (rows * columns)

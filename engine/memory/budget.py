@@ -93,7 +93,8 @@ class MemoryBudget:
 
     def see(self, sight: Sight, vision: VisionInfo) -> None:
         """Count the memory of images from now on: of their towers, and of their kept features."""
-        largest = vision.merge_size, vision.max_tokens * vision.merge_size
+        most = min(vision.max_tokens, vision.part_tokens or vision.max_tokens)
+        largest = vision.merge_size, most * vision.merge_size
         self._sight, self._image_bytes = sight, sight.tower.forecast_bytes(largest)
         sight.kept.limit_bytes = self.room_bytes // KEPT_SHARE
         self.prefixes.append(sight.kept)

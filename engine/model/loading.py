@@ -24,7 +24,7 @@ from engine.interface.models import ModelInfo
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from engine.kv_cache.rows import Sharing
-from engine.model import wedlm
+from engine.model import lfm2_vl, wedlm
 from engine.model.files.context_length import find_context_tokens
 from engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
 from engine.model.files.image_processor import read_vision
@@ -38,6 +38,7 @@ from engine.vision.finding import find_tower
 from engine.vision.sight import Sight
 
 log = logging.getLogger("reprise.engine")
+lfm2_vl.register()
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """Context of a model whose configuration names none, if a layer keeps all tokens."""

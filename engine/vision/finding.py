@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engine.vision.gemma3 import Gemma3Tower
 from engine.vision.gemma4 import Gemma4Tower
+from engine.vision.lfm2 import Lfm2Tower
 from engine.vision.pixtral import PixtralTower
 from engine.vision.qwen import Qwen3Tower, Qwen25Tower
 from engine.vision.tower import Config, Tower
@@ -23,6 +24,8 @@ TOWERS: dict[str, type[Tower]] = {
     "gemma4": Gemma4Tower,
     "mistral3": PixtralTower,
     "pixtral": PixtralTower,
+    "lfm2_vl": Lfm2Tower,
+    "lfm2-vl": Lfm2Tower,
 }
 """Towers by the model_type of config.json."""
 

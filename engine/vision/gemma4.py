@@ -51,10 +51,8 @@ class Gemma4Tower(Tower):
 
     def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
         """Return the states (1, patches, width) of pixels (patches, side * side * channels), row by row."""
-        if len(pixels) != self.num_patches(grid) or any(side % self.merge_size for side in grid):
-            raise ValueError(f"{len(pixels)} patches are no image of {grid[1]}x{grid[0]}")
-        by_channel = pixels.reshape(len(pixels), -1, CHANNELS).swapaxes(1, 2)
-        normal = self.normalization.apply(by_channel).swapaxes(1, 2).flatten(1)
+        self.check(pixels, grid)
+        normal = self.normalization.apply_behind(pixels)
         x = self.weights.linear("patch_embedder.input_proj", (2 * (normal - 0.5)).astype(self.weights.dtype))
         table = self.weights["patch_embedder.position_embedding_table"]
         rows, columns = (mx.array(places) for places in places_of(grid))

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequencies, places_of, rotation_of
-from engine.vision.tower import CLIP, Config, Grid, Tower, cut_patches
+from engine.vision.tower import CLIP, Config, Grid, Tower, cut_patches, in_blocks
 from engine.vision.weights import Weights
 
 EPS = 1e-5
@@ -65,15 +65,11 @@ class PixtralTower(Tower):
         """Return the states (tokens, hidden) of patches, or of blocks of them."""
         x = x[0]
         if self._merges:
-            x = self._join(self.weights.rms_norm("multi_modal_projector.norm", x, self.eps), grid)
+            x = self.weights.rms_norm("multi_modal_projector.norm", x, self.eps)
+            joined = in_blocks(x, grid, self.merge_size).transpose(0, 3, 1, 2).flatten(1)
+            x = self.weights.linear("multi_modal_projector.patch_merger.merging_layer", joined)
         inner = self.activation(self.weights.linear("multi_modal_projector.linear_1", x))
         return self.weights.linear("multi_modal_projector.linear_2", inner)
-
-    def _join(self, x: mx.array, grid: Grid) -> mx.array:
-        rows, columns = (side // self.merge_size for side in grid)
-        blocks = x.reshape(rows, self.merge_size, columns, self.merge_size, -1).transpose(0, 2, 4, 1, 3)
-        joined = blocks.reshape(rows * columns, -1)
-        return self.weights.linear("multi_modal_projector.patch_merger.merging_layer", joined)
 
 
 def _num_layers(count: int, last: object) -> int:

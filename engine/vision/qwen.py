@@ -52,8 +52,7 @@ class QwenTower(Tower):
             are all the same.
         """
         patches = pixels.reshape(len(pixels), CHANNELS, -1, self.patch_size**2)
-        if len(patches) != self.num_patches(grid) or any(side % self.merge_size for side in grid):
-            raise ValueError(f"{len(patches)} patches are no image of {grid[1]}x{grid[0]}")
+        self.check(patches, grid)
         normal = self.normalization.apply(patches)
         whole = mx.broadcast_to(normal, (*normal.shape[:2], self.frames, normal.shape[3])).flatten(1)
         return self.weights.patches("patch_embed.proj", whole.astype(self.weights.dtype))[None]

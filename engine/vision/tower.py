@@ -71,6 +71,11 @@ class Normalization:
         mean, deviation = (mx.array(values).reshape(shape) for values in (self.mean, self.deviation))
         return (mx.array(pixels).astype(mx.float32) * self.scale - mean) / deviation
 
+    def apply_behind(self, pixels: np.ndarray) -> mx.array:
+        """Return normalised pixels (patches, side * side * channels), in float32."""
+        by_channel = pixels.reshape(len(pixels), -1, CHANNELS).swapaxes(1, 2)
+        return self.apply(by_channel).swapaxes(1, 2).flatten(1)
+
 
 class Tower(ABC):
     """The tower of one model. Families differ in how they embed patches and merge states.
@@ -159,6 +164,11 @@ class Tower(ABC):
         """Return the shape of an image's pixels: (channels, height, width), not cut into patches yet."""
         return CHANNELS, grid[0] * self.patch_size, grid[1] * self.patch_size
 
+    def check(self, patches: np.ndarray, grid: Grid) -> None:
+        """Raise ValueError if an image of a grid has other patches (patches, ...), or no whole tokens."""
+        if len(patches) != self.num_patches(grid) or any(side % self.merge_size for side in grid):
+            raise ValueError(f"{len(patches)} patches are no image of {grid[1]}x{grid[0]}")
+
     def blank(self, grid: Grid) -> PromptImage:
         """Return a black image of a grid."""
         shape = self.shape_of(grid)
@@ -198,8 +208,12 @@ def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:
     return cut.transpose(1, 3, 0, 2, 4).reshape(rows * columns, channels, -1)
 
 
+def in_blocks(x: mx.array, grid: Grid, side: int) -> mx.array:
+    """Return patches (1, patches, width) in blocks: (tokens, side, side, width)."""
+    rows, columns = (length // side for length in grid)
+    return x.reshape(rows, side, columns, side, -1).swapaxes(1, 2).flatten(0, 1)
+
+
 def mean_of_blocks(x: mx.array, grid: Grid, side: int) -> mx.array:
     """Return the means (tokens, width), in float32, of blocks of side * side patches (1, patches, width)."""
-    rows, columns = (length // side for length in grid)
-    blocks = x.astype(mx.float32).reshape(rows, side, columns, side, -1)
-    return blocks.mean(axis=(1, 3)).flatten(0, 1)
+    return in_blocks(x.astype(mx.float32), grid, side).mean(axis=(1, 2))

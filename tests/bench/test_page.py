@@ -99,26 +99,10 @@ def test_the_command_draws_several_documents_as_one_page(tmp_path, capsys):
         file.write_text(json.dumps(made_up(seed=number)))
     page_file = tmp_path / "report.html"
     assert main(["bench", "report", *map(str, files), "--html", str(page_file)]) == 0
-    assert "decode, sweep, economics, translation, peers, serve, replay" in capsys.readouterr().out
+    assert "decode, sweep, economics, translation, serve, replay" in capsys.readouterr().out
     names = _Elements(page_file.read_text()).texts("option")
     for number in (1, 2):
         assert f"2026-01-02 on A machine that does not exist; model made-up-model ({number})" in names
-
-
-def test_replays_on_several_curves_are_drawn_from_rows_of_either_version():
-    early = {"replay": made_up()["replay"]}
-    late = {"replay": {"rows": [
-        row | {"curve": curve, "speedup": speedup, "slowest": row["slowest"][curve]}
-        for row in early["replay"]["rows"]
-        for curve, speedup in row["speedup"].items()
-    ]}}  # fmt: skip
-    charts, others = (
-        [json.loads(text) for text in _Elements(page([one])).texts("script", type="application/json")]
-        for one in (early, late)
-    )
-    assert len(charts) == 2
-    for one, other in zip(charts, others, strict=True):
-        assert one["data"] == other["data"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"machine": {}}', None])

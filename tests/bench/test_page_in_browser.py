@@ -9,8 +9,8 @@ from bench.page import write_page
 from tests.bench.documents.made_up import made_up
 
 SECTIONS = [
-    "speedup", "parity", "answers", "acceptance", "costs", "sweep", "economics", "translation", "peers",
-    "serve", "replay",
+    "speedup", "parity", "answers", "acceptance", "costs", "sweep", "economics", "translation", "serve",
+    "replay",
 ]  # fmt: skip
 """The sections with figures; the last section of a page has the sources."""
 
@@ -72,9 +72,9 @@ def files(tmp_path_factory):
             "tokens": [[HOSTILE, HOSTILE], [" end", "model"]],
         }
     ]
-    hostile["economics"]["advice"] = hostile["translation"]["findings"] = [HOSTILE]
+    hostile["economics"]["advice"] = [HOSTILE]
     hostile["translation"]["rows"][0].update(draft_model=HOSTILE, strategy=HOSTILE, workload=HOSTILE)
-    hostile["peers"]["rows"][0]["name"] = hostile["replay"]["rows"][0]["drafter"] = HOSTILE
+    hostile["serve"]["levels"][0]["name"] = hostile["replay"]["rows"][0]["drafter"] = HOSTILE
     whole = made_up()
     documents = {
         "whole": [whole],
@@ -82,7 +82,7 @@ def files(tmp_path_factory):
         "decoding": [{"date": whole["date"], "decode": {"rows": whole["decode"]["rows"][:3]}}],
         "empty": [
             {"decode": {"rows": [], "samples": []}}
-            | {name: {} for name in ("sweep", "economics", "translation", "peers", "replay")}
+            | {name: {} for name in ("sweep", "economics", "translation", "serve", "replay")}
         ],
         "hostile": [hostile],
     }

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from bench.serving.servers import LOOP
 from cli.main import main
 
 
@@ -135,13 +136,14 @@ def test_the_tables_lose_no_figure_on_a_narrow_terminal(bench, server, full_answ
 def test_the_bare_loop_alternates_with_one_stream(bench, server, full_answer, tmp_path):
     server.play(*full_answer)
     file = tmp_path / "rows.json"
-    arguments = ["--server", f"it={server.url}", "--bare", "--concurrency", "1,2", "--rounds", "1"]
+    arguments = ["--server", f"it={server.url}", "--server", "mlx_lm.generate", "--rounds", "1"]
+    arguments += ["--concurrency", "1,2"]
     assert bench(*arguments, "--json", str(file)) == 0
     report = json.loads(file.read_text())["serve"]
     turns = [(row["arm"], row["streams"]) for row in report["rows"][::4]]
-    assert turns == [("it", 1), ("bare loop", 1), ("bare loop", 1), ("it", 1)] + [("it", 2)] * 2
+    assert turns == [("it", 1), (LOOP, 1), (LOOP, 1), ("it", 1)] + [("it", 2)] * 2
     compared = [(level["streams"], level["name"], level["speedup"] == 1) for level in report["levels"]]
-    assert compared == [(1, "it", True), (1, "bare loop", False), (2, "it", True)]
+    assert compared == [(1, "it", True), (1, LOOP, False), (2, "it", True)]
 
 
 def test_one_failed_request_shows_and_makes_the_status_1(bench, server, full_answer, capsys):
@@ -181,9 +183,13 @@ def test_answers_that_make_figures_doubtful_are_noted(bench, server, events, cap
         (["--server", "it=localhost:8000"], "localhost:8000 is not an address such as http://127.0.0.1:8000"),
         (["--model", "/no/such"], "/no/such is not a model folder: it has no config.json"),
         (["--json", "/no/such/file"], "cannot write /no/such/file"),
-        (["--bare", "--concurrency", "2"], "--bare is compared at one stream; add 1 to --concurrency"),
-        (["--bare", "--server", "bare loop=http://a:1"], "--server: the name bare loop is already taken"),
+        (
+            ["--server", LOOP, "--concurrency", "2"],
+            f"{LOOP} is compared at one stream; add 1 to --concurrency",
+        ),
+        (["--server", LOOP, "--server", LOOP], f"--server: the name {LOOP} is already taken"),
         (["--repetitive"], "--repetitive makes random models; name them with --random-models"),
+        (["--images", "64", "--workloads", "edits"], "--images goes without --workloads, --prompts"),
         (["--server-key", "it=k"], "--server-key: no --server is named it"),
         (["--rouns", "1"], "unknown argument --rouns"),
     ],

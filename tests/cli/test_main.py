@@ -152,7 +152,7 @@ for name in cli.bench.COMMANDS:
     except SystemExit as left:
         assert left.code == 0
 page = ("--html", "a.html")
-for given in (["report", "a.json", *page], ["sweep"], ["economics", *page], ["images"]):
+for given in (["report", "a.json", *page], ["sweep"], ["economics", *page], ["serve", "--images", "8"]):
     assert main(["bench", *given]) == 2
 """
 

@@ -9,19 +9,24 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
 from bench.architectures.seeing_model import FIRST_ID, write_tokenizer
-from tests.engine.vision.tiny_towers import FAMILIES, weights_of
+from engine.model import lfm2_vl
+from tests.engine.vision.tiny_towers import FAMILIES, LFM2_TINY, LFM2_TOKENS, weights_of
+
+lfm2_vl.register()
 
 MROPE = {"type": "default", "rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 TOKENS = {
     "qwen3_vl": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    "lfm2_vl": LFM2_TOKENS,
 }
 """A family's tokens, the placeholder first."""
 WRITTEN = {
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma3": "<start_of_image>",
     "mistral3": "[IMG]",
+    "lfm2_vl": "<image>",
 }
 NAMES = {
     "qwen3_vl": {
@@ -32,11 +37,13 @@ NAMES = {
     },
     "gemma3": {"image_token_id": 0, "image_token_index": 0, "boi_token_index": 1, "eoi_token_index": 2},
     "mistral3": {"image_token_index": 0},
+    "lfm2_vl": {"image_token_id": 0},
 }
 PROCESSORS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 256}},
     "gemma3": {"size": {"height": 32, "width": 32}},
     "mistral3": {"patch_size": 4, "size": {"longest_edge": 64}},
+    "lfm2_vl": LFM2_TINY | {"encoder_patch_size": 4, "tile_size": 32},
 }
 
 

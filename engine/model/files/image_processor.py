@@ -3,13 +3,22 @@
 import json
 import logging
 import math
+from dataclasses import asdict
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from engine.foreign.image_sizes import GEMMA4_TOKENS, MAX_ASPECT, find_size, grid_of, num_tokens
-from engine.interface.images import Cut, ImageProcessor, VisionInfo
+from engine.foreign.image_sizes import (
+    GEMMA4_TOKENS,
+    MAX_ASPECT,
+    find_size,
+    find_tiles,
+    grid_of,
+    num_tile_tokens,
+    num_tokens,
+)
+from engine.interface.images import Cut, ImageProcessor, Tiles, VisionInfo
 
 log = logging.getLogger("reprise.engine")
 CUTS: dict[str, Cut] = {
@@ -17,12 +26,26 @@ CUTS: dict[str, Cut] = {
     "gemma3": "gemma3",
     **dict.fromkeys(("mistral3", "pixtral"), "pixtral"),
     "gemma4": "gemma4",
+    **dict.fromkeys(("lfm2_vl", "lfm2-vl"), "lfm2"),
 }
 """How images are cut, by the model type of config.json."""
 EXAMPLE = (768, 1024)
 """Height and width of the image whose tokens people are told."""
 BILINEAR, BICUBIC = 2, 3
 _UNLIMITED = 2**31
+_LFM2 = {
+    "encoder_patch_size": 16,
+    "downsample_factor": 2,
+    "min_image_tokens": 64,
+    "max_image_tokens": 256,
+    "tile_size": 512,
+    "min_tiles": 2,
+    "max_tiles": 10,
+    "max_pixels_tolerance": 2.0,
+    "do_image_splitting": True,
+    "use_thumbnail": True,
+}
+"""What LFM2-VL's processor has where its file says nothing."""
 Json = dict[str, Any]
 
 
@@ -65,6 +88,7 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
         max_tokens=_most_tokens(processor),
         example_tokens=count_tokens(processor, EXAMPLE),
         processor=processor,
+        part_tokens=_most_of_part(processor) if processor.tiles else None,
     )
 
 
@@ -74,13 +98,18 @@ def has_library() -> bool:
 
 
 def count_tokens(processor: ImageProcessor, size: tuple[int, int], budget: int = _UNLIMITED) -> int:
-    """Return the tokens of an image, with those that end its rows.
+    """Return the tokens of an image, with those that end its rows, but none before its tiles.
 
     size: height and width in pixels. budget: see find_size().
     """
-    fields = {name: getattr(processor, name) for name in ("cut", "patch", "merge", "least", "most")}
+    fields = asdict(processor)
     grid = grid_of(fields, find_size(fields, *size, "auto", budget))
-    return num_tokens(fields, grid) + (0 if processor.row_end is None else grid[0] // processor.merge)
+    whole = num_tokens(fields, grid) + (0 if processor.row_end is None else grid[0] // processor.merge)
+    rows, columns = find_tiles(fields, *size, "auto", budget)
+    if processor.tiles is None or rows * columns == 1:
+        return whole
+    beside = 0 if processor.tiles.whole_start is None else whole
+    return rows * columns * num_tile_tokens(fields) + beside
 
 
 def _most_tokens(processor: ImageProcessor) -> int:
@@ -88,11 +117,19 @@ def _most_tokens(processor: ImageProcessor) -> int:
     match processor.cut:
         case "qwen":
             return processor.most // side**2
+        case "lfm2":
+            beside = processor.tiles.most * num_tile_tokens(asdict(processor)) if processor.tiles else 0
+            return processor.most // side**2 + beside
         case "gemma4":
             # With high detail.
             return GEMMA4_TOKENS[-1]
     rows = math.ceil(processor.most / side)
     return rows * (rows if processor.row_end is None else rows + 1)
+
+
+def _most_of_part(processor: ImageProcessor) -> int:
+    side = processor.patch * processor.merge
+    return max(processor.most // side**2, num_tile_tokens(asdict(processor)))
 
 
 def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: Any) -> ImageProcessor:
@@ -101,7 +138,10 @@ def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: A
     patch, merge, least, most = _side(given.get("patch_size", vision.get("patch_size"))), 1, 0, 0
     written = shown = alone = token
     digest = sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
-    more: Json = {"digest": digest, "filter": given.get("resample", BILINEAR if cut == "gemma3" else BICUBIC)}
+    more: Json = {
+        "digest": digest,
+        "filter": given.get("resample", BILINEAR if cut in ("gemma3", "lfm2") else BICUBIC),
+    }
     match cut:
         case "qwen":
             merge = int(given.get("merge_size", vision.get("spatial_merge_size", 2)))
@@ -127,7 +167,32 @@ def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: A
             most = min(int(given.get("max_soft_tokens", 280)), GEMMA4_TOKENS[-1])
             start, end = (_text(backend, config[f"{name}_token_id"]) for name in ("boi", "eoi"))
             shown = f"{start}{token}{end}"
+        case "lfm2":
+            told = _LFM2 | {name: value for name, value in given.items() if value is not None}
+            patch, merge = int(told["encoder_patch_size"]), int(told["downsample_factor"])
+            least, most = (int(told[f"{end}_image_tokens"]) * (patch * merge) ** 2 for end in ("min", "max"))
+            start, end = (
+                _text(backend, _token_id(backend, f"<|image_{name}|>")) for name in ("start", "end")
+            )
+            shown = f"{start}{token}{end}"
+            more["tiles"] = _tiles(told, patch * merge, backend)
     return ImageProcessor(cut, patch, merge, least, most, placeholder, written, shown, alone, **more)
+
+
+def _tiles(told: Json, side: int, backend: Any) -> Tiles | None:
+    """Return how LFM2-VL cuts large images; None if it cuts none. side: pixels of a token's side."""
+    size, most = int(told["tile_size"]), int(told["max_tiles"])
+    if not told["do_image_splitting"] or most < 2:
+        return None
+    if size % side:
+        raise ValueError(f"tiles of {size} pixels have no tokens of {side}")
+    starts = tuple(
+        tuple(_token_id(backend, f"<|img_row_{row}_col_{column}|>") for column in range(1, most // row + 1))
+        for row in range(1, most + 1)
+    )
+    whole_start = _token_id(backend, "<|img_thumbnail|>") if told["use_thumbnail"] else None
+    least, tolerance = max(2, int(told["min_tiles"])), float(told["max_pixels_tolerance"])
+    return Tiles(size, least, most, tolerance, starts, whole_start)
 
 
 def _side(value: Any) -> int:

@@ -71,18 +71,20 @@ def _placed(ids: Sequence[int], pictures: Sequence[Picture], processor: ImagePro
     done = 0
     for place, picture in zip(places, pictures, strict=True):
         tokens += ids[done:place]
-        shown = placeholders(processor, picture.grid)
-        images.append(
-            PromptImage(
-                start=len(tokens),
-                length=len(shown),
-                grid=picture.grid,
-                pixels=picture.pixels,
-                shape=picture.shape,
-                key=picture.key,
+        for part in picture.parts:
+            tokens += part.before
+            shown = placeholders(processor, part.grid)
+            images.append(
+                PromptImage(
+                    start=len(tokens),
+                    length=len(shown),
+                    grid=part.grid,
+                    pixels=part.pixels,
+                    shape=part.shape,
+                    key=part.key,
+                )
             )
-        )
-        tokens += shown
+            tokens += shown
         done = place + 1
         if processor.last_end is not None:
             tokens.append(processor.last_end)
@@ -191,10 +193,10 @@ class ImageReader:
     def _keep(self, key: bytes, picture: Picture) -> None:
         if key not in self._kept:
             self._kept[key] = picture
-            self._kept_bytes += len(picture.pixels)
+            self._kept_bytes += picture.num_bytes
         while self._kept_bytes > MAX_KEPT_BYTES:
             _, dropped = self._kept.popitem(last=False)
-            self._kept_bytes -= len(dropped.pixels)
+            self._kept_bytes -= dropped.num_bytes
 
 
 def _digest(processor: ImageProcessor, file: ImageFile) -> bytes:

@@ -37,7 +37,6 @@ def made_up(
         "sweep": _sweep(),
         "economics": _economics(rng),
         "translation": _translation(rng),
-        "peers": {"rows": _peers(rng)},
         "serve": {"levels": _levels(rng)},
         "replay": {"rows": _replays(rng)},
     }  # fmt: skip
@@ -224,39 +223,25 @@ def _translation(rng: random.Random) -> dict[str, Any]:
                     "acceptance_by_position": [accepted, 0.9 * accepted], "drafted_per_draft": length or 2.7,
                     "plain_tps": 118.0, "decode_tps": 118 * speedup, "speedup": speedup,
                     "speedup_low": 0.97 * speedup, "speedup_high": 1.02 * speedup,
-                    "draft_model_share": 0.31,
-                    "drafted_per_s": 240.0, "translated": 120, "absorbed": 3, "resynchronised": 9,
+                    "translated": 120, "absorbed": 3, "resynchronised": 9,
                     "skipped": 1,
                     "parity": "PASS", "parity_pairs": 4, "parity_differing": 0, "first_divergence": None,
                     "by_source": {"draft-model": [240, round(240 * accepted)]},
                 })  # fmt: skip
-    refused = [{"draft_model": "stranger", "strategy": "none", "reason": "its ids mean something else"}]
-    return {"rows": rows, "refused": refused, "findings": ["context is at least as good as shared."]}
-
-
-def _peers(rng: random.Random) -> list[dict[str, Any]]:
-    servers = {"Reprise": 1.9, "Reprise, plain": 1.0, "mlx_lm generate": 0.97, "mlx_lm speculative": 1.2}
-    return [
-        {
-            "name": server, "workload": workload, "ttft_ms": 280.0, "parity": None, "error": None,
-            "speedup": (1 + (rate - 1) * likeness) / (1 + 0.9 * likeness),
-            "tokens_per_s": 118 * (1 + (rate - 1) * likeness) * rng.uniform(0.98, 1.02),
-        }
-        for workload, likeness in WORKLOADS.items()
-        for server, rate in servers.items()
-    ]  # fmt: skip
+    return {"rows": rows}
 
 
 def _levels(rng: random.Random) -> list[dict[str, Any]]:
+    servers = {"Reprise": 1.9, "Reprise, plain": 1.0, "mlx_lm.generate": 0.97, "mlx_lm.server": 1.2}
     return [
         {
-            "side": side, "concurrency": level, "num_requests": 12, "num_failed": 0,
-            "tokens_per_s": [speed * level**0.5 * rng.uniform(0.9, 1.1) for _ in range(3)],
-            "decode_tokens_per_s": speed, "first_token_s": {"p50": 0.1 * level, "p95": 0.2, "p99": 0.3},
-            "inter_token_s": {"p50": 0.01, "p95": 0.02, "p99": 0.03},
+            "name": server, "workload": workload, "streams": streams, "ttft_ms": 280.0 * streams,
+            "parity": None, "error": None, "speedup": (1 + (rate - 1) * likeness) / (1 + 0.9 * likeness),
+            "tokens_per_s": 118 * (1 + (rate - 1) * likeness) * rng.uniform(0.98, 1.02),
         }
-        for level in (1, 8)
-        for side, speed in (("reprise", 190.0), ("another", 120.0))
+        for streams in (1, 8)
+        for workload, likeness in WORKLOADS.items()
+        for server, rate in servers.items()
     ]  # fmt: skip
 
 
@@ -271,13 +256,13 @@ def _replays(rng: random.Random) -> list[dict[str, Any]]:
     }
     return [
         {
-            "drafter": rule, "rule": f"{rule}, in words", "used_by": "", "workload": workload, "pairs": 1200,
+            "drafter": rule, "rule": f"{rule}, in words", "workload": workload, "pairs": 1200,
             "tokens": 300_000, "tokens_per_forward": 1 + 4 * rate * lift, "coverage": rate * lift,
             "acceptance_by_position": [(rate * lift) ** (1 + at / 6) for at in range(12)],
             "drafter_us_per_token": 2 + 6 * rng.random(),
-            "speedup": {"an invented chip": 0.9 + (rate * lift) ** 2, "another one": 0.95 + rate * lift},
-            "slowest": {"an invented chip": 0.8, "another one": 0.9},
+            "curve": curve, "speedup": base + (rate * lift) ** power, "slowest": base - 0.1,
         }
+        for curve, base, power in (("an invented chip", 0.9, 2), ("another one", 0.95, 1))
         for workload, lift in (("edits_long", 1.05), ("free", 0.5), ("all", 0.9))
         for rule, rate in rules.items()
     ]  # fmt: skip

@@ -2,7 +2,8 @@
 
 import base64
 import io
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,22 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from engine.foreign.child_process import Limits
+from engine.foreign.image_sizes import MAX_ASPECT, find_size, find_tiles
 from engine.foreign.images import ImageDecoder, ImageError, ImageFile
-from engine.interface.images import ImageProcessor
+from engine.interface.images import ImageProcessor, Tiles
 from tests.engine.foreign.hostile_images import FILES, SHOWN
+from tests.engine.vision.tiny_towers import LFM2_SIZES, LFM2_TINY, REFERENCES
 
 TEXTS = ("<img>", "<img>", "<img>")
 QWEN = ImageProcessor("qwen", 16, 2, 65536, 16777216, 7, *TEXTS)
 GEMMA3 = ImageProcessor("gemma3", 14, 4, 0, 896, 7, *TEXTS, filter=2)
 PIXTRAL = ImageProcessor("pixtral", 14, 2, 0, 1540, 7, *TEXTS, row_end=8, last_end=9)
 GEMMA4 = ImageProcessor("gemma4", 16, 3, 0, 280, 7, *TEXTS)
+STARTS = tuple(tuple(100 + 10 * row + column for column in range(10 // (row + 1))) for row in range(10))
+TILES = Tiles(512, 2, 10, 2.0, STARTS, 99)
+LFM2 = ImageProcessor("lfm2", 16, 2, 64 * 32**2, 256 * 32**2, 7, *TEXTS, filter=2, tiles=TILES)
+TINY_TILES = replace(TILES, side=LFM2_TINY["tile_size"])
+TINY_LFM2 = replace(LFM2, patch=2, least=4 * 4**2, most=16 * 4**2, tiles=TINY_TILES)
 PLAIN = {"do_rescale": False, "do_normalize": False}
 SIZES = [
     (64, 64),
@@ -54,8 +62,16 @@ def noise(height, width, channels=3):
 
 
 def decode(decoder, processor, image, **more):
-    picture = decoder.decode_small(processor, ImageFile(encoded(image), **more))
-    return np.frombuffer(picture.pixels, np.uint8).reshape(picture.shape), picture
+    (whole,) = decode_parts(decoder, processor, image, **more)
+    return pixels_of(whole), whole
+
+
+def decode_parts(decoder, processor, image, **more):
+    return decoder.decode_small(processor, ImageFile(encoded(image), **more)).parts
+
+
+def pixels_of(part):
+    return np.frombuffer(part.pixels, np.uint8).reshape(part.shape)
 
 
 def assert_same(pixels, expected):
@@ -103,6 +119,53 @@ def test_gemma_4_sees_what_its_processor_makes(decoder, size):
     pixels, picture = decode(decoder, GEMMA4, image)
     assert picture.grid[0] * picture.grid[1] == 9 * own["num_soft_tokens_per_image"][0]
     assert_same(pixels, own["pixel_values"][0][: len(pixels)])
+
+
+def test_lfm2_cuts_images_of_all_sizes_as_its_processor_does():
+    fields = asdict(LFM2)
+    for height, width, rows, columns, *size in json.loads((REFERENCES / "lfm2_vl_tiles.json").read_text()):
+        if max(height, width) > MAX_ASPECT * min(height, width):
+            continue
+        asked = fields, height, width, "auto", 10_000
+        assert (find_tiles(*asked), find_size(*asked)) == ((rows, columns), tuple(size)), (height, width)
+
+
+@pytest.mark.parametrize("size", LFM2_SIZES)
+def test_lfm2_sees_what_its_processor_makes_but_for_one_step_of_255(decoder, size):
+    parts = decode_parts(decoder, TINY_LFM2, noise(*size))
+    with np.load(REFERENCES / "lfm2_vl_tiles.npz") as file:
+        own = file["x".join(map(str, size))]
+    pixels = np.concatenate([pixels_of(part) for part in parts])
+    assert pixels.shape == own.shape
+    # It resizes with torchvision.
+    assert abs(pixels.astype(int) - own).max() <= 1
+
+
+def test_tiles_stand_behind_their_own_tokens_and_the_whole_is_last(decoder):
+    *tiles, whole = decode_parts(decoder, LFM2, noise(768, 1024))
+    assert [part.before for part in tiles] == [(100,), (101,), (102,), (110,), (111,), (112,)]
+    assert {part.grid for part in tiles} == {(32, 32)}
+    assert (whole.before, whole.grid) == ((99,), (26, 36))
+    assert len({part.key for part in (*tiles, whole)}) == 7
+    alone = decode_parts(decoder, replace(LFM2, tiles=replace(TILES, whole_start=None)), noise(768, 1024))
+    assert [part.before for part in alone] == [part.before for part in tiles]
+
+
+@pytest.mark.parametrize("budget", [2560, 2000, 1000, 700, 400, 100, 3])
+def test_tiles_and_the_whole_are_within_the_budget(decoder, budget):
+    tokens = [
+        sum(rows * columns // 4 for rows, columns in (part.grid for part in parts))
+        for parts in (
+            decode_parts(decoder, LFM2, noise(*size), budget=budget)
+            for size in ((512, 1280), (768, 1024), (900, 900))
+        )
+    ]
+    assert budget / 3 < max(tokens) <= budget
+
+
+def test_low_detail_shows_no_tiles(decoder):
+    (whole,) = decode_parts(decoder, LFM2, noise(768, 1024), detail="low")
+    assert (whole.before, whole.grid) == ((), (26, 36))
 
 
 def open_as(decoder, data, processor=QWEN):
@@ -176,7 +239,9 @@ COLOURS = {
 @pytest.mark.parametrize("name", COLOURS)
 def test_every_kind_of_pixel_is_shown_as_people_see_it(decoder, name):
     image, options, colour = COLOURS[name]
-    pixels = np.frombuffer(open_as(decoder, base64.b64decode(encoded(image, **options))).pixels, np.uint8)
+    pixels = np.frombuffer(
+        open_as(decoder, base64.b64decode(encoded(image, **options))).parts[0].pixels, np.uint8
+    )
     assert {tuple(map(int, one[:, 0])) for one in pixels.reshape(-1, 3, 256)} == {colour}
 
 
@@ -186,7 +251,9 @@ def test_every_kind_of_file_is_read(decoder, kind):
         "CMYK" if kind == "CMYK" else "RGB", (64, 64), (0, 255, 255, 0) if kind == "CMYK" else RED
     )
     file = encoded(image, "JPEG" if kind == "CMYK" else kind)
-    pixels = np.frombuffer(open_as(decoder, base64.b64decode(file)).pixels, np.uint8).reshape(-1, 3, 256)
+    pixels = np.frombuffer(open_as(decoder, base64.b64decode(file)).parts[0].pixels, np.uint8).reshape(
+        -1, 3, 256
+    )
     assert (abs(pixels.astype(int) - np.array(RED)[:, None]) < 4).all()
 
 

@@ -10,9 +10,10 @@ from tests.engine.vision.seeing import Picture, looked_at, make_seeing
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "gemma3", "mistral3"])
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "gemma3", "mistral3", "lfm2_vl"])
 def test_pictures_fit_into_the_memory_that_one_prompt_alone_needs(name: str) -> None:
-    loaded = make_seeing(name, num_hidden_layers=4, num_attention_heads=4, head_dim=64, hidden_size=256)
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 64}
+    loaded = make_seeing(name, **sizes, **dict.fromkeys(("hidden_size", "block_dim"), 256))
     assert loaded.info.vision
     loaded.info = replace(
         loaded.info, context_tokens=4096, vision=replace(loaded.info.vision, max_tokens=192)

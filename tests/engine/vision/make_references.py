@@ -1,6 +1,7 @@
 """Write references/: what transformers' classes make of tiny random towers, and what they call the weights.
 
-    python -m venv VENV && VENV/bin/pip install torch transformers==5.23.0 safetensors pillow numpy
+    python -m venv VENV
+    VENV/bin/pip install torch torchvision transformers==5.23.0 safetensors pillow numpy
     VENV/bin/python tests/engine/vision/make_references.py [FAMILY ...]
 
 Torch is not among the tests' packages: it takes gigabytes, and these files 100 KB.
@@ -11,11 +12,23 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.numpy import load_file
-from tiny_towers import FAMILIES, GEMMA4_PROMPT, GEMMA4_TEXT, REFERENCES, Family, random_array
+from tiny_towers import (
+    FAMILIES,
+    GEMMA4_PROMPT,
+    GEMMA4_TEXT,
+    LFM2_PROMPT,
+    LFM2_SIZES,
+    LFM2_TINY,
+    REFERENCES,
+    Family,
+    random_array,
+    references,
+)
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 PARTS = ("visual", "vision_tower", "multi_modal_projector", "embed_vision")
@@ -110,12 +123,23 @@ def gemma4(model: torch.nn.Module, family: Family, image: np.ndarray, grid: tupl
     return patches, out.pooler_output[0], []
 
 
-def write_whole_gemma4(attention: str | None) -> None:
-    """Write the configuration, the names and the logits of a whole Gemma 4 that reads text with an image."""
-    family = FAMILIES["gemma4"]
-    parts = {key: value for key, value in family.config.items() if key != "model_type"}
-    parts["text_config"] = parts["text_config"] | GEMMA4_TEXT | {"use_bidirectional_attention": attention}
-    config = CONFIG_MAPPING["gemma4"](**parts)
+def lfm2_vl(model: torch.nn.Module, family: Family, image: np.ndarray, grid: tuple[int, int]) -> tuple:
+    """Return patches as LFM2-VL's processor cuts them, and the features of an image beside a larger one."""
+    from transformers.models.siglip2.image_processing_pil_siglip2 import convert_image_to_patches
+
+    side = family.config["vision_config"]["patch_size"]
+    patches = convert_image_to_patches(image.transpose(2, 0, 1), side)
+    given = convert_image_to_patches(normal(image, family).permute(2, 0, 1).numpy(), side)
+    given = torch.nn.functional.pad(torch.from_numpy(given)[None], (0, 0, 0, 7))
+    # Patches that are not there, as beside a larger image.
+    mask = torch.cat([torch.ones(1, len(patches)), torch.zeros(1, 7)], dim=1).int()
+    out = model.model.get_image_features(given, torch.tensor([grid]), mask, return_dict=True)
+    return patches, out.pooler_output[0], []
+
+
+def make_whole(model_type: str, parts: dict[str, Any]) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Return a model with random weights, and what tests need to make it too: its configuration and names."""
+    config = CONFIG_MAPPING[model_type](**parts)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     shapes = {}
     with torch.no_grad():
@@ -123,22 +147,77 @@ def write_whole_gemma4(attention: str | None) -> None:
             shapes[name] = list(array.shape)
             if name != "lm_head.weight":
                 array.copy_(torch.from_numpy(random_array(name, tuple(array.shape))))
+    return model, {"config": config.to_dict(), "shapes": shapes}
+
+
+def write_whole(name: str, made: tuple[torch.nn.Module, dict[str, Any]], **given: torch.Tensor) -> None:
+    """Write the configuration, the names and the logits of a whole model that reads text with images."""
+    model, told = made
+    with torch.no_grad():
+        logits = model(**given).logits[0].numpy()
+    file = REFERENCES / f"{name}.json"
+    file.write_text(json.dumps(told, indent=0, default=str) + "\n")
+    np.savez_compressed(file.with_suffix(".npz"), logits=logits)
+
+
+def write_whole_gemma4(attention: str | None) -> None:
+    family = FAMILIES["gemma4"]
+    parts = {key: value for key, value in family.config.items() if key != "model_type"}
+    parts["text_config"] = parts["text_config"] | GEMMA4_TEXT | {"use_bidirectional_attention": attention}
     image = np.load(REFERENCES / "gemma4.npz")["0.pixels"]
     grid = family.grids[0]
     columns, rows = np.meshgrid(np.arange(grid[1]), np.arange(grid[0]))
     places = torch.from_numpy(np.stack([columns, rows], axis=-1).reshape(1, -1, 2))
     tokens = torch.tensor([GEMMA4_PROMPT])
-    with torch.no_grad():
-        out = model(
-            input_ids=tokens,
-            pixel_values=torch.from_numpy(image.astype(np.float32) / 255)[None],
-            image_position_ids=places,
-            mm_token_type_ids=(tokens == family.config["image_token_id"]).long(),
-        )
-    told = {"config": config.to_dict(), "shapes": shapes}
-    file = REFERENCES / f"gemma4_whole_{attention}.json"
-    file.write_text(json.dumps(told, indent=0, default=str) + "\n")
-    np.savez_compressed(file.with_suffix(".npz"), logits=out.logits[0].numpy())
+    write_whole(
+        f"gemma4_whole_{attention}",
+        make_whole("gemma4", parts),
+        input_ids=tokens,
+        pixel_values=torch.from_numpy(image.astype(np.float32) / 255)[None],
+        image_position_ids=places,
+        mm_token_type_ids=(tokens == family.config["image_token_id"]).long(),
+    )
+
+
+def write_whole_lfm2() -> None:
+    family = FAMILIES["lfm2_vl"]
+    parts = {key: value for key, value in family.config.items() if key != "model_type"}
+    tiles = [one.pixels.astype(np.float32) / 127.5 - 1 for one in references("lfm2_vl")]
+    most = max(map(len, tiles))
+    write_whole(
+        "lfm2_vl_whole",
+        make_whole("lfm2_vl", parts),
+        input_ids=torch.tensor([LFM2_PROMPT]),
+        pixel_values=torch.from_numpy(
+            np.stack([np.pad(one, ((0, most - len(one)), (0, 0))) for one in tiles])
+        ),
+        pixel_attention_mask=torch.tensor([[at < len(one) for at in range(most)] for one in tiles]).int(),
+        spatial_shapes=torch.tensor(family.grids),
+    )
+
+
+def write_tiles() -> None:
+    """Write how LFM2-VL's processor cuts images of many sizes, and the patches of some small ones."""
+    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+
+    processor = Lfm2VlImageProcessor()
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.uniform(np.log(8), np.log(4000), (400, 2))).astype(int).tolist()
+    cuts = []
+    for height, width in [*sizes, *([side, 2 * side] for side in range(300, 1500, 50))]:
+        image = torch.empty(1, 3, height, width, dtype=torch.uint8, device="meta")
+        told = {name: getattr(processor, name) for name in LFM2_CUT}
+        _, (rows,), (columns,), ((*size,),) = processor.resize_and_split(image, resample=2, **told)
+        cuts.append([height, width, rows, columns, *size])
+    (REFERENCES / "lfm2_vl_tiles.json").write_text(json.dumps(cuts) + "\n")
+    arrays = {}
+    for height, width in LFM2_SIZES:
+        image = np.random.default_rng(height * width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+        given = Lfm2VlImageProcessor(**LFM2_TINY)(image, **PLAIN_PIXELS)
+        lengths = given["pixel_attention_mask"].sum(1).tolist()
+        parts = [one[:length] for one, length in zip(given["pixel_values"], lengths, strict=True)]
+        arrays[f"{height}x{width}"] = torch.cat(parts).numpy().astype(np.uint8)
+    np.savez_compressed(REFERENCES / "lfm2_vl_tiles.npz", **arrays)
 
 
 COMPUTED: dict[str, Callable[..., tuple]] = {
@@ -147,7 +226,14 @@ COMPUTED: dict[str, Callable[..., tuple]] = {
     "gemma4": gemma4,
     "mistral3": pixtral,
     "pixtral": pixtral,
+    "lfm2_vl": lfm2_vl,
 }
+
+LFM2_CUT = (
+    "downsample_factor", "min_tiles", "max_tiles", "use_thumbnail", "min_image_tokens", "max_image_tokens",
+    "encoder_patch_size", "tile_size", "max_pixels_tolerance",
+)  # fmt: skip
+PLAIN_PIXELS = {"do_rescale": False, "do_normalize": False, "return_tensors": "pt"}
 
 # Pixtral is published as a llava; mlx-lm and converters of MLX call it pixtral.
 PUBLISHED_AS = {"pixtral": "llava"}
@@ -179,6 +265,8 @@ def main(names: list[str]) -> None:
     if not names:
         write_whole_gemma4(None)
         write_whole_gemma4("vision")
+        write_whole_lfm2()
+        write_tiles()
 
 
 if __name__ == "__main__":

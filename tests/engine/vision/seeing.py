@@ -35,6 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3": {"num_hidden_layers": 3},
     "mistral3": {},
     "pixtral": {},
+    "lfm2_vl": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "qwen3_vl_moe": {"num_hidden_layers": 3, "rope_scaling": INTERLEAVED},
     "qwen3_5_moe": {"num_hidden_layers": 3, "rope_parameters": PARTIAL},
 }

@@ -146,6 +146,25 @@ GEMMA4_TEXT = {
 GEMMA4_PROMPT = [2, 5, 7, *[50] * 6, 9, 11, 12, 13]
 """Text around an image of six tokens."""
 
+LFM2_PROMPT = [2, 5, 7, *[50] * 20, 9, *[50] * 4, 11, *[50] * 8, 13, 12]
+"""Text around three tiles."""
+LFM2_TINY = {
+    "encoder_patch_size": 2,
+    "min_image_tokens": 4,
+    "max_image_tokens": 16,
+    "tile_size": 16,
+}
+"""Settings of a processor that cuts small images into tiles."""
+LFM2_TOKENS = (
+    "<image>",
+    "<|image_start|>",
+    "<|image_end|>",
+    "<|img_thumbnail|>",
+    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)),
+)
+LFM2_SIZES = ((20, 24), (24, 40), (50, 18), (8, 90), (5, 7))
+"""Heights and widths of images that it cut."""
+
 
 def _pixtral(model_type: str, **more: object) -> Family:
     vision = {
@@ -163,6 +182,23 @@ def _pixtral(model_type: str, **more: object) -> Family:
     return Family(config | more, CLIP)
 
 
+def _lfm2(**more: object) -> Family:
+    vision = {
+        "model_type": "siglip2_vision_model",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "patch_size": 4,
+        "num_patches": 36,
+        "vision_use_head": False,
+    }
+    text = TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
+    config = {"model_type": "lfm2_vl", "vision_config": vision, "text_config": text, "image_token_id": 50}
+    # Larger and smaller than the table of positions, and both.
+    return Family(config | {"projector_hidden_size": 96} | more, HALVES, ((8, 10), (4, 4), (2, 16)))
+
+
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 FAMILIES = {
     "qwen3_vl": _qwen3("qwen3_vl", {"deepstack_visual_indexes": [0, 2]}, {}),
@@ -175,6 +211,8 @@ FAMILIES = {
     "gemma4_clipped": _gemma4(use_clipped_linears=True, standardize=True),
     "mistral3": _pixtral("mistral3", spatial_merge_size=2),
     "pixtral": _pixtral("pixtral", vision_feature_select_strategy="full", multimodal_projector_bias=True),
+    "lfm2_vl": _lfm2(),
+    "lfm2_vl_plain": _lfm2(projector_use_layernorm=False, projector_bias=False),
 }
 
 

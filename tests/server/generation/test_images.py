@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from engine.interface.images import Tiles
 from server.generation.prompts.images import DECODER
 from tests.engine.foreign.hostile_images import FILES, SHOWN
 from tests.server.fake_engine import PROCESSOR, SEEING, says
@@ -230,6 +231,24 @@ async def test_what_is_no_image_is_refused_in_words(client, sees, source, reason
     assert fault["param"] == "messages[0].content[1]"
     assert reason in fault["message"]
     assert not sees.requests
+
+
+async def test_tiles_stand_behind_their_tokens_in_the_prompt(client, sees):
+    tiles = Tiles(64, 2, 4, 1.0, (tuple(b"ABCD"), tuple(b"EF"), tuple(b"G"), tuple(b"H")), ord("W"))
+    processor = replace(PROCESSOR, cut="lfm2", least=1024, most=4096, tiles=tiles)
+    sees.info = replace(sees.info, vision=replace(SEEING, processor=processor))
+    response = await chat(client, ASK, part(size=(128, 64)), part(BLUE, size=(64, 64)))
+    assert response.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 4 + 4 + 2 + 4
+    (request,) = sees.requests
+    assert text_of(request) == "user: What is it?[A*B*W*][*]\n"
+    assert [(image.grid, image.length) for image in request.images] == [
+        ((4, 4), 4),
+        ((4, 4), 4),
+        ((2, 4), 2),
+        ((4, 4), 4),
+    ]
+    for image in request.images:
+        assert set(request.prompt[image.start : image.end]) == {PROCESSOR.placeholder}
 
 
 async def test_what_was_no_image_earlier_is_a_line_of_text(client, sees):

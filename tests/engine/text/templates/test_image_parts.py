@@ -10,6 +10,7 @@ from config.model_settings import BUNDLED_MODEL
 from engine.interface.image_marks import mark
 from engine.model.files.image_processor import count_tokens, read_vision
 from engine.text.tokenizer import Tokenizer
+from tests.engine.vision.tiny_towers import LFM2_TOKENS
 
 QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 GEMMA = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
@@ -82,8 +83,15 @@ FAMILIES = {
         {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 280},
         "<|image>*<image|>",
     ),
+    "lfm2_vl": (
+        LFM2_TOKENS,
+        template("<image>"),
+        {"model_type": "lfm2_vl", "image_token_id": FIRST, "vision_config": {"patch_size": 16}},
+        {"resample": 3, "use_thumbnail": True},
+        "<|image_start|>*<|image_end|>",
+    ),
 }
-EXAMPLE_TOKENS = {"qwen3_vl": 768, "gemma3": 256, "mistral3": 1064, "gemma4": 266}
+EXAMPLE_TOKENS = {"qwen3_vl": 768, "gemma3": 256, "mistral3": 1064, "gemma4": 266, "lfm2_vl": 1770}
 
 
 def make(folder: Path, family: str, chat_template: str | None = None):
@@ -98,7 +106,7 @@ def make(folder: Path, family: str, chat_template: str | None = None):
         (folder / name).write_text((bundled / name).read_text())
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     wrapped = load_tokenizer(folder, {"chat_template": chat_template or own})
-    tokenizer = Tokenizer(wrapped, FIRST + 3)
+    tokenizer = Tokenizer(wrapped, FIRST + len(tokens))
     return tokenizer, read_vision(config, folder, tokenizer.backend)
 
 
@@ -141,6 +149,11 @@ def test_people_are_told_what_an_image_takes(tmp_path, family):
     assert vision.example_tokens == EXAMPLE_TOKENS[family]
     assert vision.min_tokens <= vision.example_tokens <= vision.max_tokens
     assert count_tokens(vision.processor, (768, 1024), budget=300) <= max(300, vision.min_tokens)
+
+
+def test_the_tower_sees_no_more_than_a_tile_at_once(tmp_path):
+    _, vision = make(tmp_path, "lfm2_vl")
+    assert (vision.max_tokens, vision.part_tokens) == (11 * 256, 256)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

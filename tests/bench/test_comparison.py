@@ -1,14 +1,13 @@
 """Every peer gets the same questions, and figures summarize their answers, failures included."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from bench.serving import traffic
-from bench.serving.run_peers import MIXED, batches_of, rounds_of
+from bench.serving.run_serve import MIXED, batches_of, dealt
 from bench.serving.traffic import Answer, figures_of
-from bench.workloads import Chat, Turn
+from bench.workloads import Chat, Turn, read_prompts
 from bench.workloads.chats import user
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -164,7 +163,6 @@ def test_prompts_of_a_file_are_dealt_out_so_that_none_is_asked_twice(tmp_path):
     file = tmp_path / "chats.jsonl"
     bodies = [{"workload": kind, "messages": [user(f"{kind} {at}")]} for kind in "ab" for at in range(4)]
     file.write_text("\n".join(map(json.dumps, bodies)))
-    arguments = SimpleNamespace(prompts=file, workloads=(), chats=2, rounds=3, streams=1, mixed=False)
-    dealt = rounds_of(arguments, None)
-    asked = [[chat.turns[0].messages[0]["content"] for chat in chats] for chats in dealt]
+    rounds = dealt(read_prompts(file), rounds=3, size=2)
+    asked = [[chat.turns[0].messages[0]["content"] for chat in chats] for chats in rounds]
     assert asked == [["a 0"], ["a 1", "a 2", "b 0", "b 1"], ["a 3", "b 2", "b 3"]]

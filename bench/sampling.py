@@ -10,16 +10,16 @@ import argparse
 import time
 import timeit
 from collections.abc import Callable, Sequence
+from itertools import product
 from statistics import median
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from bench import options
-from bench.costs import measure_all
+from bench import document, options, outputs
 from bench.options import Flag
-from bench.tables import Column
+from bench.tables import Column, Row
 from engine.interface.request import Sampling
 from engine.sampling.logprobs import measure as measure_likelihoods
 from engine.sampling.sampler import Draw, RowSampling, Sampler
@@ -54,16 +54,19 @@ FLAGS = (
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
     options.check_names("--settings", arguments.settings, tuple(SETTINGS))
-    measure_step = measure_memory if arguments.memory else time_step
-
-    def measure(vocab_size: int, settings: str) -> dict[str, Any]:
-        return {f"rows_{number}": measure_step(settings, number, vocab_size) for number in arguments.rows}
-
+    measure = measure_memory if arguments.memory else time_step
+    cases, rows = [*product(arguments.vocabularies, arguments.settings)], list[Row]()
+    result = document.new_document(arguments, sampling={"rows": rows})
+    with outputs.Work({"": len(cases)}) as work:
+        for size, name in cases:
+            work.begin(f"{size}, {name}")
+            taken = {f"rows_{number}": measure(name, number, size) for number in arguments.rows}
+            rows.append({"vocab_size": size, "settings": name, **taken})
+            work.advance()
     note = "MiB per step, running ahead / not" if arguments.memory else "microseconds per row and step"
-    return measure_all(
-        arguments, "sampling", measure, columns(arguments.rows), [note],
-        vocab_size=arguments.vocabularies, settings=arguments.settings,
-    )  # fmt: skip
+    table = outputs.Table(columns(arguments.rows), notes=[note], width=100)
+    outputs.report(arguments, result, rows, table)
+    return 0
 
 
 def columns(nums_rows: Sequence[int]) -> list[Column]:

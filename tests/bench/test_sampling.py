@@ -1,12 +1,11 @@
-"""`reprise bench sampling`, `prefill` and `drafters` have a figure for every case."""
+"""`reprise bench sampling` has a figure for every case."""
 
 import json
 
 import pytest
 
-from bench.costs import drafters, prefill, sampling
+from bench import sampling
 from cli.main import main
-from tests.engine.support import make_model, prompt_of
 
 
 @pytest.fixture
@@ -38,22 +37,3 @@ def test_memory_is_measured_with_mlx_running_ahead_and_not(rows):
 def test_an_unknown_name_is_named(capsys):
     assert main(["bench", "sampling", "--settings", "top_q"]) == 2
     assert "top_q is not one of greedy" in capsys.readouterr().err
-
-
-def test_every_size_of_chunk_is_measured(rows):
-    found = rows("prefill --prompt-tokens 40 --chunks 16,64 --rounds 1")
-    assert [row["chunk"] for row in found] == [16, 64]
-    assert all(row["tokens_per_s"] > 0 for row in found)
-
-
-def test_the_last_chunk_may_be_shorter():
-    assert len(prefill.time_chunks(make_model("llama"), prompt_of(40), 16)) == 3
-
-
-def test_every_drafter_is_measured_with_every_prompt(rows, monkeypatch):
-    monkeypatch.setattr(drafters, "CONTEXT_TOKENS", (1_000,))
-    monkeypatch.setattr(drafters, "REPEATS", 1)
-    found = rows("drafters")
-    assert len(found) == len(drafters.NUM_IDS) * (len(drafters.DRAFTERS) + 1)
-    assert all(row["token_us"] > 0 for row in found if row["drafter"] != drafters.SCORE)
-    assert all(row["slice_ms"] > 0 for row in found)

@@ -1,4 +1,6 @@
-"""`reprise bench drafters`: measure what drafters cost in processor time.
+"""Measure what drafters cost in processor time, for the table in drafters/README.md.
+
+    .venv/bin/python scripts/drafter_costs.py
 
 us/token: microseconds per emitted token; each step is as in the engine: propose up to 31 tokens, observe the
 accepted ones and one more, note_verified. read: milliseconds for the prompt, which is also the prediction.
@@ -8,16 +10,12 @@ repeats stretches; random, prompt and answer random over 300 ids, so that many s
 ids, even more so. Of three runs the lowest counts. -views: the prompt is also a view.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from random import Random
 
-from bench import options
-from bench.costs import measure_all
-from bench.tables import Column
 from drafters.base import Drafter, DraftQuery, IndexesViews, SequenceStart
 from drafters.ngram_mod.drafter import NgramModDrafter
 from drafters.ngram_mod.tables import NgramModTables
@@ -31,13 +29,6 @@ CONTEXT_TOKENS = (1_000, 10_000, 100_000)
 ANSWER_TOKENS, LIMIT, REPEATS = 2_000, 31, 3
 NUM_IDS = {"copy": 50_000, "random": 300, "two ids": 2}
 """The kinds of prompts, and how many token ids each draws from."""
-
-COLUMNS = [
-    *(Column(name, name) for name in ("drafter", "prompt", "tokens")),
-    Column("token_us", "us/token", "2"), Column("read_ms", "read ms", "2"),
-    Column("learn_ms", "learn ms", "2"), Column("slice_ms", "slice ms", "2"),
-]  # fmt: skip
-FLAGS = (*options.shared(json=None, csv=None),)
 
 
 def _full_ngram_mod() -> NgramModDrafter:
@@ -56,14 +47,6 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "prediction": PredictionDrafter,
 }
 """The drafters to measure: name -> how to create one."""
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
-    names = (*DRAFTERS, SCORE)
-    return measure_all(
-        arguments, "drafters", measure, COLUMNS, drafter=names, prompt=NUM_IDS, tokens=CONTEXT_TOKENS
-    )
 
 
 def measure(drafter: str, prompt: str, tokens: int) -> dict[str, float]:
@@ -86,7 +69,7 @@ def _text(kind: str, num_tokens: int) -> tuple[list[int], list[int]]:
 def _costs(name: str, prompt: list[int], answer: list[int]) -> dict[str, float]:
     if name == SCORE:
         read_ms = _time_slices(partial(score_in_slices, prompt))
-        return {"token_us": 0.0, "read_ms": sum(read_ms), "learn_ms": 0.0, "slice_ms": max(read_ms)}
+        return {"us/token": 0.0, "read": sum(read_ms), "learn": 0.0, "slice": max(read_ms)}
     drafter = DRAFTERS[name]()
     read_ms = _time_slices(partial(drafter.open, SequenceStart(0, prompt, prompt)))
     if name.endswith("-views") and isinstance(drafter, IndexesViews):
@@ -102,7 +85,7 @@ def _costs(name: str, prompt: list[int], answer: list[int]) -> dict[str, float]:
     token_us = (time.thread_time() - start) / len(answer) * 1e6
     learn_ms = _time_slices(partial(drafter.close, 0))
     slice_ms = max(*read_ms, *learn_ms)
-    return {"token_us": token_us, "read_ms": sum(read_ms), "learn_ms": sum(learn_ms), "slice_ms": slice_ms}
+    return {"us/token": token_us, "read": sum(read_ms), "learn": sum(learn_ms), "slice": slice_ms}
 
 
 def _time_slices(begin: Callable[[], Iterator[int] | None]) -> list[float]:
@@ -111,3 +94,9 @@ def _time_slices(begin: Callable[[], Iterator[int] | None]) -> list[float]:
     slices = begin() or iter(())
     times += (time.thread_time() for _ in chain((0,), slices, (0,)))
     return [(after - before) * 1e3 for before, after in pairwise(times)]
+
+
+if __name__ == "__main__":
+    for case in product((*DRAFTERS, SCORE), NUM_IDS, CONTEXT_TOKENS):
+        costs = ", ".join(f"{name} {value:.2f}" for name, value in measure(*case).items())
+        print(*case, costs, sep=", ", flush=True)

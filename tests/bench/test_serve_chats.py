@@ -1,4 +1,4 @@
-"""`reprise bench peers` from the command line."""
+"""`reprise bench serve` with chats instead of random words."""
 
 import csv
 import json
@@ -13,22 +13,23 @@ def test_servers_and_mlx_lms_own_loops_are_compared_in_one_run(
 ):
     """The draft model is the model itself: its speculative answers must be the plain ones."""
     server.play(*full_answer)
-    files = {name: tmp_path / f"peers.{name}" for name in ("json", "csv", "html")}
+    files = {name: tmp_path / f"serve.{name}" for name in ("json", "csv", "html")}
     given = ["--model", str(model_folder), "--draft-model", str(model_folder), "--workloads", "quotes"]
     given += ["--chats", "1", "--rounds", "1", "--max-tokens", "6"]
+    given += ["--server", "mlx_lm.generate", "--server", "mlx_lm.generate-draft"]
     given += ["--server", f"there={server.url}", "--server", "gone=http://127.0.0.1:1=m"]
     for name, file in files.items():
         given += [f"--{name}", str(file)]
-    assert main(["bench", "peers", *given]) == 1
-    rows = {row["name"]: row for row in json.loads(files["json"].read_text())["peers"]["rows"]}
-    assert list(rows) == ["mlx_lm generate", "mlx_lm speculative", "there", "gone"]
-    assert rows["mlx_lm generate"]["tokens"] == rows["mlx_lm speculative"]["tokens"] == 6
-    assert rows["mlx_lm speculative"]["parity"] == "PASS"
+    assert main(["bench", "serve", *given]) == 1
+    rows = {row["name"]: row for row in json.loads(files["json"].read_text())["serve"]["levels"]}
+    assert list(rows) == ["mlx_lm.generate", "mlx_lm.generate-draft", "there", "gone"]
+    assert rows["mlx_lm.generate"]["tokens"] == rows["mlx_lm.generate-draft"]["tokens"] == 6
+    assert rows["mlx_lm.generate-draft"]["parity"] == "PASS"
     assert (rows["there"]["tokens"], rows["there"]["parity"], rows["there"]["failed"]) == (4, "FAIL", 0)
     assert rows["gone"]["error"].startswith("cannot connect")
     with files["csv"].open() as file:
-        assert [row["name"] for row in csv.DictReader(file)] == list(rows)
-    assert "Compared with others" in files["html"].read_text()
+        assert {row["arm"] for row in csv.DictReader(file)} == set(rows)
+    assert "Servers under load" in files["html"].read_text()
     assert "gone: failed: cannot connect" in capsys.readouterr().out
 
 
@@ -38,27 +39,29 @@ def test_servers_and_mlx_lms_own_loops_are_compared_in_one_run(
         (["--server", "a=http://host", "--server", "a=http://other"], "the name a is already taken"),
         (["--server", "a=http://127.0.0.1:1", "--server-key", "b=k"], "no --server is named b"),
         (["--server", "mlx_lm.server-draft"], "mlx_lm.server-draft needs a --draft-model"),
+        (["--server", "mlx_lm.generate-draft"], "mlx_lm.generate-draft needs a --draft-model"),
         (["--workloads", "edit"], "--workloads: edit is not one of"),
+        (["--prompts", __file__, "--concurrency", "1,2"], "--prompts are asked once"),
         (["--workloads", "free"], "free is not a greedy chat; remove it"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(given, message, capsys):
-    assert main(["bench", "peers", *given]) == 2
+    assert main(["bench", "serve", *given]) == 2
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
 
 
-def test_several_streams_are_asked_of_servers_alone(
+def test_several_streams_are_asked_at_once_and_mixed_ones_are_of_all_workloads(
     server, other_server, full_answer, model_folder, tmp_path
 ):
     server.play(*full_answer)
     other_server.play(*full_answer)
     file = tmp_path / "peers.json"
-    given = ["--model", str(model_folder), "--workloads", "quotes,records", "--streams", "3", "--mixed"]
+    given = ["--model", str(model_folder), "--workloads", "quotes,records", "--concurrency", "3", "--mixed"]
     given += ["--rounds", "1", "--server", f"a={server.url}", "--server", f"b={other_server.url}"]
-    assert main(["bench", "peers", *given, "--json", str(file)]) == 0
-    rows = json.loads(file.read_text())["peers"]["rows"]
+    assert main(["bench", "serve", *given, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["serve"]["levels"]
     assert [(row["name"], row["workload"], row["streams"], row["requests"]) for row in rows] == [
         ("a", "mixed", 3, 6), ("b", "mixed", 3, 6)
     ]  # fmt: skip
@@ -68,22 +71,22 @@ def test_several_streams_are_asked_of_servers_alone(
 
 def test_an_interrupted_comparison_is_resumed(server, full_answer, model_folder, tmp_path):
     server.play(*full_answer)
-    given = ["--model", str(model_folder), "--workloads", "quotes", "--rounds", "1", "--no-mlx-lm"]
+    given = ["--model", str(model_folder), "--workloads", "quotes", "--rounds", "1"]
     given += ["--server", f"a={server.url}", "--resume", str(tmp_path / "runs.jsonl")]
     for _ in range(2):
-        assert main(["bench", "peers", *given]) == 0
+        assert main(["bench", "serve", *given]) == 0
         assert len(server.bodies) == 6
 
 
 def test_a_llama_server_that_is_not_installed_is_one_line(model_folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "model.gguf").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
-    given = ["--model", str(model_folder), "--no-mlx-lm", "--server", f"llama-server={tmp_path}/model.gguf"]
-    assert main(["bench", "peers", *given]) == 1
+    given = ["--model", str(model_folder), "--server", f"llama-server={tmp_path}/model.gguf"]
+    assert main(["bench", "serve", *given]) == 1
     assert "llama-server is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["http://127.0.0.1:1", "a=", "a=ftp://host"])
 def test_a_server_is_a_name_and_an_address(text, capsys):
-    assert main(["bench", "peers", "--server", text]) == 2
+    assert main(["bench", "serve", "--server", text]) == 2
     assert "is not" in capsys.readouterr().err
