@@ -16,7 +16,7 @@ from engine.embedding.engine import EmbeddingEngine
 from engine.generating.engine import GeneratingEngine
 from engine.interface.errors import EngineError, ModelLoadError, SharedTableError
 from engine.interface.events import Sink
-from engine.interface.models import ModelEntry, ModelInfo
+from engine.interface.models import ModelEntry, ModelInfo, ModelUse
 from engine.interface.one_model import OneModel
 from engine.interface.request import GenerationRequest, Grammar
 from engine.interface.status import EngineCounts, EngineStatus, sum_counts
@@ -30,7 +30,7 @@ from engine.models.known import KnownModels
 from engine.models.loads import GivenModel, Loads
 from engine.models.making import EngineMaker, MakeEngine, Makers
 from engine.models.messages import Inbox
-from engine.models.served import ModelUse, ServedModel
+from engine.models.served import ServedModel
 from engine.speculative.costs.exact_widths import Exactness, Shape, Tried, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
 from engine.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from config.settings import Settings
 from config.version import VERSION
-from server.engine_protocol import ModelsProtocol
+from server.engine_protocol import Models
 from server.generation.handoffs.recorder import Recorder
 from server.generation.service import Service
 from server.http.access import OPEN_PATHS, Access
@@ -85,7 +85,7 @@ BODIES = (
 )
 
 
-def create_app(models: ModelsProtocol, settings: Settings) -> FastAPI:
+def create_app(models: Models, settings: Settings) -> FastAPI:
     """Build the app. The caller starts and stops the models' engine.
 
     Raises SettingsError if the key file cannot be used or the record file cannot be written.

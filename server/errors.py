@@ -21,7 +21,6 @@ ApiError
 ClientGoneError                    the client has disconnected; not an ApiError, since nothing is sent
 """
 
-import re
 from collections.abc import Mapping
 from copy import copy
 from math import ceil
@@ -38,7 +37,8 @@ LOAD_RETRY_S = 10.0
 
 def requested_name(path: str, names: Mapping[str, str]) -> str:
     """Return a field's path as the request has it. names: the request's names of fields, by this API's."""
-    own = re.split(r"[.\[]", path, maxsplit=1)[0]
+    found = (own for own in names if path == own or path.startswith((f"{own}.", f"{own}[")))
+    own = max(found, key=len, default="")
     return names.get(own, own) + path[len(own) :]
 
 
@@ -50,7 +50,7 @@ class ApiError(Exception):
     """
 
     status = 500
-    type = "server_error"
+    type = "invalid_request_error"
 
     def __init__(
         self,
@@ -95,7 +95,6 @@ class BadRequestError(ApiError):
     """The request is wrong. Sending it again unchanged will not help."""
 
     status = 400
-    type = "invalid_request_error"
 
 
 class ContextLengthError(BadRequestError):
@@ -138,7 +137,6 @@ class UnauthorizedError(ApiError):
     """The API key is missing or invalid."""
 
     status = 401
-    type = "invalid_request_error"
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message, code=code, headers={"WWW-Authenticate": "Bearer"})
@@ -148,14 +146,12 @@ class ForbiddenError(ApiError):
     """The request's Host or Origin header is not allowed, or it may not load models."""
 
     status = 403
-    type = "invalid_request_error"
 
 
 class NotFoundError(ApiError):
     """The endpoint or the object does not exist, or the endpoint does not allow the method (405)."""
 
     status = 404
-    type = "invalid_request_error"
 
 
 class ModelNotFoundError(NotFoundError):
@@ -178,14 +174,12 @@ class ConflictError(ApiError):
     """The request is right, but the server as it was started cannot do it."""
 
     status = 409
-    type = "invalid_request_error"
 
 
 class BodyTimeoutError(ApiError):
     """The client took too long to send the request body."""
 
     status = 408
-    type = "invalid_request_error"
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(
@@ -200,7 +194,6 @@ class BodyTooLargeError(ApiError):
     """The request body is larger than --max-body-bytes."""
 
     status = 413
-    type = "invalid_request_error"
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
@@ -217,7 +210,6 @@ class ContentTypeError(ApiError):
     """
 
     status = 415
-    type = "invalid_request_error"
 
     def __init__(self, given: str) -> None:
         fault = (
@@ -233,7 +225,6 @@ class ContentEncodingError(ApiError):
     """The body is compressed in a way that is not decoded here."""
 
     status = 415
-    type = "invalid_request_error"
 
     def __init__(self, given: str) -> None:
         super().__init__(
@@ -259,7 +250,6 @@ class HeadersTooLargeError(ApiError):
     """The request has too many headers."""
 
     status = 431
-    type = "invalid_request_error"
 
     def __init__(self, num_headers: int, limit: int) -> None:
         super().__init__(
@@ -278,6 +268,8 @@ class TooBusyError(ApiError):
 class RequestFailedError(ApiError):
     """The request failed inside the server. Other requests are not affected."""
 
+    type = "server_error"
+
     @classmethod
     def internal(cls, request_id: str) -> "RequestFailedError":
         """Make the error for a bug in the server, whose traceback is in the log."""
@@ -290,6 +282,7 @@ class NotImplementedHereError(ApiError):
     """The API has this endpoint, but this server does not implement it."""
 
     status = 501
+    type = "server_error"
 
     def __init__(self, message: str) -> None:
         # The SDKs retry every status from 500 on; this header stops them.
@@ -300,6 +293,7 @@ class UnavailableError(ApiError):
     """The server cannot take the request now: it loads, drains, has stalled or died, or was too slow."""
 
     status = 503
+    type = "server_error"
 
 
 CLIENT_CLOSED_REQUEST = 499

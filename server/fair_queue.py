@@ -53,15 +53,18 @@ async def beside(request: Request, job: Callable[[], ResultT]) -> ResultT:
 
 
 class Lane:
-    """A thread whose jobs are taken from one client after the other. Use it on one event loop only."""
+    """A thread, or several, whose jobs are taken from one client after the other, one of each at a time.
 
-    def __init__(self, purpose: str) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=purpose)
+    Use it on one event loop only.
+    """
+
+    def __init__(self, purpose: str, num_threads: int = 1) -> None:
+        self._threads, self._num_threads = ThreadPoolExecutor(num_threads, purpose), num_threads
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
-        self._is_busy = False
+        self._running: set[str] = set()
 
     async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job on the thread when its client is next in rotation. Raises what the job raises.
+        """Run a job on a thread when its client is next in rotation. Raises what the job raises.
 
         A job that has begun ends at its next slice if this is cancelled (see engine/interface/wanted.py).
         """
@@ -70,25 +73,32 @@ class Lane:
         self._start_next()
         return await done
 
+    def num_waiting(self, client: str) -> int:
+        """Return how many jobs of a client wait for their turn."""
+        return sum(not done.done() for done, _ in self._waiting.get(client, ()))
+
     def close(self) -> None:
-        """Stop the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Stop the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _start_next(self) -> None:
-        while self._waiting and not self._is_busy:
-            client, jobs = self._waiting.popitem(last=False)
-            done, job = jobs.popleft()
-            if jobs:
+        for client, jobs in list(self._waiting.items()):
+            # Nobody waits for these any more.
+            while jobs and jobs[0][0].done():
+                jobs.popleft()
+            if jobs and client not in self._running and len(self._running) < self._num_threads:
+                done, job = jobs.popleft()
+                self._running.add(client)
                 # To the end: all others come first.
-                self._waiting[client] = jobs
-            if not done.done():
-                self._is_busy = True
+                self._waiting.move_to_end(client)
                 work = partial(run_while, partial(_is_wanted, done), job)
-                running = asyncio.get_running_loop().run_in_executor(self._thread, work)
-                running.add_done_callback(partial(self._finish, done))
+                running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+                running.add_done_callback(partial(self._finish, client, done))
+            if not jobs:
+                del self._waiting[client]
 
-    def _finish(self, done: asyncio.Future[Any], ran: asyncio.Future[Any]) -> None:
-        self._is_busy = False
+    def _finish(self, client: str, done: asyncio.Future[Any], ran: asyncio.Future[Any]) -> None:
+        self._running.remove(client)
         if ran.cancelled():
             # The server stops, and nothing else will run.
             done.cancel()

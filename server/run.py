@@ -38,7 +38,7 @@ from server.banner import (
     describe_sampling,
     describe_tools,
 )
-from server.engine_protocol import ModelsProtocol
+from server.engine_protocol import Models
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
 from server.http.connections.connection import uvicorn_config
@@ -76,7 +76,7 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: ModelsProtocol,
+        engine: Models,
         drain_s: float,
         on_ready: Callable[[], None],
         count_cut: Callable[[], int] = int,
@@ -324,7 +324,7 @@ def exposure_error(settings: Settings, bound: socket.socket) -> str | None:
     )
 
 
-def serve(engine: ModelsProtocol, settings: Settings, bound: socket.socket) -> int:
+def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
     """Start the engine, serve it on a bound socket until a signal, and return the exit status.
 
     Raises what engine.start() raises.
@@ -368,7 +368,7 @@ def _show_progress(bar: LoadingBar, settings: Settings) -> "StartProgress":
     return LoadingLog().advance if settings.log_format == "json" else bar.advance
 
 
-def _announce(engine: ModelsProtocol, settings: Settings, address: str) -> None:
+def _announce(engine: Models, settings: Settings, address: str) -> None:
     names = tuple(dict.fromkeys((engine.info.name, *settings.served_model_name)))
     if settings.log_format == "json":
         ready = {"event": "ready", "address": address, "model": engine.info.name}
@@ -385,7 +385,7 @@ def _announce(engine: ModelsProtocol, settings: Settings, address: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 
-def _can_draft(engine: ModelsProtocol) -> bool:
+def _can_draft(engine: Models) -> bool:
     try:
         engine.table_status()
     except SharedTableError:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
+from typing import Any
 
 from bench import options
 from bench.errors import ArgumentsError
@@ -55,7 +56,8 @@ class TokenPair:
 def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
     """Return the turns of chats with their right answers, without those whose answer is empty."""
     pairs: list[TokenPair] = []
-    maker = ViewMaker(SimpleNamespace(tokenizer=tokenizer), VIEW_BYTES)
+    engine: Any = SimpleNamespace(tokenizer=tokenizer)
+    maker = ViewMaker(engine, VIEW_BYTES)
     for number, chat in enumerate(chats, 1):
         for place, turn in enumerate(chat.turns, 1):
             prompt, answer = render_pair(tokenizer, turn)

@@ -27,10 +27,6 @@ class ImageError(ValueError):
     """An image cannot be shown; the message goes on from its name."""
 
 
-class ImageLibraryError(RuntimeError):
-    """Pillow is not installed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """A tile of a decoded image, or the whole; see PromptImage. before: tokens before it in the prompt."""

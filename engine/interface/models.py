@@ -1,7 +1,8 @@
-"""Define how the engine describes its models, loaded or not."""
+"""Define how the engine describes its models, loaded or not, and the use that a request makes of one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from engine.interface.embeddings import EmbeddingInfo, Purpose
 from engine.interface.images import VisionInfo
@@ -145,3 +146,22 @@ class ModelEntry:
     purpose: Purpose = "generate"
     embedding: EmbeddingInfo | None = None
     tool_format: str | None = None
+
+
+class ModelUse:
+    """A request's use of a loaded model, until end(). keep_s: how long to keep the model then; see end()."""
+
+    def __init__(self, engine: Any, end: Callable[["ModelUse"], None]) -> None:
+        # One that generates or one that embeds, as the request found out before.
+        self.engine = engine
+        self.keep_s: float | None = None
+        self._end: Callable[[ModelUse], None] | None = end
+
+    def end(self) -> None:
+        """End the use, once. Any thread may do so.
+
+        Without other requests the model stays for keep_s seconds: None as the settings say, below 0 for good.
+        """
+        end, self._end = self._end, None
+        if end:
+            end(self)

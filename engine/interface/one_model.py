@@ -1,37 +1,10 @@
 """Describe the one model of an engine as one of several are described."""
 
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from engine.interface.errors import ModelLoadError
-from engine.interface.models import ModelEntry, ModelInfo
-from engine.interface.status import EngineStatus
-
-
-class Describable(Protocol):
-    """An engine with one model."""
-
-    @property
-    def info(self) -> ModelInfo:
-        """The model."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer."""
-
-    def status(self) -> EngineStatus:
-        """Return the present state."""
-
-
-class UseOfOne:
-    """A request's use of the one model. keep_s: of no effect, as it stays."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.keep_s: float | None = None
-
-    def end(self) -> None:
-        """Do nothing: the model stays."""
+from engine.interface.models import ModelEntry, ModelUse
 
 
 class OneModel:
@@ -43,27 +16,28 @@ class OneModel:
     is_fixed = True
 
     @property
-    def first_name(self: Describable) -> str:
+    def first_name(self: Any) -> str:
         """The model's name."""
-        return self.info.name
+        name: str = self.info.name
+        return name
 
-    def entries(self: Describable) -> list[ModelEntry]:
+    def entries(self: Any) -> list[ModelEntry]:
         """Describe the model."""
         return [_entry_of(self)]
 
-    def loaded_entries(self: Describable) -> list[ModelEntry]:
+    def loaded_entries(self: Any) -> list[ModelEntry]:
         """Describe the model."""
         return [_entry_of(self)]
 
-    def find(self: Describable, name: str) -> ModelEntry | None:
+    def find(self: Any, name: str) -> ModelEntry | None:
         """Describe the model; None for any other."""
         return _entry_of(self) if name == self.info.name else None
 
-    def use_loaded(self: Describable, name: str) -> UseOfOne | None:
+    def use_loaded(self: Any, name: str) -> ModelUse | None:
         """Return a use of the model; None for any other."""
-        return UseOfOne(self) if name == self.info.name else None
+        return ModelUse(self, lambda _: None) if name == self.info.name else None
 
-    def acquire(self, name: str) -> "Future[Any]":
+    def acquire(self, name: str) -> "Future[ModelUse]":
         """Raise ModelLoadError: no other model can be loaded."""
         raise _fixed(name)
 
@@ -80,7 +54,7 @@ def _fixed(name: str) -> ModelLoadError:
     return ModelLoadError("not_loadable", f"there is one model, from start to end, and no {name}")
 
 
-def _entry_of(engine: Describable) -> ModelEntry:
+def _entry_of(engine: Any) -> ModelEntry:
     info, status, markers = engine.info, engine.status(), engine.tokenizer.markers
     return ModelEntry(
         name=info.name,

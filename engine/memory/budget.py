@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, ref
 import mlx.core as mx
 
 from engine.interface.images import VisionInfo
+from engine.interface.kept import Kept
 from engine.kv_cache.batched_rows import BatchedRows
 from engine.kv_cache.extents import GROWTH_TOKENS
 from engine.kv_cache.per_row import Caches, leaves
@@ -27,7 +28,8 @@ from engine.memory.demands import Demand, RunningSequence, SamplingMemory, StepD
 from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
 from engine.memory.prefill_budget import count_fitting, divide_tokens
 from engine.sampling.portions import ALL_NEEDS, find_needs
-from engine.vision.sight import KeptFeatures, Sight
+from engine.vision.sight import Sight
+from engine.vision.tower import Features
 
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""
@@ -41,7 +43,7 @@ COMPARED_TOKENS = 1024
 KEPT_SHARE = 64
 """Features of images that no prompt needs now take at most 1/KEPT_SHARE of the memory beside weights."""
 
-Kept = PrefixCache | KeptFeatures
+Droppable = PrefixCache | Kept[Features]
 """What is dropped when rows need its memory."""
 
 Running = tuple[list[ref[RunningSequence]], list[ref[RunningSequence]]]
@@ -80,7 +82,7 @@ class MemoryBudget:
         self._sight: Sight | None = None
         # The most that an image takes until it was fed.
         self._image_bytes = 0
-        self.prefixes: list[Kept] = []
+        self.prefixes: list[Droppable] = []
         self._used_bytes = 0
         # Of the last estimate, if only rows ran: its room, and the lengths of rows up to which it holds.
         self._steady: tuple[int, list[tuple[RunningSequence, int]]] = 0, []

@@ -10,10 +10,10 @@ from typing import Any
 from config.per_model import Section, settings_of
 from config.settings import Settings
 from engine.interface.errors import ModelLoadError
-from engine.interface.models import ModelEntry
+from engine.interface.models import ModelEntry, ModelUse
 from engine.interface.status import EngineCounts, sum_counts
 from engine.models.catalogue import Catalogue, FoundModel
-from engine.models.served import ModelUse, ServedModel
+from engine.models.served import ServedModel
 
 
 class KnownModels:

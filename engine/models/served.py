@@ -1,36 +1,15 @@
-"""A model that requests may ask for, loaded or not, and the use that a request makes of it."""
+"""A model that requests may ask for, loaded or not."""
 
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
 
-from engine.interface.models import ModelEntry, ModelInfo
+from engine.interface.models import ModelEntry, ModelInfo, ModelUse
 from engine.memory.between_models import Holder
 from engine.models.catalogue import FoundModel
 from engine.models.model_engine import ModelEngine
-
-
-class ModelUse:
-    """A request's use of a loaded model, until end(). keep_s: how long to keep the model then; see end()."""
-
-    def __init__(self, engine: ModelEngine, end: Callable[["ModelUse"], None]) -> None:
-        # One that generates or one that embeds, as the request found out before.
-        self.engine: Any = engine
-        self.keep_s: float | None = None
-        self._end: Callable[[ModelUse], None] | None = end
-
-    def end(self) -> None:
-        """End the use, once. Any thread may do so.
-
-        Without other requests the model stays for keep_s seconds: None as the settings say, below 0 for good.
-        """
-        end, self._end = self._end, None
-        if end:
-            end(self)
 
 
 @dataclass(eq=False)

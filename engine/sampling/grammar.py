@@ -4,22 +4,24 @@ A matcher stands at the end of the committed answer. For a draft, it advances th
 compute the mask of every drafted position, and then rolls back, so rejected drafts leave no trace.
 """
 
+import json
 import logging
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from engine.foreign.grammar_trials import TRIALS, TrialError
+from engine.foreign.child_process import ChildError, ChildProcess, Limits
 from engine.interface.errors import GrammarCostError, GrammarError
+from engine.interface.kept import Kept
 from engine.interface.request import Grammar
 from engine.sampling.grammar_budget import GrammarBudget, Stopwatch
 from engine.text.tokenizer import Tokenizer
@@ -27,6 +29,12 @@ from engine.text.vocabulary import Vocabulary, VocabularyError
 
 log = logging.getLogger("reprise.engine")
 
+TRIAL_LIMITS = Limits(cpu_s=0.5, wall_s=10.0, memory_bytes=512 * 2**20)
+"""Limits for compiling a grammar. The largest of usual kinds takes a tenth of that time."""
+TRIALS = ChildProcess("grammars", Path(), TRIAL_LIMITS)
+"""Compiles each grammar first, as it can be killed: multiples of a large number or many patterns at once take
+minutes, and a call cannot be interrupted.
+"""
 MAX_COMPILED = 64
 """Maximum compiled grammars to keep; the least recently used is dropped first."""
 
@@ -73,7 +81,7 @@ class Grammars:
         self._making = threading.Lock()
         self._watch = watch or Stopwatch()
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled = Kept[LLMatcher](lambda _: 1, MAX_COMPILED)
 
     @property
     def vocabulary(self) -> LLTokenizer:
@@ -131,17 +139,14 @@ class Grammars:
             # Not under the lock: compiling may take long, and must not block other threads' lookups.
             found = self._compile(grammar)
         with self._lock:
-            self._compiled[grammar] = found
-            self._compiled.move_to_end(grammar)
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            self._compiled.put(grammar, found)
         return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         text, limits = _to_llguidance(grammar), _limits(grammar)
         try:
-            TRIALS.check(text, limits)
-        except TrialError as refused:
+            TRIALS.call(json.dumps({"text": text, "limits": limits}).encode())
+        except ChildError as refused:
             raise GrammarError(f"{refused} to compile; simplify it") from None
         matcher = LLMatcher(self.vocabulary, text, log_level=0, limits=LLParserLimits(**limits))
         if matcher.is_error():

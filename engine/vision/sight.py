@@ -1,57 +1,29 @@
 """See: look at a prompt's images with the tower, in slices, and keep their features until they were fed."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from engine.interface.images import PromptImage
+from engine.interface.kept import Kept
 from engine.kv_cache.per_row import Caches
 from engine.vision.keys import chunk_end
 from engine.vision.language.reading import Language
 from engine.vision.tower import Features, Slices, Tower
 
 
-class KeptFeatures:
-    """Features of images that were fed, for prompts that restart or have the same image elsewhere.
-
-    limit_bytes: the most that they take. num_bytes: what they take now.
-    """
-
-    def __init__(self) -> None:
-        self.limit_bytes = self.num_bytes = 0
-        self._held: OrderedDict[bytes, Features] = OrderedDict()
-
-    def put(self, key: bytes, features: Features) -> None:
-        """Keep an image's features, and drop those that were used least recently."""
-        self.take(key)
-        self._held[key] = features
-        self.num_bytes += _num_bytes(features)
-        self.shrink_to(self.limit_bytes)
-
-    def take(self, key: bytes) -> Features | None:
-        """Return an image's features, which then are no longer kept; None if they are not."""
-        features = self._held.pop(key, None)
-        self.num_bytes -= _num_bytes(features) if features else 0
-        return features
-
-    def shrink_to(self, num_bytes: int) -> None:
-        """Drop features until they take at most num_bytes."""
-        while self._held and self.num_bytes > num_bytes:
-            self.num_bytes -= _num_bytes(self._held.popitem(last=False)[1])
-
-
 class Sight:
     """What a model sees with.
 
-    kept: features that no prompt needs now. num_looked: images that the tower has looked at.
+    kept: features that no prompt needs now, for one that restarts or has the same image elsewhere.
+    num_looked: images that the tower has looked at.
     """
 
     def __init__(self, model: Any, tower: Tower) -> None:
         self.tower = tower
         self.language = Language(model, tower)
-        self.kept = KeptFeatures()
+        self.kept: Kept[Features] = Kept(_num_bytes)
         self.num_looked = 0
 
     def working_bytes(self, images: Sequence[PromptImage], num_computed: int) -> int:

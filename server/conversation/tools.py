@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,11 +240,6 @@ def check_enforced_in_full(tools: Sequence[Tool]) -> None:
     """Refuse schemas that cannot be enforced in full. Raises PydanticCustomError."""
     for tool in tools:
         check_schema(tool.parameters)
-
-
-def tool_names(tools: Collection[Tool]) -> Iterator[str]:
-    """Yield the names that the model is shown."""
-    return (tool.name for tool in tools)
 
 
 def _fault(path: str, phrase: str, code: str) -> BadRequestError:

@@ -17,7 +17,7 @@ from engine.interface.embeddings import (
 from engine.interface.errors import EngineError
 from engine.interface.events import Failed
 from engine.interface.models import ModelInfo
-from server.engine_protocol import EmbeddingEngineProtocol
+from server.engine_protocol import EmbeddingEngine
 from server.errors import BadRequestError, from_engine, from_failure
 from server.fair_queue import beside
 from server.generation.engine_requests.token_limits import check_encoded, check_token_ids
@@ -156,7 +156,7 @@ async def embed(
 
     Raises ApiError if the engine refuses or fails, and ClientGoneError if the client disconnects.
     """
-    engine = cast("EmbeddingEngineProtocol", service.engine)
+    engine = cast("EmbeddingEngine", service.engine)
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Embedded | Failed] = loop.create_future()
 

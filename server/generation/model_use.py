@@ -7,12 +7,15 @@ A stream of JSON lines, which has no comments, has lines that say nothing instea
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.interface.embeddings import Purpose
-from server.engine_protocol import ModelsProtocol, ModelUseProtocol
+from engine.interface.models import ModelUse
+from server.engine_protocol import Models
 from server.errors import (
     ApiError,
     BadRequestError,
@@ -71,7 +74,7 @@ async def serve_model(
             note_ignored(request, ["keep_alive"])
     name = service.resolve(model, purpose)
 
-    async def answer_with(use: ModelUseProtocol) -> Response:
+    async def answer_with(use: ModelUse) -> Response:
         use.keep_s = keep_s
         end_later(request, use.end)
         _check_purpose(name, use.engine.info.purpose, purpose)
@@ -92,9 +95,21 @@ async def serve_model(
     return LoadingStream(request, waiting, answer_with, silence) if use is None else await answer_with(use)
 
 
-def silence_of(stream: bool) -> bytes | None:
-    """Return what a stream of server-sent events says while its model is loaded: see serve_model()."""
-    return b"" if stream else None
+async def serve_body(
+    request: Request,
+    body: Any,
+    answer: Callable[[Request, Any, Service], Awaitable[Response]],
+    purpose: Purpose | None = "generate",
+) -> Response:
+    """Answer a request by the model that its body names. See serve_model()."""
+    return await serve_model(
+        request,
+        body.model,
+        partial(answer, request, body),
+        silence=b"" if getattr(body, "stream", False) else None,
+        keep_alive=getattr(body, "keep_alive", None),
+        purpose=purpose,
+    )
 
 
 async def find_loadable(service: Service, model: str | None, purpose: Purpose | None = None) -> str:
@@ -146,7 +161,7 @@ def _check_purpose(name: str, purpose: Purpose, wanted: Purpose | None) -> None:
         )
 
 
-def _acquire(models: ModelsProtocol, name: str) -> "Future[ModelUseProtocol]":
+def _acquire(models: Models, name: str) -> "Future[ModelUse]":
     try:
         return models.acquire(name)
     except Exception as fault:
@@ -156,7 +171,7 @@ def _acquire(models: ModelsProtocol, name: str) -> "Future[ModelUseProtocol]":
 class _Waiting:
     """Waits for a model. future: its use, which is ended if it comes when nobody waits any more."""
 
-    def __init__(self, service: Service, name: str, future: "Future[ModelUseProtocol]") -> None:
+    def __init__(self, service: Service, name: str, future: "Future[ModelUse]") -> None:
         self.service, self.name = service, name
         self._future = future
 
@@ -167,15 +182,13 @@ class _Waiting:
         what = "waiting for memory" if progress is None else f"{progress:.0%}"
         return f": loading {self.name}, {what}\n\n".encode()
 
-    async def wait_long(self, receive: Receive) -> ModelUseProtocol:
+    async def wait_long(self, receive: Receive) -> ModelUse:
         """Wait for the use of the model for --load-timeout-s. Raises as wait()."""
         use = await self.wait(receive, self.service.settings.load_timeout_s)
         assert use is not None
         return use
 
-    async def wait(
-        self, receive: Receive, limit_s: float, *, is_over: bool = True
-    ) -> ModelUseProtocol | None:
+    async def wait(self, receive: Receive, limit_s: float, *, is_over: bool = True) -> ModelUse | None:
         """Wait for the use of the model; None after limit_s if more time is left.
 
         is_over: whether no time is left after limit_s. Raises ApiError if the model cannot be loaded or the
@@ -207,7 +220,7 @@ class _Waiting:
             self._future.add_done_callback(_end_use)
 
 
-def _end_use(future: "Future[ModelUseProtocol]") -> None:
+def _end_use(future: "Future[ModelUse]") -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().end()
 
@@ -222,7 +235,7 @@ class LoadingStream(Response):
         self,
         request: Request,
         waiting: _Waiting,
-        answer: Callable[[ModelUseProtocol], Awaitable[Response]],
+        answer: Callable[[ModelUse], Awaitable[Response]],
         silence: bytes,
     ) -> None:
         super().__init__()
@@ -248,7 +261,7 @@ class LoadingStream(Response):
         else:
             await response(scope, receive, _without_start(send))
 
-    async def _wait(self, receive: Receive, send: Send) -> ModelUseProtocol:
+    async def _wait(self, receive: Receive, send: Send) -> ModelUse:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._waiting.service.settings.load_timeout_s
         while True:

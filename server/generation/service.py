@@ -15,7 +15,7 @@ from config.model_settings import display_name
 from config.settings import Settings
 from engine.interface.embeddings import Purpose
 from engine.interface.stations import LoopStation, StationClock
-from server.engine_protocol import EngineProtocol, ModelsProtocol
+from server.engine_protocol import ModelEngine, Models
 from server.errors import ModelNotFoundError, UnavailableError, retry_after
 from server.fair_queue import BodyLanes
 from server.generation.handoffs.event_queue import EventBridge
@@ -40,10 +40,10 @@ class Service:
     """
 
     def __init__(
-        self, models: ModelsProtocol, settings: Settings, metrics: Metrics, recorder: Recorder | None = None
+        self, models: Models, settings: Settings, metrics: Metrics, recorder: Recorder | None = None
     ) -> None:
         self.models = models
-        self.engine: EngineProtocol = models
+        self.engine: ModelEngine = models
         self._name: str | None = None
         self.settings = settings
         self.metrics = metrics
@@ -62,7 +62,7 @@ class Service:
         self.recorder = recorder
         self.created = int(time.time())
 
-    def of(self, engine: EngineProtocol, name: str) -> "Service":
+    def of(self, engine: ModelEngine, name: str) -> "Service":
         """Return the objects of a model: these, but for its own in the place of those of all models.
 
         engine: the model's. name: by which it is known.

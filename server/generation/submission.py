@@ -73,10 +73,9 @@ class Submission:
 
         is_streaming: receive() returns the deltas as they arrive; otherwise they are collected in deltas.
         """
-        sink = self._send if is_streaming else self._collect
         try:
             for index, engine_request in enumerate(self.engine_requests):
-                self._engine.submit(engine_request, partial(sink, index))
+                self._engine.submit(engine_request, partial(self._take, index, is_streaming))
                 self._num_submitted += 1
         except Exception as fault:
             self._cancel()
@@ -134,25 +133,19 @@ class Submission:
                     self.deltas[index].append(event)
         return events
 
-    def _send(self, index: int, event: Event) -> None:
-        """Post an event of a stream. Runs on the engine's thread."""
-        if isinstance(event, Delta):
-            self._note_first(event)
-        else:
-            self._count_end(index, event)
-        self._event_bridge.post(self._event_queue, (index, event))
-
-    def _collect(self, index: int, event: Event) -> None:
-        """Collect the deltas of a whole response, without waking the event loop for each token.
+    def _take(self, index: int, is_streaming: bool, event: Event) -> None:
+        """Post an event; collect a delta of a whole response, without waking the event loop for each token.
 
         Runs on the engine's thread.
         """
         if isinstance(event, Delta):
             self._note_first(event)
-            self.deltas[index].append(event)
+            if not is_streaming:
+                self.deltas[index].append(event)
+                return
         else:
             self._count_end(index, event)
-            self._event_bridge.post(self._event_queue, (index, event))
+        self._event_bridge.post(self._event_queue, (index, event))
 
     def _note_first(self, delta: Delta) -> None:
         """Tell the event loop if this is the first token. Runs on the engine's thread."""

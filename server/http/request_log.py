@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
@@ -46,13 +46,8 @@ def note_ignored(request: HTTPConnection, what: Iterable[str]) -> None:
 
 def note_relaxed(request: HTTPConnection, what: Iterable[str]) -> None:
     """Note the parts of a request's schemas that are not enforced, which the response's header names."""
-    record_of(request).relaxed += what
-
-
-def rename_relaxed(request: HTTPConnection, rename: Callable[[str], str]) -> None:
-    """Name what is not enforced as in the request, if that is of another API than chats."""
     record = record_of(request)
-    record.relaxed = [rename(path) for path in record.relaxed]
+    record.relaxed += (requested_name(path, record.field_names) for path in what)
 
 
 async def check_request_id(request: Request) -> None:
@@ -102,8 +97,7 @@ class RequestLog:
                 if record.ignored:
                     headers[IGNORED] = as_header(record.ignored)
                 if record.relaxed:
-                    relaxed = (requested_name(path, record.field_names) for path in record.relaxed)
-                    headers[RELAXED] = as_header(relaxed)
+                    headers[RELAXED] = as_header(record.relaxed)
                 if speaks_anthropic(scope["path"]):
                     headers["request-id"] = record.id
             await send(message)

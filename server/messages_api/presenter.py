@@ -5,10 +5,9 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from server.errors import ApiError, BadRequestError
+from server.errors import ApiError
 from server.http.errors.error_format import anthropic_error
-from server.messages_api.schemas import MessagesRequest
-from server.messages_api.to_chat import with_request_names
+from server.messages_api.schemas import ConversationFields, MessagesRequest
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parsing.parts import (
@@ -80,9 +79,8 @@ class MessagePresenter:
 
     def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
-        if isinstance(fault, BadRequestError):
-            fault = with_request_names(fault)
-        return _frame("error", to_json(anthropic_error(fault, self._request_id)))
+        told = fault.renamed(ConversationFields.names)
+        return _frame("error", to_json(anthropic_error(told, self._request_id)))
 
     def _part(self, part: Part) -> bytes:
         match part:

@@ -4,6 +4,7 @@ Fields of Anthropic's API that make no difference on a local server are accepted
 fields that would change the response are refused by name.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, model_validator
@@ -82,6 +83,11 @@ class ConversationFields(AcceptsPeerFields):
 
     droppable = frozenset({"draft", "diagnostics", "output_config.effort", "thinking.display"})
     takes_anything = ("system",)
+    names: ClassVar[Mapping[str, str]] = {
+        "response_format": "output_config.format",
+        "response_format.json_schema": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+    }
     rules: ClassVar[Rules] = (
         CHOICE_NEEDS_TOOLS,
         {

@@ -1,69 +1,36 @@
-"""Convert a Messages request to a chat request, and map the chat's errors back to the request's fields."""
+"""Convert a Messages request to a chat request."""
 
-import re
-from copy import copy
 from typing import Any
 
 from server.conversation.anthropic import kept_system
 from server.conversation.model import Message
-from server.errors import BadRequestError
 from server.messages_api.schemas import ConversationFields, MessagesRequest
 from server.requests.chat import ChatRequest
 from server.requests.window_fields import WindowFields
 from server.validation.field_errors import validate
 
-_FIELD_NAMES = (
-    (re.compile(r"\bresponse_format\.json_schema\.schema"), "output_config.format.schema"),
-    (re.compile(r"\bresponse_format(\.json_schema)?"), "output_config.format"),
-    (re.compile(r"\breasoning_effort"), "output_config.effort"),
-)
-"""(field of the chat request, field of the Messages request), for errors found in the chat request."""
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def to_chat_request(body: MessagesRequest, *, drops_billing: bool = True) -> ChatRequest:
-    """Return the chat request. Raises BadRequestError that names the fields of the Messages request.
+    """Return the chat request. Raises BadRequestError, which names the fields of the chat request.
 
     drops_billing: see kept_system().
     """
-    return _chat(
-        _prompt_fields(body, drops_billing)
-        | {
-            "max_tokens": body.max_tokens,
-            **{name: getattr(body, name) for name in _SAMPLING if name in body.model_fields_set},
-            "stop": list(body.stop_sequences),
-            "stream": body.stream,
-            "draft": body.draft,
-            **{name: getattr(body, name) for name in WindowFields.model_fields},
-        }
-    )
+    given = {
+        "max_tokens": body.max_tokens,
+        **{name: getattr(body, name) for name in _SAMPLING if name in body.model_fields_set},
+        "stop": list(body.stop_sequences),
+        "stream": body.stream,
+        "draft": body.draft,
+        **{name: getattr(body, name) for name in WindowFields.model_fields},
+    }
+    return validate(_prompt_fields(body, drops_billing) | given, ChatRequest)
 
 
 def to_prompt_request(body: ConversationFields, *, drops_billing: bool = True) -> ChatRequest:
     """Return a chat request with the same prompt. Raises BadRequestError as to_chat_request() does."""
-    return _chat(_prompt_fields(body, drops_billing))
-
-
-def with_request_names(fault: BadRequestError) -> BadRequestError:
-    """Return an error about the chat request as one about the Messages request."""
-    param = fault.param and with_request_name(fault.param)
-    error = copy(fault)
-    error.param, error.message = param, with_request_name(fault.message)
-    return error
-
-
-def with_request_name(text: str) -> str:
-    """Return a path in the chat request, or a text with some, with the names of the Messages request."""
-    for pattern, name in _FIELD_NAMES:
-        text = pattern.sub(name, text)
-    return text
-
-
-def _chat(given: dict[str, Any]) -> ChatRequest:
-    try:
-        return validate(given, ChatRequest)
-    except BadRequestError as fault:
-        raise with_request_names(fault) from fault
+    return validate(_prompt_fields(body, drops_billing), ChatRequest)
 
 
 def _prompt_fields(body: ConversationFields, drops_billing: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from engine.interface.errors import SharedTableError
 from engine.interface.models import ModelEntry
 from engine.interface.stations import OTHER, StationClock
 from engine.interface.status import GAP_BOUNDS_S, EngineCounts
-from server.engine_protocol import ModelsProtocol
+from server.engine_protocol import Models
 from server.metrics.definitions import GROUPS
 from server.metrics.metric import MetricEntry, MetricGroup
 from server.metrics.process_metrics import NGRAMS, PREFIXES, RESPONSES
@@ -28,7 +28,7 @@ class ScrapeCollector(Collector):
     store: the store of responses. loop_stations: the event loop's seconds. None until the app has them.
     """
 
-    def __init__(self, models: ModelsProtocol) -> None:
+    def __init__(self, models: Models) -> None:
         self.store: ResponseStore | None = None
         self.loop_stations: StationClock | None = None
         self._models = models

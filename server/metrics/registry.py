@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from engine.interface.events import Failed, Finished, Usage
 from engine.interface.stations import StationClock
-from server.engine_protocol import ModelsProtocol
+from server.engine_protocol import Models
 from server.metrics.collectors import ScrapeCollector
 from server.metrics.definitions import GROUPS
 from server.metrics.endpoints import endpoint_of
@@ -30,7 +30,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class Metrics:
     """The metrics of one app, in their own registry. May be used on any thread, except for recent."""
 
-    def __init__(self, models: ModelsProtocol) -> None:
+    def __init__(self, models: Models) -> None:
         self._names_models = not models.is_fixed
         made = {
             metric.name: _make(metric, (MODEL,) if group.is_by_model and self._names_models else ())

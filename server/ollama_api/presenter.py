@@ -10,7 +10,7 @@ from pydantic_core import from_json, to_json
 from engine.interface.events import TokenLogprob
 from server.errors import ApiError
 from server.http.errors.error_format import ollama_error
-from server.ollama_api.to_chat import FIELD_NAMES
+from server.ollama_api.schemas import GeneratingFields
 from server.output.logprobs import chat_logprobs
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parsing.parts import (
@@ -79,7 +79,7 @@ class LinePresenter:
 
     def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
-        return to_json(ollama_error(fault.renamed(FIELD_NAMES))) + b"\n"
+        return to_json(ollama_error(fault.renamed(GeneratingFields.names))) + b"\n"
 
     def _parts(self, events: Events) -> bytes:
         lines = [self._part(part) for part in merge_adjacent(part for _, part in events)]

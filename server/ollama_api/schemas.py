@@ -1,5 +1,6 @@
 """The bodies under /api: every field, its type and its limits."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJsonSchema, model_validator
@@ -104,6 +105,13 @@ class GeneratingFields(RequestModel):
     """The fields that determine how a response is generated, common to both bodies."""
 
     droppable = frozenset({"draft"})
+    names: ClassVar[Mapping[str, str]] = {
+        "guided_json": "format",
+        "response_format": "format",
+        "max_tokens": "options.num_predict",
+        "repetition_penalty": "options.repeat_penalty",
+        "reasoning_effort": "think",
+    }
 
     model: str | None = Field(
         None,

@@ -11,14 +11,6 @@ from server.requests.completions import CompletionRequest
 from server.validation.field_errors import validate
 from server.validation.notes import Notes
 
-FIELD_NAMES = {
-    "guided_json": "format",
-    "response_format": "format",
-    "max_tokens": "options.num_predict",
-    "repetition_penalty": "options.repeat_penalty",
-    "reasoning_effort": "think",
-}
-"""The names in these requests of the fields of chats and completions, for error messages."""
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 TAG = ":latest"
 """The end of a model's name that Ollama's clients add where there is none."""

@@ -103,14 +103,7 @@ class ListedModelCard(ModelCard):
 
 
 class ModelList(BaseModel):
-    """All names by which a request may name the model."""
+    """All names by which a request may name a model."""
 
     object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class ListedModels(BaseModel):
-    """All names by which a request may name one of several models."""
-
-    object: Literal["list"] = "list"
-    data: list[ListedModelCard]
+    data: list[ListedModelCard | ModelCard]

@@ -35,6 +35,8 @@ def summary_tokens(context_tokens: int) -> int:
 class CompactRequest(AcceptsPeerFields):
     """The body of POST /v1/responses/compact."""
 
+    names = ResponsesRequest.names
+
     model: str | None = Field(None, description="As in POST /v1/responses.")
     input: Input = Field([], description="A string, or items. Optional with previous_response_id.")
     instructions: str | None = Field(None, description="A system message at the start, as in the session.")

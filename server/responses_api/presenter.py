@@ -15,7 +15,6 @@ from server.output.presenter import Events
 from server.responses_api.ids import response_id
 from server.responses_api.output_items import Json, OutputItems
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
-from server.responses_api.to_chat import request_name
 
 _NOT_REPEATED: Json = {
     "instructions": None,
@@ -90,14 +89,13 @@ class ResponsePresenter:
 
     def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
-        param = fault.param and request_name(fault.param)
-        message = fault.message.replace(f"'{fault.param}'", f"'{param}'")
-        error = {"type": "error", "code": fault.code, "message": message, "param": param}
+        fault = fault.renamed(ResponsesRequest.names)
+        error = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
         response = self._response("failed", self._output.interrupt())
         code = "invalid_prompt" if fault.status < 500 else "server_error"
         # Codex condenses the conversation after this code here, and after nothing else.
         code = fault.CODE if isinstance(fault, ContextLengthError) else code
-        response["error"] = {"code": code, "message": message}
+        response["error"] = {"code": code, "message": fault.message}
         return self._frame(error) + self._frame({"type": "response.failed", "response": response})
 
     def _finish(self, end: EndPart, usage: UsageBlock, timings: Timings) -> Json:

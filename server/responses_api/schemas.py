@@ -1,5 +1,6 @@
 """The body of POST /v1/responses: every field, its type and its limits."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -16,7 +17,8 @@ from server.conversation.settled import check_size
 from server.requests.chat import ChatRequest, ReasoningEffort
 from server.requests.messages import CHOICE_NEEDS_TOOLS, TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA
 from server.requests.models import KeepAlive
-from server.requests.structured_output import ANY_TEXT, GUIDED, at_most_one
+from server.requests.structured_output import ANY_TEXT, GUIDED, JsonObjectFormat, at_most_one
+from server.requests.structured_output import TextFormat as PlainText
 from server.validation.field_errors import field_error
 from server.validation.fields import (
     AcceptsPeerFields,
@@ -38,36 +40,23 @@ INCLUDE_LOGPROBS = "message.output_text.logprobs"
 INCLUDE_REASONING = "reasoning.encrypted_content"
 
 
-def _chat_field(name: str, note: str = "") -> Any:
-    """Return the type of a field that is validated later, as part of the chat request.
+_OF_CHATS = object()
 
-    name: the field of ChatRequest that supplies the schema and the description.
-    note: added to the description.
+
+def _extension(name: str) -> Any:
+    """Return the type of a chat field that OpenAI's Responses API does not have.
+
+    It is validated later, as part of the chat request. name: of the field of ChatRequest.
     """
     field = ChatRequest.model_fields[name]
+    note = (
+        "" if "not in openai's api" in str(field.description).lower() else " Not in OpenAI's Responses API."
+    )
     parts = (field.annotation, Field(), *field.metadata)
     documented = Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
     unchecked = BeforeValidator(lambda given: given, json_schema_input_type=documented)
     described = Field(description=f"{field.description}{note}", json_schema_extra=field.json_schema_extra)
-    return Annotated[Any, unchecked, described]
-
-
-def _extension(name: str) -> Any:
-    """Return the type of a chat field that OpenAI's Responses API does not have."""
-    has_note = "not in openai's api" in (ChatRequest.model_fields[name].description or "").lower()
-    return _chat_field(name, "" if has_note else " Not in OpenAI's Responses API.")
-
-
-class PlainFormat(RequestModel):
-    """Unconstrained text."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(RequestModel):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
+    return Annotated[Any, unchecked, described, _OF_CHATS]
 
 
 class JsonSchemaFormat(RequestModel):
@@ -80,8 +69,8 @@ class JsonSchemaFormat(RequestModel):
     strict: bool | None = Field(None, description="Whether all of it must be enforced; see chat completions.")
 
 
-_FORMATS = {"text": PlainFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}
-AnyFormat = PlainFormat | JsonObjectFormat | JsonSchemaFormat
+_FORMATS = {"text": PlainText, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}
+AnyFormat = PlainText | JsonObjectFormat | JsonSchemaFormat
 TextFormat = Annotated[AnyFormat, PlainValidator(tagged_union(_FORMATS), json_schema_input_type=AnyFormat)]
 
 
@@ -89,7 +78,7 @@ class TextConfig(RequestModel):
     """Configuration of the output text."""
 
     format: TextFormat = Field(
-        PlainFormat(type="text"),
+        PlainText(type="text"),
         description="text: any text; json_object: any JSON object; json_schema: JSON that follows a schema.",
     )
 
@@ -163,6 +152,15 @@ class ResponsesRequest(AcceptsPeerFields):
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
 
     rules: ClassVar[Rules] = (CHOICE_NEEDS_TOOLS, _CONVERSATION_RULE, _ONE_CONSTRAINT)
+    names: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "response_format.json_schema": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "logprobs": "include",
+    }
     droppable = frozenset(
         {"draft", "reasoning.effort", "stream_options", "text.verbosity", "truncation", "top_logprobs"}
     )
@@ -311,3 +309,9 @@ class ResponsesRequest(AcceptsPeerFields):
     def includes_reasoning(self) -> bool:
         """Whether reasoning items get encrypted_content."""
         return INCLUDE_REASONING in self.include
+
+
+CHAT_FIELDS = tuple(
+    name for name, field in ResponsesRequest.model_fields.items() if _OF_CHATS in field.metadata
+)
+"""Fields that are passed to the chat request unchanged and validated there."""

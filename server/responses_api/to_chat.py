@@ -1,8 +1,6 @@
-"""Convert a Responses request to a chat request, and map the chat's errors back to the request's fields."""
+"""Convert a Responses request to a chat request."""
 
-import re
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 from server.conversation.from_items import SILENT, from_items
@@ -10,51 +8,13 @@ from server.conversation.model import Message, Tool
 from server.conversation.settled import check_answerable, settle
 from server.conversation.tool_choice import read_choice
 from server.conversation.tools import ToolReader
-from server.errors import BadRequestError
+from server.errors import BadRequestError, requested_name
 from server.requests.chat import ChatRequest
-from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
+from server.responses_api.schemas import CHAT_FIELDS, JsonSchemaFormat, ResponsesRequest
 from server.responses_api.store import Turn
 from server.validation.field_errors import validate_known
 from server.validation.notes import Notes
 
-CHAT_FIELDS = (
-    "seed",
-    "stop",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "stop_token_ids",
-    "min_tokens",
-    "loop_guard_tokens",
-    "ignore_eos",
-    "allowed_token_ids",
-    "include_stop_str_in_output",
-    "thinking_budget_tokens",
-    "draft",
-    "wedlm_decoding",
-    "wedlm_window_size",
-    "wedlm_entropy_threshold",
-    "wedlm_pos_penalty_factor",
-    "wedlm_anchor",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "chat_template_kwargs",
-)
-"""Fields that are passed to the chat request unchanged and validated there."""
-
-_NAMES = (
-    (re.compile(r"messages\b"), "input"),
-    (re.compile(r"max_(completion_)?tokens\b"), "max_output_tokens"),
-    (re.compile(r"response_format\.json_schema\b"), "text.format"),
-    (re.compile(r"response_format\b"), "text.format"),
-    (re.compile(r"reasoning_effort\b"), "reasoning.effort"),
-    (re.compile(r"logprobs\b"), "include"),
-)
 PREVIOUS = "previous_response_id"
 
 
@@ -99,39 +59,17 @@ class ChatConversion:
         check_answerable(self._messages)
 
     def chat(self) -> ChatRequest:
-        """Return the chat request. Raises BadRequestError that names the fields of the Responses request."""
+        """Return the chat request. Raises BadRequestError, which names its own fields."""
         given = {
             **_fields(self.body, self.shown_tools),
             "messages": self._messages,
             "tool_choice": self._choice,
         }
         notes = Notes(self._notes.refuses)
-        try:
-            chat = validate_known(given, ChatRequest, notes)
-        except BadRequestError as fault:
-            raise with_request_names(fault) from fault
+        chat = validate_known(given, ChatRequest, notes)
         for path, became in notes.paths.items():
-            self._notes.paths.setdefault(request_name(path), became)
+            self._notes.paths.setdefault(requested_name(path, ResponsesRequest.names), became)
         return chat
-
-
-def with_request_names(fault: BadRequestError) -> BadRequestError:
-    """Return an error about the chat request as one about the Responses request."""
-    param = fault.param
-    if param is None:
-        return fault
-    name = request_name(param)
-    error = copy(fault)
-    error.param, error.message = name, fault.message.replace(f"'{param}'", f"'{name}'")
-    return error
-
-
-def request_name(param: str) -> str:
-    """Map a path in the chat request to a path in the Responses request."""
-    for pattern, name in _NAMES:
-        if pattern.match(param):
-            param = pattern.sub(name, param, count=1)
-    return param
 
 
 def _fields(body: ResponsesRequest, tools: Sequence[Tool]) -> dict[str, Any]:

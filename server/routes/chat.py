@@ -1,11 +1,9 @@
 """POST /v1/chat/completions."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request, Response
 
 from server.generation.chat import answer_chat
-from server.generation.model_use import serve_model, silence_of
+from server.generation.model_use import serve_body
 from server.generation.respond import response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema
@@ -20,11 +18,7 @@ router = APIRouter()
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
 async def create_chat_completion(request: Request) -> Response:
     """Generate the next message of a conversation."""
-    body = await read_body(request, ChatRequest)
-    answer = partial(_answer, request, body)
-    return await serve_model(
-        request, body.model, answer, silence=silence_of(body.stream), keep_alive=body.keep_alive
-    )
+    return await serve_body(request, await read_body(request, ChatRequest), _answer)
 
 
 async def _answer(request: Request, body: ChatRequest, service: Service) -> Response:

@@ -1,11 +1,9 @@
 """POST /v1/completions."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request, Response
 
 from server.generation.completion import answer_completion
-from server.generation.model_use import serve_model, silence_of
+from server.generation.model_use import serve_body
 from server.generation.respond import response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema
@@ -20,11 +18,7 @@ router = APIRouter()
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts."""
-    body = await read_body(request, CompletionRequest)
-    answer = partial(_answer, request, body)
-    return await serve_model(
-        request, body.model, answer, silence=silence_of(body.stream), keep_alive=body.keep_alive
-    )
+    return await serve_body(request, await read_body(request, CompletionRequest), _answer)
 
 
 async def _answer(request: Request, body: CompletionRequest, service: Service) -> Response:

@@ -5,7 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from server.generation.embedding import answer, encode_inputs
-from server.generation.model_use import serve_model
+from server.generation.model_use import serve_body
 from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.output.vectors import write_embeddings
@@ -18,9 +18,7 @@ router = APIRouter()
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
 async def create_embeddings(request: Request) -> Response:
     """Make a vector of each text, with a model that embeds."""
-    body = await read_body(request, EmbeddingsRequest)
-    with_model = partial(_answer, request, body)
-    return await serve_model(request, body.model, with_model, keep_alive=body.keep_alive, purpose="embed")
+    return await serve_body(request, await read_body(request, EmbeddingsRequest), _answer, "embed")
 
 
 async def _answer(request: Request, body: EmbeddingsRequest, service: Service) -> Response:

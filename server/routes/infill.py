@@ -1,11 +1,9 @@
 """POST /infill: what is between two texts, as llama-server has it."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request, Response
 
 from server.generation.engine_requests.choices import Prompts
-from server.generation.model_use import serve_model, silence_of
+from server.generation.model_use import serve_body
 from server.generation.prompts.infill import Hole, fim_of
 from server.generation.respond import respond, response_head
 from server.generation.service import Service
@@ -21,11 +19,7 @@ router = APIRouter()
 @router.post("/infill", openapi_extra=body_schema(InfillRequest))
 async def infill(request: Request) -> Response:
     """Fill in the text between two texts, for models with fill-in-the-middle tokens."""
-    body = await read_body(request, InfillRequest)
-    answer = partial(_answer, request, body)
-    return await serve_model(
-        request, body.model, answer, silence=silence_of(body.stream), keep_alive=body.keep_alive
-    )
+    return await serve_body(request, await read_body(request, InfillRequest), _answer)
 
 
 async def _answer(request: Request, body: InfillRequest, service: Service) -> Response:

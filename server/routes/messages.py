@@ -1,28 +1,24 @@
 """POST /v1/messages and /v1/messages/count_tokens, as in Anthropic's API."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from server.conversation.anthropic import kept_system
-from server.errors import BadRequestError
 from server.fair_queue import beside
 from server.generation.chat import answer_chat, check_tools
-from server.generation.model_use import serve_model, silence_of
+from server.generation.model_use import serve_body
 from server.generation.respond import response_head
 from server.generation.service import Service
 from server.http.openapi import body_schema
-from server.http.request_log import note_ignored, record_of, rename_relaxed
+from server.http.request_log import note_ignored, record_of
 from server.messages_api.presenter import MessagePresenter
 from server.messages_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
 from server.messages_api.to_chat import (
     to_chat_request,
     to_prompt_request,
-    with_request_name,
-    with_request_names,
 )
 from server.requests.chat import ChatRequest
 from server.validation.body import read_body
@@ -34,39 +30,26 @@ BodyT = TypeVar("BodyT", bound=ConversationFields)
 @router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
 async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation, in Anthropic's format."""
-    body = await read_body(request, MessagesRequest)
-    answer = partial(_answer, request, body)
-    return await serve_model(
-        request, body.model, answer, silence=silence_of(body.stream), keep_alive=body.keep_alive
-    )
+    return await serve_body(request, await read_body(request, MessagesRequest), _answer)
 
 
 async def _answer(request: Request, body: MessagesRequest, service: Service) -> Response:
     head = response_head(request, service, body.model)
     presenter = MessagePresenter(head, record_of(request).id, body)
-    try:
-        chat = await _converted(request, service, body, to_chat_request)
-        response = await answer_chat(request, service, chat, presenter)
-    except BadRequestError as fault:
-        raise with_request_names(fault) from fault
-    rename_relaxed(request, with_request_name)
-    return response
+    chat = await _converted(request, service, body, to_chat_request)
+    return await answer_chat(request, service, chat, presenter)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a conversation's prompt."""
-    body = await read_body(request, CountTokensRequest)
-    return await serve_model(request, body.model, partial(_count, request, body))
+    return await serve_body(request, await read_body(request, CountTokensRequest), _count)
 
 
 async def _count(request: Request, body: CountTokensRequest, service: Service) -> Response:
-    try:
-        chat = await _converted(request, service, body, to_prompt_request)
-        check_tools(service, chat)
-        prompt = await service.prompts.encode_chat(request, chat)
-    except BadRequestError as fault:
-        raise with_request_names(fault) from fault
+    chat = await _converted(request, service, body, to_prompt_request)
+    check_tools(service, chat)
+    prompt = await service.prompts.encode_chat(request, chat)
     return JSONResponse({"input_tokens": len(prompt.tokens)})
 
 

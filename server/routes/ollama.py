@@ -20,7 +20,7 @@ from server.generation.service import Service, service_of
 from server.generation.sse import TokenStream
 from server.http.errors.error_format import ollama_error
 from server.http.openapi import body_schema
-from server.http.request_log import note_ignored, record_of
+from server.http.request_log import note_ignored
 from server.ollama_api.models import OLLAMA_VERSION, described_model, listed_model, running_model
 from server.ollama_api.presenter import LinePresenter
 from server.ollama_api.schemas import (
@@ -33,7 +33,6 @@ from server.ollama_api.schemas import (
     OllamaPullRequest,
 )
 from server.ollama_api.to_chat import (
-    FIELD_NAMES,
     TAG,
     prompt_to_chat,
     to_chat_request,
@@ -97,7 +96,6 @@ async def _serve(
 ) -> Response:
     """Answer a request by its model. answer: None to load the model, or to unload it."""
     service = _ready(request)
-    record_of(request).field_names |= FIELD_NAMES
     name = _own_name(service, body.model)
     if answer is None and _is_zero(body.keep_alive):
         await unload(service, name)

@@ -5,7 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from server.generation.embedding import answer, encode_pairs
-from server.generation.model_use import serve_model
+from server.generation.model_use import serve_body
 from server.generation.service import Service
 from server.http.openapi import body_schema
 from server.http.request_log import record_of
@@ -24,9 +24,7 @@ _BODY = body_schema(RerankRequest)
 @router.post("/v2/rerank", openapi_extra=_BODY)
 async def rerank(request: Request) -> Response:
     """Sort documents by how well they answer a query, with a model that ranks. Jina's and Cohere's."""
-    body = await read_body(request, RerankRequest)
-    with_model = partial(_answer, request, body)
-    return await serve_model(request, body.model, with_model, keep_alive=body.keep_alive, purpose="rerank")
+    return await serve_body(request, await read_body(request, RerankRequest), _answer, "rerank")
 
 
 async def _answer(request: Request, body: RerankRequest, service: Service) -> Response:

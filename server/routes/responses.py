@@ -6,16 +6,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.errors import BadRequestError, ContextLengthError
+from server.errors import ContextLengthError
 from server.fair_queue import beside
 from server.generation.chat import answer_chat, check_tools
 from server.generation.engine_requests.token_limits import check_ids
-from server.generation.model_use import serve_model, silence_of
+from server.generation.model_use import serve_body, serve_model
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
 from server.generation.sse import known_stream
 from server.http.openapi import body_schema, query_schema
-from server.http.request_log import note_ignored, record_of, rename_relaxed
+from server.http.request_log import note_ignored, record_of
 from server.http.tenants import key_digest
 from server.output.openai_format import ResponseHead
 from server.requests.chat import ChatRequest
@@ -26,7 +26,7 @@ from server.responses_api.queries import GetQuery, ListQuery, page
 from server.responses_api.replay import replay
 from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.store import stored_response
-from server.responses_api.to_chat import ChatConversion, request_name, with_request_names
+from server.responses_api.to_chat import ChatConversion
 from server.threads import FORMAT
 from server.validation.body import read_body, read_query
 from server.validation.notes import Notes
@@ -41,11 +41,7 @@ ITEM_BYTES = 400
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
 async def create_response(request: Request) -> Response:
     """Generate a response, which may continue an earlier one."""
-    body = await read_body(request, ResponsesRequest)
-    answer = partial(_answer, request, body)
-    return await serve_model(
-        request, body.model, answer, silence=silence_of(body.stream), keep_alive=body.keep_alive
-    )
+    return await serve_body(request, await read_body(request, ResponsesRequest), _answer)
 
 
 async def _answer(request: Request, body: ResponsesRequest, service: Service) -> Response:
@@ -62,17 +58,14 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
     num_items, tools = len(conversion.items), conversion.shown_tools
     presenter = ResponsePresenter(head, body, num_items, store, tools, repeats=repeats)
     try:
-        response = await answer_chat(request, service, chat, presenter)
-    except BadRequestError as fault:
-        named = with_request_names(fault)
-        if not (body.stream and isinstance(fault, ContextLengthError)):
-            raise named from fault
+        return await answer_chat(request, service, chat, presenter)
+    except ContextLengthError as fault:
+        if not body.stream:
+            raise
         # Codex takes a 400 for a mistake of its own and gives up.
         record_of(request).note(fault.CODE)
         opening = presenter.format_opening()
-        return known_stream(opening + presenter.format_error(named.worded(request.url.path)))
-    rename_relaxed(request, request_name)
-    return response
+        return known_stream(opening + presenter.format_error(fault.worded(request.url.path)))
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest, is_streamed=False))
@@ -84,20 +77,16 @@ async def count_input_tokens(request: Request) -> Response:
 
 async def _count(request: Request, body: ResponsesRequest, service: Service) -> Response:
     _, chat, _ = await _convert(request, service, body)
-    try:
-        check_tools(service, chat)
-        check_ids(chat, service.engine.info)
-        prompt = await service.prompts.encode_chat(request, chat)
-    except BadRequestError as fault:
-        raise with_request_names(fault) from fault
+    check_tools(service, chat)
+    check_ids(chat, service.engine.info)
+    prompt = await service.prompts.encode_chat(request, chat)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 
 @router.post("/v1/responses/compact", openapi_extra=body_schema(CompactRequest))
 async def compact_conversation(request: Request) -> Response:
     """Have the model summarise a conversation; what is returned can be sent in its place."""
-    body = await read_body(request, CompactRequest)
-    return await serve_model(request, body.model, partial(_compact, request, body))
+    return await serve_body(request, await read_body(request, CompactRequest), _compact)
 
 
 async def _compact(request: Request, body: CompactRequest, service: Service) -> Response:
@@ -107,10 +96,7 @@ async def _compact(request: Request, body: CompactRequest, service: Service) -> 
     conversion, chat, _ = await _convert(request, service, asked)
     items = [*conversion.earlier, *conversion.items[:-1]]
     presenter = CompactionPresenter(head, asked, items, context_tokens)
-    try:
-        return await answer_chat(request, service, chat, presenter)
-    except BadRequestError as fault:
-        raise with_request_names(fault) from fault
+    return await answer_chat(request, service, chat, presenter)
 
 
 @router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))

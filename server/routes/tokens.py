@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from server.fair_queue import beside
 from server.generation.chat import check_tools
-from server.generation.model_use import serve_model
+from server.generation.model_use import serve_body, serve_model
 from server.generation.prompts.chat_prompt import TokenIds
 from server.generation.service import Service
 from server.http.openapi import body_schema
@@ -29,8 +29,7 @@ PIECE_BYTES = 16
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
 async def tokenize(request: Request) -> Response:
     """Tokenize a text or a conversation."""
-    body = await read_body(request, TokenizeRequest)
-    return await serve_model(request, body.model, partial(_tokenize, request, body), purpose=None)
+    return await serve_body(request, await read_body(request, TokenizeRequest), _tokenize, None)
 
 
 async def _tokenize(request: Request, body: TokenizeRequest, service: Service) -> Response:

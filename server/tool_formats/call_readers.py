@@ -73,7 +73,7 @@ class _ArgumentReader(Reader):
 
 
 class ListedReader(_ArgumentReader):
-    """Reads calls whose arguments are names and literals. See CallReader.
+    """Reads calls whose arguments are names and literals. See Reader.
 
     Strings are passed on as they arrive, and other values once they are complete.
     """
@@ -90,7 +90,7 @@ class ListedReader(_ArgumentReader):
 
     @property
     def is_quoting(self) -> bool:
-        """See CallReader."""
+        """See Reader."""
         return bool(self._quote)
 
     def _advance(self) -> bool:
@@ -163,7 +163,7 @@ class ListedReader(_ArgumentReader):
 
 
 class JsonReader(Reader):
-    """Reads calls whose arguments are a JSON object. See CallReader."""
+    """Reads calls whose arguments are a JSON object. See Reader."""
 
     def __init__(self, call_format: JsonFormat, schemas: Schemas) -> None:
         super().__init__(schemas)
@@ -174,7 +174,7 @@ class JsonReader(Reader):
 
     @property
     def is_quoting(self) -> bool:
-        """See CallReader."""
+        """See Reader."""
         return self._is_in_string
 
     def _advance(self) -> bool:
@@ -224,7 +224,7 @@ class JsonReader(Reader):
 
 
 class TaggedReader(_ArgumentReader):
-    """Reads calls whose arguments have tags of their own. See CallReader.
+    """Reads calls whose arguments have tags of their own. See Reader.
 
     Strings are passed on as they arrive. A value that may be anything else is converted once it is complete.
     """
@@ -239,7 +239,7 @@ class TaggedReader(_ArgumentReader):
 
     @property
     def is_quoting(self) -> bool:
-        """See CallReader."""
+        """See Reader."""
         return self._types is not None
 
     def _advance(self) -> bool:

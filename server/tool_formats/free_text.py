@@ -3,15 +3,8 @@
 import re
 from typing import Any
 
-from pydantic_core import to_json
-
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _PART = re.compile(r'[^"\\]+|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....|\\[^u]')
-
-
-def as_arguments(text: str) -> str:
-    """Return the arguments, as JSON, of a call with this input."""
-    return to_json({"input": text}).decode()
 
 
 def input_schema(pattern: str | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ and says so by `is_broken`.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
@@ -30,33 +30,12 @@ Schemas = Mapping[str, dict[str, Any]]
 """The schemas of the arguments, by the names of the tools."""
 
 
-class CallReader(Protocol):
+class Reader:
     """Reads the calls of one section. A call of a tool that is not in the request is not read.
 
-    num_closed: complete calls so far. is_broken: the text is not in the format, or not to be read here.
+    num_closed: complete calls so far. is_open: whether a call has begun and not ended.
+    is_broken: the text is not in the format, or not to be read here.
     """
-
-    num_closed: int
-    is_broken: bool
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a call has begun and not ended."""
-
-    @property
-    def is_quoting(self) -> bool:
-        """Whether a marker would be part of a value here."""
-
-    @property
-    def rest(self) -> str:
-        """The text that was not read yet."""
-
-    def feed(self, text: str) -> list[CallFragment]:
-        """Read the next text of the section; return the fragments that are certain now."""
-
-
-class Reader:
-    """The base of readers of both kinds. pending: text that was not read yet."""
 
     def __init__(self, schemas: Schemas) -> None:
         self.num_closed = 0
@@ -68,11 +47,16 @@ class Reader:
 
     @property
     def rest(self) -> str:
-        """See CallReader."""
+        """The text that was not read yet."""
         return self._pending
 
+    @property
+    def is_quoting(self) -> bool:
+        """Whether a marker would be part of a value here."""
+        raise NotImplementedError
+
     def feed(self, text: str) -> list[CallFragment]:
-        """See CallReader."""
+        """Read the next text of the section; return the fragments that are certain now."""
         self._pending += text
         while not self.is_broken and self._pending and self._advance():
             pass

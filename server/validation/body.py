@@ -49,6 +49,7 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     parse = partial(parse_liberally, body, model, record.field_names, notes)
     parsed = await beside(request, parse)
     record.ignored += notes.entries()
+    record.field_names |= getattr(model, "names", {})
     if is_logging_prompts():
         await PROMPT_LOG.run(copy_context().run, log_prompt, "asked", body)
     return parsed

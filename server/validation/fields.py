@@ -1,7 +1,7 @@
 """The base of all request models, and field types with limits that several of them share."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, cast
 
@@ -42,6 +42,8 @@ class RequestModel(BaseModel):
     """Paths of fields without which the answer is the same, or nearly: a wrong value is left out."""
     takes_anything: ClassVar[tuple[str, ...]] = ()
     """Fields of which whatever has no meaning is shown as text."""
+    names: ClassVar[Mapping[str, str]] = {}
+    """What a body calls fields of the chat request that is made of it, by their names there, for errors."""
     rules: ClassVar[Rules] = ()
     """JSON schemas that a body satisfies besides that of its fields, for OpenAPI; subclasses add theirs."""
 

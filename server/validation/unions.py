@@ -9,18 +9,12 @@ from server.errors import shortened
 from server.validation.field_errors import field_error
 
 
-def tagged_union(
-    kinds: Mapping[str, type[BaseModel]],
-    *,
-    refused: Mapping[str, str] | None = None,
-    default: str | None = None,
-) -> Callable[[object], Any]:
+def tagged_union(kinds: Mapping[str, type[BaseModel]]) -> Callable[[object], Any]:
     """Return a validator for objects whose type selects one of the models.
 
     Not pydantic's unions: their errors list every member and contain paths that are not in the request.
 
-    kinds: the models by their type. refused: error phrases for known but unsupported types, by a prefix of
-    the type's name. default: the type of an object that has none.
+    kinds: the models by their type.
     """
 
     def choose(given: object) -> Any:
@@ -30,16 +24,11 @@ def tagged_union(
             raise field_error("invalid_type", "must be an object")
         kind = given.get("type")
         if kind is None:
-            kind = default
-        if kind is None:
             raise field_error("missing_required_parameter", "is missing", ".type")
         if not isinstance(kind, str):
             raise field_error("invalid_type", "must be a string", ".type")
         if kind in kinds:
             return kinds[kind].model_validate(given)
-        for start, reason in (refused or {}).items():
-            if kind.startswith(start):
-                raise field_error("unsupported_value", f"is '{shortened(kind)}', {reason}", ".type")
         known = ", ".join(f"'{name}'" for name in kinds)
         raise field_error("invalid_value", f"is '{shortened(kind)}'; this server supports {known}", ".type")
 

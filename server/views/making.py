@@ -4,16 +4,16 @@ import contextlib
 import hashlib
 import re
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic_core import to_json
 
+from engine.interface.kept import Kept
 from engine.interface.request import Frame, SignedLines, View
-from server.engine_protocol import TokenizerProtocol
+from server.engine_protocol import ModelEngine
 from server.tool_formats.harmony_prompt import to_harmony_messages
 from server.views.arguments import AS_IT_IS, AS_JSON, ArgumentForm, probe_arguments
 from server.views.forms import (
@@ -121,25 +121,20 @@ Make = Callable[[Views], Iterator[None]]
 """Adds views to a list, in slices."""
 
 
-class HasTokenizer(Protocol):
-    """The engine, which has a tokenizer once it is started."""
-
-    @property
-    def tokenizer(self) -> TokenizerProtocol:
-        """The model's tokenizer."""
-
-
 class ViewMaker:
     """Makes views, on a thread of their own.
 
     max_kept_bytes: views used last are kept, up to so many bytes; a token takes four.
     """
 
-    def __init__(self, engine: HasTokenizer, max_kept_bytes: int) -> None:
+    def __init__(self, engine: ModelEngine, max_kept_bytes: int) -> None:
         self._engine = engine
-        self._max_kept_bytes = max_kept_bytes
-        self._kept: OrderedDict[bytes, Sequence[View]] = OrderedDict()
-        self.kept_bytes = 0
+        self._kept = Kept[Views](lambda views: 4 * _count(views), max_kept_bytes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of the views that are kept."""
+        return self._kept.num_bytes
 
     @cached_property
     def _arguments(self) -> ArgumentForm:
@@ -176,13 +171,12 @@ class ViewMaker:
             if (kept := self._kept.get(key)) is None:
                 missing.append((key, make))
             elif (room_tokens := room_tokens - _count(kept)) >= 0:
-                self._kept.move_to_end(key)
                 views += kept
         for key, make in missing:
             yield
             made: Views = []
             yield from make(made)
-            self._keep(key, made)
+            self._kept.put(key, made)
             if (room_tokens := room_tokens - _count(made)) < 0:
                 return
             views += made
@@ -195,13 +189,6 @@ class ViewMaker:
         yield f"{patches}", partial(self._make_forms, [*patch_forms(patches)])
         for text, wanted in texts_of(messages, arguments, patches):
             yield f"{wanted}\0{text}", partial(self._make_views, text, wanted)
-
-    def _keep(self, key: bytes, made: Views) -> None:
-        if key not in self._kept:
-            self.kept_bytes += 4 * _count(made)
-        self._kept[key] = made
-        while self.kept_bytes > self._max_kept_bytes:
-            self.kept_bytes -= 4 * _count(self._kept.popitem(last=False)[1])
 
     def _make_views(self, text: str, wanted: Wanted, made: Views) -> Iterator[None]:
         parts: list[Sequence[str]] = []

@@ -265,7 +265,7 @@ SCRIPTS: dict[str, Script] = {
 
 
 class FakeEngine(OneModel):
-    """An implementation of ModelsProtocol. Public attributes may be changed between requests.
+    """Stands in for the engine. Public attributes may be changed between requests.
 
     drafting: the report of every sequence. counted, prefixes: the engine's and the prefix caches' counts.
     memory: the shared table's counts; None for no table.

@@ -1,7 +1,9 @@
 """Clients are served in rotation on a thread, however much work each of them has."""
 
 import asyncio
+import queue
 import threading
+from functools import partial
 
 import pytest
 
@@ -59,3 +61,22 @@ async def test_work_that_nobody_waits_for_any_more_is_not_begun(lane):
     may_begin.set()
     await first
     assert await lane.run("a", lambda: list(done)) == []
+
+
+async def test_several_threads_run_one_job_of_each_client():
+    lane, may_end, begun = Lane("test", 2), threading.Event(), queue.SimpleQueue()
+
+    def work(client):
+        begun.put(client)
+        may_end.wait()
+
+    jobs = [asyncio.ensure_future(lane.run(client, partial(work, client))) for client in "aabbc"]
+    assert {await asyncio.to_thread(begun.get) for _ in range(2)} == {"a", "b"}
+    assert [lane.num_waiting(client) for client in "abc"] == [1, 1, 1]
+    jobs[1].cancel()
+    await asyncio.sleep(0)
+    assert lane.num_waiting("a") == 0
+    may_end.set()
+    await asyncio.gather(*jobs[:1], *jobs[2:])
+    assert {begun.get_nowait() for _ in range(2)} == {"b", "c"}
+    lane.close()

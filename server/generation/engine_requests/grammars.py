@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError, to_json
 
 from engine.interface.errors import GrammarError
 from engine.interface.request import Grammar
-from server.engine_protocol import EngineProtocol
+from server.engine_protocol import ModelEngine
 from server.errors import (
     BadRequestError,
 )
@@ -43,7 +43,7 @@ def _checked_grammar(schema: dict[str, Any]) -> Grammar:
 class GrammarCompiler:
     """Compiles grammars on a thread of their own, which serves one client after the other."""
 
-    def __init__(self, engine: EngineProtocol, run: Run) -> None:
+    def __init__(self, engine: ModelEngine, run: Run) -> None:
         self._engine = engine
         self._run = run
         self._lane = Lane("grammars")

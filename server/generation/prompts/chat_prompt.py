@@ -11,7 +11,7 @@ from fastapi import Request
 
 from engine.interface.images import PromptImage
 from engine.interface.request import DraftType, View
-from server.engine_protocol import EngineProtocol
+from server.engine_protocol import ModelEngine
 from server.fair_queue import Lane, client_of
 from server.http.tenants import key_digest
 from server.requests.chat import ChatRequest
@@ -54,7 +54,7 @@ class PromptViews:
     making: the views that are being made.
     """
 
-    def __init__(self, engine: EngineProtocol, max_pending: int, draft_type: DraftType) -> None:
+    def __init__(self, engine: ModelEngine, max_pending: int, draft_type: DraftType) -> None:
         self._max_pending = max_pending
         self._draft_type = draft_type
         self._lane = Lane("views")

@@ -16,7 +16,7 @@ from engine.interface.image_marks import before_images
 from engine.interface.images import ImageProcessor
 from engine.interface.request import PromptEnd
 from engine.text.fim import FimTokens
-from server.engine_protocol import EngineProtocol
+from server.engine_protocol import ModelEngine
 from server.errors import (
     BadRequestError,
     UnavailableError,
@@ -118,9 +118,7 @@ class PromptEncoder:
     grammars, views: what else is made beside the event loop for prompts.
     """
 
-    def __init__(
-        self, engine: EngineProtocol, max_pending: int, metrics: Metrics, settings: Settings
-    ) -> None:
+    def __init__(self, engine: ModelEngine, max_pending: int, metrics: Metrics, settings: Settings) -> None:
         self._engine = engine
         self._metrics = metrics
         self._max_pending = max_pending

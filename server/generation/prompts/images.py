@@ -1,7 +1,6 @@
 """Show a model the images of a conversation: choose, decode and count them, and place them in the prompt."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +12,7 @@ from config.settings import Settings
 from engine.foreign.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
 from engine.interface.image_marks import mark, numbers_in, without_marks
 from engine.interface.images import ImageProcessor, PromptImage
+from engine.interface.kept import Kept
 from server.conversation.model import Media, Message, Part
 from server.conversation.settled import check_answerable, newest_start
 from server.errors import BadRequestError
@@ -102,8 +102,7 @@ class ImageReader:
         self._settings = settings
         self._run = run
         self._small, self._large = Lane("images"), Lane("large-images")
-        self._kept: OrderedDict[bytes, Picture] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept = Kept[Picture](lambda picture: picture.num_bytes, MAX_KEPT_BYTES)
 
     def close(self) -> None:
         """Stop the threads."""
@@ -185,18 +184,8 @@ class ImageReader:
             picture = await self._run(request, self._small, DECODER.decode_small, processor, file)
             if picture is None:
                 picture = await self._run(request, self._large, DECODER.decode_large, processor, file)
-            self._keep(key, picture)
-        else:
-            self._kept.move_to_end(key)
+            self._kept.put(key, picture)
         return picture
-
-    def _keep(self, key: bytes, picture: Picture) -> None:
-        if key not in self._kept:
-            self._kept[key] = picture
-            self._kept_bytes += picture.num_bytes
-        while self._kept_bytes > MAX_KEPT_BYTES:
-            _, dropped = self._kept.popitem(last=False)
-            self._kept_bytes -= dropped.num_bytes
 
 
 def _digest(processor: ImageProcessor, file: ImageFile) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.text.fim import FimTokens
-from server.engine_protocol import TokenizerProtocol
+from server.engine_protocol import Tokenizer
 from server.errors import BadRequestError
 
 SNIPPET = "\n\n--- snippet ---\n\n"
@@ -22,7 +22,7 @@ class Hole:
     others: Sequence[tuple[str, str]] = ()
 
 
-def fim_of(tokenizer: TokenizerProtocol, model: str, param: str) -> FimTokens:
+def fim_of(tokenizer: Tokenizer, model: str, param: str) -> FimTokens:
     """Return the tokens with which a model fills in. Raises BadRequestError if it has none."""
     if tokenizer.fim is None:
         raise BadRequestError(
@@ -34,9 +34,7 @@ def fim_of(tokenizer: TokenizerProtocol, model: str, param: str) -> FimTokens:
     return tokenizer.fim
 
 
-def encode_hole(
-    tokenizer: TokenizerProtocol, fim: FimTokens, hole: Hole, has_special: bool
-) -> tuple[int, ...]:
+def encode_hole(tokenizer: Tokenizer, fim: FimTokens, hole: Hole, has_special: bool) -> tuple[int, ...]:
     """Return the prompt for a hole. has_special: with what the model's prompts begin with, if anything."""
     encode = tokenizer.encode_answer
     before, after = encode(hole.before), encode(hole.after)
@@ -53,7 +51,7 @@ def encode_hole(
     return (*opening, *others, *parts[0], *parts[1], *middle)
 
 
-def _opening(tokenizer: TokenizerProtocol, text: str, tokens: Sequence[int]) -> list[int]:
+def _opening(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[int]:
     """Return the tokens that prompts begin with, found at a text and its tokens without them."""
     whole = tokenizer.encode(text)
     num_before = len(whole) - len(tokens)

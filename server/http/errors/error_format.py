@@ -90,12 +90,15 @@ def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-def _told(fault: ApiError, scope: Scope) -> ApiError:
-    """Note an error in the request's log record; return it in the words and names of the request."""
-    record = record_in(scope)
+def _told(fault: ApiError, scope: Scope) -> tuple[ApiError, dict[str, Any]]:
+    """Note an error in the request's log record; return it in the request's words, and its object."""
+    record, path = record_in(scope), scope["path"]
     renamed = fault.renamed(record.field_names)
     record.note(fault.code or fault.type, renamed.param)
-    return renamed.worded(scope["path"])
+    told = renamed.worded(path)
+    if speaks_anthropic(path):
+        return told, anthropic_error(told, record.id)
+    return told, ollama_error(told) if speaks_ollama(path) else told.body()
 
 
 def error_frame(fault: ApiError, scope: Scope) -> bytes:
@@ -103,16 +106,12 @@ def error_frame(fault: ApiError, scope: Scope) -> bytes:
 
     scope: the request's; the error's code is noted in its log record.
     """
-    record = record_in(scope)
-    fault = _told(fault, scope)
-    if speaks_anthropic(scope["path"]):
-        return b"event: error\ndata: " + to_json(anthropic_error(fault, record.id)) + b"\n\n"
+    _, body = _told(fault, scope)
     if speaks_ollama(scope["path"]):
-        return to_json(ollama_error(fault)) + b"\n"
+        return to_json(body) + b"\n"
     if scope["path"] == "/v1/responses":
-        error = {"type": "error", "sequence_number": 0, **fault.body()["error"]}
-        return b"event: error\ndata: " + to_json(error | {"type": "error"}) + b"\n\n"
-    return b"data: " + to_json(fault.body()) + b"\n\n"
+        body = {"sequence_number": 0, **body["error"], "type": "error"}
+    return (b"event: error\n" if "type" in body else b"") + b"data: " + to_json(body) + b"\n\n"
 
 
 def error_response(fault: ApiError, scope: Scope) -> JSONResponse:
@@ -120,11 +119,5 @@ def error_response(fault: ApiError, scope: Scope) -> JSONResponse:
 
     scope: the request's; the error's code is noted in its log record.
     """
-    record = record_in(scope)
-    fault = _told(fault, scope)
-    body: dict[str, Any] = fault.body()
-    if speaks_anthropic(scope["path"]):
-        body = anthropic_error(fault, record.id)
-    elif speaks_ollama(scope["path"]):
-        body = ollama_error(fault)
-    return JSONResponse(body, fault.status, fault.headers)
+    told, body = _told(fault, scope)
+    return JSONResponse(body, told.status, told.headers)

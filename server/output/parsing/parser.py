@@ -22,7 +22,7 @@ from server.output.parsing.parts import (
 )
 from server.output.parsing.text_parser import MarkedText, PlainParser
 from server.tool_formats.partial_text import JsonStringTracker
-from server.tool_formats.reader import CallFragment, CallReader, OpenedCall
+from server.tool_formats.reader import CallFragment, OpenedCall, Reader
 
 SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
 """Tool call formats in which a call that was cut short cannot be mistaken for a complete one."""
@@ -81,7 +81,7 @@ class MarkerParser(MarkedText):
         self._call_ending = ""
         self._finished: Finished | None = None
         self._json_strings = JsonStringTracker()
-        self._reader: CallReader | None = None
+        self._reader: Reader | None = None
         self._read_parts: list[Part] = []
         self._num_read = 0
         self._call_within: Literal["content", "reasoning"] = "content"

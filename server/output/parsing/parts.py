@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from engine.foreign.tool_calls import WrittenCall
 from engine.interface.events import Delta, Finished, TokenLogprob
 from server.tool_formats.bare_calls import BareCalls
-from server.tool_formats.reader import CallReader
+from server.tool_formats.reader import Reader
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -154,7 +154,7 @@ class ToolCallRules:
 
     parse: Callable[[str], Awaitable[Sequence[WrittenCall]]]
     is_parallel: bool = True
-    make_reader: Callable[[], CallReader] | None = None
+    make_reader: Callable[[], Reader] | None = None
     is_streamed: bool = False
     note_read: Callable[[], None] = lambda: None
     bare_calls: BareCalls | None = None

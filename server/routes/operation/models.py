@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from config.settings import Settings
 from engine.interface.embeddings import EmbeddingInfo
 from engine.interface.models import ModelEntry, ModelInfo
-from server.engine_protocol import ModelsProtocol
+from server.engine_protocol import Models
 from server.errors import (
     ApiError,
     ForbiddenError,
@@ -39,7 +39,6 @@ from server.messages_api.models import (
 from server.output.model_cards import (
     EmbeddingCard,
     ListedModelCard,
-    ListedModels,
     Modalities,
     ModelCard,
     ModelList,
@@ -61,7 +60,7 @@ router = APIRouter()
 
 
 @router.get("/v1/models")
-async def list_models(request: Request) -> ModelList | ListedModels | MessagesModelList:
+async def list_models(request: Request) -> ModelList | MessagesModelList:
     """List the served model under its name and its aliases, or all models that requests may ask for.
 
     With the header anthropic-version, in Anthropic's shape.
@@ -70,13 +69,11 @@ async def list_models(request: Request) -> ModelList | ListedModels | MessagesMo
     return messages_models(listed.data) if is_anthropic_client(request) else listed
 
 
-async def served_models(service: Service) -> ModelList | ListedModels:
+async def served_models(service: Service) -> ModelList:
     """Return the cards of all models that requests may ask for. Raises UnavailableError."""
     service.check_ready()
     named = await named_entries(service)
-    if service.models.is_fixed:
-        return ModelList(data=[_card(service, name, entry) for name, entry in named.items()])
-    return ListedModels(data=[_card_of(service, name, entry) for name, entry in named.items()])
+    return ModelList(data=[_card(service, name, entry) for name, entry in named.items()])
 
 
 async def named_entries(service: Service) -> dict[str, ModelEntry]:
@@ -92,8 +89,7 @@ async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModel
     """Return a model, by its name or one of its aliases."""
     service = service_of(request)
     service.check_ready()
-    write = _card if service.models.is_fixed else _card_of
-    card = write(service, name, await find_entry(service, name))
+    card = _card(service, name, await find_entry(service, name))
     return messages_model(card) if is_anthropic_client(request) else card
 
 
@@ -177,7 +173,7 @@ class Pull:
 
     _slots = threading.BoundedSemaphore(MAX_PULLS)
 
-    def __init__(self, models: ModelsProtocol, name: str) -> None:
+    def __init__(self, models: Models, name: str) -> None:
         if not self._slots.acquire(blocking=False):
             message = f"{MAX_PULLS} downloads are running, which is the most. Try again later."
             raise TooBusyError(message, code="too_many_downloads", headers=retry_after(PULL_RETRY_S))
@@ -249,7 +245,7 @@ def _check_allowed(service: Service) -> None:
 
 
 async def _card_response(service: Service, name: str) -> Response:
-    card = _card_of(service, name, await find_entry(service, name))
+    card = _card(service, name, await find_entry(service, name))
     return Response(card.model_dump_json(), media_type="application/json")
 
 
@@ -264,30 +260,15 @@ async def find_entry(service: Service, name: str) -> ModelEntry:
 
 
 def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
-    info = entry.info
-    assert info
-    return ModelCard(
-        id=name,
-        created=service.created,
-        context_length=info.context_tokens,
-        max_model_len=info.context_tokens,
-        meta=_meta(info),
-        tools=bool(entry.can_call),
-        tool_format=entry.tool_format,
-        reasoning=bool(entry.can_think),
-        sampling_defaults=known_sampling(service, info),
-        **_seeing(service.settings, info),
-    )
-
-
-def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
-    return ListedModelCard(
+    """Return what is said of a model: of one of several also how it is at present."""
+    card = ListedModelCard(
         id=name,
         created=service.created,
         context_length=entry.context_tokens,
         max_model_len=entry.context_tokens,
         meta=_meta(entry.info) if entry.info else None,
         tools=entry.can_call,
+        tool_format=entry.tool_format,
         reasoning=entry.can_think,
         sampling_defaults=known_sampling(service, entry.info) if entry.info else {},
         purpose=entry.purpose,
@@ -301,6 +282,9 @@ def _card_of(service: Service, name: str, entry: ModelEntry) -> ListedModelCard:
         waiting=entry.num_waiting,
         **_seeing(service.settings, entry.info),
     )
+    if not service.models.is_fixed:
+        return card
+    return ModelCard(**{name: getattr(card, name) for name in ModelCard.model_fields})
 
 
 def _seeing(settings: Settings, info: ModelInfo | None) -> dict[str, Any]:

@@ -6,13 +6,9 @@ For schemas that are not strict. A closed schema allows fewer values, and none t
 from collections.abc import Iterator
 from typing import Any
 
-from server.validation.constraints.json_schema_nodes import Node, list_of
+from server.validation.constraints.json_schema_nodes import ANNOTATIONS, Node, list_of
 
-_ANNOTATIONS = frozenset(
-    {"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"}
-    | {"readOnly", "writeOnly", "discriminator", "$defs", "definitions"}
-)
-_OF_CLOSED = _ANNOTATIONS | {"type", "properties", "required", "minProperties", "maxProperties", "nullable"}
+_OF_CLOSED = ANNOTATIONS | {"type", "properties", "required", "minProperties", "maxProperties", "nullable"}
 """The keywords beside which an object can be closed: all others may need, or mean, further members."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalProperties")
@@ -58,14 +54,14 @@ def _is_described(node: Node) -> bool:
 def _is_alone(key: str, node: Node) -> bool:
     """Return whether a combination says all that a schema says, so that its parts can be closed."""
     is_combination = key == "anyOf" or (key == "allOf" and len(list_of(node.get(key))) == 1)
-    return is_combination and node.keys() <= _ANNOTATIONS | {key, "type", "nullable"}
+    return is_combination and node.keys() <= ANNOTATIONS | {key, "type", "nullable"}
 
 
 def _fixed_parts(node: Any) -> Iterator[Any]:
     """Yield the parts of a schema that are not closed, and references that are combined with something."""
     if not isinstance(node, dict):
         return
-    if "$ref" in node and not node.keys() <= _ANNOTATIONS | {"$ref", "type", "nullable"}:
+    if "$ref" in node and not node.keys() <= ANNOTATIONS | {"$ref", "type", "nullable"}:
         yield {"$ref": node["$ref"]}
     for key, value in node.items():
         if key in _MAPS and isinstance(value, dict):

@@ -11,10 +11,11 @@ _SINGLE = ("items", "additionalProperties", "not", "contains", "if", "then", "el
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _DATA = frozenset({"const", "enum", "default", "examples", "example"})
-_ANNOTATIONS = frozenset(
+ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "$comment", "$id", "$schema", "$defs", "definitions"}
     | {"deprecated", "readOnly", "writeOnly", "discriminator"}
 )
+"""Keywords that constrain no value."""
 _MAX_DEPTH = 200
 
 Node = dict[str, Any]
@@ -23,7 +24,7 @@ Node = dict[str, Any]
 
 def constrains_besides(node: Node, *keys: str) -> bool:
     """Return whether a schema constrains values by keywords other than these."""
-    return bool(node.keys() - _ANNOTATIONS - set(keys))
+    return bool(node.keys() - ANNOTATIONS - set(keys))
 
 
 def children(node: Node) -> Iterator[tuple[str, Node]]:

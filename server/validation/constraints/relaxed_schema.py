@@ -12,7 +12,13 @@ from pydantic_core import PydanticCustomError
 
 from server.errors import shortened
 from server.validation.constraints.json_schema import check_schema, check_size
-from server.validation.constraints.json_schema_nodes import Node, list_of, target_of, with_definitions
+from server.validation.constraints.json_schema_nodes import (
+    ANNOTATIONS,
+    Node,
+    list_of,
+    target_of,
+    with_definitions,
+)
 from server.validation.constraints.regex import check_regex
 
 _SHAPE = frozenset(
@@ -26,10 +32,7 @@ _LIMITED = _COMBINED | {
 }
 _LEVELS = (_LIMITED, _COMBINED, _SHAPE, frozenset({"type"}))
 """The keywords that are kept: as many as possible."""
-_ANNOTATIONS = frozenset(
-    {"title", "description", "default", "examples", "example", "$comment", "$id", "$defs", "definitions"}
-    | {"deprecated", "readOnly", "writeOnly", "discriminator", "$anchor", "id", "xml", "externalDocs"}
-)
+_HARMLESS = (ANNOTATIONS - {"$schema"}) | {"example", "$anchor", "id", "xml", "externalDocs"}
 _FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
@@ -100,9 +103,9 @@ class _Relaxation:
         kept: Node = {}
         for key, value in node.items():
             here = f"{path}.{key}"
-            if key in _ANNOTATIONS and key not in _MAPS:
+            if key in _HARMLESS and key not in _MAPS:
                 kept[key] = value
-            elif key not in (*self._kept, *_ANNOTATIONS) or not self._is_enforced(key, value, node):
+            elif key not in (*self._kept, *_HARMLESS) or not self._is_enforced(key, value, node):
                 self._drop(here)
             elif key in _MAPS and isinstance(value, dict):
                 kept[key] = {

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from engine.foreign.grammar_trials import TRIAL_LIMITS
 from engine.interface.errors import GrammarError
 from engine.interface.request import Grammar
-from engine.sampling.grammar import Grammars
+from engine.sampling.grammar import TRIAL_LIMITS, Grammars
 from tests.engine.support import make_tokenizer
 
 

@@ -5,18 +5,15 @@ import json
 import logging
 import queue
 import threading
-from collections import Counter, defaultdict
 from dataclasses import replace
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from config.settings import Settings
 from engine.foreign.tool_calls import PARSE_LIMITS, ParseLimitError, ParserProcesses, WrittenCall
 from server.app import create_app
-from server.generation.handoffs.tool_calls import MAX_PARSES, QueueFullError, Slots, ToolCallParsing
+from server.generation.handoffs.tool_calls import MAX_PARSES, ToolCallParsing
 from server.metrics.registry import Metrics
 from tests.server.fake_engine import FakeTokenizer, says
 from tests.server.openai_shapes import valid_chat, valid_chat_chunks
@@ -206,91 +203,3 @@ def test_while_a_call_is_parsed_the_stream_is_kept_alive_and_the_server_can_stop
         comments = (line for line in response.iter_lines() if line.startswith(":"))
         assert [next(comments) for _ in range(3)] == [": keep-alive"] * 3
         assert httpx.get(f"{url}/health").status_code == 200
-
-
-class Drill:
-    """Runs jobs of clients in rotation and notes what runs."""
-
-    def __init__(self, num_slots, max_waiting=100):
-        self.slots = Slots(num_slots, max_waiting)
-        self.running = Counter()
-        self.begun = []
-        self.tasks = defaultdict(list)
-
-    async def submit(self, client):
-        async def begin():
-            await self.slots.begin(client)
-            self.running[client] += 1
-            self.begun.append(client)
-
-        task = asyncio.create_task(begin())
-        self.tasks[client].append(task)
-        await self.settle()
-        return task
-
-    async def end(self, client):
-        self.running[client] -= 1
-        self.slots.end(client)
-        await self.settle()
-
-    async def settle(self):
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-
-async def test_clients_are_served_in_rotation():
-    drill = Drill(1)
-    for client in "aaabbc":
-        await drill.submit(client)
-    while drill.running.total():
-        await drill.end(drill.begun[-1])
-    assert drill.begun == list("abcaba")
-
-
-async def test_a_client_has_one_slot_however_many_are_free():
-    drill = Drill(3)
-    for client in "aaab":
-        await drill.submit(client)
-    assert drill.begun == ["a", "b"]
-
-
-async def test_no_more_than_the_maximum_wait():
-    drill = Drill(1, max_waiting=2)
-    tasks = [await drill.submit("a") for _ in range(4)]
-    assert [task.done() for task in tasks] == [True, False, False, True]
-    with pytest.raises(QueueFullError):
-        await tasks[3]
-    tasks[1].cancel()
-    await drill.settle()
-    assert not (await drill.submit("a")).done()
-    for task in tasks[2:3]:
-        task.cancel()
-
-
-@given(
-    st.integers(1, 3),
-    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["submit", "end", "cancel"]))),
-)
-def test_whoever_can_run_runs(num_slots, actions):
-    """After anything that happens, a free slot means that nobody waits but clients who have one."""
-
-    async def act():
-        drill = Drill(num_slots)
-        waiting = Counter()
-        for client, action in actions:
-            if action == "submit":
-                await drill.submit(client)
-            elif action == "end" and drill.running[client]:
-                await drill.end(client)
-            elif action == "cancel" and (left := [t for t in drill.tasks[client] if not t.done()]):
-                left[len(left) // 2].cancel()
-                await drill.settle()
-            waiting = {c: sum(not t.done() for t in tasks) for c, tasks in drill.tasks.items()}
-            assert max(drill.running.values(), default=0) <= 1
-            assert drill.running.total() <= num_slots
-            if drill.running.total() < num_slots:
-                assert all(drill.running[c] for c, count in waiting.items() if count)
-        for task in (t for tasks in drill.tasks.values() for t in tasks):
-            task.cancel()
-
-    asyncio.run(act())

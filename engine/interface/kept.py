@@ -1,0 +1,43 @@
+"""Keep what was used last, up to a number of bytes."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+ValueT = TypeVar("ValueT")
+
+
+class Kept(Generic[ValueT]):
+    """Values by their keys. For one thread.
+
+    size_of: returns the bytes of a value. limit_bytes: the most that they take. num_bytes: what they take.
+    """
+
+    def __init__(self, size_of: Callable[[ValueT], int], limit_bytes: int = 0) -> None:
+        self.limit_bytes, self.num_bytes = limit_bytes, 0
+        self._size_of = size_of
+        self._held: OrderedDict[Hashable, ValueT] = OrderedDict()
+
+    def get(self, key: Hashable) -> ValueT | None:
+        """Return a value, which stays; None if it is not kept."""
+        if key in self._held:
+            self._held.move_to_end(key)
+        return self._held.get(key)
+
+    def take(self, key: Hashable) -> ValueT | None:
+        """Return a value, which then is no longer kept; None if it is not."""
+        value = self._held.pop(key, None)
+        self.num_bytes -= 0 if value is None else self._size_of(value)
+        return value
+
+    def put(self, key: Hashable, value: ValueT) -> None:
+        """Keep a value, and drop those that were used least recently."""
+        self.take(key)
+        self._held[key] = value
+        self.num_bytes += self._size_of(value)
+        self.shrink_to(self.limit_bytes)
+
+    def shrink_to(self, num_bytes: int) -> None:
+        """Drop values until they take at most num_bytes."""
+        while self._held and self.num_bytes > num_bytes:
+            self.num_bytes -= self._size_of(self._held.popitem(last=False)[1])
