@@ -1,10 +1,35 @@
-"""Give memory that the process has freed back to the system, where the C library would keep it."""
+"""Give memory that the process has freed back to the system, and leave what stays out of collections."""
 
 import ctypes
-from contextlib import suppress
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_IS_FROZEN = threading.Event()
 
 
 def return_freed() -> None:
     """Return freed memory to the system: glibc keeps some for every thread. Does nothing elsewhere."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Leave what exists now out of all later collections, except, until the end of this, of collect_all()."""
+    gc.freeze()
+    _IS_FROZEN.set()
+    try:
+        yield
+    finally:
+        _IS_FROZEN.clear()
+
+
+def collect_all() -> None:
+    """Free what only cycles keep, also of what frozen() leaves out."""
+    if _IS_FROZEN.is_set():
+        gc.unfreeze()
+    gc.collect()
+    if _IS_FROZEN.is_set():
+        gc.freeze()

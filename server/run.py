@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import uvicorn
 from sse_starlette.sse import AppStatus
 
+from config.freed_memory import frozen
 from config.per_model import Section, settings_of
 from config.settings import Settings
 from engine.interface.errors import SharedTableError
@@ -351,13 +352,13 @@ def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
     engine.on_death = server.note_death
     with LoadingBar() as bar:
         engine.start(_show_progress(bar, settings))
-    # What was loaded stays, so no collection need look at it.
-    gc.freeze()
-    gc.enable()
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # The terminal was closed; nohup has it ignored.
         signal.signal(signal.SIGHUP, server.handle_exit)
-    server.run(sockets=[bound])
+    # What was loaded stays, so no collection need look at it.
+    with frozen():
+        gc.enable()
+        server.run(sockets=[bound])
     if server.fault is not None:
         return _fail(f"the engine has died: {server.fault}")
     return 0

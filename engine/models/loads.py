@@ -7,7 +7,6 @@ others have answered, and meanwhile so do all requests that come: a busy model c
 No other wait of a model holds up requests for others.
 """
 
-import gc
 import logging
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from functools import partial
 
 import mlx.core as mx
 
-from config.freed_memory import return_freed
+from config.freed_memory import collect_all, return_freed
 from engine.interface.errors import ModelError, ModelLoadError
 from engine.interface.events import Failed
 from engine.memory.between_models import Holder, SharedMemory
@@ -339,12 +338,7 @@ class GivenModel:
 
 def _collect() -> None:
     """Free what only cycles keep, also of what the server froze after its start, and MLX's free buffers."""
-    is_frozen = gc.get_freeze_count() > 0
-    if is_frozen:
-        gc.unfreeze()
-    gc.collect()
-    if is_frozen:
-        gc.freeze()
+    collect_all()
     mx.clear_cache()
     # What a model had besides arrays, such as its tokenizer, was many small allocations.
     return_freed()

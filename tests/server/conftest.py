@@ -60,5 +60,3 @@ def url(app):
 def what_is_loaded_stays():
     """What the tests have loaded is no part of a collection, as in the server."""
     gc.freeze()
-    yield
-    gc.unfreeze()

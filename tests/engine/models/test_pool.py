@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from config.freed_memory import frozen
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices
@@ -576,13 +577,10 @@ def test_memory_comes_back_from_a_process_that_froze_its_objects(start_pool: Sta
     pool.unload("one").result(60)
     before = pool.counts().active_bytes
     pool.acquire("one").result(60).end()
-    gc.freeze()
-    try:
+    with frozen():
         pool.unload("one").result(60)
         assert pool.counts().active_bytes == before
         assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
 
 
 def test_only_as_many_requests_wait_for_a_model_as_it_may_have(start_pool: StartPool) -> None:
