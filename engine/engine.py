@@ -13,7 +13,7 @@ import mlx.core as mx
 from config.per_model import Section
 from config.settings import Settings
 from engine.embedding.engine import EmbeddingEngine
-from engine.generating.engine import GeneratingEngine
+from engine.generating.engine import GeneratingEngine, TableOfModel
 from engine.interface.errors import EngineError, ModelLoadError, SharedTableError
 from engine.interface.events import Sink
 from engine.interface.models import ModelEntry, ModelInfo, ModelUse
@@ -57,9 +57,9 @@ class LoopEngine(ABC):
         """The engine of the model that it started with. Raises EngineError if there is none now."""
 
     @property
-    def _first_with_table(self) -> GeneratingEngine:
-        """The same, for its table. Raises SharedTableError."""
-        return self.first_engine
+    def table(self) -> TableOfModel:
+        """The first model's n-gram table. Raises SharedTableError."""
+        return self.first_engine.table
 
     @property
     def _fault(self) -> str | None:
@@ -130,22 +130,6 @@ class LoopEngine(ABC):
             peak_bytes=mx.get_peak_memory(),
             cache_bytes=mx.get_cache_memory(),
         )
-
-    def table_status(self) -> dict[str, Any]:
-        """Return the counts of the first model's n-gram table. Raises SharedTableError."""
-        return self._first_with_table.table.status()
-
-    def table_reset(self) -> None:
-        """Drop everything that drafters learned from finished requests. Raises SharedTableError."""
-        self._first_with_table.table.reset()
-
-    def table_save(self) -> str:
-        """Save the table to the settings' file; return a sentence that says so. Raises SharedTableError."""
-        return self._first_with_table.table.save()
-
-    def table_load(self) -> str:
-        """Load the table from the settings' file; return a sentence that says so. Raises SharedTableError."""
-        return self._first_with_table.table.load()
 
     def _tell_death(self, fault: str) -> None:
         if self.on_death:
@@ -385,8 +369,9 @@ class ModelPool(LoopEngine):
         return engine
 
     @property
-    def _first_with_table(self) -> GeneratingEngine:
+    def table(self) -> TableOfModel:
+        """See LoopEngine."""
         first = self._known.first
         if not first.is_loaded or first.found.folder.purpose != "generate":
             raise SharedTableError(f"{first.name} is not loaded, or generates no text")
-        return self.first_engine
+        return self.first_engine.table

@@ -387,7 +387,7 @@ def _announce(engine: Models, settings: Settings, address: str) -> None:
 
 def _can_draft(engine: Models) -> bool:
     try:
-        engine.table_status()
+        engine.table.status()
     except SharedTableError:
         return False
     return True

@@ -32,7 +32,7 @@ class Arm:
     draft_type: DraftType = "none"
     num_draft_tokens: int | None = None
     window_settings: WindowSettings | None = None
-    prepare: Callable[[LocalEngine], object] = lambda local: local.engine.table_reset()
+    prepare: Callable[[LocalEngine], object] = lambda local: local.engine.table.reset()
 
 
 PLAIN = Arm()

@@ -105,7 +105,7 @@ class ScrapeCollector(Collector):
 
     def _ngram_status(self) -> _Values:
         try:
-            counts = self._models.table_status()
+            counts = self._models.table.status()
         except SharedTableError:
             return {}
         return {_NGRAM_KEYS.get(key, key): value for key, value in counts.items()}

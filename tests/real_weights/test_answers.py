@@ -63,7 +63,7 @@ def plain_answer(folder: str, prompt: tuple[int, ...]) -> list[int]:
 
 def answer(local: LocalEngine, name: str, draft: DraftChoice) -> Finished:
     """Answer without what the drafters have learnt from other answers."""
-    local.engine.table_reset()
+    local.engine.table.reset()
     return local.answer([replace(request(prompt_of(local, name), NUM_TOKENS), draft=draft)])[0]
 
 

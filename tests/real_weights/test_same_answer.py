@@ -141,7 +141,7 @@ def num_shared(prompts: Sequence[tuple[int, ...]]) -> int:
 
 def check(local: LocalEngine, asked: Sequence[GenerationRequest], draft: str, at_once: int) -> list[Finished]:
     """Answer without what drafters have learnt from other answers, and compare with mlx_lm's loop."""
-    local.engine.table_reset()
+    local.engine.table.reset()
     asked = [replace(one, draft=DraftChoice(draft)) for one in asked]
     answers = [
         answer for at in range(0, len(asked), at_once) for answer in local.answer(asked[at : at + at_once])

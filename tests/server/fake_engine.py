@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from engine.foreign.child_script import read_calls
@@ -346,6 +347,12 @@ class FakeEngine(OneModel):
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
         return self.prefixes
+
+    @property
+    def table(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            status=self.table_status, reset=self.table_reset, save=self.table_save, load=self.table_load
+        )
 
     def table_status(self) -> dict[str, Any]:
         if self.memory is None:

@@ -32,7 +32,7 @@ async def reset(request: Request) -> JSONResponse:
     """Empty the n-gram table and drop everything else that drafters learned from finished requests."""
 
     def reset_table() -> str:
-        service_of(request).models.table_reset()
+        service_of(request).models.table.reset()
         return "the n-gram table was emptied"
 
     return await _change(request, reset_table)
@@ -41,13 +41,13 @@ async def reset(request: Request) -> JSONResponse:
 @router.post("/v1/ngram-mod/save")
 async def save(request: Request) -> JSONResponse:
     """Write the n-gram table to --ngram-table-file."""
-    return await _change(request, service_of(request).models.table_save)
+    return await _change(request, lambda: service_of(request).models.table.save())
 
 
 @router.post("/v1/ngram-mod/load")
 async def load(request: Request) -> JSONResponse:
     """Replace the n-gram table's contents with those of --ngram-table-file."""
-    return await _change(request, service_of(request).models.table_load)
+    return await _change(request, lambda: service_of(request).models.table.load())
 
 
 async def _change(request: Request, action: Callable[[], str]) -> JSONResponse:
@@ -68,7 +68,7 @@ async def _change(request: Request, action: Callable[[], str]) -> JSONResponse:
 
 def _status(service: Service) -> dict[str, Any]:
     try:
-        return service.models.table_status()
+        return service.models.table.status()
     except SharedTableError as fault:
         raise _conflict(fault) from fault
 

@@ -151,7 +151,7 @@ def test_a_call_of_which_the_thread_dies_raises_in_its_caller(
 
     monkeypatch.setattr(shared_table, "reset", dying)
     with pytest.raises(SharedTableError, match="struck"):
-        engine.table_reset()
+        engine.table.reset()
     assert engine.status().state == "dead"
 
 
