@@ -254,12 +254,13 @@ def test_what_cannot_be_served_together_is_refused_on_all_ranks(tmp_path: Path) 
 def test_a_rank_that_is_missing_is_waited_for_and_named(tmp_path: Path) -> None:
     model = write_random_model("qwen2", tmp_path / "model")
     # It says what it needs, and ends.
-    with ranks(tmp_path, model, 2, "--join-timeout-s", "4", flags_by_rank=((), ("--help",))) as started:
+    with ranks(tmp_path, model, 2, "--join-timeout-s", "2", flags_by_rank=((), ("--help",))) as started:
         assert started.processes[0].wait(LIMIT_S) == 1
-        assert "waiting for rank 1 (127.0.0.1), up to 4 s" in started.said(0)
-        assert "rank 1 (127.0.0.1) did not join within 4 seconds (--join-timeout-s)" in started.said(0)
+        assert "waiting for rank 1 (127.0.0.1), up to 2 s" in started.said(0)
+        assert "rank 1 (127.0.0.1) did not join within 2 seconds (--join-timeout-s)" in started.said(0)
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_waited_for(tmp_path: Path) -> None:
     model = write_random_model("qwen2", tmp_path / "model")
     with ranks(tmp_path, model, 2) as started:
