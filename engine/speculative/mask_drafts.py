@@ -116,11 +116,12 @@ def mask_values(rates: Sequence[float], step_s: Callable[[int], float]) -> list[
         for masks, (right, brought) in enumerate(zip(all_right, tokens, strict=True), start=2)
     ]
     speed = 1.0 / step_s(1)
-    for masks, ways in enumerate(runs, start=2):
-        speed = max(speed, *((1.0 + brought) / (step_s(1 + masks) + taken_s) for brought, taken_s in ways))
+    for masks, ((once, once_s), (again, again_s)) in enumerate(runs, start=2):
+        first_s = step_s(1 + masks)
+        speed = max(speed, (1.0 + once) / (first_s + once_s), (1.0 + again) / (first_s + again_s))
     values = [0.0, 0.0]
-    for ways in runs:
-        values.append(max(values[-1], *(brought - speed * taken_s for brought, taken_s in ways)))
+    for (once, once_s), (again, again_s) in runs:
+        values.append(max(values[-1], once - speed * once_s, again - speed * again_s))
     return values
 
 
@@ -136,10 +137,11 @@ def add_masks(estimate: DraftEstimate, values: Sequence[float], limit: int) -> D
     best = [1.0]
     splits = [0]
     for fed in range(1, min(limit, num_drafted + most) + 1):
-        value, split = max(
-            (expected[kept] + right[kept] * values[fed - kept], kept)
-            for kept in range(max(0, fed - most), min(fed, num_drafted) + 1)
-        )
+        value, split = 0.0, 0
+        for kept in range(max(0, fed - most), min(fed, num_drafted) + 1):
+            worth = expected[kept] + right[kept] * values[fed - kept]
+            if worth >= value:
+                value, split = worth, kept
         best.append(value)
         splits.append(split)
     return replace(estimate, expected=best, splits=splits)

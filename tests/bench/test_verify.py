@@ -20,17 +20,25 @@ def rows_of(file: Path, *given: str) -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_drafted"), [pytest.param([], 7, marks=pytest.mark.slow), (["--exact"], 3)]
+    ("mode", "num_drafted", "is_bundled"),
+    [
+        (["--exact"], 3, False),
+        pytest.param(["--exact"], 3, True, marks=pytest.mark.slow),
+        pytest.param([], 7, True, marks=pytest.mark.slow),
+    ],
 )
-def test_drafting_on_the_bundled_model_is_certified(
+def test_drafting_is_certified(
     mode: list[str],
     num_drafted: int,
+    is_bundled: bool,
+    model_folder: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     given = ["--prompt-tokens", "60", "--max-tokens", "12", "--num-draft-tokens", f"{num_drafted}"]
     given += [*mode, "--json", str(tmp_path / "verify.json")]
+    given += [] if is_bundled else ["--model", str(model_folder)]
     # A context of 8,300 tokens takes minutes here.
     monkeypatch.setattr(exact_widths, "LONG_LENGTHS", (400,))
     assert main(["verify", *given]) == 0
