@@ -17,9 +17,8 @@ import mlx_lm.utils
 from config.model_settings import display_name
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
-from engine.model.image_processor import read_vision
 from engine.model.loading import ModelError, find_context_tokens
-from engine.model.model_folder import missing_shards, missing_tokenizer, unknown_architecture
+from engine.model.model_folder import find_vision, missing_shards, missing_tokenizer, unknown_architecture
 from engine.model.purpose import find_purpose
 from engine.model.recipe import find_longest, find_vectors, read_recipe
 from engine.model.safetensors_file import SafetensorsFile, read_header
@@ -159,7 +158,7 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
     made = _describe(folder, source, config, files, "model", heads)
     made = replace(made, cache=cache, drafters=drafters, refused=refused)
-    vision = read_vision(config, folder)
+    vision = find_vision(folder, config)
     return replace(made, images=vision.describe()) if vision else made
 
 
