@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
 from bench.architectures.seeing_model import FIRST_ID, WRITTEN, write_tokenizer
-from tests.engine.vision.tiny_towers import FAMILIES, GEMMA4_TEXT, weights_of
+from tests.engine.vision.tiny_towers import FAMILIES, GEMMA4_TEXT, random_array, weights_of
 
 MROPE = {"type": "default", "rope_type": "default", "mrope_section": [2, 1, 1]}
 INTERLEAVED = MROPE | {"mrope_interleaved": True}
@@ -48,6 +48,8 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 """What mlx-lm's classes ask for beside the sizes."""
 _QWEN_SIZE = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 256}}
+MAX_SIDE = 70 * 3
+"""Patches of the longest side that an image of Gemma 4 has, by its tokens."""
 PROCESSORS: dict[str, dict[str, Any]] = {
     "qwen3_vl": _QWEN_SIZE,
     "qwen3_5": _QWEN_SIZE,
@@ -65,6 +67,7 @@ def write_seeing(folder: Path, family: str) -> Path:
     config: dict[str, Any] = json.loads(json.dumps(tiny.config))
     config["text_config"] |= {
         "vocab_size": FIRST_ID + len(TOKENS[family]),
+        "vocab_size_per_layer_input": FIRST_ID + len(TOKENS[family]),
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10_000.0,
@@ -77,6 +80,10 @@ def write_seeing(folder: Path, family: str) -> Path:
     mx.random.seed(0)
     arrays = dict(tree_flatten(kind(arguments.from_dict(config)).parameters()))
     tower = {_converted(name): mx.array(array) for name, array in weights_of(family).items()}
+    if family == "gemma4":
+        # Its images are larger than those of the towers' tests.
+        name = "vision_tower.patch_embedder.position_embedding_table"
+        tower[name] = mx.array(random_array(name, (2, MAX_SIDE, tower[name].shape[-1])))
     mx.save_safetensors(str(folder / "model.safetensors"), arrays | tower)
     _write(folder / "config.json", config)
     _write(folder / "preprocessor_config.json", tiny.processor | PROCESSORS[family])
