@@ -94,5 +94,6 @@ def _entry_of(engine: Describable) -> ModelEntry:
         can_call=markers.can_call,
         can_think=markers.can_think,
         can_infill=engine.tokenizer.fim is not None,
+        vision=info.vision,
         tool_format=markers.format_name,
     )
