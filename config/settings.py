@@ -96,8 +96,9 @@ class Settings(ModelSettings):
     max_images: int = setting(
         20,
         "Maximum images of a conversation that a model sees. Of more, the oldest are shown as a line of "
-        "text, some at a time; a newest turn with more gets a 400.",
-        at_least=1,
+        "text, some at a time; a newest turn with more gets a 400. 0: a model that sees is loaded as one "
+        "that reads text.",
+        at_least=0,
     )
     max_image_tokens: int = setting(
         2560,

@@ -19,8 +19,12 @@ from engine.interface.errors import ModelError
 from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from engine.model import wedlm
 from engine.model.files.context_length import find_context_tokens
-from engine.model.files.image_processor import read_vision
-from engine.model.files.model_folder import missing_shards, missing_tokenizer, unknown_architecture
+from engine.model.files.model_folder import (
+    find_vision,
+    missing_shards,
+    missing_tokenizer,
+    unknown_architecture,
+)
 from engine.model.files.purpose import find_purpose
 from engine.model.files.recipe import find_longest, find_vectors, read_recipe
 from engine.model.files.safetensors_file import SafetensorsFile, read_header
@@ -160,7 +164,7 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
     made = _describe(folder, source, config, files, "model", heads)
     made = replace(made, cache=cache, drafters=drafters, refused=refused)
-    vision = read_vision(config, folder)
+    vision = find_vision(folder, config)
     return replace(made, images=vision.describe()) if vision else made
 
 

@@ -125,6 +125,7 @@ class ModelEntry:
     idle_left_s: seconds after which it is unloaded if it gets no request; None if it is not, or not loaded.
     purpose: what it is for. embedding: what vectors it makes, if it does; its tokens only once it was loaded.
     tool_format: the name of its format of tool calls; None if it is not told.
+    vision: how it sees images, as far as its files show it before it was loaded; None if it does not.
     """
 
     name: str
@@ -146,6 +147,7 @@ class ModelEntry:
     purpose: Purpose = "generate"
     embedding: EmbeddingInfo | None = None
     tool_format: str | None = None
+    vision: VisionInfo | None = None
 
 
 class ModelUse:

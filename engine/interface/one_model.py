@@ -68,5 +68,6 @@ def _entry_of(engine: Any) -> ModelEntry:
         can_call=markers.can_call,
         can_think=markers.can_think,
         can_infill=engine.tokenizer.fim is not None,
+        vision=info.vision,
         tool_format=markers.format_name,
     )

@@ -14,6 +14,7 @@ class LoadOptions:
     cache_folder: keeps tables of the tokens, and what is found out about the model, between starts.
     chat_template: takes the place of the model's own. mask_token_id: the same; only a WeDLM model has one.
     adapter: the folder of a LoRA adapter that is added to the model.
+    sees: also load what the model sees images with, if it does.
     """
 
     trusts_code: bool = False
@@ -21,6 +22,7 @@ class LoadOptions:
     chat_template: str | None = None
     mask_token_id: int | None = None
     adapter: str | None = None
+    sees: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> "LoadOptions":

@@ -117,6 +117,7 @@ def make_loader(settings: Settings, name: str | None = None, split: Split | None
         chat_template=template,
         mask_token_id=settings.mask_token_id,
         adapter=settings.adapter_path,
+        sees=settings.max_images > 0 and split is None,
     )
     return partial(
         load_model,
@@ -230,16 +231,15 @@ def load_model(
     info = replace(info, sampling_defaults=read_sampling_defaults(folder), answer_limits=limits)
     # Code that comes with the model may change while its configuration stays.
     findings = Findings.of(info, None if config.get("model_file") else options.cache_folder)
-    return _let_see(LoadedModel(model, tokenizer, info, findings), config, folder, split is None)
+    loaded = LoadedModel(model, tokenizer, info, findings)
+    return _let_see(loaded, config, folder) if options.sees else loaded
 
 
-def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path, is_whole: bool) -> LoadedModel:
-    """Read the weights of what a model sees images with, if it does. is_whole: whether all of it is here."""
+def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path) -> LoadedModel:
+    """Read the weights of what a model sees images with, if it does."""
     tower = find_tower(config, folder)
     vision = read_vision(config, folder, loaded.tokenizer.backend) if tower else None
-    if vision and not is_whole:
-        log.warning("%s sees no images on several Macs: it is served as a model of text", loaded.info.name)
-    elif vision and tower:
+    if vision and tower:
         mx.eval(tower.arrays())
         loaded.sight = Sight(loaded.model, tower)
         weight_bytes = loaded.info.weight_bytes + tower.nbytes

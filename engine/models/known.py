@@ -84,8 +84,9 @@ class KnownModels:
 
     def note(self, found: FoundModel) -> ServedModel:
         """Record a model's entry on the disk, and return the model. Called with the lock."""
-        limit = self.settings_of(found.name).max_context_tokens
-        model = self.by_name.setdefault(found.name, ServedModel(found, limit))
+        of_it = self.settings_of(found.name)
+        made = ServedModel(found, of_it.max_context_tokens, of_it.max_images > 0)
+        model = self.by_name.setdefault(found.name, made)
         if not model.engine:
             if model.found.folder != found.folder:
                 # What was wrong with it may have been mended.

@@ -16,7 +16,7 @@ from engine.models.model_engine import ModelEngine
 class ServedModel:
     """A model that requests may ask for. A lock guards what other threads read or change.
 
-    found: where it is on disk. max_context_tokens: as its settings say.
+    found: where it is on disk. max_context_tokens: as its settings say. shows_images: whether it may see any.
     engine: exists while its weights are loaded, or requests wait for them.
     is_loaded: whether its weights are in memory. progress, phase: how far a load
         is, and at what; None unless it is loading.
@@ -28,6 +28,7 @@ class ServedModel:
 
     found: FoundModel
     max_context_tokens: int | None = None
+    shows_images: bool = True
     engine: ModelEngine | None = None
     is_loaded: bool = False
     budget: Holder | None = None
@@ -67,6 +68,7 @@ class ServedModel:
         tokens = self.info.context_tokens if self.info else self.found.folder.context_tokens
         if tokens and self.max_context_tokens:
             tokens = min(tokens, self.max_context_tokens)
+        vision = self.found.folder.vision if self.shows_images else None
         return ModelEntry(
             name=self.name,
             state="loaded" if self.is_loaded else "unloaded" if self.progress is None else "loading",
@@ -84,6 +86,7 @@ class ServedModel:
             can_think=self.can_think,
             purpose=self.info.purpose if self.info else self.found.folder.purpose,
             embedding=self.info.embedding if self.info else self.found.folder.embedding,
+            vision=self.info.vision if self.info else vision,
             can_infill=self.can_infill,
             idle_left_s=self._idle_left_s(keep_s),
         )

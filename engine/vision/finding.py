@@ -30,6 +30,13 @@ TOWERS: dict[str, type[Tower]] = {
 """Towers by the model_type of config.json."""
 
 
+def tower_type(config: Config) -> str:
+    """Return the model type by which a tower is known."""
+    model_type = str(config.get("model_type"))
+    # What Pixtral was published as; others of the name have towers of their own.
+    return str(config["vision_config"].get("model_type")) if model_type == "llava" else model_type
+
+
 def find_tower(config: Config, folder: Path) -> Tower | None:
     """Return the tower of a model, with its weights still to be read; None if it sees no images here.
 
@@ -38,10 +45,7 @@ def find_tower(config: Config, folder: Path) -> Tower | None:
     vision = config.get("vision_config")
     if not vision:
         return None
-    model_type = str(config.get("model_type"))
-    if model_type == "llava":
-        # What Pixtral was published as; others of the name have towers of their own.
-        model_type = str(vision.get("model_type"))
+    model_type = tower_type(config)
     if model_type not in TOWERS:
         log.warning("this model sees no images here: the tower of %s is not known", model_type)
         return None

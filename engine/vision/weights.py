@@ -26,9 +26,14 @@ def read_weights(folder: Path) -> "Weights":
         held = mx.load(str(file))
         assert isinstance(held, dict)
         for name, array in held.items():
-            if name.removeprefix("model.").startswith(_PARTS):
+            if is_of_tower(name):
                 arrays[plain_name(name)] = array
     return Weights(arrays)
+
+
+def is_of_tower(name: str) -> bool:
+    """Return whether an array of a model folder belongs to its tower."""
+    return name.removeprefix("model.").startswith(_PARTS)
 
 
 def plain_name(name: str) -> str:

@@ -87,12 +87,11 @@ def _facts(entry: ModelEntry) -> dict[str, Any]:
 def _capabilities(entry: ModelEntry) -> list[str]:
     if entry.purpose != "generate":
         return ["embedding"] if entry.purpose == "embed" else []
-    sees = entry.info is not None and entry.info.vision is not None
     known = {
         "tools": entry.can_call,
         "thinking": entry.can_think,
         "insert": entry.can_infill,
-        "vision": sees,
+        "vision": entry.vision is not None,
     }
     return ["completion", *(name for name, can in known.items() if can)]
 

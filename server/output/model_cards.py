@@ -60,7 +60,7 @@ class ModelCard(BaseModel):
     knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
     template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
     purpose: what the model is for. embedding: how it makes vectors or scores; null if it generates.
-    vision: how it sees images; null if it does not, or is not loaded.
+    vision: how it sees images; null if it does not.
     """
 
     id: str

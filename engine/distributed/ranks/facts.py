@@ -9,6 +9,7 @@ from pathlib import Path
 from config.settings import Settings
 from config.version import VERSION
 from engine.interface.errors import ModelError
+from engine.model.files.model_folder import describe_folder
 
 COMPARED = ("split", "split_layers", "kv_bits", "max_context_tokens", "trust_remote_code")
 """Settings that must be equal. The others matter on rank 0 only."""
@@ -104,5 +105,10 @@ def refuse_settings(settings: Settings) -> None:
             raise ModelError(f"{flag}: with a model on several machines {reason}; start without it")
     if settings.adapter_path is not None and settings.split == "tensor":
         raise ModelError("--adapter-path: an adapter cannot be split within layers; use --split pipeline")
+    if settings.max_images and describe_folder(Path(settings.model_source)).vision:
+        raise ModelError(
+            f"{settings.model_name} sees images, which a model on several machines cannot; start with "
+            "--max-images 0 to serve it as a model that reads text, or serve it on one machine"
+        )
     if settings.wedlm_decoding != "off":
         raise ModelError("--wedlm-decoding: WeDLM models cannot be split over several machines")

@@ -74,17 +74,19 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
         log.warning("%s sees no images: Pillow is not installed (the extra vision)", folder.name)
         return None
     try:
-        processor = _processor(cut, config, given, placeholder, backend)
-    except (KeyError, OverflowError, TypeError, ValueError):
+        return _describe(str(config["model_type"]), _processor(cut, config, given, placeholder, backend))
+    except (ArithmeticError, KeyError, TypeError, ValueError):
         return None
+
+
+def _describe(family: str, processor: ImageProcessor) -> VisionInfo:
+    extremes = (1, 1), (1, MAX_ASPECT), (MAX_ASPECT, 1)
     return VisionInfo(
-        family=str(config["model_type"]),
+        family=family,
         placeholder=processor.placeholder,
         patch_size=processor.patch,
         merge_size=processor.merge,
-        min_tokens=min(
-            count_tokens(processor, shape) for shape in ((1, 1), (1, MAX_ASPECT), (MAX_ASPECT, 1))
-        ),
+        min_tokens=min(count_tokens(processor, shape) for shape in extremes),
         max_tokens=_most_tokens(processor),
         example_tokens=count_tokens(processor, EXAMPLE),
         processor=processor,

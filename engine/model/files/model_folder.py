@@ -5,6 +5,8 @@ No weights are read and no model is built, so a folder that is called whole here
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,9 +16,14 @@ import mlx_lm.utils
 
 from engine.interface.embeddings import EmbeddingInfo, Purpose
 from engine.interface.errors import ModelError
+from engine.interface.images import VisionInfo
 from engine.model.files.context_length import find_context_tokens
+from engine.model.files.image_processor import has_library, read_vision
 from engine.model.files.purpose import ENCODERS, find_purpose
 from engine.model.files.recipe import find_vectors
+from engine.model.files.safetensors_file import read_header
+from engine.vision.finding import TOWERS, tower_type
+from engine.vision.weights import is_of_tower
 
 INDEX = "model.safetensors.index.json"
 """File that names the shards of a model."""
@@ -32,7 +39,7 @@ class ModelFolder:
     num_bytes: of its files on disk. weight_bytes: of its safetensors files.
     context_tokens: None if its configuration does not say.
     fault: why it cannot be loaded; None if nothing speaks against it. purpose: what it is for.
-    embedding: what vectors it makes; None if it makes none.
+    embedding: what vectors it makes; None if it makes none. vision: how it sees images; None if it does not.
     """
 
     name: str
@@ -43,6 +50,7 @@ class ModelFolder:
     fault: str | None = None
     purpose: Purpose = "generate"
     embedding: EmbeddingInfo | None = None
+    vision: VisionInfo | None = None
 
 
 def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
@@ -51,13 +59,14 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
     weights = [file for file in files if file.match("model*.safetensors") and file.parent == path]
     config: dict[str, Any] = {}
     purpose: Purpose = "generate"
-    embedding = None
+    embedding = vision = None
     try:
         config = _read_config(path)
         purpose = find_purpose(path, config)
         context_tokens = find_context_tokens(config)
         fault = _find_fault(path, config, files)
         embedding = find_vectors(path, config) if purpose == "embed" else None
+        vision = find_vision(path, config) if purpose == "generate" else None
     except ModelError as error:
         fault = str(error)
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
@@ -71,7 +80,31 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
         fault=fault,
         purpose=purpose,
         embedding=embedding,
+        vision=vision,
     )
+
+
+def find_vision(path: Path, config: dict[str, Any]) -> VisionInfo | None:
+    """Describe how the model of a folder sees images, by its small files; None if it does not.
+
+    config: of config.json. What is said to see here may be loaded as a model of text: its tower's arrays are
+        not looked at.
+    """
+    if not config.get("vision_config") or tower_type(config) not in TOWERS or not has_library():
+        return None
+    return read_vision(config, path) if any(map(is_of_tower, _array_names(path))) else None
+
+
+def _array_names(path: Path) -> Iterator[str]:
+    """Yield the names of a model's arrays, as far as its files can be read."""
+    try:
+        yield from json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    for file in path.glob("model*.safetensors"):
+        with suppress(ModelError):
+            yield from read_header(file).arrays
 
 
 def missing_shards(folder: Path) -> tuple[str, ...]:

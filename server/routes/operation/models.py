@@ -12,6 +12,7 @@ from pydantic_core import to_json
 
 from config.settings import Settings
 from engine.interface.embeddings import EmbeddingInfo
+from engine.interface.images import VisionInfo
 from engine.interface.models import ModelEntry, ModelInfo
 from server.engine_protocol import Models
 from server.errors import (
@@ -280,16 +281,16 @@ def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
         fault=entry.fault,
         running=entry.num_running,
         waiting=entry.num_waiting,
-        **_seeing(service.settings, entry.info),
+        **_seeing(service.settings, entry.vision),
     )
     if not service.models.is_fixed:
         return card
     return ModelCard(**{name: getattr(card, name) for name in ModelCard.model_fields})
 
 
-def _seeing(settings: Settings, info: ModelInfo | None) -> dict[str, Any]:
-    """Return the fields of a card about images; none for a model that sees none, or is not loaded."""
-    if info is None or (vision := info.vision) is None:
+def _seeing(settings: Settings, vision: VisionInfo | None) -> dict[str, Any]:
+    """Return the fields of a card about images; none for a model that sees none."""
+    if vision is None:
         return {}
     most = max(vision.min_tokens, min(vision.max_tokens, settings.max_image_tokens))
     card = VisionCard(

@@ -29,8 +29,9 @@ from engine.models.messages import Inbox
 from server.app import create_app
 from server.routes.operation.models import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server
+from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model import fake_hub
-from tests.engine.model_folders import text_of, write_models
+from tests.engine.model_folders import text_of, write_model, write_models
 from tests.engine.support import prompt_of, request, wait_until
 from tests.server.served import served
 
@@ -121,6 +122,30 @@ def test_a_request_loads_the_model_that_it_asks_for(client: httpx.Client, models
     counted = client.post("/tokenize", json={"content": "a b", "model": "three"}).json()
     assert counted["max_model_len"] == 1024
     assert 'reprise_model_loads_total{model="three"} 1.0' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize("max_images", [20, 0])
+def test_a_model_that_was_never_loaded_says_whether_it_sees(
+    hub: HubCache, tmp_path: Path, max_images: int
+) -> None:
+    for name, family in (("seeing", "mistral3"), ("one", "qwen3_vl")):
+        write_seeing(tmp_path / "models" / name, family)
+    write_model(tmp_path / "models" / "reading", "llama", 1)
+    with serving(tmp_path / "models", hub, max_images=max_images) as client:
+
+        def told(name: str) -> tuple[Any, Any, bool]:
+            card = client.get(f"/v1/models/{name}").json()
+            shown = client.post("/api/show", json={"model": name}).json()
+            return card["modalities"]["input"], card["vision"], "vision" in shown["capabilities"]
+
+        before = told("seeing")
+        assert states(client)["seeing"] == "unloaded"
+        assert before[0] == (["text", "image"] if max_images else ["text"])
+        assert (before[1] is not None, before[2]) == (bool(max_images),) * 2
+        assert told("reading") == (["text"], None, False)
+        answer(ask(client, "seeing"))
+        assert states(client)["seeing"] == "loaded"
+        assert told("seeing") == before
 
 
 def test_metrics_count_sequences_and_tokens_by_model(client: httpx.Client) -> None:

@@ -2,9 +2,11 @@
 
 import base64
 import io
+import json
 
 import anthropic
 import httpx
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -101,6 +103,41 @@ def test_each_image_gets_its_own_answer_and_keeps_it(seeing_url):
     again = [asked_by_chat(seeing_url, *seeds) for seeds in asked]
     assert [text for text, *_ in again] == [text for text, *_ in answers]
     assert all(usage.prompt_tokens_details.cached_tokens > usage.prompt_tokens // 2 for _, usage, _ in again)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "what_is_on_the_picture": {"type": "string", "maxLength": 12},
+        "how_certain_is_that": {"enum": ["certain", "likely"]},
+    },
+    "required": ["what_is_on_the_picture", "how_certain_is_that"],
+    "additionalProperties": False,
+}
+
+
+def asked_for_json(url, *seeds, **options):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": chat_parts(*seeds)}],
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "seen", "schema": SCHEMA, "strict": True},
+        },
+        max_tokens=200,
+        temperature=0.8,
+        seed=1,
+        extra_body=options,
+    )
+    return answer.choices[0].message.content
+
+
+def test_an_answer_about_an_image_matches_its_schema_and_drafts_do_not_change_it(seeing_url):
+    for seeds in ((1,), (2, 1)):
+        text = asked_for_json(seeing_url, *seeds)
+        jsonschema.validate(json.loads(text), SCHEMA)
+        assert asked_for_json(seeing_url, *seeds, draft={"type": "none"}) == text
 
 
 def test_all_apis_show_the_same_image(seeing_url):

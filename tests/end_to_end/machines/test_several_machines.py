@@ -20,6 +20,7 @@ import pytest
 
 from bench.architectures.tiny_models import write_random_model
 from tests.end_to_end.machines.ranks import REPRISE, Started, ranks
+from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model_folders import write_adapter
 
 # Several processes share two cores.
@@ -249,6 +250,21 @@ def test_what_cannot_be_served_together_is_refused_on_all_ranks(tmp_path: Path) 
         sentence = "rank 1 (127.0.0.1) has another setting kv_bits than rank 0: None, not 8"
         assert sentence in started.said(0)
         assert sentence in started.said(1)
+
+
+@pytest.mark.slow
+def test_a_model_that_sees_is_refused_by_name_and_can_be_served_as_one_that_reads(tmp_path: Path) -> None:
+    model = write_seeing(tmp_path / "seeing", "qwen3_5")
+    with ranks(tmp_path, model, 2) as refused:
+        assert refused.statuses(LIMIT_S) == [1, 1]
+        for rank in range(2):
+            assert "seeing sees images" in refused.said(rank)
+            assert "--max-images 0" in refused.said(rank)
+    reads = ("--max-images", "0")
+    with ranks(tmp_path, model, 2, *reads) as several, ranks(tmp_path, model, 1, *reads) as one:
+        several.wait_until_ready()
+        one.wait_until_ready()
+        assert answers(several.address) == answers(one.address)
 
 
 def test_a_rank_that_is_missing_is_waited_for_and_named(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from engine.distributed.ranks.facts import compare, digest_files, find_facts, re
 from engine.distributed.ranks.joining import begin_group
 from engine.distributed.ranks.place import Place, read_place
 from engine.interface.errors import ModelError
+from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model_folders import write_adapter
 from tests.engine.support import make_model
 
@@ -152,3 +153,13 @@ leave(3)
 """
     done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
     assert done.returncode == 3
+
+
+def test_a_model_that_sees_is_refused_unless_it_is_to_read_text(tmp_path: Path) -> None:
+    model = str(write_seeing(tmp_path / "seeing", "mistral3"))
+    with pytest.raises(ModelError, match=r"seeing sees images, .* start with --max-images 0 "):
+        refuse_settings(Settings(model=model))
+    refuse_settings(Settings(model=model, max_images=0))
+    (tmp_path / "seeing" / "preprocessor_config.json").unlink()
+    # On one machine it sees nothing either.
+    refuse_settings(Settings(model=model))

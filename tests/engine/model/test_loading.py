@@ -10,10 +10,11 @@ from mlx.utils import tree_flatten, tree_map
 
 from bench.architectures.tiny_models import write_random_model
 from config.model_settings import BUNDLED_MODEL
-from config.settings import SETTINGS
+from config.settings import SETTINGS, Settings
 from engine.interface.errors import ModelError
 from engine.model.load_options import LoadOptions
-from engine.model.loading import describe, find_fingerprint, load_model
+from engine.model.loading import describe, find_fingerprint, load_model, make_draft_loader, make_loader
+from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model import fake_hub
 from tests.engine.support import CONFIGS, make_model
 
@@ -142,3 +143,14 @@ def test_what_the_hub_refuses_is_a_model_error(tmp_path, monkeypatch):
 def test_what_cannot_be_a_name_on_the_hub_is_a_folder_that_is_not_there(source):
     with pytest.raises(ModelError, match=f"there is no model folder {source}"):
         load_model(source, "x", None)
+
+
+def test_what_a_model_sees_with_is_loaded_unless_it_drafts_or_is_to_be_shown_no_images(tmp_path):
+    model = str(write_seeing(tmp_path / "seeing", "mistral3"))
+    seeing = make_loader(Settings(model=model))(None)
+    assert seeing.sight
+    reading = make_loader(Settings(model=model, max_images=0))(None)
+    drafting = make_draft_loader(Settings(draft_model=model))(None)
+    for loaded in (reading, drafting):
+        assert (loaded.sight, loaded.info.vision) == (None, None)
+        assert loaded.info.weight_bytes == seeing.info.weight_bytes - seeing.sight.tower.nbytes

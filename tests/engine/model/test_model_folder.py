@@ -3,13 +3,19 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from bench.architectures.tiny_models import write_random_model
 from config.model_settings import BUNDLED_MODEL
+from config.settings import Settings
+from engine.checkpoint import inspect_checkpoint
 from engine.model.files.model_folder import INDEX, describe_folder
+from engine.model.loading import make_loader
+from tests.end_to_end.seeing_folder import TOKENS, write_seeing
 
 
 def drop(name: str) -> Callable[[Path], None]:
@@ -75,3 +81,51 @@ def test_a_whole_folder_is_described_by_its_own_name_and_size() -> None:
 def test_a_folder_that_is_not_there_is_a_fault() -> None:
     found = describe_folder(Path("/no/such/folder"))
     assert (found.num_bytes, found.fault) == (0, "no model*.safetensors")
+
+
+@pytest.mark.parametrize("family", TOKENS)
+def test_a_folder_says_how_its_model_sees_as_the_loaded_model_does(family: str, tmp_path: Path) -> None:
+    folder = write_seeing(tmp_path / "seeing", family)
+    found, loaded = describe_folder(folder).vision, make_loader(Settings(model=str(folder)))(None)
+    assert found
+    assert loaded.info.vision
+    # Which tokens show an image is known with the tokenizer alone.
+    assert replace(found, processor=None) == replace(loaded.info.vision, processor=None)
+
+
+def without_tower(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    arrays: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
+    kept = {name: mx.array(array) for name, array in arrays.items() if "vision" not in name}
+    mx.eval(kept)
+    mx.save_safetensors(str(file), kept)
+
+
+def without_processor(folder: Path) -> None:
+    (folder / "preprocessor_config.json").unlink()
+
+
+def with_an_unknown_tower(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    # It is cut as Qwen2.5-VL's, but looked at by another tower.
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "qwen2_vl"}))
+
+
+@pytest.mark.parametrize("change", [without_tower, without_processor, with_an_unknown_tower])
+def test_a_folder_that_lacks_what_it_would_see_with_sees_nothing(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    folder = write_seeing(tmp_path / "seeing", "qwen2_5_vl")
+    change(folder)
+    assert describe_folder(folder).vision is None
+    assert inspect_checkpoint(str(folder)).images == ""
+
+
+def test_the_names_in_an_index_say_whether_a_tower_is_there(tmp_path: Path) -> None:
+    folder = write_seeing(tmp_path / "seeing", "qwen3_vl")
+    index = {"weight_map": {"model.embed_tokens.weight": "model.safetensors"}}
+    (folder / INDEX).write_text(json.dumps(index))
+    assert describe_folder(folder).vision is None
+    index["weight_map"]["model.visual.merger.norm.weight"] = "model.safetensors"
+    (folder / INDEX).write_text(json.dumps(index))
+    assert describe_folder(folder).vision is not None
