@@ -102,6 +102,11 @@ class PromptImage:
     key: bytes
 
     @property
+    def num_patches(self) -> int:
+        """Number of its patches."""
+        return self.grid[0] * self.grid[1]
+
+    @property
     def end(self) -> int:
         """Index in the prompt after its last placeholder."""
         return self.start + self.length

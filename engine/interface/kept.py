@@ -18,6 +18,9 @@ class Kept(Generic[ValueT]):
         self._size_of = size_of
         self._held: OrderedDict[Hashable, ValueT] = OrderedDict()
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._held
+
     def get(self, key: Hashable) -> ValueT | None:
         """Return a value, which stays; None if it is not kept."""
         if key in self._held:

@@ -14,7 +14,9 @@ from engine.memory.footprint import Cells
 from engine.sampling.portions import LIKELIHOOD_ARRAYS, sampling_bytes
 
 PROMPT_LOGPROBS_CHUNK = 128
-"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own."""
+"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own.
+
+An image that is fed as a whole may be longer."""
 
 STEADY_TOKENS = 32
 """Tokens by which rows may lengthen, while none joins or leaves, before a step is estimated again."""
@@ -45,15 +47,22 @@ class Estimator:
     models: the target model and, if any, the draft model. vocab_size: of the target model.
     chunk_tokens: prompt tokens fed at once for which memory is reserved.
     ahead_tokens: maximum tokens by which rows lengthen until the next estimate, before they are rolled back.
+    whole_tokens: tokens that may have to be fed at once, as they are an image's.
     """
 
     def __init__(
-        self, models: SequenceOf[ModelMemory], vocab_size: int, chunk_tokens: int, ahead_tokens: int
+        self,
+        models: SequenceOf[ModelMemory],
+        vocab_size: int,
+        chunk_tokens: int,
+        ahead_tokens: int,
+        whole_tokens: int = 0,
     ) -> None:
         self.models = models
         self.vocab_size = vocab_size
         self.chunk_tokens = chunk_tokens
         self._ahead_tokens = ahead_tokens
+        self._logprobs_tokens = max(PROMPT_LOGPROBS_CHUNK, whole_tokens)
 
     def step(self, step: StepDemands) -> Estimate:
         """Estimate the memory of a step while it runs, and while prompts join the rows."""
@@ -68,7 +77,7 @@ class Estimator:
             forward = max(forward, self._forward_bytes(model, step))
             logits = max(logits, model.logits_bytes(len(step.rows), model.width))
             if step.has_prompt_logprobs:
-                logits = max(logits, model.logits_bytes(1, PROMPT_LOGPROBS_CHUNK))
+                logits = max(logits, model.logits_bytes(1, self._logprobs_tokens))
         for_sampling = self._sampling_bytes(step)
         working = max(forward, logits + for_sampling)
         # No operation of sampling takes more than half of what a portion does; half of a growth is its keys.
@@ -146,7 +155,7 @@ class Estimator:
         """Return the maximum bytes of sampling and of prompts' log probabilities."""
         num_draws, num_arrays = len(step.rows) * self.models[0].width, 0.0
         if step.has_prompt_logprobs:
-            num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
+            num_draws, num_arrays = max(num_draws, self._logprobs_tokens), LIKELIHOOD_ARRAYS
         num_arrays = max([num_arrays, *(one.sampling.num_arrays for one in step.rows)])
         return sampling_bytes(num_draws, num_arrays, self.vocab_size) if num_draws else 0
 

@@ -75,10 +75,10 @@ def make_memory_budget(
                 max_ids,
             )
         )
-    chunk_tokens = min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens)
+    whole_tokens = 0
     if loaded.sight and loaded.info.vision and loaded.sight.tower.sees_whole_image:
-        # An image is fed as a whole.
-        chunk_tokens = max(chunk_tokens, loaded.info.vision.max_tokens)
+        whole_tokens = loaded.info.vision.max_tokens
+    chunk_tokens = max(whole_tokens, min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens))
     memory_budget = MemoryBudget(
         weight_bytes,
         given - weight_bytes,
@@ -87,6 +87,7 @@ def make_memory_budget(
             loaded.info.vocab_size,
             chunk_tokens=chunk_tokens,
             ahead_tokens=width + STEADY_TOKENS,
+            whole_tokens=whole_tokens,
         ),
         largest_chunk_tokens=max(chunk_tokens, settings.prefill_chunk_tokens),
         has_masks=loaded.info.mask_token_id is not None,

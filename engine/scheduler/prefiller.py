@@ -122,7 +122,13 @@ class Prefiller:
 
     def left_s(self) -> float:
         """Return an upper estimate of the seconds that all prompts still take, with no row beside them."""
-        return sum(self._seconds(s, self._costs_of(s, 0), s.num_to_prefill) for s in self.prefilling)
+        return sum(map(self._left_s, self.prefilling))
+
+    def _left_s(self, sequence: Sequence) -> float:
+        prefill = sequence.prefill
+        left_s = self._seconds(sequence, self._costs_of(sequence, 0), sequence.num_to_prefill)
+        looks = prefill.looking.left(prefill.num_computed) if prefill.looking else ()
+        return left_s + sum(num * self._tower_costs[False].seconds(patches, 0) for num, patches in looks)
 
     def _plan(self, num_rows: int) -> list[int]:
         """Return how many tokens of each prompt this step feeds."""

@@ -1,6 +1,6 @@
 """See: look at a prompt's images with the tower, in slices, and keep their features until they were fed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -54,7 +54,7 @@ class Looking:
     @property
     def num_patches(self) -> int:
         """Patches of the image that is being looked at; 0 if none is."""
-        return self._image.grid[0] * self._image.grid[1] if self._image and self.num_left else 0
+        return self._image.num_patches if self._image and self.num_left else 0
 
     def look_at(self, num_computed: int) -> None:
         """Look at the image that the next token belongs to, if there is one."""
@@ -65,6 +65,14 @@ class Looking:
         if self._features is None:
             self._slices = self._sight.tower.slices(image)
             self.num_left = self._sight.tower.num_slices
+
+    def left(self, num_computed: int) -> Iterator[tuple[int, int]]:
+        """Yield the slices that each image still takes, and its patches, after num_computed tokens."""
+        for image in self._images:
+            if image is self._image:
+                yield self.num_left, image.num_patches
+            elif image.end > num_computed and image.key not in self._sight.kept:
+                yield self._sight.tower.num_slices, image.num_patches
 
     def advance(self) -> Sequence[mx.array]:
         """Do the next slice of the tower's work; return its arrays, not yet computed."""

@@ -36,3 +36,14 @@ def test_pictures_fit_into_the_memory_that_one_prompt_alone_needs(name: str) -> 
     )
     assert taken <= needed
     assert largest <= needed
+
+
+def test_log_probabilities_of_a_picture_that_is_fed_as_a_whole_fit_too() -> None:
+    loaded = make_seeing("gemma3")
+    assert loaded.info.vision
+    loaded.info = replace(loaded.info, vision=replace(loaded.info.vision, max_tokens=400))
+    asked = looked_at(prompt_of(9), Picture(1, 20, 20), prompt_of(5), max_tokens=1)
+    asked = replace(asked, prompt_logprobs=True, top_logprobs=5)
+    needed = bytes_alone(loaded, len(asked.prompt) + 1, prefill_chunk_tokens=64)
+    _, largest, taken = run(loaded, [asked], False, prefill_chunk_tokens=64, prefix_cache_bytes=0)
+    assert taken <= largest <= needed

@@ -239,6 +239,27 @@ def test_a_picture_that_two_prompts_have_is_looked_at_once() -> None:
     assert loaded.sight.num_looked == 1
 
 
+def test_what_the_tower_has_to_look_at_counts_as_time_that_prompts_still_take() -> None:
+    loaded = make_seeing("mistral3")
+    assert loaded.sight
+    tower: Any = loaded.sight.tower
+    driven = Driven(loaded, prefill_chunk_tokens=1, prefix_cache_bytes=0)
+
+    def left_s(name: str, seed: int) -> float:
+        driven.ask(looked_at(prompt_of(9), Picture(seed), prompt_of(4), name=name))
+        driven.step_until(lambda: bool(driven.worker.prefilling))
+        found = driven.worker.queue.prefiller.left_s()
+        driven.worker.cancel(name)
+        driven.finish()
+        return found
+
+    driven.ask(looked_at(prompt_of(9), Picture(1), prompt_of(4)))
+    driven.finish()
+    tower.num_slices = 50_000
+    # Of a picture that was seen, features are kept.
+    assert left_s("unseen", 2) > 10 * left_s("seen", 1) > 0
+
+
 def test_pictures_wait_for_the_memory_that_others_take() -> None:
     loaded = make_seeing("mistral3")
     assert loaded.sight
