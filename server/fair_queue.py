@@ -5,6 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection, Request
@@ -78,7 +79,10 @@ class Lane:
         return sum(not done.done() for done, _ in self._waiting.get(client, ()))
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads. What waits for them is cancelled."""
+        for done, _ in chain.from_iterable(self._waiting.values()):
+            done.cancel()
+        self._waiting.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _start_next(self) -> None:

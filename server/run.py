@@ -1,24 +1,19 @@
 """Run the server process: start the engine, serve until a signal, return the exit status."""
 
 import asyncio
-import errno
 import gc
-import http.client
-import json
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import uvicorn
 from sse_starlette.sse import AppStatus
@@ -44,6 +39,7 @@ from server.http.api_keys import load_keys
 from server.http.connections.connection import uvicorn_config
 from server.http.connections.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
 from server.http.connections.listener import ListenError, bind_address, url_of
+from server.http.connections.taken_port import explain
 from server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
@@ -59,8 +55,6 @@ LAST_WRITES_S = 5
 """How long connections stay open after the engine has stopped, so that clients can read the last bytes."""
 LAST_EVENTS_S = 2
 """How long a second signal lets requests end, each with an error: longer than a step takes."""
-ASK_S = 2
-"""How long what holds the port may take to say whether it is Reprise."""
 STUCK_S = 30
 """How long the engine may take, after the drain time, to finish its last step and write its files."""
 
@@ -199,7 +193,9 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         try:
             if settings.model is not None and Path(settings.model).is_dir():
                 check_folder(Path(settings.model))
-            if settings.may_unload or _find_purpose(settings) != "generate":
+            # Ranks have a folder each.
+            is_alone = "MLX_RANK" not in os.environ
+            if settings.may_unload or (is_alone and _find_purpose(settings) != "generate"):
                 return _serve_several(settings, make_sources, sections, bound)
             settings = settings_of(settings, sections, settings.model_name)
             sources = make_sources(settings) if make_sources else None
@@ -210,45 +206,14 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
 
 def _find_purpose(settings: Settings) -> "Purpose":
     """Say what the settings' model is for. A model of the hub is downloaded first. Raises ModelError."""
-    from engine.model.loading import find_folder
+    from engine.model.loading import check_adapter, find_folder
     from engine.models.catalogue import Catalogue
 
+    check_adapter(settings.adapter_path)
     with LoadingBar() as bar:
         show = _show_progress(bar, settings)
         find_folder(settings.model_source, lambda share: show(f"Downloading {settings.model_name}", share))
     return Catalogue(settings).purpose
-
-
-def explain(fault: ListenError, settings: Settings) -> str:
-    """Return why the server cannot listen, and what to do: a port in use may be Reprise's already."""
-    if fault.errno != errno.EADDRINUSE:
-        return str(fault)
-    other = "choose another with --port, or 0 for any that is free"
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared
-    url = f"http://{f'[{local}]' if ':' in local else local}:{settings.port}"
-    told = f"cannot listen on {settings.host} port {settings.port}"
-    match find_user(url):
-        case "reprise":
-            return f"{told}: Reprise runs there already, at {url}. Use it, or {other}"
-        case "silent":
-            return (
-                f"{told}: a program has it that does not answer, as Reprise while it starts. Wait, or {other}"
-            )
-        case _:
-            return f"{told}: another program has it. End that, or {other}"
-
-
-def find_user(url: str) -> Literal["reprise", "silent", "other"]:
-    """Name the program that listens at an address. Reprise is known whatever key it wants."""
-    try:
-        with urllib.request.urlopen(f"{url}/", timeout=ASK_S) as response:
-            return "reprise" if "Reprise" in json.load(response)["message"] else "other"
-    except urllib.error.HTTPError as refused:
-        return "reprise" if "x-request-id" in refused.headers else "other"
-    except (TimeoutError, urllib.error.URLError):
-        return "silent"
-    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
-        return "other"
 
 
 def _serve_several(
@@ -352,6 +317,8 @@ def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
     engine.on_death = server.note_death
     with LoadingBar() as bar:
         engine.start(_show_progress(bar, settings))
+    # Also after uvicorn's own handlers are gone: the status must say how the server ended.
+    signal.signal(signal.SIGTERM, server.handle_exit)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # The terminal was closed; nohup has it ignored.
         signal.signal(signal.SIGHUP, server.handle_exit)

@@ -95,7 +95,8 @@ def check_port(settings: Settings) -> Check:
     """Check that the server could listen at its address, and that others could not use it without a key."""
     # Imported here: it loads the server.
     from server.http.connections.listener import ListenError, bind_address
-    from server.run import explain, exposure_error
+    from server.http.connections.taken_port import explain
+    from server.run import exposure_error
 
     place = f"{settings.host} port {settings.port}"
     try:

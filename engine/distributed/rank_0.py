@@ -59,8 +59,6 @@ class Ranks:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # It comes when mlx.launch ends its ssh, shortly before SIGTERM does, which counts.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        # Before and after the server has a handler of its own: the status must say whether a rank was lost.
-        signal.signal(signal.SIGTERM, lambda sig, _: leave(self.release(128 + sig)))
         self.abort: Callable[[str], None] = lambda _: None
         self._place = place
         self._settings = settings
@@ -123,7 +121,11 @@ class Ranks:
         return self._peers.explain(0.2) if self._peers else None
 
     def release(self, status: int) -> int:
-        """Let the other ranks exit, with 0 if status is 0. Returns the status that is true of rank 0."""
+        """Let the other ranks exit, with 0 if status is 0. Returns the status that is true of rank 0.
+
+        The process ends within seconds: a rank that is stopped may not take what it is told.
+        """
+        _end_within(LAST_WRITES_S, LOST_STATUS)
         if self._peers:
             if self._peers.explain(0.0) is not None:
                 return LOST_STATUS

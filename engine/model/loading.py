@@ -178,8 +178,7 @@ def load_model(
     Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
-    if options.adapter is not None and not (Path(options.adapter) / "adapter_config.json").is_file():
-        raise ModelError(f"--adapter-path {options.adapter}: there is no adapter_config.json")
+    check_adapter(options.adapter)
     folder = find_folder(source, progress)
     try:
         load = partial(
@@ -245,6 +244,12 @@ def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path) -> Loade
         weight_bytes = loaded.info.weight_bytes + tower.nbytes
         loaded.info = replace(loaded.info, vision=vision, weight_bytes=weight_bytes)
     return loaded
+
+
+def check_adapter(path: str | None) -> None:
+    """Raise ModelError if a path is given and has no adapter."""
+    if path is not None and not (Path(path) / "adapter_config.json").is_file():
+        raise ModelError(f"--adapter-path {path}: there is no adapter_config.json")
 
 
 def find_folder(source: str, progress: Progress | None = None) -> Path:

@@ -80,3 +80,14 @@ async def test_several_threads_run_one_job_of_each_client():
     await asyncio.gather(*jobs[:1], *jobs[2:])
     assert {begun.get_nowait() for _ in range(2)} == {"b", "c"}
     lane.close()
+
+
+async def test_what_waits_when_the_threads_are_stopped_is_cancelled():
+    lane, may_end = Lane("test"), threading.Event()
+    jobs = [asyncio.ensure_future(lane.run(client, may_end.wait)) for client in "ab"]
+    await asyncio.sleep(0)
+    lane.close()
+    may_end.set()
+    await jobs[0]
+    with pytest.raises(asyncio.CancelledError):
+        await jobs[1]

@@ -16,7 +16,8 @@ import pytest
 
 from config.settings import Settings
 from server.http.connections.listener import ListenError, bind_address
-from server.run import explain, run
+from server.http.connections.taken_port import explain
+from server.run import run
 from tests.holds import note_holds
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}

@@ -10,6 +10,7 @@ from config.settings import Settings
 from config.version import VERSION
 from engine.interface.errors import ModelError
 from engine.model.files.model_folder import describe_folder
+from engine.model.loading import check_adapter
 
 COMPARED = ("split", "split_layers", "kv_bits", "max_context_tokens", "trust_remote_code")
 """Settings that must be equal. The others matter on rank 0 only."""
@@ -63,10 +64,9 @@ def digest_files(folder: Path) -> str:
 def _digest_adapter(path: str | None) -> str:
     if path is None:
         return "none"
+    check_adapter(path)
     folder = Path(path)
-    if not (config := folder / "adapter_config.json").is_file():
-        raise ModelError(f"--adapter-path {path}: there is no adapter_config.json")
-    return _digest(config, sorted(folder.glob("*.safetensors")))
+    return _digest(folder / "adapter_config.json", sorted(folder.glob("*.safetensors")))
 
 
 def _digest(config: Path, files: Sequence[Path]) -> str:
@@ -105,7 +105,10 @@ def refuse_settings(settings: Settings) -> None:
             raise ModelError(f"{flag}: with a model on several machines {reason}; start without it")
     if settings.adapter_path is not None and settings.split == "tensor":
         raise ModelError("--adapter-path: an adapter cannot be split within layers; use --split pipeline")
-    if settings.max_images and describe_folder(Path(settings.model_source)).vision:
+    folder = describe_folder(Path(settings.model_source))
+    if folder.purpose != "generate":
+        raise ModelError(f"{settings.model_name} generates no text; serve it on one machine")
+    if settings.max_images and folder.vision:
         raise ModelError(
             f"{settings.model_name} sees images, which a model on several machines cannot; start with "
             "--max-images 0 to serve it as a model that reads text, or serve it on one machine"

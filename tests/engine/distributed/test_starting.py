@@ -17,6 +17,7 @@ from engine.distributed.ranks.joining import begin_group
 from engine.distributed.ranks.place import Place, read_place
 from engine.interface.errors import ModelError
 from tests.end_to_end.seeing_folder import write_seeing
+from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.model_folders import write_adapter
 from tests.engine.support import make_model
 
@@ -163,3 +164,31 @@ def test_a_model_that_sees_is_refused_unless_it_is_to_read_text(tmp_path: Path) 
     (tmp_path / "seeing" / "preprocessor_config.json").unlink()
     # On one machine it sees nothing either.
     refuse_settings(Settings(model=model))
+
+
+def test_a_rank_ends_though_another_takes_nothing_that_it_is_told() -> None:
+    script = """
+import socket, threading
+from config.settings import Settings
+from engine.distributed.ranks.channel import Channel
+from engine.distributed.ranks.peers import Peers
+from engine.distributed.rank_0 import Ranks, leave
+from engine.distributed.ranks.place import Place
+server = socket.create_server(("127.0.0.1", 0))
+channel = Channel(socket.create_connection(server.getsockname()))
+other, _ = server.accept()
+threading.Thread(target=channel.send, args=("x" * 2**24,), daemon=True).start()
+other.recv(1)
+place = Place(0, ("10.0.0.1", "10.0.0.2"), 32325)
+ranks = Ranks(place, Settings())
+ranks._peers = Peers(place, [channel], 60)
+leave(ranks.release(1))
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert done.returncode == 3
+
+
+def test_a_model_that_generates_nothing_is_for_one_machine(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "embeds")
+    with pytest.raises(ModelError, match="embeds generates no text; serve it on one machine"):
+        refuse_settings(Settings(model=str(folder)))
