@@ -42,8 +42,9 @@ def rows_of(runs: Sequence[Row], checks: Sequence[Row], has_turns: bool = True) 
 
 
 def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) -> Row:
-    """Return the row of the runs of one arm, beside plain runs of the same cases.
+    """Return the row of a table for one way to draft: its runs beside plain runs of the same cases.
 
+    checks: see rows_of().
     Times are those of the best run of each turn, counts are over all runs.
     """
     best, plain_best = _sums_of_best(drafted), _sums_of_best(plain)

@@ -71,7 +71,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A family of generated chats. prompt_tokens: default lengths of first prompts; () for one of its own."""
+    """A family of generated chats. prompt_tokens: default lengths of first prompts; () if it sets its own."""
 
     name: str
     summary: str

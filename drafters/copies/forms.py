@@ -173,9 +173,9 @@ class Forms:
         return FIXED if self.num_matched != 1 else FIRST if self._node is None else HEAD
 
     def draft(self, tokens: Sequence[int], limit: int, recall: Recall) -> tuple[list[int], list[int]]:
-        """Return up to limit tokens that follow, fixed ones and values, and the kind of each.
+        """Return up to limit next tokens of the form, its fixed text and copied values, and the kind of each.
 
-        If the answer is in a value, that ends here as its source does. tokens: of the sequence.
+        A value that the answer is in ends as the text does from which it is copied. tokens: of the sequence.
         """
         drafted, frame, value = [], self._frame, self._next
         if self._node is not None:

@@ -53,8 +53,8 @@ class Sequence:
     """A request, and everything that was committed for it.
 
     text: converts its tokens into text that can be sent.
-    tokens: prompt and answer so far; all of them are committed. keys: the same, but for those of images, as
-        texts are compared by them; the same list if it has none.
+    tokens: prompt and answer so far; all of them are committed. keys: the same with an id of its
+        own in place of an image's placeholder, by which texts are compared; tokens itself without images.
     hashes: of the tokens' blocks, extended when they are needed.
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
     row_sampling: how its tokens are sampled, while it decodes.

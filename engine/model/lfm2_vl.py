@@ -43,7 +43,7 @@ class ModelArgs(_OWN.ModelArgs):  # type: ignore[misc]
 
 
 class Model(_OWN.Model):  # type: ignore[misc]
-    """mlx-lm's model."""
+    """mlx-lm's LFM2-VL model, which also takes weights under the names of published checkpoints."""
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Return the language model's weights, by their names in conversions."""

@@ -47,7 +47,7 @@ class DraftCounts:
     undrafted: reason -> plans that decided for a plain step. price: what a step was believed to cost when
         that was the reason: the widest such step, and the last of that width.
     is_model_left_out: whether the draft model or head does not read this prompt, as it does not pay now.
-    is_model_dropped: whether it stopped reading it, as this answer is too short for that.
+    is_model_dropped: whether it stopped reading the prompt, as this answer is too short to pay for it.
     token_steps: what a token of the draft model was believed to cost when it did not pay, in plain steps.
     strategy, translation: the strategy that translates the draft model's drafts, and its counts, if the draft
         model has read the prompt.

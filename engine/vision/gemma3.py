@@ -43,7 +43,7 @@ class Gemma3Tower(Tower):
         """Return nothing: its positions are in the embedding."""
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the states (tokens, hidden) of blocks of patches."""
+        """Average the patches of each block, and project the means: (blocks, hidden)."""
         x = self.weights.layer_norm("post_layernorm", x, self.eps)
         means = mean_of_blocks(x, grid, self.merge_size)
         scale = 1 + self.weights["multi_modal_projector.mm_soft_emb_norm.weight"].astype(mx.float32)

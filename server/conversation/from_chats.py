@@ -25,7 +25,7 @@ _KNOWN = ("role", "content", "name", "tool_call_id", *ASSISTANT_ONLY)
 
 
 def from_chats(messages: Iterable[Any], path: str, notes: Notes) -> list[Message]:
-    """Return the messages. path: of the array."""
+    """Translate the JSON messages of a chat. path: of their array in the request, for errors and notes."""
     return [chat_message(given, f"{path}[{index}]", notes) for index, given in enumerate(messages)]
 
 

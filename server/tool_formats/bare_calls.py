@@ -20,7 +20,10 @@ class BareCalls:
     end: str
 
     def starts_in(self, text: str) -> list[str]:
-        """Return the beginnings to look for in a text, each with its line break; none if none is there."""
+        """Return the strings, each with its line break, with which bare calls may begin in this text.
+
+        Empty if the text has no such beginning, nor ends with a part of one.
+        """
         start = f"\n{self.prefix}"
         if start not in text and not count_partial_marker(text, [start]):
             return []

@@ -94,7 +94,7 @@ class CallGrammar:
         return rules
 
     def text(self, text: str, types: frozenset[str] = ALL_TYPES) -> str:
-        """Return the expression for text that the format writes, with its special tokens as such.
+        """Return the Lark expression of fixed text in a call; special tokens in it match as tokens.
 
         types: those of the value that the text is about.
         """

@@ -1,6 +1,6 @@
-"""Files of one rank's part of prefixes. Rank 0 decides which there are; the other ranks keep the same ones.
+"""Keep one rank's part of the prefix cache in files. Rank 0 decides which prefixes have one.
 
-A rank that lacks a file, or has one of other weights, says so when it is to be read, and then none uses it.
+If any rank lacks its file of a prefix, or has one of other weights, no rank uses that prefix.
 """
 
 import logging

@@ -66,7 +66,7 @@ class DraftWork:
 
 
 class PlainCosts(Protocol):
-    """Seconds of a drafter's plain steps."""
+    """What forward passes of a draft model or head cost, in seconds."""
 
     def seconds(self, num_rows: int, width: int, under: Conditions) -> float:
         """Return the seconds of a step of that many rows, each fed width tokens, under these conditions."""
