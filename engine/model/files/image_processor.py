@@ -19,6 +19,7 @@ from engine.foreign.image_sizes import (
     num_tokens,
 )
 from engine.interface.images import Cut, ImageProcessor, Tiles, VisionInfo
+from engine.vision.finding import tower_type
 
 log = logging.getLogger("reprise.engine")
 CUTS: dict[str, Cut] = {
@@ -66,7 +67,8 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
     """
     inner = _read(folder, "processor_config.json").get("image_processor")
     given = _read(folder, "preprocessor_config.json") or inner
-    cut = CUTS.get(str(config.get("model_type")))
+    family = tower_type(config) if config.get("vision_config") else str(config.get("model_type"))
+    cut = CUTS.get(family)
     placeholder = config.get("image_token_id", config.get("image_token_index"))
     if cut is None or not given or not isinstance(placeholder, int):
         return None
@@ -74,7 +76,7 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
         log.warning("%s sees no images: Pillow is not installed (the extra vision)", folder.name)
         return None
     try:
-        return _describe(str(config["model_type"]), _processor(cut, config, given, placeholder, backend))
+        return _describe(family, _processor(cut, config, given, placeholder, backend))
     except (ArithmeticError, KeyError, TypeError, ValueError):
         return None
 

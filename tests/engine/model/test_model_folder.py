@@ -93,6 +93,18 @@ def test_a_folder_says_how_its_model_sees_as_the_loaded_model_does(family: str, 
     assert replace(found, processor=None) == replace(loaded.info.vision, processor=None)
 
 
+def test_a_pixtral_sees_under_the_name_that_it_was_published_by(tmp_path: Path) -> None:
+    folder = write_seeing(tmp_path / "seeing", "mistral3")
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["model_type"] = "pixtral"
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "llava"}))
+    found, loaded = describe_folder(folder).vision, make_loader(Settings(model=str(folder)))(None)
+    assert found
+    assert loaded.sight
+    assert loaded.info.vision
+    assert (found.family, loaded.info.vision.family) == ("pixtral", "pixtral")
+
+
 def without_tower(folder: Path) -> None:
     file = folder / "model.safetensors"
     arrays: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
