@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from config.settings import Settings
 from config.version import VERSION
-from server.engine_protocol import Models
+from server.engine_types import Models
 from server.generation.handoffs.recorder import Recorder
 from server.generation.service import Service
 from server.http.access import OPEN_PATHS, Access

@@ -33,7 +33,7 @@ from server.banner import (
     describe_sampling,
     describe_tools,
 )
-from server.engine_protocol import Models
+from server.engine_types import Models
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
 from server.http.connections.connection import uvicorn_config

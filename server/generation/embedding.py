@@ -17,7 +17,7 @@ from engine.interface.embeddings import (
 from engine.interface.errors import EngineError
 from engine.interface.events import Failed
 from engine.interface.models import ModelInfo
-from server.engine_protocol import EmbeddingEngine
+from server.engine_types import EmbeddingEngine
 from server.errors import bad_field, from_engine, from_failure
 from server.fair_queue import beside
 from server.generation.engine_requests.token_limits import check_encoded, check_token_ids

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.interface.embeddings import Purpose
 from engine.interface.models import ModelUse
-from server.engine_protocol import Models
+from server.engine_types import Models
 from server.errors import (
     ApiError,
     BadRequestError,

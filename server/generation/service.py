@@ -15,7 +15,7 @@ from config.model_settings import display_name
 from config.settings import Settings
 from engine.interface.embeddings import Purpose
 from engine.interface.stations import LoopStation, StationClock
-from server.engine_protocol import ModelEngine, Models
+from server.engine_types import ModelEngine, Models
 from server.errors import ModelNotFoundError, UnavailableError, retry_after
 from server.fair_queue import BodyLanes
 from server.generation.handoffs.event_queue import EventBridge

@@ -11,7 +11,7 @@ from engine.interface.errors import SharedTableError
 from engine.interface.models import ModelEntry
 from engine.interface.stations import OTHER, StationClock
 from engine.interface.status import GAP_BOUNDS_S, EngineCounts
-from server.engine_protocol import Models
+from server.engine_types import Models
 from server.metrics.definitions import GROUPS
 from server.metrics.metric import MetricEntry, MetricGroup
 from server.metrics.process_metrics import NGRAMS, PREFIXES, RESPONSES

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from engine.interface.events import Failed, Finished, Usage
 from engine.interface.stations import StationClock
-from server.engine_protocol import Models
+from server.engine_types import Models
 from server.metrics.collectors import ScrapeCollector
 from server.metrics.definitions import GROUPS
 from server.metrics.endpoints import endpoint_of

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from engine.interface.kept import Kept
 from engine.interface.request import Frame, SignedLines, View
-from server.engine_protocol import ModelEngine
+from server.engine_types import ModelEngine
 from server.tool_formats.harmony_prompt import to_harmony_messages
 from server.views.arguments import AS_IT_IS, AS_JSON, ArgumentForm, probe_arguments
 from server.views.forms import (

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError, to_json
 
 from engine.interface.errors import GrammarError
 from engine.interface.request import Grammar
-from server.engine_protocol import ModelEngine
+from server.engine_types import ModelEngine
 from server.errors import (
     BadRequestError,
 )

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal
 
 from engine.foreign.tool_calls import ParseLimitError, WrittenCall
-from server.engine_protocol import ModelEngine
+from server.engine_types import ModelEngine
 from server.fair_queue import Lane
 from server.logs import LOGGER
 from server.metrics.registry import Metrics

@@ -11,7 +11,7 @@ from fastapi import Request
 
 from engine.interface.images import PromptImage
 from engine.interface.request import DraftType, View
-from server.engine_protocol import ModelEngine
+from server.engine_types import ModelEngine
 from server.fair_queue import Lane, client_of
 from server.http.tenants import key_digest
 from server.requests.chat import ChatRequest

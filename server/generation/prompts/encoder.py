@@ -16,7 +16,7 @@ from engine.interface.image_marks import before_images
 from engine.interface.images import ImageProcessor
 from engine.interface.request import PromptEnd
 from engine.text.fim import FimTokens
-from server.engine_protocol import ModelEngine
+from server.engine_types import ModelEngine
 from server.errors import (
     BadRequestError,
     UnavailableError,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.text.fim import FimTokens
-from server.engine_protocol import Tokenizer
+from server.engine_types import Tokenizer
 from server.errors import BadRequestError
 
 SNIPPET = "\n\n--- snippet ---\n\n"

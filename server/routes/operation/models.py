@@ -14,7 +14,7 @@ from config.settings import Settings
 from engine.interface.embeddings import EmbeddingInfo
 from engine.interface.images import VisionInfo
 from engine.interface.models import ModelEntry, ModelInfo
-from server.engine_protocol import Models
+from server.engine_types import Models
 from server.errors import (
     ApiError,
     ForbiddenError,
