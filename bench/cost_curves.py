@@ -22,10 +22,10 @@ class Curve:
     source: str = ""
 
     def cost(self, width: int) -> float:
-        """Return the cost of a step of this width, on straight lines between the points.
+        """Return the cost of a step of this width, interpolated linearly between the points.
 
-        Beyond the last point it follows the overall slope, which is a guess. The last segment's slope would
-        not do: a staircase ends flat, and any width beyond would be free.
+        Beyond the last point the cost follows the overall slope, which is a guess. The last segment's slope
+        would not do: a staircase ends flat, and any width beyond would be free.
         """
         last_width, last_cost = self.points[-1]
         if width > last_width:
@@ -54,7 +54,10 @@ def built_in() -> dict[str, Curve]:
 
 
 def find_curve(name: str) -> Curve:
-    """Return a built-in curve by its name, or that of a result document. Raises OSError, ValueError."""
+    """Return a built-in curve by its name, or the curve in the result document at a path.
+
+    Raises OSError or ValueError if the document cannot be read or has no curve.
+    """
     if name in built_in():
         return built_in()[name]
     found = document.read(Path(name))

@@ -41,7 +41,10 @@ def new_document(
     costs: StepCosts | None = None,
     **sections: Any,
 ) -> Document:
-    """Build a document dated now. model, costs: of the engine, if one ran; costs are of one-row steps."""
+    """Build a result document, dated now.
+
+    model, costs: the engine's, if one ran; the document has the costs of one-row steps.
+    """
     plain_s = costs.seconds(1, 1) if costs else 1.0
     taken = {one: costs.seconds(1, one) for one in costs.widths} if costs else {}
     curve = [{"width": one, "seconds": s, "plain_steps": s / plain_s} for one, s in taken.items()]

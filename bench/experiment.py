@@ -26,7 +26,7 @@ def parity(
 ) -> Row:
     """Compare each plain answer with each drafted answer to the same prompt; return fields of a row.
 
-    margin: returns by how much the best token leads the second best after these tokens of an answer.
+    margin: returns by how much the best token leads the second best after the given tokens of an answer.
     """
     pairs = [(one, first_difference(one, other)) for one, other in product(plain, drafted)]
     differing = [(one, at) for one, at in pairs if at is not None]
@@ -36,7 +36,7 @@ def parity(
 
 
 def total_parity(rows: Sequence[Row]) -> Row:
-    """Return the fields by parity() over several rows."""
+    """Combine the parity() fields of several rows."""
     pairs, differing = (sum(row[f"parity_{name}"] for row in rows) for name in ("pairs", "differing"))
     return {
         "parity": "FAIL" if differing else "PASS", "parity_pairs": pairs, "parity_differing": differing,
@@ -45,7 +45,10 @@ def total_parity(rows: Sequence[Row]) -> Row:
 
 
 def first_difference(one: Tokens, other: Tokens) -> int | None:
-    """Return the index of the first differing token, or the shorter length if one is a prefix; else None."""
+    """Return the index of the first differing token; the shorter length if one answer begins the other.
+
+    Returns None for equal answers.
+    """
     pairs = enumerate(zip_longest(one, other))
     return next((at for at, (mine, theirs) in pairs if mine != theirs), None)
 
@@ -54,10 +57,11 @@ def first_difference(one: Tokens, other: Tokens) -> int | None:
 class Experiment(Generic[CaseT]):
     """The arms, cases and rounds to run.
 
-    arms: by name, in order. order: they are reversed in every other round, so that a machine that slows down
-    favors none, or "rotate": each case begins with the next one. has_warm_up: whether a case also runs
-    unmeasured before. resume: a file that keeps every run and has those of an interrupted experiment.
-    key: of this experiment; a file of another one is refused.
+    arms, cases: by name, in order. has_warm_up: returns whether the named case first runs unmeasured.
+    order: "reverse" turns the order of the arms around in every other round, so that a machine that slows
+    down favors none of them; "rotate" begins each run of a case with the next arm.
+    resume: a file to which every run is written, and from which the runs of an interrupted experiment are
+    read. key: text that identifies the experiment; a file of another one is refused.
     """
 
     arms: Mapping[str, Arm[CaseT]]
@@ -69,7 +73,7 @@ class Experiment(Generic[CaseT]):
     key: str = ""
 
     def run(self) -> list[Row]:
-        """Run everything that is not kept yet; return the rows of all runs, warm-ups included.
+        """Run all that the file to resume from lacks; return the rows of all runs, warm-ups included.
 
         Raises ArgumentsError if the file to resume from belongs to another experiment.
         """
@@ -111,12 +115,12 @@ class Experiment(Generic[CaseT]):
 
 
 def measured(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of measured rounds, without those that say that they are not measured."""
+    """Return the measured rows: no warm-ups, and no rows whose is_measured is false."""
     return [row for row in rows if row["round"] and row.get("is_measured", True)]
 
 
 def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Return the rows for each combination of values of these fields, in order of appearance."""
+    """Group rows by their values of these fields, in order of appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)

@@ -34,17 +34,18 @@ FORCE, EVEN_OUT = 1e6, 1e4
 
 
 def equal_costs(*widths: int) -> StepCosts:
-    """Return costs under which steps of these widths cost as much as of width 1, so every draft pays."""
+    """Return costs under which steps of these widths cost as much as plain steps, so every draft pays."""
     return StepCosts({(1, width): 1.0 for width in (1, *widths)}, is_learned=False)
 
 
 class LocalEngine:
     """An engine that runs while the context is open.
 
-    costs: step costs to use instead of measuring them. on_progress: told how far the start is.
+    costs: step costs to use instead of measuring them. on_progress: called with the progress of the start.
     drafters: by name, once the engine runs; they may be replaced while no request runs.
 
-    Where mlx.launch has started several processes, they share the model: one that is not rank 0 ends here.
+    Where mlx.launch has started several processes, they share the model, and only rank 0 gets an engine: the
+    others follow it until they exit.
     """
 
     def __init__(

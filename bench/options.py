@@ -31,7 +31,7 @@ def _parser(convert: Parser, is_valid: Callable[[Any], object], message: str) ->
 
 
 def listed(parse: Parser) -> Parser:
-    """Return a parser of values that are separated by commas; each counts once."""
+    """Return a parser of comma-separated values, which drops repeated ones. parse: parses one value."""
     return lambda text: tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
 
 
@@ -85,8 +85,8 @@ OUTPUTS: dict[str, Any] = {"json": None, "csv": None, "html": None}
 class Flag(NamedTuple):
     """An argument of a command. name: without dashes for a positional one.
 
-    parse: None makes a flag without a value. default: `...` if the flag is required; it is named in the help,
-    unless the help does it. is_repeated: it may be given several times.
+    parse: None makes a flag without a value. default: `...` makes the flag required; another default is added
+    to the help, unless the help names it. is_repeated: whether the flag may be given several times.
     """
 
     name: str
@@ -115,7 +115,7 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag]) -> None:
 
 
 def shared(**defaults: Any) -> Iterator[Flag]:
-    """Yield shared flags, by their names with underscores and their defaults."""
+    """Yield flags of SHARED. defaults: the default of each flag, by its name with underscores."""
     for name, default in defaults.items():
         flag = name.replace("_", "-")
         parse, placeholder, text = SHARED[flag]
@@ -125,7 +125,7 @@ def shared(**defaults: Any) -> Iterator[Flag]:
 
 
 def of_settings(*names: str) -> Iterator[Flag]:
-    """Yield flags of `reprise serve`, by the names of the settings.
+    """Yield the flags of `reprise serve` for these settings.
 
     Parsing raises SettingsError for a value that is not valid.
     """
@@ -135,7 +135,7 @@ def of_settings(*names: str) -> Iterator[Flag]:
 
 
 def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the values of flags by of_settings(), as keyword arguments of Settings."""
+    """Return the parsed values of these settings, as keyword arguments of Settings."""
     given = {name: getattr(arguments, name) for name in names}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
@@ -146,7 +146,7 @@ def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def flags(arguments: argparse.Namespace, *names: str) -> list[str]:
-    """Return the same settings as flags of `reprise serve`, as far as they are not the defaults."""
+    """Return the parsed values of these settings as flags of `reprise serve`, without the defaults."""
     given = settings(arguments, *names).items()
     return [f"{SETTINGS[name].flag}={value}" for name, value in given if value != SETTINGS[name].default]
 
@@ -158,7 +158,7 @@ def check_names(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None
 
 
 def check_drafts(arguments: argparse.Namespace, types: Sequence[str]) -> None:
-    """Raise ArgumentsError for draft types that cannot be measured."""
+    """Raise ArgumentsError for a draft type that is not in types, or draft-model without --draft-model."""
     check_names("--draft-types", arguments.draft_types, types)
     if "draft-model" in arguments.draft_types and not arguments.draft_model:
         raise ArgumentsError("--draft-types: draft-model needs a draft model; name one with --draft-model")

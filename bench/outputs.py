@@ -25,7 +25,10 @@ def make_console(width: int) -> Console:
 
 @dataclass(frozen=True)
 class Table:
-    """How rows are printed. width: where there is no terminal. group: the field that has lines between."""
+    """How rows are printed. width: columns of text where there is no terminal.
+
+    group: the field whose values are set apart by lines.
+    """
 
     columns: Sequence[tables.Column]
     title: str = ""
@@ -75,8 +78,9 @@ def run_command(name: str, run: Callable[[argparse.Namespace], int], arguments: 
 class Work:
     """Shows the progress of work: a bar in a terminal, otherwise a line for each part, and for each minute.
 
-    left: units that are left of each part, by its label; "" has those of parts that are not listed. How long
-    they will take is measured in this run: as long as units of the same part took, or those of all.
+    left: units of work left in each part, by the part's label; "" stands for all parts that are not listed.
+    A unit is expected to take as long as the finished units of its part did, or, if there are none, as those
+    of all parts.
     """
 
     def __init__(self, left: Mapping[str, float] | None = None, console: Console | None = None) -> None:
@@ -98,22 +102,22 @@ class Work:
         self._task = self._progress.add_task("", total=1.0)
 
     def plan(self, left: Mapping[str, float]) -> None:
-        """Set the stages that are still to be done. Earlier stages' times tell nothing about theirs."""
+        """Set the parts that are still to be done, and drop the times of earlier parts. left: see Work."""
         self.left, self._taken = dict(left), {}
 
     def begin(self, label: str) -> None:
-        """Show the part that is running now."""
+        """Show that the part of this label begins."""
         self._began_at, self._is_planned = monotonic(), True
         self._show(label, 0.0)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
-        """Begin the only stage that is left; return a function to call after each unit of its work."""
+        """Begin the only part that is left, of `weight` units; return a function to call after each unit."""
         self.plan({label: weight})
         self.begin(label)
         return self.advance
 
     def advance(self, weight: float = 1.0) -> None:
-        """Add finished work of this weight, to the part that is running."""
+        """Count `weight` units of the running part as finished."""
         part, now = self._part, monotonic()
         seconds, units = self._taken.get(part, (0.0, 0.0))
         self._taken[part] = seconds + now - self._began_at, units + weight
@@ -122,14 +126,17 @@ class Work:
         self._show(self._label, 0.0)
 
     def show(self, label: str, share: float) -> None:
-        """Show unplanned work, and the share of it that is done. On any thread, if others wait."""
+        """Show work that plan() does not list, and the share of it that is done.
+
+        May be called on any thread, while the others wait.
+        """
         if label != self._label:
             self._began_at, self._is_planned, self._first_share = monotonic(), False, share
         self._show(label, share)
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that are left; None before anything is known."""
+        """The estimated seconds that are left; None before there is anything to estimate them by."""
         if not (self._taken if self._is_planned else self._share > self._first_share):
             return None
         running_s = monotonic() - self._began_at
@@ -144,7 +151,7 @@ class Work:
 
     @property
     def done_share(self) -> float:
-        """The share of the time that is over, or of the work if nothing is known of the time."""
+        """The share of the whole time that is over; the share that show() was given, if left_s is None."""
         if self.left_s is None:
             return self._share
         taken_s = sum(seconds for seconds, _ in self._taken.values()) + monotonic() - self._began_at
@@ -189,7 +196,7 @@ class _Left(ProgressColumn):
 
 
 def format_left(seconds: float) -> str:
-    """Say how much time is left, as exactly as an estimate can be."""
+    """Write the time that is left in seconds, minutes or hours, rounded as an estimate should be."""
     if seconds < 90:
         return f"about {seconds:.0f} s left"
     return f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"

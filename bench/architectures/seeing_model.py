@@ -44,7 +44,7 @@ PROCESSOR: dict[str, Any] = {
 
 
 def write_seeing_model(folder: Path) -> Path:
-    """Write the model with the bundled tokenizer, in float32, into a new folder, and return it."""
+    """Write the model in float32, with the bundled tokenizer, into a new folder; return the folder."""
     folder.mkdir()
     ids = dict(zip(("image", "vision_start", "vision_end", "video"), range(FIRST_ID, 2**31), strict=False))
     config = tiny_config("qwen3_vl", **TEXT) | {"vision_config": VISION}
@@ -63,9 +63,10 @@ def write_seeing_model(folder: Path) -> Path:
 
 
 def write_tokenizer(folder: Path, tokens: Sequence[str], written: str) -> None:
-    """Write the bundled tokenizer with more tokens, from FIRST_ID on, and a template of chats with images.
+    """Write the bundled tokenizer with more tokens, and a chat template for messages with images.
 
-    written: what the template makes of an image.
+    tokens: the texts of the tokens to add; their ids count up from FIRST_ID.
+    written: the text that the template writes for an image.
     """
     tokenizer = json.loads((BUNDLED_MODEL / "tokenizer.json").read_text(encoding="utf-8"))
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

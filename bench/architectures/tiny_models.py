@@ -39,7 +39,7 @@ BARE_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 def architectures() -> list[str]:
     """Return the names of all architectures in the installed mlx-lm: its modules with a Model and ModelArgs.
 
-    A module that cannot be imported counts as one; trying it tells why.
+    A module that cannot be imported is listed too; making its model then raises the reason.
     """
     names = []
     for info in pkgutil.iter_modules(mlx_lm.models.__path__):
@@ -70,7 +70,7 @@ def tiny_config(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def make_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Any:
-    """Make a random model. Its weights are large enough for the logits of its choices to be far apart."""
+    """Make a random model of a configuration. Its weights are so large that its logits lie far apart."""
     module = _module(config["model_type"])
     mx.random.seed(7)
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -87,11 +87,11 @@ def make_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Any:
 
 
 def write_random_model(name: str, folder: Path, is_repetitive: bool = False) -> Path:
-    """Write a random model with the bundled tokenizer into a new folder, and return it.
+    """Write a random model with the bundled tokenizer into a new folder; return the folder.
 
-    name: of an architecture in mlx-lm. Raises ImportError if there is none.
-    is_repetitive: as by make_repetitive(). The chat template is then the bare messages, so that the last
-    token, which decides the answer, differs by prompt.
+    name: an architecture of mlx-lm. Raises ImportError if mlx-lm has no such architecture.
+    is_repetitive: change the weights by make_repetitive(). The chat template then writes the bare messages,
+    so that the last token, which decides the answer, differs by prompt.
     """
     config = tiny_config(name, **_by_name("larger") | _TABLES["larger_changes"].get(name, {}))
     weights = dict(tree_flatten(make_model(config).parameters()))
@@ -115,7 +115,7 @@ def make_repetitive(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     Mixers of tokens, such as attention, still compute everything, but add next to nothing to the residual
     stream, so each token depends on the one before it alone, and every path ends in a cycle: the sooner the
     fewer tokens are ever chosen, here one of LIKELY_EVERY.
-    Raises ValueError if the mixers' output projections have other names than in MIXER_OUTPUTS.
+    Raises ValueError if no name of a weight ends as one of MIXER_OUTPUTS does.
     """
     silent = {key: array * SILENT for key, array in weights.items() if key.endswith(MIXER_OUTPUTS)}
     if not silent:

@@ -24,9 +24,9 @@ from engine.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to answer chats. window_settings: how a WeDLM model fills tokens in.
+    """A way to answer chats: a draft type, its draft length, and a WeDLM model's window_settings, if any.
 
-    prepare: called before each run; by default the drafters forget what they have seen.
+    prepare: called with the engine before each run; by default it empties the tables that drafters share.
     """
 
     draft_type: DraftType = "none"
@@ -44,7 +44,8 @@ LOOKED_UP = ("auto", "suffix", "ngram-simple", "ngram-mod")
 class Case:
     """Chats that are answered at the same time.
 
-    is_first: whether they also run unmeasured before. prediction: sent with each request.
+    is_first: whether the case also runs once unmeasured, as a warm-up.
+    prediction: token ids that each request sends as the answer to expect.
     """
 
     chats: tuple[Chat, ...]
@@ -63,9 +64,9 @@ Cases = Mapping[str, Case]
 
 
 class Answering(LocalEngine):
-    """An engine that answers cases as a command's arguments say.
+    """An engine in this process that answers cases, with the workloads, lengths and seed of a command.
 
-    skipped: workloads and turns of which a prompt left no room for an answer, in words.
+    skipped: names of the workloads and turns that were left out, since a prompt left no room for an answer.
     """
 
     def __init__(
@@ -81,7 +82,10 @@ class Answering(LocalEngine):
         self.skipped: dict[str, None] = {}
 
     def chats(self, count: int, is_short: bool = False) -> list[list[Chat]]:
-        """Make count chats of each requested workload and length. is_short: only of the first length."""
+        """Make a list of count chats for each requested workload and prompt length.
+
+        is_short: use only the first prompt length of each workload.
+        """
         given = self.arguments
         return [
             make_chats(name, count, given.seed, self.count_tokens, length)
@@ -92,9 +96,10 @@ class Answering(LocalEngine):
     def compare(
         self, arms: Arms, cases: Cases, repeats: int, stage: str | None = "", **more: Any
     ) -> list[Row]:
-        """Run every arm on every case, alternating; return the measured rows, by case and arm.
+        """Run every arm on every case, alternating; return the measured rows, sorted by case and arm.
 
-        stage: begins the name of each case in the progress; None: no case is shown. more: of Experiment.
+        stage: text before each case's label in the progress; None shows no labels.
+        more: further arguments of Experiment.
         """
         planned: Counter[str] = Counter()
         for case in cases.values():
@@ -117,7 +122,7 @@ class Answering(LocalEngine):
         return [row for place in product(cases, arms) for row in places.get(place, ())]
 
     def run(self, case: Case, arm: Arm) -> list[Row]:
-        """Answer the chats of a case once; return a row for each turn that is measured."""
+        """Answer the chats of a case once in an arm; return a row for each measured turn."""
         arm.prepare(self)
         first, choice = case.chats[0], DraftChoice(arm.draft_type, arm.num_draft_tokens)
         rows = []
@@ -145,11 +150,12 @@ _SUMMED = ("num_drafted", "num_accepted", "num_fed", "drafter_s", "charged_s", "
 
 
 def row_of(ends: Sequence[Finished]) -> Row:
-    """Return the figures of all streams' answers to one turn.
+    """Return the row of one turn: the figures of its answers, one answer per concurrent stream.
 
     tokens, origins: one entry per stream. decode_s: from the end of prefill to the last token; with several
     streams, from submission to the last token of all. prefill_s: from admission to the end of all prefill.
-    first_token_s: mean over streams. by_source: [drafted, accepted]; by_position: the same for each position.
+    first_token_s: mean over streams. by_source: [drafted, accepted] tokens of each drafter; by_position: the
+    same of each position in a draft.
     """
     usages = [end.usage for end in ends]
     reports = [usage.drafting for usage in usages]
@@ -173,12 +179,12 @@ def row_of(ends: Sequence[Finished]) -> Row:
 
 
 def add_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the sums of counts by name."""
+    """Add up the counts of each name."""
     return dict(sum(map(Counter, counts), Counter()))
 
 
 def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int]]]:
-    """Return by_source and by_position over all rows."""
+    """Add up the fields by_source and by_position of several rows; see row_of()."""
     by_source: dict[str, list[int]] = {}
     by_position: list[list[int]] = []
     for row in rows:
@@ -190,7 +196,7 @@ def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int
 
 
 def samples_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer) -> list[Row]:
-    """Return one answer per workload and draft type: the last turn of the first chat's first stream."""
+    """Return a sample answer per workload and draft type: from its first run, the first chat's last turn."""
     samples = []
     drafted = (run for run in runs if run["draft_type"] != "none")
     for first, *others in grouped(drafted, "workload", "draft_type").values():
@@ -212,7 +218,11 @@ def token_texts(
     token_bytes: Callable[[int], bytes],
     eos_ids: Collection[int],
 ) -> list[list[str]]:
-    """Return [text, source] of each token except end tokens; a split character belongs to its last token."""
+    """Return [text, source] of each token except end tokens.
+
+    A character that several tokens make up is in the text of the last of them.
+    origins: (source, number of tokens) of consecutive tokens.
+    """
     sources = [source for source, length in origins for _ in range(length)]
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     return [
@@ -223,12 +233,15 @@ def token_texts(
 
 
 def settings_of(arguments: argparse.Namespace, **chosen: Any) -> Settings:
-    """Return the settings of an engine without a prefix cache, with the requested model."""
+    """Return settings for an engine with the requested model and without a prefix cache."""
     return Settings(model=arguments.model and str(arguments.model), prefix_cache_bytes=0, **chosen)
 
 
 def make_cases(chats: Sequence[Sequence[Chat]], streams: int = 1) -> dict[str, Case]:
-    """Group chats by number of streams; an incomplete group is left out. chats: per workload and length."""
+    """Group chats into cases of `streams` concurrent chats, by name; an incomplete group is left out.
+
+    chats: a list of chats for each workload and prompt length.
+    """
     cases = {}
     for alike in chats:
         for at in range(0, len(alike) - streams + 1, streams):
@@ -239,10 +252,11 @@ def make_cases(chats: Sequence[Sequence[Chat]], streams: int = 1) -> dict[str, C
 
 
 def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
-    """Return a row for each drafted answer: case, turn, arm, fields by parity(), and perhaps its best_width.
+    """Compare drafted answers with plain ones; return a row for each case, turn and drafting arm.
 
-    best_width: the speedup if all steps had the best single width, by measured costs; of single turns
-    without a schema, drafted from the text of the chat alone.
+    A row has case, turn, arm, the fields of parity(), and perhaps best_width: the speedup if all steps had
+    the best single width, by measured costs. Only a chat that is alone, has one turn and no schema, and is
+    drafted from its own text has a best_width.
     """
     answers = grouped(runs, "case", "turn", "arm")
     checks = []

@@ -16,9 +16,10 @@ _NUMBERS = (
 
 
 def rows_of(runs: Sequence[Row], checks: Sequence[Row], has_turns: bool = True) -> list[Row]:
-    """Return a row for each workload, length and arm, and with has_turns one for each of several turns.
+    """Return a row for each workload, prompt length and drafting arm.
 
-    checks: see bench.decode.answering.check(). straight: the same without cases of which an answer loops.
+    checks: rows of bench.decode.answering.check(). has_turns: also return a row for each turn, if there are
+    several. straight: the same figures without the cases in which a plain answer loops.
     """
     rows = []
     drafted = (run for run in runs if run["draft_type"] != "none")
@@ -42,7 +43,7 @@ def rows_of(runs: Sequence[Row], checks: Sequence[Row], has_turns: bool = True) 
 
 
 def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) -> Row:
-    """Return the row of a table for one way to draft: its runs beside plain runs of the same cases.
+    """Return the table row of one arm, from its rows and those of plain runs of the same cases.
 
     checks: see rows_of().
     Times are those of the best run of each turn, counts are over all runs.

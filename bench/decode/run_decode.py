@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 def measure(
     arguments: argparse.Namespace, settings: Settings, costs: StepCosts | None, arms: Arms, stage: str = ""
 ) -> tuple[document.Document, Row]:
-    """Answer chats on an engine in all arms; return a document and the fields of its section.
+    """Answer chats on an engine in all arms; return a result document and the fields of its section.
 
-    costs: step costs instead of measured ones.
+    costs: step costs to use instead of measuring them.
     """
     streams, count = getattr(arguments, "streams", 1), arguments.cases
     own = own_chats(arguments.prompts, arguments.workloads)

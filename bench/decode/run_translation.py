@@ -96,7 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
 def pairs_of(
     target: Path, folders: Iterable[Path], requested: Sequence[Strategy]
 ) -> list[tuple[Path, Strategy]]:
-    """Return all pairs of a draft model's folder and a strategy: those requested, or else the defaults."""
+    """Return each draft model's folder with each of its translation strategies.
+
+    requested: the strategies to use; if empty, the default ones.
+    """
     vocabularies = {folder: load_tokenizer(folder).fingerprint for folder in (target, *folders)}
     return [
         (folder, strategy)

@@ -208,13 +208,13 @@ def _report_times(local: Answering, rows: Sequence[Row]) -> int:
 
 
 def judge(plain_s: Sequence[float], drafted_s: Sequence[float], step_s: float, overhead: float) -> Row:
-    """Judge repeated times of one request up to some point, with drafting and without.
+    """Judge how long one request took up to some point, in repeated runs with drafting and without.
 
     plain_s, drafted_s: seconds of the runs, two of each round. step_s: seconds of a plain step.
     overhead: the setting draft_overhead.
 
-    Returns medians, bound_s: the most that drafted_s may be, noise_s: how much the medians may differ by
-    chance, how many runs are slow, and the verdict, both as NOTES say.
+    Returns the medians; bound_s, the most that drafted_s may be; noise_s, by how much the medians may differ
+    by chance; and the numbers of slow runs and the verdict, as NOTES define them.
     """
 
     def bound_s(seconds: float) -> float:
@@ -238,9 +238,9 @@ def judge(plain_s: Sequence[float], drafted_s: Sequence[float], step_s: float, o
 
 
 def is_chance(num_slow_plain: int, num_slow_drafted: int) -> bool:
-    """Whether so many more of the drafted runs than of the plain ones may be slow by chance (sign test).
+    """Return whether chance can explain that so many more drafted runs than plain runs are slow (sign test).
 
-    A disturbance of the machine hits either with the same probability, because they alternate.
+    A disturbance of the machine hits both kinds with the same probability, because the runs alternate.
     """
     num = num_slow_plain + num_slow_drafted
     num_as_bad = sum(comb(num, k) for k in range(num_slow_drafted, num + 1))

@@ -28,7 +28,7 @@ def section(
     """Return the "economics" section of a result document. rows: the trials.
 
     curve: seconds of a step by number of drafted tokens, including 0.
-    energy_of, no_energy: what an EnergyMeter counted, or why it did not.
+    energy_of, no_energy: what an EnergyMeter counted, or why it counted nothing.
     """
     trials = pl.DataFrame(rows, infer_schema_length=None)
     # A harmonic mean, because speeds are rates.
@@ -46,15 +46,16 @@ def section(
 
 
 def estimated(one: Estimate, name: str = "speedup") -> Row:
-    """Return an estimate as fields of a row."""
+    """Return an estimate and the ends of its interval as fields of a row."""
     return {name: one.value if np.isfinite(one.value) else None, "low": one.low, "high": one.high}
 
 
 def fit(trials: Trials) -> tuple[list[Row], Row | None]:
-    """Return lines speedup = a + b * acceptance, and the line r + beta * length through their break-evens.
+    """Fit speedup = a + b * acceptance for each draft length, and break-even = r + beta * length over them.
 
-    There is a line for each draft length of the controlled trials; the last one needs two break-evens.
-    step_cost: in plain steps. A step commits 1 + length * acceptance tokens; the fit is best in its middle.
+    Uses the controlled trials. The second line is None with fewer than two break-even acceptances.
+    step_cost: of a step with a draft of this length, in plain steps. A step commits 1 + length * acceptance
+    tokens; the cost is read at an acceptance of 1/2, where the fit is best.
     """
     frame = trials.filter(_IS_CONTROLLED, pl.col("drafted") > 0)
     of, x, y = (frame[name].to_numpy() for name in ("num_draft_tokens", "acceptance", "speedup"))
@@ -79,7 +80,7 @@ def fit(trials: Trials) -> tuple[list[Row], Row | None]:
 
 
 def buckets(trials: Trials) -> list[Row]:
-    """Return speedups of forced trials by acceptance and draft length, without those that had no draft."""
+    """Return the speedups by acceptance and draft length of trials in which every draft was verified."""
     start, speedup = (pl.col("acceptance") * 5).floor().clip(0, 4).cast(pl.Int64) * 20, pl.col("speedup")
     return (
         trials.filter(~pl.col("is_gated"), pl.col("drafted") > 0)
@@ -92,9 +93,10 @@ def buckets(trials: Trials) -> list[Row]:
 
 
 def predictions(trials: Trials, curve: Mapping[int, float]) -> pl.DataFrame:
-    """Return speedups as predicted by step costs measured beforehand, and as measured.
+    """Return the speedup of each trial with drafts, as measured and as predicted by step costs.
 
-    A trial has as many steps of each width as it had; its drafter's time is added.
+    The prediction takes the trial's own number of steps of each width, and adds its drafter's time.
+    curve: seconds of a step by number of drafted tokens, measured before the trials.
     """
     lengths, seconds = zip(*sorted(curve.items()), strict=True)
     drafted = trials.filter(pl.col("drafted") > 0)
@@ -109,7 +111,10 @@ def predictions(trials: Trials, curve: Mapping[int, float]) -> pl.DataFrame:
 
 
 def errors(predicted: pl.DataFrame) -> list[Row]:
-    """Return the errors of predictions: median of |predicted / measured - 1|, and mean with its sign."""
+    """Return the errors of each draft type's predictions: median of |predicted / measured - 1|, signed mean.
+
+    predicted: see predictions().
+    """
     off = pl.col("predicted") / pl.col("measured") - 1
     groups = predicted.group_by("by", "draft_type", maintain_order=True)
     return groups.agg(n=pl.len(), median_error=off.abs().median(), mean_error=off.mean()).to_dicts()
@@ -118,7 +123,7 @@ def errors(predicted: pl.DataFrame) -> list[Row]:
 def choices(trials: Trials) -> list[Row]:
     """Return every draft type and length that a user could choose, by workload.
 
-    pays: whether it is faster than plain decoding with 95 % confidence.
+    pays: whether the choice is faster than plain decoding with 95 % confidence.
     """
     accepted, drafted, tokens = (pl.col(name).sum() for name in ("accepted", "drafted", "tokens"))
     groups = trials.filter(~_IS_CONTROLLED).group_by(CHOICE, maintain_order=True)
@@ -131,7 +136,8 @@ def choices(trials: Trials) -> list[Row]:
 def model_needs(trials: Trials) -> list[Row]:
     """Return the acceptance from which the draft model pays, by draft length.
 
-    Its time is part of its steps: if a step takes as long as c plain ones, it pays from (c - 1) / length.
+    The draft model's time is part of the steps: if a step takes as long as c plain steps, the draft model
+    pays from an acceptance of (c - 1) / length.
     """
     length, cost = pl.col("num_draft_tokens"), pl.col("tokens") / pl.col("speedup") / pl.col("forwards")
     of_model = trials.filter(pl.col("draft_type") == "draft-model").select(length, need=(cost - 1) / length)
@@ -140,10 +146,11 @@ def model_needs(trials: Trials) -> list[Row]:
 
 
 def held_out(trials: Trials) -> dict[str, Row]:
-    """Estimate by cross-validation how fast each workload's best draft type and length is, over auto.
+    """Estimate by cross-validation the speedup of each workload's best draft type and length over auto.
 
     The best of many choices looks better than it is on the chats that it was chosen by. So for each chat the
-    choice is the one that is best on the other chats; not drafting is a choice too. It takes three chats.
+    choice is the one that is best on the other chats; not drafting is a choice too. Workloads with fewer than
+    three chats are left out.
     """
     found = {}
     choice = pl.when("is_gated").then(pl.lit("auto")).otherwise(pl.format("{} {}", *CHOICE[1:3]))
@@ -159,7 +166,10 @@ def held_out(trials: Trials) -> dict[str, Row]:
 
 
 def energy(trials: Trials, source: str | None, reason: str | None) -> dict[str, Any]:
-    """Return the joules per token, prefill included, of each choice and of plain decoding beside it."""
+    """Return the joules per token, prefill included, of each choice and of the plain runs around it.
+
+    source: what was counted; None if nothing was, for the reason given.
+    """
     if source is None:
         return {"measured": "not measured", "reason": reason, "rows": []}
     tokens, drafted, plain = (pl.col(name).sum() for name in ("tokens", "joules", "plain_joules"))
@@ -173,7 +183,7 @@ def energy(trials: Trials, source: str | None, reason: str | None) -> dict[str, 
 def advise(choices: Sequence[Row], over_auto: Mapping[str, Row], slope: Row | None) -> list[str]:
     """Say which draft type and length to use, over all workloads and then for each.
 
-    over_auto: see held_out(). slope: of break-evens by draft length.
+    over_auto: see held_out(). slope: the line of break-evens by draft length; see fit().
     """
     ranked = sorted(choices, key=lambda one: one["speedup"])
     best = {one["workload"]: one for one in ranked if not one["is_gated"]}

@@ -45,7 +45,7 @@ class ControlledDrafter:
         self._drafts: dict[int, list[int]] = {}
 
     def aim(self, share: float, num_drafted: int) -> None:
-        """Set the chance by which this share of the tokens is accepted in drafts of this length.
+        """Set the chance of a right token so that this share of drafted tokens is accepted at this length.
 
         Tokens after a wrong one count as rejected: the first n of a draft are accepted with chance ** n.
         """
@@ -82,7 +82,7 @@ def make_trials(
 ) -> list[Row]:
     """Run each case in each arm, with a plain run before and after each group of arms; return the trials.
 
-    Cases are named by the number of their chat. own: fields of all these trials.
+    cases: by the number of their chat. own: fields to add to each trial.
     """
     arms = [PLAIN, *chain(*([*group, PLAIN] for group in groups))]
     named = {str(at): arm for at, arm in enumerate(arms)}
@@ -126,7 +126,7 @@ def _trial(run: Sequence[Row], *plain: Sequence[Row]) -> Row:
 def controlled_trials(
     local: Answering, cases: Mapping[str, Case], lengths: Sequence[int], stage: str
 ) -> list[Row]:
-    """Return trials of each LEVEL at each draft length, of the first measured turn of each case."""
+    """Make trials of each case's first measured turn, at each acceptance of LEVELS and each draft length."""
     # Only this drafter receives a request's prediction.
     local.drafters["prediction"] = oracle = ControlledDrafter()
 

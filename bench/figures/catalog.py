@@ -16,9 +16,10 @@ from bench.workloads import WORKLOADS
 
 
 class Figure(NamedTuple):
-    """A table. rows: a section of the document and a part of it, if it has parts.
+    """A published table. rows: "section" or "section.part" of the result document that has its rows.
 
-    where: the values of a field that the rows must have. by: rows that are equal in these fields become one.
+    where: by field, the values of which a row must have one. by: rows with equal values in these fields
+    become one row.
     """
 
     rows: str
@@ -27,7 +28,10 @@ class Figure(NamedTuple):
     by: Sequence[str] = ()
 
     def rows_of(self, document: Mapping[str, Any]) -> list[Row]:
-        """Return the table's rows: of each group the first row, and all as "rows"; no single turns."""
+        """Return the table's rows: the first row of each group, with all of the group's rows as "rows".
+
+        Rows of single turns are left out, unless `where` names turns.
+        """
         section, _, part = self.rows.partition(".")
         where = {"turn": [None], **self.where}
         rows = document[section][part] if part else document[section]

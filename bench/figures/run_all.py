@@ -77,12 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def is_lacking(word: str) -> bool:
-    """Whether a word of a command names a model that is not part of Reprise, and that nobody has made."""
+    """Return whether a word of a command is the path of a model, in models/, that does not exist here."""
     return word.startswith("models/") and not (ROOT / word).exists()
 
 
 def command_of(one: Run, is_quick: bool) -> str:
-    """Return the arguments of `reprise bench` for a run. Of a flag given twice, the last counts."""
+    """Return the arguments of `reprise bench` for a run.
+
+    is_quick: append flags for a shorter run; of a flag that is given twice, the last counts.
+    """
     words = one.command.split()
     return " ".join([*words, *(more for word, more in QUICK.items() if is_quick and word in words)])
 
@@ -119,7 +122,7 @@ def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
 
 
 def read_entries() -> dict[str, dict[str, Any]]:
-    """Return the entries of all figures that were made."""
+    """Read the entries of all figures made so far from docs/figures.json, by name."""
     file = ROOT / RECORD
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
@@ -135,7 +138,7 @@ def entry_of(figure: Figure, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table_of(figure: Figure, entry: Mapping[str, Any]) -> str:
-    """Return the table of a figure as Markdown, and the line that says where it is from."""
+    """Return a figure's table as Markdown, above a line with its command, date and machine."""
     cells, machine = entry["cells"], entry["machine"]
     columns = [
         Column(itemgetter(at), one.heading)
@@ -155,7 +158,7 @@ def published(entries: Mapping[str, Any]) -> str:
 
 
 def filled(text: str, entries: Mapping[str, Any]) -> str:
-    """Return a page with the tables of all figures that were made."""
+    """Return a page's text with the tables of these entries between their marks."""
 
     def replace(block: re.Match[str]) -> str:
         start, name, end = block.groups()

@@ -97,11 +97,12 @@ def chart(
     layers: Sequence[Spec] = (),
     note: str = "",
 ) -> Spec | None:
-    """Return a chart, if there are rows for it.
+    """Return a chart of rows; None if no row can be shown.
 
-    mark: dots, a lane for each series in a band for y, the best band first; lines; points; or cells, tinted
-    by the series, with the field "text". Bars and ticks are drawn where a measure has NAME_low, NAME_high and
-    NAME_best, or a row low and high. layers: below the marks.
+    mark: "dots", with a band for each value of y, the best first, and a lane in it for each series; "lines";
+    "points"; or "cells", tinted by the series, with the text of the field "text". Bars and ticks are drawn
+    where a row has NAME_low, NAME_high and NAME_best of a measure, or low and high. layers: drawn below the
+    marks.
     """
     x, y, series, panel, menus = axes.x, axes.y, axes.series, axes.panel, axes.menus
     rows = _flat(rows)
@@ -180,13 +181,16 @@ def _marks(mark: str, axes: Spec, series: str, tooltip: Sequence[Spec]) -> list[
 
 
 def rule(axis: str, value: float, shown: str = "true") -> Spec:
-    """Return a layer with a line at one value of an axis. shown: a condition."""
+    """Return a layer with a line at one value of an axis, "x" or "y". shown: the condition to draw it."""
     drawn = {"mark": {"type": "rule", "aria": False}, "encoding": {axis: {"datum": value}}}
     return {"data": {"values": [{}]}, "transform": [{"filter": shown}], **drawn}
 
 
 def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
-    """Return a layer with the least-squares line of y over x. filtered: a condition. group: a field."""
+    """Return a layer with the least-squares line of y over x.
+
+    filtered: the condition for rows to count. group: the field for each of whose values there is a line.
+    """
     encoding = {axis: {"field": name, "type": "quantitative"} for axis, name in (("x", x), ("y", y))}
     fit = {"regression": y, "on": x, "groupby": [group] if group else []}
     mark = {"type": "line", "aria": False, "strokeDash": [5, 4], "color": "gray"}
@@ -194,13 +198,13 @@ def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
 
 
 def advice(title: str, sentences: Iterable[str | None] | None) -> Spec | None:
-    """Return a list of sentences, if there are any."""
+    """Return the part of a section that lists sentences; None without any."""
     known = [one for one in sentences or () if one]
     return {"kind": "advice", "title": title, "sentences": known} if known else None
 
 
 def tables(**named: Iterable[Row]) -> Parts:
-    """Yield a table of each list of rows that is not empty, with all fields that are not nested."""
+    """Yield a table for each list of rows, with all fields that are not nested; None for an empty list."""
     for title, rows in named.items():
         rows = _flat(rows)
         names = [one for one in dict.fromkeys(chain(*rows)) if any(row.get(one) is not None for row in rows)]
@@ -227,14 +231,14 @@ def _shown(name: str, value: Any) -> str:
 
 
 def rows_of(document: Document, section: str, part: str = "rows") -> Rows:
-    """Return copies of the rows of a section."""
+    """Return copies of the rows in a part of a document's section; none if the document lacks it."""
     return [dict(row) for row in (document.get(section) or {}).get(part) or ()]
 
 
 def label(rows: Rows, name: str, first: str, **others: str) -> Rows:
-    """Set the field `name` of all rows to the field `first`, followed by those of the others that vary.
+    """Set the field `name` of all rows to the value of `first`, followed by the other fields that vary.
 
-    others: how the further fields are written, such as streams="{} streams".
+    others: the format of each other field, such as streams="{} streams".
     """
     varied = [field for field in others if len({row.get(field) for row in rows}) > 1]
     for row in rows:

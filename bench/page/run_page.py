@@ -67,7 +67,7 @@ def place(document: Document) -> str:
 
 
 def costs(*documents: Document) -> Parts:
-    """Yield all cost curves in one plot; for each machine and model the curve with most widths."""
+    """Yield one plot of cost curves: for each machine and model, the curve with the most widths."""
     known = [one for one in documents if len(one.get("cost_curve") or ()) > 1]
     curves = {place(one): one["cost_curve"] for one in sorted(known, key=lambda one: len(one["cost_curve"]))}
     rows = [
