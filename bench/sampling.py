@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def columns(nums_rows: Sequence[int]) -> list[Column]:
-    """Return the columns of the table."""
+    """Return the columns of the table: settings, vocabulary, and the figures at each number of rows."""
     return [Column("settings", "settings"), Column("vocab_size", "vocabulary", "0")] + [
         Column(f"rows_{number}", f"{number} row{'s' * (number > 1)}", _cell) for number in nums_rows
     ]
@@ -104,7 +104,7 @@ def make_step(name: str, num_rows: int, vocab_size: int) -> Callable[[], None]:
 
 
 def time_step(name: str, num_rows: int, vocab_size: int) -> float:
-    """Return the median of several times in microseconds per row, after one run that is not counted."""
+    """Return the median time of a step in microseconds per row; a first step is not counted."""
     clock = time.process_time if mx.default_device() == mx.Device(mx.cpu) else time.perf_counter
     step = make_step(name, num_rows, vocab_size)
     _, *seconds = timeit.repeat(step, timer=clock, number=1, repeat=1 + REPEATS)
@@ -112,7 +112,7 @@ def time_step(name: str, num_rows: int, vocab_size: int) -> float:
 
 
 def measure_memory(name: str, num_rows: int, vocab_size: int) -> list[float]:
-    """Return the peak of MLX's memory in MiB, where it may run ahead of the device and where it may not."""
+    """Return two peaks of a step's memory in MiB: where MLX may run ahead of the device, and where not."""
     step, peaks = make_step(name, num_rows, vocab_size), []
     usual = mx.set_memory_limit(0)
     for limit in (usual, 0):

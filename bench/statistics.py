@@ -119,6 +119,6 @@ def student(freedom: int) -> float:
 
 
 def loops(tokens: Sequence[int]) -> bool:
-    """Whether an answer loops: more than a quarter of its runs of four tokens stand in it before."""
+    """Return whether an answer loops: more than a quarter of its 4-grams have occurred in it before."""
     runs = list(zip(*(tokens[at:] for at in range(4)), strict=False))
     return 4 * len(set(runs)) < 3 * len(runs)

@@ -20,9 +20,9 @@ Form = str | Callable[[Any], str]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. name: a field of the rows, or a function of a row. heading: one or two lines.
+    """A column of a table. name: a field of the rows, or a function of a row. heading: one or two lines.
 
-    trivial: a value so usual that a column with nothing else is left out. is_key: never wrapped.
+    trivial: a value so usual that a column with nothing else is left out. is_key: cells are never wrapped.
     """
 
     name: str | Callable[[Row], Any]
@@ -32,11 +32,11 @@ class Column:
     is_key: bool = False
 
     def value(self, row: Row) -> Any:
-        """Return the value of a row."""
+        """Return a row's value in this column."""
         return self.name(row) if callable(self.name) else row.get(self.name)
 
     def text(self, row: Row) -> str:
-        """Return the value as text, without markup."""
+        """Return a row's value in this column as text, without markup."""
         return format_value(self.value(row), self.form)
 
 
@@ -52,7 +52,7 @@ def format_value(value: Any, form: Form) -> str:
 
 
 def interval(row: Row, low: str = "low", high: str = "high", digits: int = 2) -> str:
-    """Return the ends of an interval; a dash if they are unknown."""
+    """Write the interval between two fields of a row, such as "1.20 to 1.40"; a dash if one is missing."""
     ends = row.get(low), row.get(high)
     return "-" if None in ends else f"{ends[0]:.{digits}f} to {ends[1]:.{digits}f}"
 
@@ -86,7 +86,10 @@ def print_rows(
 def pivoted(
     rows: Sequence[Row], keys: Sequence[Column], field: str, cell: Callable[[Row], str]
 ) -> tuple[list[Row], list[Column]]:
-    """Return a table with a row for each combination of keys, and a column for each value of a field."""
+    """Return rows and columns of a table with a row per combination of keys, and a column per field value.
+
+    cell: writes the cell of a row.
+    """
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         values = {str(one.name): one.value(row) for one in keys}
@@ -96,7 +99,7 @@ def pivoted(
 
 
 def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Return rows as a table for documentation."""
+    """Return rows as a Markdown table."""
     headings = [one.heading.replace("-\n", "").replace("\n", " ") for one in columns]
     lines = [headings, *([one.text(row) for one in columns] for row in rows)]
     first, *others = [f"| {' | '.join(line)} |\n" for line in lines]

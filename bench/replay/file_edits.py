@@ -21,7 +21,7 @@ SHARES = {NEW: 0.2, AGAIN: 0.3, EDIT: 0.25, EDIT_AGAIN: 0.25}
 
 
 def edit_cases(root: Path, count: int, seed: int, encode: Encode, kind: str | None = None) -> list[TokenPair]:
-    """Generate edits of the Python files below a folder. kind: leave out those of other kinds."""
+    """Generate edits of the Python files below a folder. kind: generate edits of this kind only."""
     rng = random.Random(seed)
     files = (text for text in _texts(root, rng) if text.count("def ") >= 4)
     edits = ((one, text, edit(text, one, rng)) for one, text in zip(cycle(KINDS), files, strict=False))

@@ -38,9 +38,10 @@ Encode = Callable[[str], Sequence[int]]
 class TokenPair:
     """A prompt and its answer, at least one token each.
 
-    chat: the chat that it belongs to; empty for a single request. turn: its number in the chat, from 1.
-    is_measured: False if it only fills the drafters' tables. messages: those of the prompt, as chat templates
-    expect them; () if it is not one of a chat. views: what a server makes of them.
+    chat: the name of the chat that the pair belongs to; empty for a single request. turn: the number of its
+    turn in the chat, from 1. is_measured: False if the pair only fills the drafters' tables. messages: the
+    prompt's messages, as chat templates expect them; () if the prompt is not a chat. views: the views that a
+    server makes of the messages.
     """
 
     prompt: tuple[int, ...]
@@ -54,7 +55,7 @@ class TokenPair:
 
 
 def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
-    """Return the turns of chats with their right answers, without those whose answer is empty."""
+    """Return the prompt and the right answer of each turn of chats, without turns whose answer is empty."""
     pairs: list[TokenPair] = []
     engine: Any = SimpleNamespace(tokenizer=tokenizer)
     maker = ViewMaker(engine, VIEW_BYTES)

@@ -29,14 +29,20 @@ LIMIT = 31
 
 @dataclass
 class Outcome:
-    """A replayed answer. cost: of all steps. steps: drafted and accepted tokens of each forward pass."""
+    """The outcome of replaying one answer.
+
+    cost: sum over all steps. steps: (drafted, accepted) tokens of each forward pass.
+    """
 
     num_tokens: int = 0
     cost: float = 0.0
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     def verify(self, drafted: Sequence[int], follows: Sequence[int], cost: float) -> int:
-        """Count a forward pass and return the number of accepted tokens. follows: the rest of the answer."""
+        """Count a forward pass over a draft, and return the number of accepted tokens.
+
+        follows: the rest of the answer. cost: of this step.
+        """
         num_accepted = count_accepted(drafted, follows)
         self.num_tokens += min(num_accepted + 1, len(follows))
         self.cost += cost
@@ -45,7 +51,10 @@ class Outcome:
 
 
 def figures(outcomes: Sequence[Outcome]) -> Row:
-    """Return fields of rows for some answers together. coverage: the share of them that came from drafts."""
+    """Return the figures of several answers together, as fields of a row.
+
+    coverage: the share of the answers' tokens that were drafted and accepted.
+    """
     num_tokens = sum(one.num_tokens for one in outcomes)
     drafted, accepted = ([step[at] for one in outcomes for step in one.steps] for at in (0, 1))
     return {
@@ -62,8 +71,8 @@ def figures(outcomes: Sequence[Outcome]) -> Row:
 class FixedPlayer:
     """Replays answers with one drafter, whose drafts of at most limit tokens are verified in full.
 
-    cost: of a step by its width. in_hindsight: of each draft only as many tokens are verified as gain
-    most per cost, which takes knowing the answer.
+    cost: returns the cost of a step of a width. in_hindsight: only as many tokens of each draft are verified
+    as gain most per cost, which takes knowing the answer.
     """
 
     def __init__(
@@ -101,7 +110,8 @@ class Setup:
 class ServerPlayer:
     """Replays answers as a server with a single request at a time: with its gate, budget and planner.
 
-    settings: instead of the setup's. own: drafters to use instead of the server's of the same names.
+    settings: the server's; those in the setup are not used. own: drafters that replace the server's drafters
+    of the same names.
     """
 
     def __init__(self, setup: Setup, settings: Settings, *own: Drafter) -> None:
@@ -149,9 +159,10 @@ Player = FixedPlayer | ServerPlayer
 
 
 def play_all(player: Player, pairs: Iterable[TokenPair], is_cold: bool = True) -> list[Row]:
-    """Replay answers one after the other; return workload, turn, outcome, and whether they loop, if measured.
+    """Replay answers one after the other; return a row for each measured one.
 
-    is_cold: drafters forget earlier chats; what the gate learned is kept, as on a server.
+    A row has workload, turn, outcome, and whether the answer loops.
+    is_cold: drafters forget all earlier chats before each chat; the gate keeps what it learned.
     """
     chat, plays = "", []
     for pair in pairs:
@@ -167,7 +178,10 @@ def play_all(player: Player, pairs: Iterable[TokenPair], is_cold: bool = True) -
 
 
 def summed(plays: Sequence[Row], *by: str) -> Iterator[Row]:
-    """Yield a row for each combination of these fields of plays. slowest: the lowest speedup of an answer."""
+    """Yield a row of figures for each combination of values of these fields of plays; see play_all().
+
+    slowest: the lowest speedup of a single answer.
+    """
     for values, alike in grouped(plays, *by).items():
         outcomes = [play["outcome"] for play in alike]
         slowest = min(one.num_tokens / one.cost for one in outcomes)
@@ -189,13 +203,14 @@ def best_single_width(
 
 @dataclass
 class FixedLookup:
-    """Drafts the tokens after a match of n tokens, for the largest n from longest to shortest that occurs.
+    """Drafts the tokens that followed the last n tokens of a sequence where those occurred before.
 
+    longest, shortest: n is the largest number in these bounds for which there is an earlier occurrence.
     newest: whether the newest occurrence is used, or the earliest. The draft ends where the text ends.
-    sure: from which n on a draft may be longer than 2 tokens.
-    is_long: as llama.cpp's ngram-simple, which drafts nothing shorter than n tokens, and nothing in a text of
-    n + limit + 2 tokens or fewer; the very first n-gram is never a match, nor is one that ends right before
-    the last token, which is never drafted. Source: common/ngram-map.cpp, common_ngram_simple_draft.
+    sure: the smallest n for which a draft may be longer than 2 tokens.
+    is_long: draft like llama.cpp's ngram-simple, which drafts nothing shorter than n tokens, and nothing in a
+    text of n + limit + 2 tokens or fewer; the very first n-gram is never a match, nor is one that ends right
+    before the last token, which is never drafted. Source: common/ngram-map.cpp, common_ngram_simple_draft.
     """
 
     longest: int
@@ -239,10 +254,10 @@ class FixedLookup:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule for drafting; the title says it in words, and who uses it.
+    """A drafting rule to replay. title: the rule in words, and who uses it.
 
-    draft_type: with the server's gate; None: without a gate, drafts of at most `limit` tokens.
-    drafter: makes the drafter; None: those of the draft type. in_hindsight: see FixedPlayer.
+    draft_type: replayed with a server's gate; None: without a gate, with drafts of at most `limit` tokens.
+    drafter: makes the drafter; None uses those of the draft type. in_hindsight: see FixedPlayer.
     is_warm: whether drafters keep what they learned from one chat to the next, in file order.
     """
 

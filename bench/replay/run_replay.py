@@ -100,9 +100,10 @@ def _collect(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[TokenP
 
 
 def replay(pairs: Sequence[TokenPair], rules: Sequence[Rule], setups: Sequence[Setup]) -> list[Row]:
-    """Return a row for each workload, rule and curve, and for all workloads together if there are several.
+    """Replay pairs by each rule in each setup; return a row for each workload, rule and setup.
 
-    straight: the same without answers that loop; None if none is left.
+    With several workloads, further rows are about all of them together.
+    straight: the same figures without the answers that loop; None if all of them loop.
     """
     rows: list[Row] = []
     with outputs.Work() as work:

@@ -21,9 +21,10 @@ _loaded: dict[str, Any] = {}
 
 
 def start_loop(children: ExitStack, tokenizer: Tokenizer, max_tokens: int, *model: Any) -> Ask:
-    """Start a process that ends with the stack; return a function that answers greedily, one by one.
+    """Start a process with mlx_lm's loop; return a function that answers turns greedily, one by one.
 
-    model: arguments of load_model(). The function raises BrokenProcessPool if the process has ended.
+    children: the stack with which the process ends. model: arguments of load_model().
+    The function raises BrokenProcessPool if the process has ended.
     """
     exit_on_sigterm()
     process = children.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
@@ -56,7 +57,7 @@ def load_model(model: str, may_end: bool = True, draft_model: str | None = None)
 
 
 def generate(prompt: Sequence[int], max_tokens: int) -> tuple[list[int], list[float]]:
-    """Run the loop once; return the token ids, and the seconds from the call to each of them."""
+    """Answer a prompt; return the answer's token ids, and the seconds from the call to each token."""
     start = perf_counter()
     responses = stream_generate(prompt=list(prompt), max_tokens=max_tokens, **_loaded)
     found = [(response.token, perf_counter() - start) for response in responses]

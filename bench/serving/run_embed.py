@@ -65,7 +65,7 @@ Embed = Callable[[Sequence[str]], tuple[float, Vectors]]
 
 
 class Case(NamedTuple):
-    """The requests of a round. round: 0 for the warm-up."""
+    """The requests of a round, each of `batch` texts of `length` tokens. round: 0 for the warm-up."""
 
     length: int
     batch: int
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_cases(arguments: argparse.Namespace, tokenizer: Tokenizer) -> dict[str, Case]:
-    """Return the texts of each length and batch, round by round, the warm-up first."""
+    """Return a case for each text length, batch size and round, by name; round 0 is the warm-up."""
     rng = random.Random(arguments.seed)
     cases = {}
     for length, batch, at in product(arguments.lengths, arguments.batches, range(arguments.rounds + 1)):
@@ -108,7 +108,7 @@ def make_cases(arguments: argparse.Namespace, tokenizer: Tokenizer) -> dict[str,
 
 
 def make_text(tokenizer: Tokenizer, num_tokens: int, rng: random.Random) -> str:
-    """Return random words of so many tokens with the special ones; where words have several, a few less."""
+    """Return random words that take num_tokens tokens, special tokens included, or a few less."""
     # No word is shorter than a token.
     words = rng.choices([*NOUNS, *ADJECTIVES, *VERBS], k=num_tokens)
     counts = range(1, num_tokens + 1)
@@ -117,7 +117,10 @@ def make_text(tokenizer: Tokenizer, num_tokens: int, rng: random.Random) -> str:
 
 
 def ask(address: servers.Address, texts: Sequence[str]) -> tuple[float, Vectors]:
-    """Embed texts on a server. Raises httpx.HTTPError, and ValueError or LookupError for another answer."""
+    """Embed texts on a server; return the seconds that it took, and (texts, dimensions) vectors.
+
+    Raises httpx.HTTPError, and ValueError or LookupError for a response that has no vectors.
+    """
     body = {"model": address.model, "input": list(texts), "encoding_format": "base64"}
     start = perf_counter()
     response = httpx.post(
@@ -131,7 +134,7 @@ def ask(address: servers.Address, texts: Sequence[str]) -> tuple[float, Vectors]
 
 
 def measure(peers: dict[str, Embed], cases: dict[str, Case]) -> list[Row]:
-    """Return a row for each request; vectors, seconds: None if it failed."""
+    """Send all requests to all peers; return a row for each. vectors, seconds: None if the request failed."""
     work = Work({"": len(peers) * sum(len(case.requests) for case in cases.values())})
 
     def embed(name: str, case: Case) -> list[Row]:

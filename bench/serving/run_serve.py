@@ -186,9 +186,9 @@ def _peers(
 
 
 def dealt(own: Sequence[Chat], rounds: int, size: int) -> list[list[Chat]]:
-    """Return a user's chats by round, so many of each kind; the warm-up is first, and has the first one.
+    """Divide a user's chats into rounds, `size` chats of each workload in a round.
 
-    Rounds are left out for which there are no more.
+    The first list is the warm-up, which has only the first chat. Rounds without chats are left out.
     """
     kinds = grouped([{"kind": one.workload, "chat": one} for one in own[1:] or own], "kind").values()
     by_round = ([one["chat"] for kind in kinds for one in kind[at * size :][:size]] for at in range(rounds))
@@ -196,7 +196,10 @@ def dealt(own: Sequence[Chat], rounds: int, size: int) -> list[list[Chat]]:
 
 
 def made(arguments: argparse.Namespace, tokenizer: Tokenizer, size: int, level: int) -> list[list[Chat]]:
-    """Return generated chats by round, so many of each workload; the warm-up is first. level: its number."""
+    """Generate chats for each round, `size` chats of each workload; the first list is the warm-up.
+
+    level: number of the level of concurrency; each level has other chats.
+    """
     num_rounds, length = 1 + arguments.rounds, arguments.prompt_tokens and [arguments.prompt_tokens]
     # Levels differ in their seeds, so that no prefix cache has the chats of one before.
     seed, count = arguments.seed + level, partial(_length, tokenizer)
@@ -208,7 +211,7 @@ def made(arguments: argparse.Namespace, tokenizer: Tokenizer, size: int, level: 
 
 
 def batches_of(rounds: Sequence[Sequence[Chat]], streams: int, is_mixed: bool = False) -> list[Batch]:
-    """Return the turns of each round, the warm-up first, in batches of concurrent ones.
+    """Divide the turns of each round into batches of `streams` turns that are asked at once.
 
     is_mixed: whether a batch may have turns of several workloads, which then count as one.
     Raises ArgumentsError for a turn that is not a greedy chat.
@@ -231,8 +234,8 @@ def batches_of(rounds: Sequence[Sequence[Chat]], streams: int, is_mixed: bool = 
 def random_turns(tokenizer: Tokenizer, num_tokens: int, seed: int) -> Iterator[Turn]:
     """Yield prompts of random words, the same ones for the same seed.
 
-    num_tokens: of the whole prompt with the chat template; where words have several, it may be a few less.
-    Each begins with a number of its own, so that a prefix cache can reuse nothing but the chat template.
+    num_tokens: length of the whole prompt with the chat template; a prompt may be a few tokens shorter.
+    Each prompt begins with a number of its own: a prefix cache can reuse nothing but the chat template.
     Raises BenchError if the chat template leaves no room for words.
     """
     rng = random.Random(seed)

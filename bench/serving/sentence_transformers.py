@@ -29,9 +29,10 @@ for line in sys.stdin:
 
 
 def start_library(children: ExitStack, python: str, folder: str) -> Any:
-    """Start it, until the stack ends; return a function that embeds texts, as run_embed.ask() does.
+    """Start sentence-transformers in a process; return a function that embeds texts as run_embed.ask() does.
 
-    Raises BenchError if it does not start.
+    children: the stack with which the process ends. python: its interpreter. folder: the model.
+    Raises BenchError if the process does not start, or cannot load the model.
     """
     exit_on_sigterm()
     try:

@@ -36,7 +36,7 @@ LOOPS = LOOP, DRAFTING_LOOP = "mlx_lm.generate", "mlx_lm.generate-draft"
 
 
 class Address(NamedTuple):
-    """Where a server is. url: without /v1. model: to ask for. headers: with its key."""
+    """A server's address. url: without /v1. model: the name to request. headers: hold the API key, if any."""
 
     url: str
     model: str
@@ -44,7 +44,10 @@ class Address(NamedTuple):
 
 
 def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
-    """Raise ArgumentsError for names that are not unique or unknown."""
+    """Raise ArgumentsError for a repeated name, a key of no server, or a missing --draft-model.
+
+    taken: further names that no server may have.
+    """
     names = [*taken, *(name for name, _, _ in arguments.server)]
     for name in names:
         if names.count(name) > 1:
@@ -60,9 +63,10 @@ def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
 def addresses(
     arguments: argparse.Namespace, folder: Path, children: ExitStack, flags: Mapping[str, Sequence[str]]
 ) -> dict[str, Address]:
-    """Return where each server is, by name, after starting those that do not run yet.
+    """Return the address of each server, by name, after starting the servers that do not run yet.
 
-    folder: the model that they serve. flags: more flags of those that are started, by name.
+    folder: the model for started servers. children: the stack with which these end. flags: more flags for
+    them, by name.
     Raises BenchError if a server cannot be used.
     """
     keys, servers = dict(arguments.server_key), {}
@@ -81,9 +85,10 @@ def addresses(
 
 @contextmanager
 def run_server(name: str, command: Sequence[str]) -> Iterator[str]:
-    """Run a server while the context is open, and yield its URL once it answers. command: without an address.
+    """Run a server while the context is open, and yield its URL once it answers.
 
-    Raises BenchError with the last line that it printed if it exits instead.
+    command: without --host and --port, which are added.
+    Raises BenchError with the last line that the server printed if it exits before it answers.
     """
     exit_on_sigterm()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -151,7 +156,7 @@ def _key(text: str) -> tuple[str, str]:
 
 
 def named(*loops: str) -> tuple[Flag, ...]:
-    """Return the flags that name servers, and these loops of mlx_lm."""
+    """Return the flags --server and --server-key. loops: mlx_lm's loops that --server may name as well."""
     more = f" {' and '.join(loops)} are its loops." if loops else ""
     text = (
         f"A running server; MODEL defaults to the first that it lists. {OWN}, {PLAIN} (without drafts), "

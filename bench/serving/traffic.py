@@ -27,7 +27,7 @@ NOTES = (
 
 
 def ratio_text(name: str) -> Callable[[tables.Row], str | None]:
-    """Return the cells of a ratio: of the medians, and the extremes of the rounds."""
+    """Return a function that writes a row's ratio as a cell: of the medians, with the rounds' extremes."""
     return lambda row: row[name] and f"{row[name]:.2f} ({interval(row, f'{name}_low', f'{name}_high')})"
 
 
@@ -53,7 +53,7 @@ COLUMNS = [
 
 
 class Batch(NamedTuple):
-    """Turns that are asked together. round: 0 for the warm-up. workload: None for random words."""
+    """Turns that are asked at the same time. round: 0 for the warm-up. workload: None for random words."""
 
     round: int
     workload: str | None
@@ -62,11 +62,12 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """An answer, and why it failed, if it did.
+    """A peer's answer to one turn. error: why the request failed; None if it did not.
 
-    started_s: since the first of its batch. duration_s: until the end of the stream. arrivals: [seconds since
-    the request, tokens] of each read with text. has_usage: whether the peer reported its tokens.
-    is_early: it ended before its limit, although it must not. is_refused: the server had too many.
+    started_s: seconds from the start of the batch to the request. duration_s: from the request to the end of
+    the stream. arrivals: [seconds since the request, tokens] of each read with text. has_usage: whether the
+    peer reported numbers of tokens. is_early: the answer ended before its limit, although it must not.
+    is_refused: the server had too many requests.
     """
 
     started_s: float = 0.0
@@ -88,9 +89,9 @@ Ask = Callable[[Sequence[Turn], int], list[Answer]]
 def ask_all(
     peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, prefix: str = "", **resume: Any
 ) -> list[Row]:
-    """Ask all peers each batch before the next one, a different one first each time; return the answers.
+    """Ask all peers a batch before the next one, a different peer first each time; return rows of answers.
 
-    prefix: of the names of cases. resume: as for Experiment.
+    prefix: text before the names of cases. resume: arguments of Experiment.
     """
     work = Work({"": len(peers) * sum(len(batch.turns) for batch in batches)})
 
@@ -112,7 +113,10 @@ def ask_all(
 
 
 def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:
-    """Return [time, tokens] of each read, from those of each chunk."""
+    """Join chunks that came in the same read, and return [time, tokens] of each read.
+
+    times, tokens: of each chunk, in seconds.
+    """
     found: list[list[float]] = []
     for at, (time, count) in enumerate(zip(times, tokens, strict=True)):
         # No model makes tokens as fast as chunks follow each other that came in one read.
@@ -124,26 +128,26 @@ def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]
 
 
 def throughput(rows: Sequence[Row]) -> float | None:
-    """Return all tokens divided by the time of all batches, which follow each other."""
+    """Return tokens per second: all tokens divided by the summed times of the batches."""
     batches = grouped(rows, "case").values()
     wall_s = sum(max(row["started_s"] + row["duration_s"] for row in batch) for batch in batches)
     return ratio(sum(row["tokens"] for row in rows), wall_s)
 
 
 def decode_speed(rows: Sequence[Row]) -> float | None:
-    """Return the speed per stream after the first text."""
+    """Return tokens per second of one stream, from its first text on; None if it cannot be measured."""
     arrivals = [row["arrivals"] for row in rows if row["arrivals"]]
     tokens = sum(tokens for one in arrivals for _, tokens in one[1:])
     return ratio(tokens, sum(one[-1][0] - one[0][0] for one in arrivals))
 
 
 def first_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
-    """Return percentiles of the time to the first text."""
+    """Return percentiles of the seconds from a request to its first text."""
     return percentiles([(row["arrivals"][0][0], 1.0) for row in rows if row["arrivals"]])
 
 
 def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
-    """Return percentiles of the time between tokens, which is equal for all tokens of a read."""
+    """Return percentiles of the seconds between tokens; the gap before a read is divided among its tokens."""
     gaps = [(at - before, tokens) for row in rows for (before, _), (at, tokens) in pairwise(row["arrivals"])]
     return percentiles([(gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0])
 
@@ -160,7 +164,7 @@ RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
 
 
 def figures_of(rows: Sequence[Row], *fields: str, figures: Figures | None = None) -> list[Row]:
-    """Return the figures of each peer, the first peer first, for each group of rows with the same fields."""
+    """Return each peer's figures, the first peer first, for each group of rows with equal fields."""
     # Another peer may begin with the questions of a group.
     order = [*dict.fromkeys(row["arm"] for row in rows)]
     groups = grouped(sorted(rows, key=lambda row: order.index(row["arm"])), *fields)
@@ -221,7 +225,7 @@ def _texts(answers: Sequence[Row]) -> dict[tuple[str, int], str]:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Return remarks on how to read the figures, each with the number of answers that it is about."""
+    """Return remarks on how to read the figures, each with the number of answers that it concerns."""
     seen: Counter[str] = Counter()
     for row in rows:
         if row["error"]:

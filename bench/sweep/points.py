@@ -48,12 +48,12 @@ def grid(draft_types: Sequence[str], lengths: Sequence[int], ngram_sizes: Sequen
 
 
 def default_point(settings: Settings, fields: Sequence[str] = POINT) -> Row:
-    """Return the point with these fields that the settings are."""
+    """Return the point of a server's settings: their values of these fields."""
     return {name: getattr(settings, SETTINGS[name]) for name in fields}
 
 
 def settings_of(point: Row, base: Settings) -> Settings:
-    """Return the settings of a server at a point."""
+    """Return the settings of a server at a point. base: the settings that the point does not change."""
     chosen = {setting: point[name] for name, setting in SETTINGS.items() if point.get(name) is not None}
     return replace(base, **chosen)
 
@@ -72,7 +72,7 @@ def answer_plainly(local: Answering, chats: Sequence[Chat], stage: str) -> list[
 
 
 def filled(first: Sequence[TokenPair], pairs: Sequence[TokenPair]) -> list[TokenPair]:
-    """Return pairs, each chat behind the first pairs, which only fill the drafters' tables."""
+    """Return pairs with a copy of `first` before each chat, which only fills the drafters' tables."""
     return [
         pair
         for name, chat in groupby(pairs, lambda pair: pair.chat)
@@ -88,8 +88,9 @@ def replay(
     stage: str,
     has_turns: bool = False,
 ) -> list[Row]:
-    """Return a row for each point and workload, where turn is None, and perhaps rows for single turns.
+    """Replay pairs at each point; return a row for each point and workload, in which turn is None.
 
+    has_turns: also return rows for single turns.
     Each point has a server of its own. Its drafters forget earlier chats; its gate keeps what it learned.
     """
     rows, advance = [], work.stage(stage, len(points))
@@ -102,8 +103,9 @@ def replay(
 
 
 def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Row:
-    """Return a table's occupancy and its drafts' figures over the second half of the traffic.
+    """Fill an n-gram table with traffic; return its occupancy and its drafts' figures in the second half.
 
+    entries: number of slots. n: tokens of an n-gram.
     overwritten: share of written tokens that replaced another one. known: share of answer tokens that the
     table predicts, one at a time; known_again: the same for answers whose text occurred before.
     """
@@ -133,7 +135,7 @@ def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Ro
 
 
 def overall(rows: Sequence[Row], by: Sequence[str] = POINT) -> list[Row]:
-    """Return for each point the geometric mean of all workloads' speedups, and the lowest."""
+    """Return the geometric mean and the lowest of all workloads' speedups at each point."""
     # Imported here, since it comes with an extra.
     import polars as pl
 
@@ -143,7 +145,7 @@ def overall(rows: Sequence[Row], by: Sequence[str] = POINT) -> list[Row]:
 
 
 def best_of(points: Sequence[Row]) -> Row:
-    """Return the point with the highest mean over all workloads; shorter drafts win ties."""
+    """Return the point with the highest mean speedup over all workloads; shorter drafts win ties."""
     return max(points, key=lambda one: (round(one["mean"], 3), -one.get("num_draft_tokens", 0)))
 
 
@@ -152,7 +154,7 @@ def measure(
 ) -> list[Row]:
     """Run chats on the engine plainly, at the default and at the best point of each draft type in these rows.
 
-    settings: of a server by default. Returns a row for each of these points and workload.
+    settings: a server's defaults. Returns a row for each of these points and each workload.
     """
 
     def arm(point: Row) -> Arm:

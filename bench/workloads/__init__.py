@@ -71,7 +71,10 @@ def make_chats(
 
 
 def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:
-    """Return the chats in a user's file, if one is given. Raises ValueError for an unknown workload."""
+    """Return the chats in a user's file; None without a file.
+
+    Raises ValueError for an unknown workload, if there is no file, and as read_prompts() does.
+    """
     unknown = [] if path else [name for name in workloads if name not in WORKLOADS]
     if unknown:
         raise ValueError(f"--workloads: {unknown[0]} is not one of {', '.join(WORKLOADS)}")

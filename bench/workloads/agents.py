@@ -38,7 +38,7 @@ class Change:
 
 
 def tool_of(name: str, about: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Make a tool in OpenAI's format, all of whose arguments are text."""
+    """Make a tool in OpenAI's format. about: its description. keys: its arguments, all required texts."""
     properties = {key: {"type": "string"} for key in keys}
     parameters = {"type": "object", "properties": properties, "required": list(keys)}
     return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
@@ -58,15 +58,15 @@ TOOLS = (
 
 
 def call_text(name: str, arguments: dict[str, str]) -> str:
-    """Return a call in the most common format; some models use others."""
+    """Return the text of a tool call in the most common format; some models use other formats."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
 def agent_chats(changes: Iterable[Change], forms: Sequence[str], numbers: Sequence[str]) -> Iterator[Chat]:
-    """Yield a chat for each change, form of FORMS and way of NUMBERS to show the file.
+    """Yield a chat for each change, each form of FORMS, and each way of NUMBERS to number the file's lines.
 
-    The workload names form and way. Blocks, as aider has them, are about a file in the user's message, which
-    is never numbered.
+    The chat's workload names the form and the way. With the form "blocks", as aider has them, the file is in
+    the user's message, and its lines are not numbered.
     """
     for change in changes:
         for form in forms:
@@ -83,8 +83,8 @@ def agent_chats(changes: Iterable[Change], forms: Sequence[str], numbers: Sequen
 def agent_turns(asked: str, change: Change, way: str, steps: Iterable[tuple[str, Answer]]) -> Iterator[Turn]:
     """Yield a turn for each step of an agent that has read the file as it was before the change.
 
-    way: one of NUMBERS. steps: what the user says before, if anything, and the right answer. All earlier
-    calls have been done.
+    asked: the user's request. way: one of NUMBERS. steps: the user's further message or "", and the right
+    answer. The messages of a turn hold all earlier calls and their results.
     """
     lines = enumerate(change.before.removesuffix("\n").split("\n"), 1)
     result = "\n".join(NUMBERS[way].format(number=number, line=line) for number, line in lines)

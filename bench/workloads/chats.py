@@ -33,8 +33,8 @@ class Turn:
     """One request. The answers in its history are references, so it is the same for all models.
 
     messages: the whole chat up to the message to answer. text: the prompt itself, if no template makes it.
-    reference: the right answer; None if there is no single one. answer: the same as a message, instead.
-    schema: JSON schema that constrains it. is_endless: end tokens are forbidden.
+    reference: the right answer; None if there is no single one. answer: the right answer as a message, if
+    text is not enough. schema: JSON schema that constrains the answer. is_endless: end tokens are forbidden.
     is_measured: False for a turn that only fills the drafters' tables.
     num_allowed: if not 0, tokens are drawn uniformly from this many token ids.
     max_tokens: limit in the request itself; None: the benchmark chooses.
@@ -53,7 +53,7 @@ class Turn:
     answer: Message | None = None
 
     def for_template(self) -> list[Message]:
-        """Return the messages as chat templates expect them."""
+        """Return the turn's messages as chat templates expect them."""
         return for_template(self.messages)
 
 
@@ -80,7 +80,7 @@ class Workload:
 
 
 def for_template(messages: Iterable[Message]) -> list[Message]:
-    """Return messages as chat templates expect them; OpenAI's format has tool arguments as text."""
+    """Convert messages from OpenAI's format, where tool arguments are text, to that of chat templates."""
     return [one.for_template() for one in from_chats(messages, "messages", Notes())]
 
 
@@ -90,7 +90,7 @@ def user(text: str) -> Message:
 
 
 def conversation(exchanges: Iterable[tuple[str, str]], context: str) -> list[Turn]:
-    """Make a chat of requests and their right answers. context: follows the first request."""
+    """Make a chat's turns from (request, right answer) pairs. context: text behind the first request."""
     messages: tuple[Message, ...] = ()
     turns: list[Turn] = []
     for request, answer in exchanges:
@@ -103,7 +103,10 @@ def conversation(exchanges: Iterable[tuple[str, str]], context: str) -> list[Tur
 def render(
     tokenizer: Tokenizer, messages: str | Sequence[Message], tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[int, ...]:
-    """Return the token ids of a user message or a chat; of its plain text if there is no chat template."""
+    """Return the token ids of the prompt for a user message or a chat.
+
+    Without a chat template the prompt is the plain text of the messages.
+    """
     messages = [user(messages)] if isinstance(messages, str) else messages
     if not tokenizer.has_chat_template:
         return tuple(tokenizer.encode("\n\n".join(one.get("content") or "" for one in messages)))
@@ -134,8 +137,9 @@ def views_of(maker: ViewMaker, turn: Turn) -> tuple[View, ...]:
 def render_pair(tokenizer: Tokenizer, turn: Turn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the token ids of a turn's prompt and of its right answer, without the token that ends it.
 
-    The answer is () if the turn has none. If it is a message, it is what the chat template shows of it behind
-    the prompt. Reasoning that is empty is the prompt's: models that are asked for none find it there.
+    The answer is () if the turn has none. If the answer is a message, its ids are those of the text that the
+    chat template adds behind the prompt. An empty reasoning block counts as part of the prompt, where models
+    that are asked for no reasoning find it.
     """
     prompt = render_turn(tokenizer, turn)
     if turn.answer is None:

@@ -47,9 +47,10 @@ def value(rng: random.Random) -> str | int:
 
 
 def polonizer(rng: random.Random) -> Callable[[str], str]:
-    """Return a function that replaces nouns, adjectives and names by Polish ones, until they run out.
+    """Return a function that replaces the nouns, adjectives and names of a text by Polish ones.
 
-    Their diacritics are what different vocabularies tokenize differently. Each word stands for one other.
+    Vocabularies differ in how they tokenize the diacritics. A word is always replaced by the same Polish
+    word, and stays as it is once the Polish words have run out.
     """
     supply_of: dict[str, Iterator[str]] = {}
     for english, polish in (
