@@ -69,7 +69,7 @@ def _run(name: str, run: Callable[[argparse.Namespace], int], arguments: argpars
 def install_command() -> str:
     """Return the command that installs what the benchmarks need into the environment of this Python.
 
-    The packages by name, as wheels and checkouts are on no index.
+    The command names each package, not Reprise, whose wheel or checkout is on no package index.
     """
     packages = [
         requirement.partition(";")[0].strip()

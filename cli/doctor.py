@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Findings:
-    """The findings of all checks. device, answer: None if that failed."""
+    """The findings of all checks. device, answer: None if the trial of MLX or of the model failed."""
 
     checks: list[Check] = field(default_factory=list)
     device: "Device | None" = None
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine(settings: Settings, found: Findings, measures_costs: bool = False) -> Iterator[Check]:
-    """Yield the checks one by one, the slow ones last. found: gets their findings."""
+    """Run the checks one by one, the slow ones last, and yield each result. found: gets the findings."""
     # Imported here so that other commands do not load them.
     from huggingface_hub import constants
 
@@ -152,7 +152,7 @@ def check_model(process: "Trial", name: str, source: str) -> tuple[Check, int]:
 
 
 def check_answer(answer: "Answer") -> Check:
-    """Check that the model has answered, and drafts changed nothing."""
+    """Check that the model has answered, and that drafts changed no token."""
     found = (
         f"loaded in {answer.load_s:.1f} s, {answer.num_tokens} tokens at {answer.tokens_per_s:.3g} a second: "
         f"{answer.text.strip()!r}"

@@ -52,7 +52,7 @@ def launch(hosts: str, arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
 
 @contextlib.contextmanager
 def host_file(hosts: str) -> Iterator[str]:
-    """Yield the path of a host file: the one that is given, or one made of names or addresses."""
+    """Yield the path of a host file: the given one, or one made from names or addresses; see launch()."""
     if hosts.endswith(".json"):
         yield hosts
         return

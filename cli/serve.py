@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def take_named(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments with the model that is named without --model. Raises UsageError for two."""
+    """Set arguments.model to the model that is named without --model, if any; return the arguments.
+
+    Raises UsageError if --model names one as well.
+    """
     if arguments.named is not None:
         if arguments.model is not None:
             raise UsageError(f"two models are named: {arguments.named}, and --model {arguments.model}")

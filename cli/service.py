@@ -64,7 +64,7 @@ def find_supervisor() -> "Supervisor":
 
 
 def find_program() -> str:
-    """Return the path of the command `reprise` that stays when Reprise is updated. Raises UsageError."""
+    """Return the path of the command `reprise` that remains valid after an update. Raises UsageError."""
     own = Path(sys.executable).parent / "reprise"
     on_path = shutil.which("reprise")
     # uv, pipx and Homebrew put a link on PATH, and only the link keeps its place.

@@ -26,10 +26,10 @@ MAX_MODELS = 5
 
 
 def check_costs(file: str | None, now_s: float | None = None) -> Iterator[Check]:
-    """Check the file of costs: whether it can be read, its age, and its costs of each model.
+    """Check the file of measured step costs: whether it can be read, its age, and the costs of each model.
 
-    The file has no names of models: they are told apart by what a plain step takes.
-    now_s: by default, the time.
+    The file does not name models: a check tells its model by the time of a plain step.
+    now_s: the time now, in seconds since 1970; None reads the clock.
     """
     if file is None:
         yield Check(FILE, "ok", "measured after every start (--calibration-file none)")

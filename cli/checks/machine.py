@@ -18,7 +18,7 @@ LOW_DISK_BYTES, NO_DISK_BYTES = 10 << 30, 1 << 30
 
 
 def check_python() -> Check:
-    """Check the version, and on a Mac that Python is built for Apple Silicon."""
+    """Check Python's version, and on a Mac that this Python is built for Apple Silicon."""
     found = f"{platform.python_version()} ({platform.machine()})"
     if sys.platform == "darwin" and platform.machine() != "arm64":
         advice = "MLX needs Python for Apple Silicon; this one runs under Rosetta, or on an Intel Mac"
@@ -30,7 +30,7 @@ def check_python() -> Check:
 
 
 def check_packages() -> Check:
-    """Check that MLX and mlx-lm are installed, and that only one build of MLX is."""
+    """Check that MLX and mlx-lm are installed, and that there is only one build of MLX."""
     found = {name: _version(name) for name in ("mlx", "mlx-lm", "mlx-cpu", "mlx-cuda-13")}
     shown = ", ".join(f"{name} {number}" for name, number in found.items() if number)
     if not found["mlx"] or not found["mlx-lm"]:
@@ -42,9 +42,9 @@ def check_packages() -> Check:
 
 
 def check_memory(usable_bytes: int, weight_bytes: int | None) -> Check:
-    """Check that the weights fit into what models and caches may use, and into what is free now.
+    """Check that the weights fit into the memory that models and caches may use, and into free memory.
 
-    weight_bytes: of all models that will be loaded; None if unknown.
+    weight_bytes: size of the weights of all models that will be loaded; None if unknown.
     """
     memory = psutil.virtual_memory()
     found = (
@@ -62,7 +62,10 @@ def check_memory(usable_bytes: int, weight_bytes: int | None) -> Check:
 
 
 def check_wired_limit(working_set_bytes: int | None, weight_bytes: int | None) -> Check:
-    """Check that the weights fit into what macOS lets Metal keep resident. None: there is no Metal."""
+    """Check that the weights fit into the memory that macOS lets Metal keep resident.
+
+    working_set_bytes: size of that memory; None without Metal. weight_bytes: None if unknown.
+    """
     if working_set_bytes is None:
         return Check("wired limit", "ok", "none without Metal")
     found = f"{format_bytes(working_set_bytes)} may stay resident for Metal"
@@ -74,7 +77,7 @@ def check_wired_limit(working_set_bytes: int | None, weight_bytes: int | None) -
 
 
 def check_disk(folder: Path, use: str) -> Check:
-    """Check the free space of a folder, and that it can be written. It may be missing. use: its purpose."""
+    """Check that a folder, which may be missing, has free space and can be written to. use: its purpose."""
     existing = next(path for path in (folder, *folder.parents) if path.is_dir())
     try:
         free = shutil.disk_usage(existing).free
@@ -92,7 +95,7 @@ def check_disk(folder: Path, use: str) -> Check:
 
 
 def check_port(settings: Settings) -> Check:
-    """Check that the server could listen at its address, and that others could not use it without a key."""
+    """Check that the server could listen at its address, and would not be open to others without a key."""
     # Imported here: it loads the server.
     from server.http.connections.listener import ListenError, bind_address
     from server.http.connections.taken_port import explain

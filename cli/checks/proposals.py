@@ -8,7 +8,7 @@ from cli.units import format_bytes
 
 @dataclass(frozen=True)
 class Proposal:
-    """A model to begin with. name: as `reprise serve` takes it. weight_bytes: about those of its weights."""
+    """A model to begin with. name: as `reprise serve` takes it. weight_bytes: about its weights' size."""
 
     name: str
     weight_bytes: int
@@ -36,8 +36,8 @@ SHARE = 0.6
 def propose(usable_bytes: int, has_gpu: bool) -> Proposal:
     """Return the largest model of the list that fits into the memory for models and caches.
 
-    Without a GPU the smallest: there MLX computes slowly with the hub's 4-bit weights, whose scales are
-    bfloat16, and this one is converted here to others.
+    Without a GPU, return the smallest model: MLX then computes slowly with the hub's 4-bit weights, whose
+    scales are bfloat16, and the smallest model is converted on this machine, with other scales.
     """
     fitting = [one for one in PROPOSALS if one.weight_bytes <= SHARE * usable_bytes]
     return fitting[-1] if fitting and has_gpu else PROPOSALS[0]

@@ -33,9 +33,10 @@ def make_report(
     answer: Answer | None,
     results: Iterable[Path],
 ) -> dict[str, Any]:
-    """Return the figures. results: result documents of `reprise verify` and `reprise bench`.
+    """Return the figures of a bug report, by name.
 
-    Raises OSError or ValueError if one of them cannot be read.
+    results: paths of result documents of `reprise verify` and `reprise bench`.
+    Raises OSError or ValueError if a document cannot be read.
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -50,7 +51,7 @@ def make_report(
 
 
 def source_of(settings: Settings) -> str:
-    """Return the model's name without its owner's; of a folder, only that it is one."""
+    """Return the model's name on the hub without its owner's; "bundled" or "a folder" for other models."""
     if settings.model is None:
         return "bundled"
     if Path(settings.model).exists():
@@ -59,7 +60,7 @@ def source_of(settings: Settings) -> str:
 
 
 def summarize_results(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of a result document."""
+    """Return the figures of a result document; see summarize()."""
     kept = {
         name: document[name]
         for name in ("date", "reprise", "machine", "model", *SECTIONS)
@@ -69,7 +70,10 @@ def summarize_results(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarize(found: Any) -> Any:
-    """Return numbers, truth values, and texts of known keys; None for the rest."""
+    """Return a JSON value with only its numbers, truth values, and texts at keys of SHOWN_TEXTS.
+
+    Lists end after MAX_ITEMS items. Other texts become None in a list, and are left out of an object.
+    """
     if isinstance(found, dict):
         known = {key: value for key, value in found.items() if _KEY.fullmatch(str(key))}
         return {
@@ -83,5 +87,5 @@ def summarize(found: Any) -> Any:
 
 
 def as_markdown(report: dict[str, Any]) -> str:
-    """Return the figures as a block for an issue."""
+    """Return the figures of make_report() as a Markdown block for an issue."""
     return f"```json\n{json.dumps(report, indent=1)}\n```"

@@ -33,7 +33,7 @@ _Given = ParamSpec("_Given")
 
 
 class TrialError(Exception):
-    """The process has ended, says nothing, or raised something; the message is one line."""
+    """The trial's process has ended or fallen silent, or a function has raised; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Answer:
-    """A sentence that a model wrote. is_equal: whether drafts left its tokens alone.
+    """A model's answer to the trial's question. is_equal: whether the answer with drafts has equal tokens.
 
     model, cost_curve: as in result documents; the curve is empty if costs were not measured.
     """
@@ -64,7 +64,7 @@ class Answer:
 class Trial:
     """A process in which functions run one after the other.
 
-    said: what they say on their way; see say().
+    said: the (stage, share) pairs that these functions report with say().
     """
 
     def __init__(self, pool: ProcessPoolExecutor, said: "Queue[tuple[str, float]]") -> None:
@@ -75,7 +75,7 @@ class Trial:
     def call(
         self, function: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
     ) -> _Result:
-        """Run a function in the process, and return its result. Raises TrialError."""
+        """Run a function in the trial's process, and return its result. Raises TrialError."""
         try:
             future = self._pool.submit(_outcome, partial(function, *given, **named))
             heard_at = monotonic()
@@ -104,7 +104,7 @@ class Trial:
 
 @contextmanager
 def trial() -> Iterator[Trial]:
-    """Start a process for a trial, and end it at the end."""
+    """Start a process for a trial, and end it when the context ends."""
     context = get_context("spawn")
     said: Queue[tuple[str, float]] = context.Queue()
     pool = ProcessPoolExecutor(1, context, _say_to, (said,))
@@ -137,7 +137,7 @@ def _say_to(said: "Queue[tuple[str, float]]") -> None:
 
 
 def say(stage: str, share: float) -> None:
-    """Tell the waiting process what is being done now, and the share of it that is done."""
+    """Tell the waiting process the stage of the work, and the share of the stage that is done."""
     for said in _said:
         said.put((stage, share))
 
@@ -167,7 +167,7 @@ def inspect(source: str) -> dict[str, Any]:
 def answer(settings: Settings, measures_costs: bool) -> Answer:
     """Load the model and let it answer once plainly and once with drafts. Writes nothing to disk.
 
-    measures_costs: also measure what steps cost, which takes some seconds more.
+    measures_costs: also measure the costs of steps, which takes some seconds more.
     """
     from bench.document import new_document
     from bench.local_engine import LocalEngine

@@ -11,7 +11,7 @@ CONFIG = "config.json"
 
 
 def with_found(settings: Settings) -> Settings:
-    """Return the settings with the model's path, where they name a model by its folder in --models-dir.
+    """Return the settings with a path in place of a model's name, if --models-dir has a folder of that name.
 
     Reads names of files only. Raises UsageError if --models-dir is no folder of models.
     """

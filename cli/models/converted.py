@@ -9,9 +9,9 @@ from config.settings import Settings
 
 
 def with_converted(settings: Settings) -> Settings:
-    """Return settings that name folders, converted now or before, for GGUF files and packaged models.
+    """Return the settings with converted folders in place of GGUF files and packaged models.
 
-    Raises FailedError if one cannot be converted.
+    Converts each model that was not converted before. Raises FailedError if a model cannot be converted.
     """
     # Imported here so that other commands do not load it.
     from engine.model.convert.sources import is_converted_first

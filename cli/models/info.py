@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the description; return 0. Raises FailedError without such a folder, or for unreadable files."""
+    """Describe a model's folder; return 0. Raises FailedError if it is missing or unreadable."""
     # Imported here so that other commands do not load the engine.
     from engine.checkpoint import inspect_checkpoint
     from engine.interface.errors import ModelError
@@ -70,7 +70,7 @@ def _print_table(info: "CheckpointInfo") -> None:
 
 
 def describe(info: "CheckpointInfo") -> list[tuple[str, str]]:
-    """Return the lines of the table: names and values."""
+    """Return the (name, value) lines of the table that describes a model's folder."""
     lines = [
         ("kind", f"{info.kind} ({info.architecture})"),
         ("layers", _count(info.num_layers)),

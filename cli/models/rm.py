@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Delete the model; return 0. Raises FailedError if there is none of this name, or it cannot be."""
+    """Delete the model; return 0. Raises FailedError if it is missing or cannot be deleted."""
     # Imported here so that other commands do not load the engine.
     from engine.model.hub.hub_cache import HubCache, HubError
 

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Chat:
-    """A conversation. messages: so far, the system's first."""
+    """A conversation. messages: all of it so far, the system message first."""
 
     def __init__(self, server: Server, model: str, arguments: argparse.Namespace, console: "Console") -> None:
         self._server = server
@@ -84,7 +84,7 @@ class Chat:
         self.begin(arguments.system)
 
     def begin(self, system: str | None) -> None:
-        """Begin another conversation. system: how the model is to behave."""
+        """Begin another conversation. system: the text of its system message; None for no such message."""
         self.system = system
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
 
@@ -99,9 +99,10 @@ class Chat:
         return True
 
     def ask(self, question: str) -> bool:
-        """Ask, and show the answer as it comes; return whether one came whole.
+        """Ask a question, and show the answer as it comes; return whether the answer came whole.
 
-        What Ctrl-C leaves of an answer stays in the conversation. A question that is refused does not.
+        The part of an answer before Ctrl-C stays in the conversation. A question that the server refuses does
+        not.
         """
         from cli.running.screen import AnswerScreen, describe_timings
 

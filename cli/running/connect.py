@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the settings of the agent, write them or undo that; return 0, or 1 if there is nothing to do."""
+    """Print an agent's settings, write them, or undo that; return 0, or 1 if there is nothing to do."""
     if arguments.undo:
         return 0 if _undo(AGENTS[arguments.agent](_NO_MODEL).files) else 1
     model = _find_model(Server.of(arguments), arguments.model)

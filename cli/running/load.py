@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load the model; return 0 once it is loaded. Raises RefusedError if it cannot be."""
+    """Load the model; return 0 once it is loaded. Raises RefusedError if it cannot be loaded."""
     body = {"model": arguments.name}
     if arguments.keep_alive is not None:
         body["keep_alive"] = arguments.keep_alive

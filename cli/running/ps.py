@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the models; return 0. Raises RefusedError."""
+    """Print the server's models; return 0. Raises RefusedError."""
     server = Server.of(arguments)
     rows = find(server)
     if not arguments.all:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def find(server: Server) -> list[dict[str, Any]]:
-    """Return the name, state, sizes and numbers of requests of each model of a server.
+    """Ask a server for the name, state, sizes and numbers of requests of each of its models.
 
     Raises RefusedError and UsageError.
     """

@@ -14,7 +14,7 @@ _FENCE = re.compile(r"^ {0,3}(```|~~~)", re.MULTILINE)
 
 
 def finished_blocks(text: str) -> int:
-    """Return how many of the first characters are whole blocks of Markdown, which nothing later changes.
+    """Return the number of leading characters in whole Markdown blocks, which later text cannot change.
 
     A block ends at an empty line that is not within fenced code, nor before the rest of a list.
     """
@@ -29,9 +29,9 @@ def finished_blocks(text: str) -> int:
 
 
 class AnswerScreen:
-    """Where an answer appears. A terminal shows Markdown, and anything else gets the text as it is.
+    """Shows an answer while it comes: as Markdown in a terminal, and as plain text anywhere else.
 
-    Parts that are whole are printed once and scroll away; only the last one is drawn again.
+    Whole blocks are printed once and scroll away; only the last, unfinished one is drawn again.
     """
 
     def __init__(self, console: Console) -> None:
@@ -47,15 +47,15 @@ class AnswerScreen:
         return self
 
     def status(self, text: str) -> None:
-        """Show a status line until text comes."""
+        """Show a status line until the answer's text comes."""
         self._status = text
 
     def think(self, text: str) -> None:
-        """Show more of the reasoning, of which only the end is seen."""
+        """Append to the reasoning, of which the screen shows only the end."""
         self._thought += text
 
     def write(self, text: str) -> None:
-        """Show more of the answer."""
+        """Append text to the answer on the screen."""
         if not self._console.is_terminal:
             self._console.out(text, end="", highlight=False)
             return
@@ -86,7 +86,10 @@ class AnswerScreen:
 
 
 def describe_timings(timings: Mapping[str, Any] | None, was_cut: bool) -> str:
-    """Say how fast an answer came, as in its timings; empty without any."""
+    """Write an answer's length and speed from the response's timings; "" without timings.
+
+    was_cut: whether the limit of tokens ended the answer.
+    """
     if not timings or not timings.get("predicted_n"):
         return ""
     count, passes = timings["predicted_n"], timings.get("forwards") or 0

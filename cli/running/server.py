@@ -50,11 +50,11 @@ class Server:
         return cls(url, arguments.api_key)
 
     def get(self, path: str) -> Any:
-        """Return GET's JSON. Raises RefusedError, and UsageError if no such server answers."""
+        """Return the JSON of a GET request. Raises RefusedError, and UsageError if no such server answers."""
         return self._read(path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON that POST answers, however long that takes. Raises as get() does."""
+        """Return the JSON of a POST request, which has no time limit. Raises as get() does."""
         return self._read(path, body)
 
     def models(self) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ class Server:
             raise self._no_reprise("/v1/models") from None
 
     def model(self, name: str | None) -> dict[str, Any]:
-        """Return the model of a name; without one, the default. Raises as get() does."""
+        """Return the model of this name, or the default model for None. Raises as get() does."""
         if name is None:
             if cards := self.models():
                 return cards[0]

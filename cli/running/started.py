@@ -27,9 +27,10 @@ _ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def started(arguments: list[str], show: Show) -> Iterator[Server]:
-    """Yield a server of this command's own, once it is ready, and end it at the end.
+    """Start a server for this command alone, yield it once it is ready, and end it when the context ends.
 
-    arguments: of `reprise serve`. Raises UsageError with its last words if it does not start.
+    arguments: those of `reprise serve`. show: called with each stage of the start, and its share done.
+    Raises UsageError with the server's last line of output if it does not start.
     """
     flags = [
         "--port",

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Unload the model; return 0 once it is. Raises RefusedError if that is refused."""
+    """Unload the model; return 0 once it is unloaded. Raises RefusedError if the server refuses."""
     card = Server.of(arguments).post("/v1/models/unload", {"model": arguments.name})
     print(f"{card['id']} is unloaded ({format_bytes(card['size_bytes'])} free)")
     return 0

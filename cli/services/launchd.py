@@ -28,12 +28,12 @@ class Launchd:
 
     @property
     def file(self) -> Path:
-        """Return the property list."""
+        """Return the path of the property list."""
         return self._home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
 
     @property
     def log(self) -> Path:
-        """Return the log, in the folder that Console shows."""
+        """Return the path of the log, in the folder that Console shows."""
         return self._home / "Library" / "Logs" / "reprise.log"
 
     def render(self, command: Sequence[str], folder: Path, stop_s: int) -> str:
@@ -70,7 +70,7 @@ class Launchd:
         call("launchctl", "bootstrap", self._domain, str(self.file))
 
     def stop(self) -> None:
-        """Unload the service, and wait until launchd has forgotten it: before, it cannot be loaded again."""
+        """Unload the service, and wait until launchd has forgotten it, so that it can be loaded again."""
         if self._description() is None:
             return
         call("launchctl", "bootout", self._target)
@@ -93,7 +93,7 @@ class Launchd:
         return State(found.get("state") == "running", ", ".join(parts))
 
     def log_command(self, num_lines: int, follows: bool) -> list[str]:
-        """Return `tail` over the log's file."""
+        """Return the `tail` command that prints the log's newest lines."""
         return ["tail", "-n", str(num_lines), *(["-F"] if follows else []), str(self.log)]
 
     def _description(self) -> str | None:

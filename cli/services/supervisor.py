@@ -29,7 +29,7 @@ class Supervisor(Protocol):
 
     @property
     def file(self) -> Path:
-        """Return the file that defines the service."""
+        """Return the path of the file that defines the service."""
 
     def render(self, command: Sequence[str], folder: Path, stop_s: int) -> str:
         """Return the text of the service's file.
@@ -39,7 +39,7 @@ class Supervisor(Protocol):
         """
 
     def check(self) -> None:
-        """Raise ServiceError if the supervisor cannot be reached, which must change nothing."""
+        """Raise ServiceError if the supervisor cannot be reached. Changes nothing."""
 
     def start(self) -> None:
         """Load the file, which may have changed, and start the service now and at every login."""
@@ -55,7 +55,10 @@ class Supervisor(Protocol):
 
 
 def install(supervisor: Supervisor, text: str) -> None:
-    """Write the file and start the service; if that fails, leave no file. Raises ServiceError."""
+    """Write the service's file and start the service; if it does not start, delete the file.
+
+    Raises ServiceError.
+    """
     supervisor.check()
     try:
         supervisor.file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +82,7 @@ def remove(supervisor: Supervisor) -> None:
 
 
 def call(*command: str) -> str:
-    """Run a program of the system and return what it prints. Raises ServiceError with its complaint."""
+    """Run a program of the system and return what it prints. Raises ServiceError with its error message."""
     try:
         # Its messages are looked at, so they have to be in English.
         done = subprocess.run(

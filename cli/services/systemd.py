@@ -35,12 +35,12 @@ class Systemd:
 
     @property
     def file(self) -> Path:
-        """Return the unit file."""
+        """Return the path of the unit file."""
         config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
         return Path(config) / "systemd" / "user" / UNIT
 
     def render(self, command: Sequence[str], folder: Path, stop_s: int) -> str:
-        """Return the unit file."""
+        """Return the text of the unit file."""
         return _TEXT.format(
             command=" ".join(map(quote, command)), folder=str(folder).replace("%", "%%"), stop_s=stop_s
         )
