@@ -17,7 +17,10 @@ def return_freed() -> None:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Leave what exists now out of all later collections, except, until the end of this, of collect_all()."""
+    """Leave all present objects out of later garbage collections, even after the context.
+
+    Only collect_all() includes them, until the context ends.
+    """
     gc.freeze()
     _IS_FROZEN.set()
     try:
@@ -27,7 +30,7 @@ def frozen() -> Iterator[None]:
 
 
 def collect_all() -> None:
-    """Free what only cycles keep, also of what frozen() leaves out."""
+    """Collect cyclic garbage; within a context of frozen(), also among the objects that it leaves out."""
     if _IS_FROZEN.is_set():
         gc.unfreeze()
     gc.collect()

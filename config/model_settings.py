@@ -17,7 +17,7 @@ def display_name(source: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """The values of these settings. The order is that of config/groups.py."""
+    """The values of the settings about models. The order is that of config/groups.py."""
 
     model: str | None = setting(
         None,
@@ -125,18 +125,18 @@ class ModelSettings:
 
     @property
     def may_unload(self) -> bool:
-        """Whether models come and go. Otherwise there is one, from start to end."""
+        """Whether models may be loaded and unloaded while the server runs; otherwise it keeps one."""
         return self.serves_several or bool(self.beside) or self.idle_unload_s is not None
 
     @property
     def beside(self) -> dict[str, str]:
-        """The models that embed or rank beside the served one: their sources by their names."""
+        """The sources, by name, of the models that embed or rank beside the served model."""
         sources = (self.embedding_model, self.rerank_model)
         return {display_name(source): source for source in sources if source is not None}
 
     @property
     def model_name(self) -> str:
-        """The name of the model that the server starts with: within models_dir, as requests ask for it."""
+        """The name by which requests ask for the first model: its path within models_dir, if it is there."""
         if self.model in (None, BUNDLED_NAME):
             return BUNDLED_NAME
         folder = Path(self.model).resolve()

@@ -60,11 +60,12 @@ def check_section(name: str, given: object) -> Section:
 
 
 def settings_of(settings: Settings, sections: Mapping[str, Section], name: str) -> Settings:
-    """Return the settings for a model.
+    """Return the settings of one model.
 
-    settings: the server's. sections: by the model's name.
-    name: the model's; that of the model that the server starts with has all of the server's settings.
-    Raises SettingsError if what the section sets does not go together with the rest.
+    settings: the server's. sections: the sections of single models, by the model's name.
+    name: the model's. The model that the server starts with has all settings of the server, other models all
+    but those in OWN.
+    Raises SettingsError if the section's values do not go together with the other settings.
     """
     values: dict[str, Any] = {}
     if name != settings.model_name:

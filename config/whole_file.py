@@ -37,7 +37,7 @@ def write_whole(path: Path, content: bytes) -> None:
 def write_in_folder(path: Path, content: bytes, names: str | None = None) -> None:
     """Write a file as write_whole() does, after making its folder and removing unfinished files from it.
 
-    names: as of remove_unfinished(); None for the file's own name.
+    names: whose unfinished files to remove, as in remove_unfinished(); None for this file's own.
     """
     remove_unfinished(path.parent, names or re.escape(path.name))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def write_in_folder(path: Path, content: bytes, names: str | None = None) -> Non
 def read_object(path: Path, log: Logger, instead: str) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one if there is no file, or if it cannot be read.
 
-    log: gets a warning if it cannot be read. instead: what is done without it, for the warning.
+    log: gets a warning if the file cannot be read. instead: what is done without the file, for the warning.
     """
     try:
         found = json.loads(path.read_text())

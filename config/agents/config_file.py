@@ -25,7 +25,7 @@ def render(file: AgentFile, text: str | None) -> str:
     """Return the file's text with the settings merged into it.
 
     text: what the file holds; None if there is none.
-    Comments stay. Raises ConfigFileError if the text cannot be parsed, or if one of them would be lost.
+    Comments stay. Raises ConfigFileError if the text cannot be parsed, or if a comment would be lost.
     """
     if text is None or not text.strip():
         settings = {**file.new_file, **file.settings}
@@ -79,7 +79,10 @@ def backup_of(path: Path) -> Path:
 
 
 def keep(path: Path, before: str | None) -> None:
-    """Keep a file as it is now, unless it is kept from earlier. Raises ConfigFileError."""
+    """Back up a file, unless it has a backup already. Raises ConfigFileError.
+
+    before: the file's text; None if the file does not exist.
+    """
     if not backup_of(path).exists():
         write(backup_of(path), before or "")
 

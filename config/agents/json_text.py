@@ -32,7 +32,7 @@ def set_keys(text: str, settings: Mapping[str, Any]) -> str:
     """Return the text with the settings set.
 
     settings: values, in tables of any depth. A value that is replaced must have no comment within.
-    Raises JSONDecodeError for what is not JSON even without comments, and JsonTextError.
+    Raises JSONDecodeError if the text is not JSON apart from comments and commas, and JsonTextError.
     """
     held = json.loads(plain(text))
     if not isinstance(held, Mapping):

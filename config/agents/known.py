@@ -18,7 +18,7 @@ _HOUR_MS = "3600000"
 class AgentFile:
     """Settings for one configuration file.
 
-    path: relative to the home directory. new_file: what a file needs besides, if it is new.
+    path: relative to the home directory. new_file: further settings that a new file needs.
     """
 
     path: str
@@ -29,7 +29,7 @@ class AgentFile:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Everything that connects an agent. notes: lines for the person, about what no file can hold."""
+    """Everything that connects an agent. notes: lines for the user, about steps that no file can hold."""
 
     files: tuple[AgentFile, ...] = ()
     notes: tuple[str, ...] = ()

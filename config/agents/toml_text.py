@@ -20,8 +20,8 @@ def set_keys(text: str, settings: Mapping[str, Any]) -> str:
     """Return the text with the settings set.
 
     settings: text, numbers and booleans, in tables of any depth.
-    Raises TOMLDecodeError if the text is not TOML, and TomlTextError if it says the same in a form that is
-    not edited here (an inline table, a dotted key). The result is parsed again, so it is never wrong.
+    Raises TOMLDecodeError if the text is not TOML, and TomlTextError if the text has these settings in a form
+    that is not edited here (an inline table, a dotted key). The result is parsed again, so it is never wrong.
     """
     expected = merge(tomllib.loads(text), settings)
     lines = text.splitlines()

@@ -15,7 +15,7 @@ class YamlTextError(ValueError):
 def set_keys(text: str, settings: Mapping[str, Any]) -> str:
     """Return the text with the settings set.
 
-    settings: by keys of the file's own table. A value that is replaced must have no comment within.
+    settings: values by the file's top-level keys. A value that is replaced must have no comment within.
     Raises YAMLError if the text is not YAML, and YamlTextError.
     """
     held = yaml.safe_load(text)
