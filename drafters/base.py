@@ -22,9 +22,9 @@ class Frame:
     """A form that answers fill in, such as a call of a tool: fixed text, a value, fixed text, and so on.
 
     fixed: (n + 1,) the token ids before, between and after n values, as far as they do not depend on a value.
-    copied: (n,) of each value the number of an earlier one that it often begins like; None for none.
-    joints: (n,) for each value a mapping. Some last tokens of a value merge with the fixed text behind it: by
-        such a token, the tokens that then stand for both.
+    copied: (n,) for each value, the number of an earlier value that it often begins like, or None.
+    joints: (n,) for each value, a mapping. Some last tokens of a value merge with the fixed text behind it:
+        the mapping's keys are such tokens, and its values are the tokens that then stand for both.
     """
 
     fixed: tuple[tuple[int, ...], ...]
@@ -36,8 +36,8 @@ class Frame:
 class SignedLines:
     """The lines of a text as patches have them: each behind a sign that keeps, removes or adds it.
 
-    kept, removed, added: the token ids of all lines with that sign.
-    ends: (3, n) where each of the n lines ends in them.
+    kept, removed, added: the token ids of all n lines, each behind that sign.
+    ends: (3, n) the position behind each line in kept, in removed and in added.
     """
 
     kept: Sequence[int]
@@ -69,7 +69,7 @@ class SequenceStart:
 # DraftQuery and Draft are created in every step. Frozen, they would take twice as long to create.
 @dataclass(slots=True)
 class DraftQuery:
-    """A request for a draft: up to limit >= 1 tokens to follow the committed tokens of seq."""
+    """A request for a draft: up to limit >= 1 tokens behind the committed tokens of the sequence seq."""
 
     seq: int
     limit: int
@@ -114,7 +114,8 @@ class Drafter(Protocol):
     def open(self, start: SequenceStart) -> Slices | None:
         """Start drafting for a sequence. Returns the work of indexing its text, None if there is none.
 
-        Before that work is done there may be fewer drafts. It ends without error if the sequence is closed.
+        Before that work is done there may be fewer drafts. The work ends without error if the sequence is
+        closed.
         """
 
     def propose(self, query: DraftQuery) -> Draft:
@@ -133,8 +134,8 @@ class Drafter(Protocol):
     def close(self, seq: int) -> Slices | None:
         """Free the memory of a sequence that ended or failed. Called once per open, even a failed one.
 
-        Returns the work that later requests profit from, such as learning the text; None if there is none.
-        The caller does it for one sequence after the other, or drops it.
+        Returns work that later requests profit from, such as learning the text; None if there is none. The
+        caller does this work for one sequence after the other, or drops it.
         """
 
 
@@ -145,12 +146,12 @@ def finish(slices: Slices | None) -> None:
 
 @runtime_checkable
 class IndexesViews(Protocol):
-    """A drafter that also looks in texts which the sequence itself does not have."""
+    """A drafter that also drafts from views: texts and forms that are not in the sequence itself."""
 
     def add_view(self, seq: int, view: View) -> Slices | None:
         """Return the work of indexing a text that an answer may copy, or take note of a form.
 
-        It ends without error if the sequence is closed. close() frees its memory.
+        The work ends without error if the sequence is closed. close() frees the view's memory.
         """
 
 
@@ -165,13 +166,13 @@ class SharedTable(Protocol):
         """Forget everything. Returns the work of freeing its memory, None if there is none."""
 
     def save(self) -> str:
-        """Write the contents to the file of the settings. Return a sentence that says how much was saved.
+        """Write the contents to the file that the settings name. Return a sentence with the amount saved.
 
         Raises TableFileError if no file is set or it cannot be written.
         """
 
     def load(self) -> str:
-        """Replace the contents with those of the file. Return a sentence that says how much was loaded.
+        """Replace the contents with those of the file. Return a sentence with the amount loaded.
 
         Raises TableFileError if the file is missing, damaged, or from another vocabulary or version. The
         present contents are then kept.
@@ -183,13 +184,13 @@ class KeptHistory(Protocol):
     """A drafter that keeps finished requests on disk from one run to the next."""
 
     def restore(self) -> Slices | None:
-        """Return the work of adding an earlier run's texts; None if there are none, or if it was done before.
+        """Return the work of adding an earlier run's texts; None without such texts, or on a second call.
 
         Raises TableFileError if the file is damaged or not this drafter's.
         """
 
     def save(self) -> str:
-        """As SharedTable.save()."""
+        """Write the finished requests to the file, as SharedTable.save() does."""
 
 
 class TableFileError(Exception):

@@ -1,7 +1,7 @@
 """Write and read the files of drafters: a magic line, a line of JSON (the header), arrays, and a checksum.
 
-The checksum is the SHA-256 of all before it. These files hold what people wrote: only their owner may read
-them, and whose text is whose is in them as a digest.
+The checksum is the SHA-256 of all bytes before it. These files hold what people wrote: only the user of this
+process may read them, and tenants are in them as digests.
 """
 
 import hashlib
@@ -41,9 +41,9 @@ def write(path: Path, magic: bytes, header: dict[str, Any], arrays: Iterable[byt
 
 
 def read(path: Path, magic: bytes, kind: str, max_array_bytes: int) -> tuple[dict[str, Any], bytes]:
-    """Return the header and the arrays of a file.
+    """Return the header of a file, and its arrays as bytes.
 
-    kind: what it should be, for messages. max_array_bytes: a file with more is refused.
+    kind: the kind of file, for messages. max_array_bytes: a file with larger arrays is refused.
     Raises TableFileError if the file is missing, damaged, too large, or of another kind.
     """
     remove_unfinished(path.parent, re.escape(path.name))
@@ -64,7 +64,7 @@ def read(path: Path, magic: bytes, kind: str, max_array_bytes: int) -> tuple[dic
 
 
 def check_header(path: Path, header: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raise TableFileError if the header does not hold what is wanted."""
+    """Raise TableFileError if a wanted field has another value in the header."""
     for name, value in wanted.items():
         if header[name] != value:
             raise TableFileError(f"cannot load {path}: its {name} is {header[name]}, but {value} is expected")

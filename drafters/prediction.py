@@ -59,7 +59,7 @@ class PredictionDrafter:
     def open(self, start: SequenceStart) -> Slices | None:
         """Place the cursor at the prediction's start, and return the work of indexing the prediction.
 
-        Drafts end where the part that is indexed ends.
+        Until that work is done, drafts end where the indexed part of the prediction ends.
         """
         if not start.prediction:
             self._sequences[start.seq] = None
@@ -74,7 +74,7 @@ class PredictionDrafter:
         return slices
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Move the cursor. If it is lost, look for the answer's end anywhere in the prediction."""
+        """Move the cursor past committed tokens; if it is lost, search the prediction for the last ones."""
         state = self._sequences[seq]
         if state is None:
             return

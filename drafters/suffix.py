@@ -137,7 +137,7 @@ class SuffixDrafter:
     """Drafts the tokens that followed the longest earlier occurrence of each sequence's end.
 
     history_tokens: number of tokens of finished requests to keep; 0 for no history.
-    file: keeps them from one run to the next; None for none.
+    file: keeps these tokens from one run to the next; None for none.
     name: by which requests and figures know the drafter: ngram-simple without a history.
     use_cursor: whether a copy cursor is used. learn_changes: whether it learns and drafts changes.
     """
@@ -164,7 +164,7 @@ class SuffixDrafter:
         return len(self._sequences)
 
     def open(self, start: SequenceStart) -> Slices:
-        """Return the work of indexing the prompt. Drafts look in what is indexed so far."""
+        """Return the work of indexing the prompt. Drafts come from the part that is indexed so far."""
         text = GrowingText(start.prompt)
         state = _Sequence(start, text, CopyCursor(text.tokens, self._learn_changes))
         self._sequences[start.seq] = state
@@ -307,7 +307,7 @@ class SuffixDrafter:
         return f"read {len(texts)} finished requests from {file.path}"
 
     def restore(self) -> Slices | None:
-        """Return the work of adding the finished requests in the file; None if there are none, or once done.
+        """Return the work of adding the file's finished requests; None without any, or on a second call.
 
         Raises TableFileError.
         """

@@ -31,7 +31,8 @@ _REACH_BACK = 3  # source tokens searched before the position where the cursor w
 class CopyCursor:
     """A cursor that follows an answer through the source that it copies.
 
-    source: token ids; may grow at its end. stop: where in them what is copied ends; None for their end.
+    source: token ids of the copied text; may grow at its end. stop: position behind the part of it that is
+        copied; None for its end.
     learn_changes: whether changes are learned and drafted.
     position: of the source token expected next, in [0, len(source)]; None until first set, and when lost.
     run: number of consecutive tokens that came as expected since the cursor was set or resumed.
@@ -63,14 +64,14 @@ class CopyCursor:
     def jump(self, source: Ids, position: int, stop: int | None, run: int) -> None:
         """Move to a position that the caller found; the run tokens before it match the answer.
 
-        source, stop: the text that it is a position in, and where that ends; see above.
+        source, stop: the text with that position, and where its copied part ends; see CopyCursor.
         """
         self.source, self.position, self.stop, self.run = source, position, stop, run
         self._change = None
         self._confirm_at, self._has_jumped = run + _CONFIRM_JUMP_TOKENS, True
 
     def start(self, source: Ids, position: int, stop: int, run: int = 0) -> None:
-        """Begin to follow the answer at a part of a source, and leave the earlier place."""
+        """Leave the present place, and follow the answer through source[position:stop]."""
         self.leave()
         self.jump(source, position, stop, run)
 
@@ -119,7 +120,7 @@ class CopyCursor:
         return drafted[:limit]
 
     def draft_in(self, source: Ids, position: int, stop: int | None, limit: int) -> list[int]:
-        """Return up to limit tokens of any source from a position on, with the known changes applied."""
+        """Return up to limit tokens of source[position:stop], with the known changes applied."""
         size, changes = len(source) if stop is None else stop, self._changes
         if not self._has_changes:
             return source[position : min(position + limit, size)].tolist()

@@ -3,11 +3,11 @@
     {"name": "Edit", "arguments": {"old_string": "a = 1", "new_string": "a = 2"}}
     |------------- fixed[0] ---------------------|     |-- fixed[1] --|     |fixed[2]
 
-What is fixed follows from its first tokens. A value that is often like an earlier one is copied from it; of
-another one it is recalled what was last written there. Where a copy reaches the end of a value, of this
-answer or an earlier one, what is fixed behind the present value follows.
+A fixed part is drafted once its first tokens are read. A value that often begins like an earlier value is
+copied from it; of any other value, the tokens that last followed the same text are recalled. Where a copy
+reaches the end of a value, of this answer or an earlier one, the fixed part behind the present value follows.
 
-The ends of a value may be in one token with what is fixed beside them, such as `)",`.
+A value may begin or end within a token that also holds fixed text, such as `)",`.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +35,8 @@ where more was; of a value that begins like an earlier one; of a value that is r
 class Value:
     """A value in an answer.
 
-    start, stop: where in the sequence its tokens are, but for its last one. last: that one; None without any.
-    opening: the token before them, which may be one with its start.
+    start, stop: positions in the sequence of its tokens but the last one. last: its last token; None if it is
+    empty. opening: the token before start, which may also hold the beginning of the value.
     """
 
     start: int
@@ -48,7 +48,7 @@ class Value:
 class Forms:
     """The forms of one sequence, and the answer's place in them.
 
-    num_matched: how many tokens of what is fixed the answer ends with; 0 in a value, and outside of forms.
+    num_matched: how many tokens of a fixed part the answer ends with; 0 in a value, and outside of forms.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Forms:
         self._newest = 0
 
     def add(self, frame: Frame) -> None:
-        """Add a form. Of two that begin alike the first counts."""
+        """Add a form. Of two forms that begin alike only the first is followed."""
         node = self._heads
         for token in frame.fixed[0]:
             node = node.setdefault(token, {})
@@ -150,7 +150,7 @@ class Forms:
 
     @property
     def source(self) -> tuple[int, int] | None:
-        """The bounds of the earlier value that the present one probably copies; None without such a value."""
+        """(start, stop) of the earlier value that the present value probably copies; None without one."""
         if self._frame is None or self.num_matched > 1:
             return None
         value = self._source_of(self._frame, self._next - 1)
@@ -169,13 +169,14 @@ class Forms:
 
     @property
     def kind(self) -> int:
-        """The next token, if it is fixed."""
+        """The kind of the next token, if it is fixed: HEAD, FIRST or FIXED."""
         return FIXED if self.num_matched != 1 else FIRST if self._node is None else HEAD
 
     def draft(self, tokens: Sequence[int], limit: int, recall: Recall) -> tuple[list[int], list[int]]:
-        """Return up to limit next tokens of the form, its fixed text and copied values, and the kind of each.
+        """Return up to limit next tokens of the form, in fixed parts and values, and the kind of each token.
 
-        A value that the answer is in ends as the text does from which it is copied. tokens: of the sequence.
+        Within a copied value, the draft begins with the last token of the value that is copied.
+        tokens: of the sequence. recall: returns the tokens that last followed the text's end and a draft.
         """
         drafted, frame, value = [], self._frame, self._next
         if self._node is not None:
@@ -209,7 +210,7 @@ class Forms:
     def end_copy(self, copied: list[int]) -> list[int] | None:
         """Cut copied tokens where the copied value ends, and add the end of the present value.
 
-        None if the answer is in no value, or none ends there.
+        Returns None if the answer is in no value, or if no value ends in the copied tokens.
         """
         if self._frame is None or self.num_matched or (found := self._find_end(copied)) is None:
             return None

@@ -15,7 +15,7 @@ class GrowingText:
     """A text whose prompt is taken in and indexed in slices, while tokens are appended already.
 
     prompt: the first tokens; the work of index_tokens() takes them in.
-    tokens: all tokens taken in so far; grows in place. index: of them; may be behind until all is indexed.
+    tokens: all tokens taken in so far; grows in place. index: of these tokens; may lag behind.
     tail: hashes of the text's end.
     """
 
@@ -54,7 +54,7 @@ class GrowingText:
         return len(part)
 
     def index_tokens(self) -> Slices:
-        """Return the work of taking in the rest of the prompt, and of adding all to the index."""
+        """Return the work of taking in the rest of the prompt, and of adding all tokens to the index."""
         yield from self.index.touch()
         while True:
             if not self._is_taken:
@@ -105,7 +105,7 @@ class GrowingText:
         return self.index.find(self.tail.hashes, self.end)
 
     def recall(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that last followed the text's end and these tokens; () if none did."""
+        """Return the tokens that last followed the text's end with these tokens behind it; () if none did."""
         end = (self.end[-MAX_MATCH_TOKENS:] + array("I", tokens))[-MAX_MATCH_TOKENS:]
         match = self.index.find(TailHashes(end).hashes, end)
         if match is None or match.length < _MIN_RECALL_TOKENS:

@@ -101,9 +101,8 @@ class History:
     def add(self, owner: str, text: GrowingText) -> Slices:
         """Return the work of adding a finished text, or only its end if it is too long.
 
-        The start that it shares with one of the owner's recent texts is not stored again. Texts are added
-        one after the other: if the work for another text begins before this is done, the rest is not added.
-        Nor is it after a reset.
+        The start that it shares with one of the owner's recent texts is not stored again. Texts are added one
+        after the other: the rest of a text is dropped when the work for another text begins, or at a reset.
         """
         return self._add(owner, text, self._num_resets)
 
@@ -166,7 +165,7 @@ class History:
     def texts(self) -> list[tuple[str, Ids]]:
         """Return the owner and the tokens of each text worth keeping, the least recently used first.
 
-        Of a text that is partly overwritten, or began like an earlier one, only what is kept of it.
+        Of a text that is partly overwritten, or began like an earlier one, only the kept part is returned.
         """
         index, found = self._index, []
         for at, (start, owner, use) in enumerate(zip(self._starts, self._owners, self._uses, strict=True)):
@@ -179,7 +178,7 @@ class History:
         return [(owner, tokens) for _, owner, tokens in sorted(found, key=lambda one: one[0])]
 
     def restore(self, texts: Sequence[tuple[str, Ids]]) -> Slices:
-        """Return the work of adding the texts of an earlier run. Other texts should be added after it."""
+        """Return the work of adding the texts of an earlier run, which should come before any other text."""
         for owner, tokens in texts:
             yield from self.add(owner, GrowingText(tokens))
             self.restored_end = self._index.end
@@ -189,9 +188,9 @@ class History:
         return bisect_right(self._starts, position - 1) - 1
 
     def follow(self, position: int, token: int) -> bool:
-        """Return whether a position is still kept and holds this token, and learn how good its text is.
+        """Return whether a position is still kept and holds a committed token; learn how good its text is.
 
-        token: was committed where the text at this position was expected.
+        token: the token that was committed where the token at this position was expected.
         """
         index = self._index
         if not index.start <= position < index.end:

@@ -27,7 +27,7 @@ _MAX_TEXTS = 1024  # so that the header stays below its limit: an entry takes up
 class HistoryFile:
     """The file in which the finished texts of one vocabulary are kept.
 
-    vocabulary: fingerprint. scope: "process" or "api-key". A file of others is not loaded.
+    vocabulary: its fingerprint. scope: "process" or "api-key". A file with other ones is not loaded.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class HistoryFile:
     def read(self, max_tokens: int) -> list[tuple[str, Ids]]:
         """Return the texts, each with its owner; a file with more than max_tokens is refused.
 
-        Returns none if there is no file. Raises TableFileError, also if it is of another vocabulary or scope.
+        Returns [] if there is no file. Raises TableFileError, also if it is of another vocabulary or scope.
         """
         path = self.path
         if not path.exists():

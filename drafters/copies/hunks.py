@@ -5,8 +5,9 @@
     +    return w * h         added: begins like the first line that was removed
      def half(w):             kept: what is behind the last line that was removed
 
-A text's lines are there with each sign. Where the answer begins a line with another sign than expected, the
-cursor moves to the same line with that sign; where it adds a line, to the first one that it removed.
+Each line of a text is stored three times, once with each sign. Where the answer begins a line with another
+sign than expected, the cursor moves to the same line with that sign; where the answer adds a line, to the
+first line that it removed.
 """
 
 from array import array
@@ -41,7 +42,7 @@ Part = tuple[Ids, int, int, int]
 class Hunks:
     """The lines of a sequence's texts, and where its answer is in them.
 
-    num_tokens: how many tokens of kept and removed lines to have room for. shelf: has these.
+    num_tokens: how many tokens of kept and removed lines to have room for. shelf: holds these lines.
     """
 
     def __init__(self, num_tokens: int) -> None:
@@ -82,7 +83,7 @@ class Hunks:
             yield len(ends)
 
     def find(self, hashes: Hashes, end: Ids) -> Match | None:
-        """Return the longest occurrence of a text's end, if it has a line's sign: the text is a patch then.
+        """Return the longest occurrence of a text's end; None unless it has a line's sign, as in a patch.
 
         For the parameters see Occurrences.find.
         """
@@ -175,9 +176,10 @@ class Hunks:
     def draft(
         self, cursor: CopyCursor, place: tuple[Ids, int, int | None], limit: int
     ) -> tuple[list[int], list[int]]:
-        """Return up to limit tokens of lines from a place on, and their kinds; none outside of lines.
+        """Return up to limit tokens of a patch's lines from a place on, and the kind of each token.
 
-        cursor: whose changes are drafted. place: source, position and stop of what is copied there.
+        Returns no tokens if the place is in no line. cursor: has the learned changes, which are applied.
+        place: source, position and stop, as a CopyCursor has them.
         """
         tokens: list[int] = []
         kinds: list[int] = []

@@ -18,7 +18,7 @@ class Shelf:
     """Texts that are added one after the other, as far as there is room.
 
     num_tokens: how many tokens to have room for, at most MAX_TOKENS.
-    tokens: of all texts; grows in place.
+    tokens: those of all texts; grows in place.
     """
 
     def __init__(self, num_tokens: int) -> None:
@@ -29,7 +29,7 @@ class Shelf:
 
     @property
     def room(self) -> int:
-        """Tokens that there is still room for."""
+        """The number of tokens that there is still room for."""
         return self.capacity - 1 - len(self.tokens)
 
     def add(self, text: Sequence[int], num_tokens: int = MAX_TOKENS) -> Slices:
@@ -57,6 +57,6 @@ class Shelf:
         return position < len(self.tokens) and starts[bisect_right(starts, position) - 1] != position
 
     def end_of(self, position: int) -> int:
-        """Return where the text ends that has a token at a position."""
+        """Return the position behind the text that the token at a position belongs to."""
         at = bisect_right(self._starts, position)
         return self._starts[at] if at < len(self._starts) else len(self.tokens)

@@ -65,7 +65,7 @@ class NgramModDrafter:
         return self._write(state.write_prompt(), self._num_forgotten)
 
     def propose(self, query: DraftQuery) -> Draft:
-        """Draft up to limit tokens, each looked up by the n before it; none during a cooldown."""
+        """Draft up to limit tokens, each looked up by the n tokens before it; none during a cooldown."""
         state = self._sequences[query.seq]
         tokens = state.draft(query.limit)
         if not tokens:
@@ -84,7 +84,7 @@ class NgramModDrafter:
         self._sequences[seq].note_acceptance(num_accepted / num_verified)
 
     def close(self, seq: int) -> Slices | None:
-        """Free the sequence, even if its open raised, and return the work of writing its other tokens."""
+        """Free the sequence, even if its open raised; return the work of writing its remaining tokens."""
         state = self._sequences.pop(seq, None)
         if state is None:
             return None

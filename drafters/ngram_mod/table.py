@@ -51,7 +51,7 @@ class NgramModTable:
     """Slots that hold the token after an n-gram, 4 bytes each, allocated with the first insert.
 
     n: tokens of an n-gram, >= 1. size: number of slots, 1 <= size <= 2**32; need not be a power of two.
-    counts: those to add to, shared by all tables of one vocabulary; None for counts of its own.
+    counts: the counts to add to, shared by all tables of one vocabulary; None for counts of its own.
     occupied: number of slots that are not empty.
     """
 
@@ -93,8 +93,9 @@ class NgramModTable:
         return EMPTY if self._slots is None else ~self._slots[slot]
 
     def continuation(self, ngram: Sequence[int], hash_: int, limit: int) -> list[int]:
-        """Return up to limit tokens after an n-gram, each looked up by the n before it, up to an empty slot.
+        """Return up to limit tokens that follow an n-gram, fewer if a slot is empty.
 
+        Each token is looked up by the n tokens before it.
         ngram: (n,) tokens. hash_: of ngram.
         """
         slots, n, size, weight = self._slots, self.n, self.size, self._oldest_weight
