@@ -59,7 +59,7 @@ Verdicts = Mapping[str, str]
 
 
 def try_architecture(name: str) -> Verdicts:
-    """Build a tiny model of an architecture and find what it gets here."""
+    """Build a tiny model of an architecture; return a verdict for each column of the page."""
     printed = StringIO()
     try:
         with redirect_stdout(printed):
@@ -108,7 +108,7 @@ def explain(fault: str) -> str:
 
 
 def write_page(found: Mapping[str, Verdicts]) -> str:
-    """Return the page. found: by architecture."""
+    """Return the text of the page. found: the verdicts by architecture."""
     numbers: dict[str, int] = {}
 
     def cell(text: str) -> str:

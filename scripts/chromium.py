@@ -51,7 +51,7 @@ class Tab:
     complaints: list[str] = field(default_factory=list)
 
     def forget(self) -> None:
-        """Forget what was asked for and complained about so far."""
+        """Clear the lists of requests and of complaints."""
         self.requests.clear()
         self.complaints.clear()
 

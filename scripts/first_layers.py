@@ -16,7 +16,7 @@ LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def write_first_layers(source: Path, num_layers: int, folder: Path) -> None:
-    """Write a folder in mlx-lm's format with the first num_layers layers of source, another one."""
+    """Write a model of the first num_layers layers of source into folder; both are in mlx-lm's format."""
     weights = {
         name: weight
         for file in sorted(source.glob("*.safetensors"))

@@ -34,7 +34,7 @@ WORKING_BYTES = GIB
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model: its layers, its hidden and inner size, and its heads, of which kv have keys."""
+    """The sizes of a model: layers, hidden size, inner size of an MLP, heads, and heads with keys (kv)."""
 
     layers: int
     hidden: int
@@ -118,13 +118,13 @@ MODELS: Mapping[str, dict[str, Any]] = {
 
 
 def cache_bytes(cache: CacheInfo, num_tokens: int) -> int:
-    """Return the bytes that a row of so many tokens keeps."""
+    """Return the bytes of a row's cache after num_tokens tokens."""
     windows = sum(each * min(num_tokens, window) for each, window in cache.windows)
     return cache.fixed_bytes + cache.token_bytes * num_tokens + windows
 
 
 def describe(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of the table."""
+    """Return a model's row of the page's table. config: the model's configuration."""
     model_class, arguments = mlx_lm.utils._get_classes(config)
     model = model_class(arguments.from_dict(dict(config)))
     model.set_dtype(mx.bfloat16)

@@ -126,7 +126,7 @@ def show_chat(page: Page, url: str) -> None:
 
 
 def show_reading(page: Page, url: str) -> None:
-    """Show what an answer can have, imported."""
+    """Import a conversation whose answer has headings and formulas, and show it."""
     messages = [
         {"id": "1", "parent": None, "role": "user", "content": QUESTION},
         {"id": "2", "parent": "1", "role": "assistant", "content": ANSWER, "end": "done"},
@@ -143,7 +143,7 @@ def show_reading(page: Page, url: str) -> None:
 
 
 def show_now(page: Page, url: str) -> None:
-    """Show the figures while answers come one after the other."""
+    """Show the page's live figures while answers come one after the other."""
     page.goto(f"{url}/ui#now")
     page.locator(".chart polyline").wait_for(state="attached")
     body = {"model": "reprise-demo", "messages": [{"role": "user", "content": PROMPT}], "stream": True}
