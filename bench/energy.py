@@ -71,7 +71,7 @@ def read_powermetrics(command: tuple[str, ...] = COMMAND) -> Counter:
 class EnergyMeter(AbstractContextManager["EnergyMeter"]):
     """Reads the energy counter of this machine.
 
-    source: what is counted, in words; None if nothing is. reason: why nothing is counted.
+    source: the counted components, in words; None without a counter. reason: why there is no counter.
     """
 
     def __init__(self) -> None:

@@ -6,4 +6,4 @@ class BenchError(Exception):
 
 
 class ArgumentsError(BenchError):
-    """These arguments cannot be combined."""
+    """A command's arguments are invalid, or cannot be combined."""

@@ -86,13 +86,13 @@ class LocalEngine:
         return render_turn(self.engine.tokenizer, turn)
 
     def count_tokens(self, text: str) -> int:
-        """Return the number of tokens of a prompt that is this one user message."""
+        """Return the number of tokens of a prompt whose only message is this text."""
         return len(render(self.engine.tokenizer, text))
 
     def requests(
         self, turns: Sequence[Turn], draft: DraftChoice, max_tokens: int, seed: int, prediction: Tokens = ()
     ) -> list[GenerationRequest]:
-        """Return the requests of concurrent turns; empty if a prompt leaves no room for an answer.
+        """Return a request for each of several concurrent turns; [] if a prompt leaves no room for an answer.
 
         max_tokens: maximum answer length; a turn's own limit applies if it is lower.
         """
@@ -117,9 +117,9 @@ class LocalEngine:
     def answer(
         self, requests: Sequence[GenerationRequest], on_delta: Callable[[], None] = lambda: None
     ) -> list[Finished]:
-        """Answer all requests at once and return when all have finished. Raises RuntimeError if one fails.
+        """Answer requests at once, and return when all have finished. Raises RuntimeError if a request fails.
 
-        on_delta: called on the engine's thread when there is more of an answer.
+        on_delta: called on the engine's thread when an answer has further tokens.
         """
         ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 

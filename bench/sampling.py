@@ -52,7 +52,7 @@ FLAGS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
+    """Measure, print the figures, write the files, and return the exit status."""
     options.check_names("--settings", arguments.settings, tuple(SETTINGS))
     measure = measure_memory if arguments.memory else time_step
     cases, rows = [*product(arguments.vocabularies, arguments.settings)], list[Row]()

@@ -37,7 +37,7 @@ FLAGS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
+    """Measure, print the figures, write the files, and return the exit status."""
     options.check_drafts(arguments, DRAFT_TYPES)
     pairs = product(arguments.draft_types, arguments.num_draft_tokens)
     arms = {"plain": PLAIN} | {f"{name} {length}": Arm(name, length) for name, length in pairs}

@@ -62,7 +62,7 @@ FLAGS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
+    """Measure, print the figures, write the files, and return the exit status."""
     options.check_names("--strategies", arguments.strategies, STRATEGIES)
     folders = dict.fromkeys(arguments.draft_model or BUNDLED_DRAFTS)
     pairs = pairs_of(arguments.model or BUNDLED_MODEL, folders, arguments.strategies)

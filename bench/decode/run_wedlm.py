@@ -51,7 +51,7 @@ FLAGS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
+    """Measure, print the figures, write the files, and return the exit status."""
     options.check_names("--workloads", arguments.workloads, tuple(WORKLOADS))
     published = StepCosts({(1, width): cost for width, cost in M4_PRO.points}, is_learned=False)
     lists = {"free": equal_costs(), "measured here": None, M4_PRO.name: published}

@@ -44,7 +44,7 @@ FLAGS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
+    """Measure, print the figures, write the files, and return the exit status."""
     if arguments.draft_model and MODEL not in arguments.draft_types:
         arguments.draft_types += (MODEL,)
     options.check_drafts(arguments, (*TYPES, MODEL))

@@ -75,10 +75,10 @@ A mark without a color of its own has that of its series, and a tooltip.
 
 @dataclass(frozen=True)
 class Axes:
-    """The fields that a chart shows, and those by which the reader chooses.
+    """The fields of rows that a chart shows, and by which its reader filters.
 
-    x, y: "value" is the measure that the reader chooses. panel: a plot for each of this field's values.
-    menus: fields by which the reader filters.
+    x, y: fields; "value" stands for the measure that the reader chooses. panel: the field for each of whose
+    values there is a plot. menus: fields with a menu to filter by.
     """
 
     x: str

@@ -223,11 +223,11 @@ class FixedLookup:
     texts: dict[int, str] = field(default_factory=dict)
 
     def open(self, start: SequenceStart) -> None:
-        """Keep the prompt."""
+        """Keep the sequence's prompt."""
         self.texts[start.seq] = "".join(map(chr, start.prompt))
 
     def propose(self, query: DraftQuery) -> Draft:
-        """Draft the tokens that followed the match."""
+        """Draft the tokens that followed the earlier occurrence."""
         text, margin = self.texts[query.seq], int(self.is_long)
         find = text.rfind if self.newest else text.find
         for size in range(self.longest, self.shortest - 1, -1):
@@ -241,14 +241,14 @@ class FixedLookup:
         return NO_DRAFT
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Keep the tokens."""
+        """Append committed tokens to the sequence's text."""
         self.texts[seq] += "".join(map(chr, tokens))
 
     def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
-        """Learn nothing."""
+        """Do nothing: this drafter does not learn."""
 
     def close(self, seq: int) -> None:
-        """Forget the sequence."""
+        """Drop the sequence's text."""
         del self.texts[seq]
 
 

@@ -66,7 +66,7 @@ FLAGS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay, print, and return the exit status."""
+    """Replay answers, print the figures, write the files, and return the exit status."""
     options.check_names("--drafters", arguments.drafters, tuple(RULES))
     options.check_names("--kind", [arguments.kind] if arguments.kind else [], KINDS)
     options.check_names("--forms", arguments.forms, FORMS)
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _collect(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[TokenPair]:
-    """Return the pairs that the command line asks for. Raises OSError, ValueError."""
+    """Return the pairs to replay, as the command line asks. Raises OSError, ValueError."""
     if arguments.pairs or arguments.session or arguments.history:
         files = [read_prompts(path, for_replay=True) for path in arguments.pairs]
         files += map(read_session, arguments.session)

@@ -72,7 +72,7 @@ class Server:
 
 @dataclass(slots=True)
 class Stream:
-    """The response to one request: its fragments, and then what parse() finds. Times are perf_counter().
+    """The response to one request: its fragments, and fields that parse() sets. Times are perf_counter().
 
     chunks: the time and text of each chunk that has text. ended: when [DONE] came, or the connection ended.
     """

@@ -120,7 +120,7 @@ def exit_on_sigterm() -> None:
 
 
 def is_ready(url: str) -> bool:
-    """Return whether a server says that it is healthy."""
+    """Return whether a server answers /health with status 200."""
     try:
         return httpx.get(f"{url}/health", timeout=5.0).status_code == httpx.codes.OK
     except httpx.HTTPError:

@@ -39,7 +39,7 @@ FLAGS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
+    """Measure, print the figures, write the files, and return the exit status."""
     warm: list[list[Finished]] = []
     cold: list[list[Finished]] = []
     with tempfile.TemporaryDirectory() as folder, Work({"": 2 * arguments.repeats}) as work:

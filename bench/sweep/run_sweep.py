@@ -67,7 +67,7 @@ class Sweep:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
+    """Measure, print the figures, write the files, and return the exit status."""
     options.check_names("--parts", arguments.parts, tuple(PARTS))
     options.check_drafts(arguments, points.DRAFT_TYPES)
     curve = find_curve(arguments.cost_curve) if arguments.cost_curve else None

@@ -71,7 +71,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A family of generated chats. prompt_tokens: default lengths of first prompts; () if it sets its own."""
+    """A family of generated chats. prompt_tokens: default lengths of first prompts; () if they are fixed."""
 
     name: str
     summary: str
@@ -114,7 +114,7 @@ def render(
 
 
 def render_turn(tokenizer: Tokenizer, turn: Turn) -> tuple[int, ...]:
-    """Return the token ids of a turn's prompt, equal to what the server makes of the same request."""
+    """Return the token ids of a turn's prompt, the same that the server computes for this request."""
     if turn.text is None:
         return render(tokenizer, turn.for_template(), tools_of(turn))
     whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
