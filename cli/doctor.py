@@ -55,7 +55,7 @@ class Findings:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check everything and print it; return 0, or 1 if there is a problem."""
+    """Run all checks and print their results; return 0, or 1 if there is a problem."""
     settings = with_converted(with_found(resolve_arguments(arguments).settings))
     found = Findings()
     for check in examine(settings, found, measures_costs=arguments.share):

@@ -29,7 +29,7 @@ _FOREIGN = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN", "XDG_CACHE_HOM
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the four actions to the parser."""
+    """Add the actions install, status, logs and remove to the parser."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     install = actions.add_parser(
         "install", help="Install the service and start it.", allow_abbrev=False,

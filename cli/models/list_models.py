@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the models; return 0."""
+    """Print the downloaded models; return 0."""
     # Imported here so that other commands do not load the engine.
     from engine.model.hub.hub_cache import HubCache
 

@@ -77,8 +77,8 @@ class Server:
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any] | str]:
         """Yield the events of a stream as objects, and its comments as text. Raises as get() does.
 
-        An event that is an error is raised as RefusedError, and an end before the last event as
-        ConnectionError.
+        Raises RefusedError for an event with an error, and ConnectionError if the stream ends before its last
+        event.
         """
         is_whole = False
         with self._open(path, body) as response:
