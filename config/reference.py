@@ -42,7 +42,7 @@ max_context_tokens = "none"
 
 
 def write_settings() -> str:
-    """Return the page: one table of settings per group."""
+    """Return the text of docs/settings.md: one table of settings per group."""
     return "\n".join([_INTRODUCTION, *map(_section, GROUPS)])
 
 

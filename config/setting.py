@@ -32,7 +32,7 @@ class Setting:
     choices: the allowed values; empty if every value of the kind is allowed.
     secret: the value is never shown, neither in error messages nor by `reprise config`.
     unset: the effect of None, in words, such as "the model's own limit"; empty if None has no effect.
-    is_path: ~ at its beginning is the home folder. Nowhere else is it expanded.
+    is_path: ~ at the value's beginning means the home folder, as in no other setting.
     """
 
     name: str
@@ -158,7 +158,7 @@ def setting(
 ) -> ValueT:
     """Declare a field of Settings. The keywords are those of Setting; help_text is one or more sentences.
 
-    holds: secret and is_path of Setting follow from it.
+    holds: "secret" and "path" set the fields secret and is_path of Setting.
     """
     make: Callable[..., ValueT] = field
     limits = {"at_least": at_least, "at_most": at_most}

@@ -313,7 +313,7 @@ class Settings(ModelSettings):
 
     @property
     def needs_key(self) -> bool:
-        """Whether clients must send a key."""
+        """Whether clients must send an API key."""
         return bool(self.api_key or self.api_key_file)
 
 

@@ -24,7 +24,7 @@ class ConfigFileError(Exception):
 def render(file: AgentFile, text: str | None) -> str:
     """Return the file's text with the settings merged into it.
 
-    text: what the file holds; None if there is none.
+    text: the file's present text; None without a file.
     Comments stay. Raises ConfigFileError if the text cannot be parsed, or if a comment would be lost.
     """
     if text is None or not text.strip():

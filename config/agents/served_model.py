@@ -8,7 +8,7 @@ class ServedModel:
     """A model as an agent reaches it.
 
     url: the server's address, without /v1. key: what a client sends as its API key; None if it needs none.
-    context_tokens: of a prompt and its answer together. can_call: whether it can call tools.
+    context_tokens: limit of a prompt and its answer together. can_call: whether the model can call tools.
     """
 
     url: str
