@@ -3,7 +3,7 @@
 Matches are looked up in the sequence itself, prompt and answer, in its views, and in the tenant's finished
 requests. While the answer copies a source, a cursor follows it there. The cursor knows more than a match
 does: what the answer changes, and where it resumes after a change. When the cursor is lost, the longest match
-is drafted and the cursor jumps to it. Where the answer fills in a form, what is fixed there is drafted.
+is drafted and the cursor jumps to it. Where the answer fills in a form, the form's fixed text is drafted.
 """
 
 from bisect import bisect_right

@@ -27,7 +27,7 @@ class Change:
     source, replacement: token ids, 1 to MAX_CHANGE_TOKENS each.
     num_needed: how often the change must have been seen before it is expected.
     num_seen: how often it was seen.
-    is_strict: whether it failed before, so that it is expected only between known neighbors.
+    is_strict: whether the change failed before, so that it is expected only between known neighbors.
     neighbours: (token before, token after) in the source, wherever the change was seen.
     """
 

@@ -62,7 +62,7 @@ class CopyCursor:
         self._unconfirmed_change: tuple[int, int, list[int]] | None = None
 
     def jump(self, source: Ids, position: int, stop: int | None, run: int) -> None:
-        """Move to a position that the caller found; the run tokens before it match the answer.
+        """Move to a position that the caller found; the `run` tokens before it match the answer.
 
         source, stop: the text with that position, and where its copied part ends; see CopyCursor.
         """

@@ -60,7 +60,7 @@ class History:
     """Texts of finished requests.
 
     num_tokens: how many tokens to keep, rounded up to a power of two. Raises ValueError if it is below 1.
-    restored_end: the position up to which all texts are of an earlier run.
+    restored_end: position up to which all texts count as those of an earlier run; 0 without any.
     """
 
     def __init__(self, num_tokens: int = DEFAULT_TOKENS) -> None:

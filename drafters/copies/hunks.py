@@ -97,7 +97,10 @@ class Hunks:
         )
 
     def change_sign(self, cursor: CopyCursor, token: int) -> bool:
-        """Move the cursor past a token of the answer, if it begins a line with another sign than expected."""
+        """Move the cursor past the answer's next token, if it begins a line with another sign than expected.
+
+        Returns whether the cursor was moved.
+        """
         before, self._newest = self._newest, token
         if cursor.position is None:
             return self._find_next(cursor, before, token)

@@ -50,7 +50,7 @@ Hashes = tuple[int, int, int, int, int]
 class Match:
     """An earlier occurrence of the end of a text.
 
-    position: position of the token that followed it.
+    position: position of the token that followed the occurrence.
     length: number of matching tokens, 1 <= length <= MAX_MATCH_TOKENS.
     num_agreeing: candidates of that length that were followed by the same token, >= 1.
     num_disagreeing: candidates of that length that were followed by another token.
@@ -202,8 +202,8 @@ class Occurrences:
     def extend(self, tokens: Ids, before: Ids, salt: int = 0) -> None:
         """Add the positions after several tokens, with the same result as append() for each of them.
 
-        tokens: the next ones, at most `capacity`. before: at least the 15 tokens before them, or all there
-        are. salt: combined with every hash.
+        tokens: the next tokens, at most `capacity`. before: at least the 15 tokens before these, or all that
+        there are. salt: number that is combined with every hash.
         """
         num_tokens, num_sizes = len(tokens), len(NGRAM_SIZES)
         if not num_tokens:

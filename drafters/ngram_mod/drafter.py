@@ -1,7 +1,7 @@
 """Draft from the shared n-gram table: what last followed the same n tokens, in any request.
 
 The tables are in table.py and shared between requests. This file keeps the state of each request:
-its last n tokens, what it has not written to the table yet, and how its drafts were verified. A request whose
+its last n tokens, the tokens not written to the table yet, and how its drafts were verified. A request whose
 drafts are mostly rejected stops drafting for a while (it cools down) without affecting other requests.
 """
 

@@ -45,7 +45,7 @@ class NgramModTables:
         self._tables: OrderedDict[str, NgramModTable] = OrderedDict()
 
     def table(self, tenant: str) -> NgramModTable:
-        """Return the tenant's table, creating it if needed. May drop another tenant's."""
+        """Return the tenant's table, creating it if needed. May drop another tenant's table."""
         return self._table(self._owner(tenant))
 
     def status(self) -> dict[str, Any]:
