@@ -127,7 +127,7 @@ def write_page(found: Mapping[str, Verdicts]) -> str:
 
 
 def try_in_child(name: str) -> Verdicts:
-    """Try an architecture in a process of its own, which may crash or hang."""
+    """Try an architecture in a process of its own, since trying it may crash or hang."""
     command = [sys.executable, *_TRY, name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
@@ -139,7 +139,7 @@ def try_in_child(name: str) -> Verdicts:
 
 
 def main() -> None:
-    """Try the architecture that is named, or all."""
+    """Try the architecture that the command line names, or try all and write the page."""
     if len(sys.argv) > 1:
         print(json.dumps(try_architecture(sys.argv[1])))
         return

@@ -50,7 +50,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 
 def measure(drafter: str, prompt: str, tokens: int) -> dict[str, float]:
-    """Return the lowest costs of several runs."""
+    """Measure a drafter with a kind of prompt; return the lowest value of each cost over several runs."""
     costs = [_costs(drafter, *_text(prompt, tokens)) for _ in range(REPEATS)]
     return {name: min(cost[name] for cost in costs) for name in costs[0]}
 

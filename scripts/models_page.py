@@ -156,7 +156,7 @@ def describe(name: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write docs/models.md."""
     rows = sorted((describe(*each) for each in MODELS.items()), key=lambda row: row["weights"])
     PAGE.write_text(
         Template(TEMPLATE.read_text(), trim_blocks=True, keep_trailing_newline=True).render(rows=rows)

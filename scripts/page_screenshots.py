@@ -114,7 +114,7 @@ def show_race(page: Page, url: str) -> None:
 
 
 def show_chat(page: Page, url: str) -> None:
-    """Show an edit with the colours of its sources, beside earlier conversations."""
+    """Show the answer to an edit, coloured by the sources of its tokens, beside earlier conversations."""
     page.goto(url)
     page.locator(".sample").nth(1).click()
     page.locator("article.assistant .figures").wait_for()
