@@ -1,4 +1,4 @@
-"""Check the file of measured costs, and say in plain words what steps cost by it."""
+"""Check the file of measured costs, and describe the costs of steps in plain words."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Find the model that is meant, and refuse folders that are not what they are named as."""
+"""Find the model that the settings name, and refuse a --models-dir that is no folder of models."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Have models that are no folders yet converted before they are served."""
+"""Convert GGUF files and packaged models into folders before they are served."""
 
 from dataclasses import replace
 from typing import Any
