@@ -1,4 +1,4 @@
-"""Find the settings of one model: the server's, but for what the section [models."NAME"] of the file sets."""
+"""Find the settings of one model: the server's, except those that the file's section [models."NAME"] sets."""
 
 from collections.abc import Mapping
 from dataclasses import replace
