@@ -76,7 +76,7 @@ class ApiError(Exception):
         return error
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
-        """Return the same error with the request's own name for the field at fault. names: see requested_name."""
+        """Return the same error with the request's name of the field at fault. names: see requested_name."""
         param = self.param and requested_name(self.param, names)
         if param == self.param:
             return self

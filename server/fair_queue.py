@@ -128,7 +128,7 @@ class BodyLanes:
         self._is_closed = False
 
     async def run(self, request: HTTPConnection, num_bytes: int, job: Callable[[], ResultT]) -> ResultT:
-        """Do a job of a request: at once if it is about few bytes, else on a thread. Raises the job's error."""
+        """Do a job of a request, on a thread if it is about many bytes. Raises the job's exception."""
         if num_bytes <= SMALL_BYTES:
             return job()
         if num_bytes <= LARGE_BYTES:

@@ -80,7 +80,7 @@ class RequestRecord:
         return self.id if self.id.endswith(self.unique) else f"{self.id}-{self.unique}"
 
     def note(self, error: str, param: str | None = None) -> None:
-        """Note an error's code and the field at fault. The first is kept, as it causes those that follow."""
+        """Note an error's code and the field at fault, unless an earlier error, its cause, was noted."""
         if self.error is None:
             self.error, self.param = error, param
 
@@ -198,7 +198,7 @@ def log_request(record: RequestRecord) -> None:
 
 
 class LoadingLog:
-    """How far the start is, as log lines for a program: one for each part, and each tenth of it."""
+    """Log the progress of a start for programs to read: a line for each part, and for each tenth of one."""
 
     def __init__(self) -> None:
         self._logged: tuple[str, int] | None = None
@@ -219,7 +219,7 @@ def is_logging_prompts() -> bool:
 def log_prompt(what: str, text: str | bytes) -> None:
     """Log a prompt or an answer on one line, if prompts are logged and the text is not empty.
 
-    Of a longer text only MAX_LOGGED characters, or bytes, are logged. Takes long: call it on a thread.
+    A longer text is cut to MAX_LOGGED characters, or bytes. Takes long: call it on a thread.
     """
     if not text or not is_logging_prompts():
         return

@@ -26,7 +26,7 @@ def image_of(given: Json, path: str) -> Media:
 
 
 def image(source: Any, path: str, detail: Detail = "auto") -> Media:
-    """Return an image; one that cannot be read has a fault instead of data. source: a data: URL, or base64."""
+    """Return an image; one that cannot be read has a fault instead of data. source: a data: URL or base64."""
     if not isinstance(source, str) or not source:
         return Media("image", at=path, fault="has no image: send one as a data: URL in base64", detail=detail)
     if (url := _DATA_URL.match(source)) is not None:

@@ -97,7 +97,7 @@ def _num_contexts(body: GenerationFields) -> int:
 
 
 def merge_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the system messages at their head as one: many templates take only one."""
+    """Merge the system messages at a conversation's head into one: many templates take only one."""
     num_first = next((i for i, one in enumerate(messages) if one["role"] != "system"), len(messages))
     if num_first < 2:
         return messages
@@ -108,14 +108,14 @@ def merge_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]
 class PromptEncoder:
     """Renders chat templates and encodes prompts.
 
-    There is a thread for each of LANES, so that a job waits for none that is much longer. Each serves
-    one client after the other. A job that has begun cannot be stopped, so text that is
-    certainly too long for the context is refused before it is encoded.
+    Jobs are sorted by size into LANES, each with a thread that serves clients in rotation, so that no job
+    waits for a much longer one. A job that has begun cannot be stopped, so text that is certainly too long
+    for the context is refused before it is encoded.
 
-    max_pending: maximum number of requests of a client that wait, or whose jobs run.
-    settings: the model's.
+    max_pending: maximum number of a client's requests that wait or are being encoded.
+    settings: the model's settings.
 
-    grammars, views: what else is made beside the event loop for prompts.
+    grammars, views: compile grammars and make views, also off the event loop.
     """
 
     def __init__(self, engine: ModelEngine, max_pending: int, metrics: Metrics, settings: Settings) -> None:
@@ -181,7 +181,7 @@ class PromptEncoder:
         return await self._encode(request, sum(sizes), lambda: [encode(hole) for hole in holes])
 
     async def decode_prompts(self, request: Request, body: CompletionRequest) -> list[str]:
-        """Return the text of each prompt, to be echoed. Raises what _run() raises."""
+        """Return the text of each prompt, for a response that echoes it. Raises what _run() raises."""
         decode = self._engine.tokenizer.decode
         size = sum(map(len, body.prompt))
         return await self._encode(
