@@ -52,7 +52,7 @@ class CompletionLogprobsBuilder:
     def add_prompt(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
         """Format the next tokens of an echoed prompt.
 
-        text: the whole prompt with its first tokens, "" with the others.
+        text: the whole prompt in the first call, "" in later ones.
         """
         if not self._has_started:
             self._prompt, self._positions = PromptPositions(text), TokenPositions(len(text))
