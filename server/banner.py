@@ -139,9 +139,9 @@ NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}
 
 
 def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo | None = None) -> str:
-    """Describe the source of drafts and, if the settings ask for more, of the measured step costs.
+    """Describe the source of drafts and, with --verbose, the source of the step costs.
 
-    can_draft: whether drafting works for the model at all. info: of the loaded model.
+    can_draft: whether drafting works for the model at all. info: the loaded model's; None before that.
     """
     if not can_draft:
         return "off, this model does not support drafting"

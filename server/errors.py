@@ -101,7 +101,7 @@ class BadRequestError(ApiError):
 
 
 def bad_field(param: str, phrase: str, code: str = "invalid_value") -> BadRequestError:
-    """Make the error for a field. phrase: what the message says behind its name, without the full stop."""
+    """Make the error for a field. phrase: the message after the field's name, without the full stop."""
     param = shortened(param, 200)
     return BadRequestError(f"'{param}' {phrase}.", param=param, code=code)
 

@@ -32,7 +32,7 @@ class RequestRecord:
 
     id: the client's X-Request-Id, or an id made here.
     unique: an id made here, which no two requests share; clients may send the same id twice.
-    model: which of several models serves it; None where there is one.
+    model: the name of the model that serves the request; None if the server has only one.
     finish_reason: the choices' finish reasons, in order, with spaces between; "cancelled" if the client left,
         "error" if the request failed.
     is_loop: whether a choice was ended because it only repeated itself.
@@ -45,9 +45,9 @@ class RequestRecord:
     wedlm_decoding: "streaming" if a WeDLM model filled in several tokens at once: the answer may differ from
         that of plain decoding.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
-    field_names: what the request calls fields that have other names here, for error messages.
-    ignored: what of the request had no effect, such as fields of other servers.
-    relaxed: what of its schemas is not enforced.
+    field_names: the request's names of fields, by this API's names if those differ, for error messages.
+    ignored: the parts of the request that had no effect, such as fields of other servers.
+    relaxed: the parts of the request's schemas that are not enforced.
     """
 
     id: str
@@ -86,7 +86,7 @@ class RequestRecord:
 
     @property
     def is_of_interest(self) -> bool:
-        """Whether the request generated tokens or failed, unlike those for /health."""
+        """Whether the request generated tokens or failed; requests for /health, for example, do neither."""
         return self.finish_reason is not None or self.status >= 400
 
     def as_fields(self) -> dict[str, object]:

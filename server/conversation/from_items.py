@@ -42,7 +42,7 @@ _OF_CALL = ("type", "call_id", "name", "namespace", "arguments", "input")
 
 
 def kind_of(item: Json) -> str:
-    """Return an item's type. Without one it is a message, or a reference if it has only an id."""
+    """Return an item's type. Without a type it is a message, or a reference if it has only an id."""
     kind = item.get("type")
     if isinstance(kind, str):
         return kind

@@ -85,7 +85,10 @@ def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
 
 
 def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
-    """Convert a part of any API to the parts shown to the model: none, one or, for a document, several."""
+    """Convert one part of any API's message to the parts shown to the model: none, one, or several.
+
+    path: the part's path in the request. Only a document may become several parts.
+    """
     if isinstance(given, str):
         notes.understood(path)
         return [given]

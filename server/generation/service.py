@@ -145,7 +145,7 @@ class Service:
                 raise UnavailableError(f"The engine has died: {status.fault}.", code="engine_dead")
 
     def check_model(self, requested: str | None) -> str:
-        """Return the requested model name, or the default one if None, for the response.
+        """Return the model's name for the response: the requested one, or the default if None.
 
         Raises ModelNotFoundError.
         """

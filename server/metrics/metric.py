@@ -11,7 +11,7 @@ MODEL = "model"
 class MetricEntry:
     """A metric.
 
-    help: its help text, one sentence. labels: the names of its labels.
+    help: one sentence that explains the metric. labels: the names of its labels.
     buckets: a histogram's upper bounds.
     """
 

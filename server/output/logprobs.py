@@ -45,7 +45,7 @@ class CompletionLogprobsBuilder:
     def add(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
         """Format the next tokens.
 
-        text: the part of their text that can be sent already.
+        text: the part of these tokens' text that can be sent already.
         """
         return _format(entries, [self._advance(entry, text) for entry in entries])
 

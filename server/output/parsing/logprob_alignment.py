@@ -68,7 +68,7 @@ class LogprobAlignment:
             self._waiting.append((self._positions.add(entry.token_bytes), entry))
 
     def take(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Return the tokens that start in the next stretch of text. Call it for all text, in order."""
+        """Return the tokens that start in the next stretch of text. Call it for every stretch, in order."""
         if not self._waiting:
             return ()
         self._num_characters += len(text)

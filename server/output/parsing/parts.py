@@ -164,7 +164,7 @@ class ToolCallRules:
 class ChoiceOutput:
     """The whole output of one choice, collected from its parts.
 
-    prompt: set if the prompt is echoed; text does not include it.
+    prompt: the prompt's text if it is echoed; text does not include it.
     """
 
     prompt: PromptPart | None = None
