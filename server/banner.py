@@ -37,8 +37,8 @@ EXACT_NOT_TRIED = "widths not tried; --exact and `reprise verify` find them"
 class LoadingBar:
     """A progress bar on standard error, shown only on a terminal and only if starting takes a while.
 
-    It has the part of the start that runs now, and the time that this part still takes: as long as its
-    remaining share, at the pace so far. Nothing is said before that is known, nor of parts that follow.
+    It names the current part of the start and says about how many seconds that part still takes, judged by
+    the part's pace so far. Until the pace is known it gives no time, and it never counts the parts to come.
 
     console: replaces standard error. show_after_s: seconds until the bar is shown.
     """
@@ -92,7 +92,7 @@ class LoadingBar:
 
 
 class Pace:
-    """How fast a part of the start goes on, from the shares of it that are told."""
+    """The pace of the current part of a start, measured by the reported shares of the part that are done."""
 
     def __init__(self) -> None:
         self._what = ""
@@ -100,18 +100,18 @@ class Pace:
         self._last: tuple[float, float] = (0.0, 0.0)
 
     def note(self, what: str, share: float, now_s: float) -> None:
-        """Note a part's progress, in [0, 1].
+        """Record the share of a part that is done, in [0, 1], and the time now, in seconds.
 
-        One that falls begins the part anew: a download goes before a load.
+        A share that falls begins the part anew, as when a load follows a download.
         """
         if what != self._what or share < self._last[0]:
             self._what, self._began = what, (share, now_s)
         self._last = share, now_s
 
     def left_s(self, now_s: float) -> float | None:
-        """Return how many seconds the rest of the part takes; None while that is not known.
+        """Estimate how many seconds the rest of the part takes.
 
-        Nor is it known any more when the rest has taken longer than that.
+        Return None before LEAST_SHARE of the part is done, and once the rest has taken longer than estimated.
         """
         done = self._last[0] - self._began[0]
         if done < LEAST_SHARE:
@@ -139,9 +139,9 @@ NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}
 
 
 def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo | None = None) -> str:
-    """Describe the source of drafts and, if the settings ask for more, of the measured step costs.
+    """Describe the source of drafts and, with --verbose, the source of the step costs.
 
-    can_draft: whether drafting works for the model at all. info: of the loaded model.
+    can_draft: whether drafting works for the model at all. info: the loaded model's; None before that.
     """
     if not can_draft:
         return "off, this model does not support drafting"
@@ -167,7 +167,7 @@ def _from_home(file: str) -> str:
 
 
 def describe_decoding(settings: Settings) -> str:
-    """Describe how requests that leave it out are decoded, if not plainly; else empty."""
+    """Describe the decoding of requests that do not choose one; return "" if that is plain decoding."""
     if settings.wedlm_decoding == "off":
         return ""
     threshold = settings.wedlm_entropy_threshold
@@ -178,14 +178,14 @@ def describe_decoding(settings: Settings) -> str:
 
 
 def describe_sampling(settings: Settings, info: ModelInfo) -> str:
-    """Describe the sampling of requests that leave it out."""
+    """Describe the sampling of requests whose sampling fields are absent."""
     known = info.sampling_defaults.known if settings.sampling_defaults == "model" else {}
     shown = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in known.items())
     return f"{shown} (generation_config.json)" if shown else "OpenAI's defaults"
 
 
 def describe_tools(markers: Markers) -> str:
-    """Describe how tools are shown and called, if not in the model's own format; else empty."""
+    """Describe the generic tool call format if the model has no known format of its own; else return ""."""
     return "generic format: the chat template has none that is known" if markers.is_generic else ""
 
 
@@ -214,11 +214,11 @@ _OTHER_TRIES: dict[Purpose, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Served:
-    """What the banner says beside what is known of the model.
+    """The facts about the server that the banner shows beside those in ModelInfo.
 
-    needs_key: whether the curl command needs an API key, for which it has a placeholder.
-    drafts, sampling, decoding, tools: as describe_drafts(), describe_sampling() ... return them.
-    others: as describe_models() does; empty if there is one model.
+    needs_key: whether clients need an API key; the curl command then has a placeholder for it.
+    drafts, sampling, decoding, tools: the texts of describe_drafts(), describe_sampling() and so on.
+    others: the text of describe_models(); empty if there is one model.
     """
 
     names: tuple[str, ...]
@@ -233,9 +233,9 @@ class Served:
 
 
 def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
-    """Return the text that says what is served and where, with a curl command to try it.
+    """Return the banner: the model, the server's address and settings, and a curl command to try it.
 
-    is_verbose: also what only matters to who tunes the server.
+    is_verbose: whether to show also the facts that matter only when tuning the server.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
     kind = (

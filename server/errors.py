@@ -36,7 +36,10 @@ LOAD_RETRY_S = 10.0
 
 
 def requested_name(path: str, names: Mapping[str, str]) -> str:
-    """Return a field's path as the request has it. names: the request's names of fields, by this API's."""
+    """Return a field's path with the name that the request has for the field.
+
+    path: with this API's name. names: maps this API's names of fields to the request's.
+    """
     found = (own for own in names if path == own or path.startswith((f"{own}.", f"{own}[")))
     own = max(found, key=len, default="")
     return names.get(own, own) + path[len(own) :]
@@ -73,7 +76,7 @@ class ApiError(Exception):
         return error
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
-        """Return the same error, with the request's own name for the field at fault. names: by this API's."""
+        """Return the same error with the request's name of the field at fault. names: see requested_name."""
         param = self.param and requested_name(self.param, names)
         if param == self.param:
             return self
@@ -83,7 +86,7 @@ class ApiError(Exception):
         return error
 
     def worded(self, path: str) -> "ApiError":  # noqa: ARG002 - for the error that depends on it
-        """Return the same error in the words of the API that a path belongs to."""
+        """Return the same error, in the words that clients of the API at this path expect."""
         return self
 
     def body(self) -> dict[str, dict[str, str | None]]:
@@ -98,7 +101,7 @@ class BadRequestError(ApiError):
 
 
 def bad_field(param: str, phrase: str, code: str = "invalid_value") -> BadRequestError:
-    """Make the error for a field. phrase: what the message says behind its name, without the full stop."""
+    """Make the error for a field. phrase: the message after the field's name, without the full stop."""
     param = shortened(param, 200)
     return BadRequestError(f"'{param}' {phrase}.", param=param, code=code)
 
@@ -106,8 +109,8 @@ def bad_field(param: str, phrase: str, code: str = "invalid_value") -> BadReques
 class ContextLengthError(BadRequestError):
     """The prompt leaves no room in the context.
 
-    Agents condense their conversation if they find their vendor's sentence. With any other they send the same
-    prompt again and again. The way out follows it.
+    Agents condense their conversation only when they recognize their vendor's sentence; otherwise they send
+    the same prompt again and again. So the message is that sentence, followed by the way out.
     """
 
     CODE = "context_length_exceeded"
@@ -328,9 +331,9 @@ def from_engine(fault: EngineError) -> ApiError:
 
 
 def from_load(fault: Exception) -> ApiError:
-    """Make the error for a model that cannot be loaded, or not in time (TimeoutError, with its name).
+    """Make the error for a model that cannot be loaded, or not in time: a TimeoutError with the model's name.
 
-    Raises the fault itself if it is no error of a request.
+    Raises the fault itself if it is neither an engine's nor a load's error.
     """
     if isinstance(fault, TimeoutError):
         return UnavailableError(
@@ -357,7 +360,7 @@ def from_load(fault: Exception) -> ApiError:
 
 
 def from_failure(event: Failed, grammar_param: str) -> ApiError:
-    """Make the error for a sequence that failed. grammar_param: the field that its grammar comes from."""
+    """Make the error for a sequence that failed. grammar_param: the request's field with the grammar."""
     match event.kind:
         case "grammar":
             return BadRequestError(

@@ -40,21 +40,21 @@ def client_of(request: HTTPConnection) -> str:
 
 
 def weight_of(body: bytes) -> int:
-    """Return the work that a body takes, as the bytes of a text that takes as much."""
+    """Estimate the work of parsing a body, as the number of bytes of plain text that takes as long."""
     return len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
 
 
 async def beside(request: Request, job: Callable[[], ResultT]) -> ResultT:
-    """Do work that grows with a request's body: here if that is small, else on a thread.
+    """Do work that grows with a request's body: at once if the body is small, else on a thread.
 
-    Raises what the job raises.
+    Raises the job's exception.
     """
     bodies: BodyLanes = request.app.state.service.bodies
     return await bodies.run(request, weight_of(await request.body()), job)
 
 
 class Lane:
-    """A thread, or several, whose jobs are taken from one client after the other, one of each at a time.
+    """One or more threads that run clients' jobs in rotation, at most one job of a client at a time.
 
     Use it on one event loop only.
     """
@@ -65,9 +65,9 @@ class Lane:
         self._running: set[str] = set()
 
     async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job on a thread when its client is next in rotation. Raises what the job raises.
+        """Run a job on a thread when its client is next in rotation. Raises the job's exception.
 
-        A job that has begun ends at its next slice if this is cancelled (see engine/interface/wanted.py).
+        If this call is cancelled, a running job ends at its next slice (see engine/interface/wanted.py).
         """
         done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append((done, job))
@@ -75,11 +75,11 @@ class Lane:
         return await done
 
     def num_waiting(self, client: str) -> int:
-        """Return how many jobs of a client wait for their turn."""
+        """Return how many jobs of a client have not begun."""
         return sum(not done.done() for done, _ in self._waiting.get(client, ()))
 
     def close(self) -> None:
-        """Stop the threads. What waits for them is cancelled."""
+        """Stop the threads and cancel the jobs that have not begun."""
         for done, _ in chain.from_iterable(self._waiting.values()):
             done.cancel()
         self._waiting.clear()
@@ -119,7 +119,7 @@ def _is_wanted(done: asyncio.Future[Any]) -> bool:
 
 
 class BodyLanes:
-    """The threads that read large bodies, and what is stored and as large."""
+    """The threads that parse large bodies, and that work on stored responses of such a size."""
 
     def __init__(self) -> None:
         self._large, self._huge = Lane("bodies"), Lane("huge-bodies")
@@ -128,7 +128,7 @@ class BodyLanes:
         self._is_closed = False
 
     async def run(self, request: HTTPConnection, num_bytes: int, job: Callable[[], ResultT]) -> ResultT:
-        """Do some work of a request: here if it is small, else on a thread. Raises what the job raises."""
+        """Do a job of a request, on a thread if it is about many bytes. Raises the job's exception."""
         if num_bytes <= SMALL_BYTES:
             return job()
         if num_bytes <= LARGE_BYTES:

@@ -32,7 +32,7 @@ class RequestRecord:
 
     id: the client's X-Request-Id, or an id made here.
     unique: an id made here, which no two requests share; clients may send the same id twice.
-    model: which of several models serves it; None where there is one.
+    model: the name of the model that serves the request; None if the server has only one.
     finish_reason: the choices' finish reasons, in order, with spaces between; "cancelled" if the client left,
         "error" if the request failed.
     is_loop: whether a choice was ended because it only repeated itself.
@@ -45,9 +45,9 @@ class RequestRecord:
     wedlm_decoding: "streaming" if a WeDLM model filled in several tokens at once: the answer may differ from
         that of plain decoding.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
-    field_names: what the request calls fields that have other names here, for error messages.
-    ignored: what of the request had no effect, such as fields of other servers.
-    relaxed: what of its schemas is not enforced.
+    field_names: the request's names of fields, by this API's names if those differ, for error messages.
+    ignored: the parts of the request that had no effect, such as fields of other servers.
+    relaxed: the parts of the request's schemas that are not enforced.
     """
 
     id: str
@@ -80,13 +80,13 @@ class RequestRecord:
         return self.id if self.id.endswith(self.unique) else f"{self.id}-{self.unique}"
 
     def note(self, error: str, param: str | None = None) -> None:
-        """Note an error's code and the field at fault. The first is kept, as it causes those that follow."""
+        """Note an error's code and the field at fault, unless an earlier error, its cause, was noted."""
         if self.error is None:
             self.error, self.param = error, param
 
     @property
     def is_of_interest(self) -> bool:
-        """Whether the request generated tokens or failed, unlike those for /health."""
+        """Whether the request generated tokens or failed; requests for /health, for example, do neither."""
         return self.finish_reason is not None or self.status >= 400
 
     def as_fields(self) -> dict[str, object]:
@@ -198,7 +198,7 @@ def log_request(record: RequestRecord) -> None:
 
 
 class LoadingLog:
-    """How far the start is, as log lines for a program: one for each part, and each tenth of it."""
+    """Log the progress of a start for programs to read: a line for each part, and for each tenth of one."""
 
     def __init__(self) -> None:
         self._logged: tuple[str, int] | None = None
@@ -219,7 +219,7 @@ def is_logging_prompts() -> bool:
 def log_prompt(what: str, text: str | bytes) -> None:
     """Log a prompt or an answer on one line, if prompts are logged and the text is not empty.
 
-    Of a longer text only MAX_LOGGED characters, or bytes, are logged. Takes long: call it on a thread.
+    A longer text is cut to MAX_LOGGED characters, or bytes. Takes long: call it on a thread.
     """
     if not text or not is_logging_prompts():
         return

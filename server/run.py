@@ -258,7 +258,10 @@ def _serve_one(settings: Settings, make_sources: "MakeSources | None", bound: so
 
 
 def follow(settings: Settings) -> int | None:
-    """Follow rank 0 if this process is another rank, until it ends; None if it is not."""
+    """On another rank than 0, follow rank 0 until it ends, then end the process.
+
+    Return None on rank 0, or if there are no ranks, and an exit status if the rank cannot be read.
+    """
     from engine.distributed.follow import run as run_follower
     from engine.distributed.ranks.place import read_place
     from engine.interface.errors import ModelError

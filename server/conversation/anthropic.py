@@ -17,9 +17,9 @@ BILLING_LINE = "x-anthropic-billing-header:"
 
 
 def read_conversation(given: Json, notes: Notes) -> Json:
-    """Return the fields of a request with its conversation in the normal form.
+    """Return a request's fields, with messages, system prompt, tools and tool_choice in the normal form.
 
-    Raises BadRequestError if no prompt can be made of it, or a tool cannot be called.
+    Raises BadRequestError if no prompt can be made of the conversation, or the model could not call a tool.
     """
     notes.silent, notes.api = SILENT, "messages"
     read = dict(given)
@@ -41,9 +41,10 @@ def read_conversation(given: Json, notes: Notes) -> Json:
 
 
 def kept_system(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the system prompt without the line at its head that Claude Code changes with every request.
+    """Return the system prompt without the billing line that Claude Code puts at its head.
 
-    It would make every prompt differ from its beginning on, so that nothing of it were cached.
+    The line differs in every request, so with it no prompt would begin like the one before, and none of a
+    prompt would be found in the prefix cache.
     """
     if not parts or not str(parts[0]).startswith(BILLING_LINE):
         return tuple(parts)

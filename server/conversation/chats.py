@@ -14,9 +14,10 @@ SILENT = frozenset(("prompt_cache_breakpoint", "annotations"))
 
 
 def read_chat(given: Json, notes: Notes) -> Json:
-    """Return a chat's fields, with its conversation in the normal form. A conversation in that form stays.
+    """Return a chat request's fields, with messages, tools and tool_choice in the normal form.
 
-    Raises BadRequestError if no prompt can be made of it, or a tool cannot be called.
+    Fields that are in the normal form already are not changed.
+    Raises BadRequestError if no prompt can be made of the conversation, or the model could not call a tool.
     """
     notes.silent, notes.api = SILENT, "chats"
     read = dict(given)
@@ -42,7 +43,7 @@ def read_chat(given: Json, notes: Notes) -> Json:
 
 
 def read_messages(given: Any, notes: Notes) -> tuple[Message, ...]:
-    """Return the messages of a chat; those that are in the normal form already stay."""
+    """Convert the JSON messages of a chat to the normal form; a tuple is in that form already."""
     if isinstance(given, tuple):
         return given
     messages = settle(from_chats(check_size(given, "messages"), "messages", notes), notes)

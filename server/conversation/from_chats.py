@@ -25,12 +25,18 @@ _KNOWN = ("role", "content", "name", "tool_call_id", *ASSISTANT_ONLY)
 
 
 def from_chats(messages: Iterable[Any], path: str, notes: Notes) -> list[Message]:
-    """Translate the JSON messages of a chat. path: of their array in the request, for errors and notes."""
+    """Translate the JSON messages of a chat to the normal form.
+
+    path: the path of the messages' array in the request, for errors and notes.
+    """
     return [chat_message(given, f"{path}[{index}]", notes) for index, given in enumerate(messages)]
 
 
 def chat_message(given: Any, at: str, notes: Notes) -> Message:
-    """Return one message, whatever was given for it."""
+    """Translate one JSON message of a chat; any other value becomes a user's message.
+
+    at: the message's path in the request.
+    """
     if not isinstance(given, dict):
         notes.as_text(at)
         return Message("user", tuple(parts_of(given, at, notes)), at=at)
@@ -68,7 +74,7 @@ def _assistant_message(given: Json, name: str, at: str, notes: Notes) -> Message
 
 
 def apart(content: Any) -> tuple[str | None, Any]:
-    """Return the reasoning that is among an assistant's parts, None if none is, and the other parts."""
+    """Split an assistant's content into its reasoning, None if it has no thinking parts, and the rest."""
     parts = content if isinstance(content, list) else []
     thoughts = [as_string(part["thinking"]) for part in parts if _is_thinking(part)]
     if not thoughts:
@@ -114,7 +120,7 @@ def _call(given: Any, at: str, notes: Notes) -> Call | None:
 
 
 def named(given: Json, at: str, notes: Notes) -> str:
-    """Return the name of what was called."""
+    """Return the name of the tool that a call names, or "unnamed". at: path of the object with the name."""
     name = given.get("name")
     if not isinstance(name, str) or not name:
         notes.understood(f"{at}.name", "is missing")

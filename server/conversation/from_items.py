@@ -42,7 +42,7 @@ _OF_CALL = ("type", "call_id", "name", "namespace", "arguments", "input")
 
 
 def kind_of(item: Json) -> str:
-    """Return an item's type. Without one it is a message, or a reference if it has only an id."""
+    """Return an item's type. Without a type it is a message, or a reference if it has only an id."""
     kind = item.get("type")
     if isinstance(kind, str):
         return kind
@@ -50,7 +50,11 @@ def kind_of(item: Json) -> str:
 
 
 def from_items(items: Sequence[Any], path: str, notes: Notes) -> tuple[list[Message], list[tuple[str, Any]]]:
-    """Return the messages, and the tools that items bring, with their paths. path: of the array."""
+    """Translate the input items of a Responses request.
+
+    path: the path of the items' array in the request.
+    Returns the messages, and (path, array) for each array of tools that an item brings.
+    """
     made: list[Message] = []
     tools: list[tuple[str, Any]] = []
     dicts = [item for item in items if isinstance(item, dict)]
@@ -154,13 +158,13 @@ def _turns(messages: Iterable[Message]) -> list[Message]:
 
 
 def call_id_of(item: Json, kind: str) -> str:
-    """Return the id of an item's call; "" if it names none, as for the next result that is missing."""
+    """Return the id of the call that an item makes or answers; "" if it has none, for settle() to fill in."""
     given = item.get("call_id")
     return as_string(item.get("id") if given is None and not kind.endswith("_output") else given)
 
 
 def as_listed(item: Any, item_id: str) -> Json:
-    """Return the JSON object to store and to list for an item of the input: what from_items() reads of it."""
+    """Return an input item as the JSON object to store and to list: only what from_items() reads of it."""
     if not isinstance(item, dict):
         item = {"role": "user", "content": as_string(item)}
     kind, notes = kind_of(item), Notes()

@@ -13,7 +13,10 @@ _ROLES: tuple[Role, ...] = ("user", "assistant", "system")
 
 
 def from_messages(messages: Iterable[Any], path: str, notes: Notes) -> list[Message]:
-    """Return the messages; neighbours of one role are merged, as Anthropic does. path: of the array."""
+    """Translate the messages of a Messages request; merge neighbours of the same role, as Anthropic does.
+
+    path: the path of the messages' array in the request.
+    """
     made: list[Message] = []
     for index, given in enumerate(messages):
         at = f"{path}[{index}]"
@@ -85,7 +88,7 @@ def _as_error(parts: list[Part]) -> list[Part]:
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:
-    """Merge neighbours of one role, but not results."""
+    """Merge neighbouring messages of the same role, except results of tool calls."""
     groups: list[list[Message]] = []
     for message in messages:
         if groups and groups[-1][0].role == message.role != "tool":
@@ -96,7 +99,7 @@ def merged(messages: Iterable[Message]) -> list[Message]:
 
 
 def joined(group: Sequence[Message]) -> Message:
-    """Return messages of one role as one."""
+    """Return one message with the parts, the reasoning and the calls of several messages of the same role."""
     if len(group) == 1:
         return group[0]
     return replace(

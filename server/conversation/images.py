@@ -14,7 +14,7 @@ _DETAILS: dict[Any, Detail] = {"low": "low", "high": "high", "original": "high"}
 
 
 def image_of(given: Json, path: str) -> Media:
-    """Return the image of a part, in whichever API's form it is."""
+    """Return the image of a message's part, which may have the form of any of the APIs."""
     holder = next(
         (one for key in ("image_url", "source", "image") if (one := given.get(key)) is not None), None
     )
@@ -26,7 +26,7 @@ def image_of(given: Json, path: str) -> Media:
 
 
 def image(source: Any, path: str, detail: Detail = "auto") -> Media:
-    """Return an image. source: a data: URL, or base64."""
+    """Return an image; one that cannot be read has a fault instead of data. source: a data: URL or base64."""
     if not isinstance(source, str) or not source:
         return Media("image", at=path, fault="has no image: send one as a data: URL in base64", detail=detail)
     if (url := _DATA_URL.match(source)) is not None:

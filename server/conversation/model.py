@@ -10,10 +10,10 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A part that a model which reads text is not shown.
+    """A part of a message that is not text, so that a model which only reads text is not shown it.
 
-    kind: image, audio, video or document. name: its title, or "".
-    at: its path in the request. The others are of images: data, in base64, or why there is none; detail.
+    kind: image, audio, video or document. name: the part's title, or "". at: the part's path in the request.
+    Only images have data (base64), or the fault because of which they have none, and a detail.
     """
 
     kind: str
@@ -24,7 +24,7 @@ class Media:
     detail: Detail = "auto"
 
     def __str__(self) -> str:
-        """Return the text that stands in for it, the same at every turn: no sizes, no dates."""
+        """Return the text that stands in for the part, the same in every turn: no sizes, no dates."""
         return f"[{self.kind}{self.name and ' ' + self.name}: this model reads text]"
 
 
@@ -33,7 +33,7 @@ Part = str | Media
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool that the assistant made. id: may be "" until settle()."""
+    """A tool call by the assistant. id: may be "" until settle() gives the call one."""
 
     id: str
     name: str
@@ -47,10 +47,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message.
+    """One message of a conversation, in the normal form.
 
-    call_id: of the call that a tool's message answers. joint: what stands between the parts.
-    at: its path in the request, for notes and errors.
+    call_id: in a tool's message, the id of the call that it answers. joint: the text between two parts.
+    at: the message's path in the request, for notes and errors.
     """
 
     role: Role
@@ -87,11 +87,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that the model may ask the client to call, as the model is shown it: a function.
+    """A tool that the model may ask the client to call. The model is shown every tool as a function.
 
     strict: whether its schema must be enforced. lark: the grammar of a free-form tool's input, if it has one.
     at: path of the schema or grammar in the request. is_custom: whether the client's tool is free-form.
-    own_name, namespace: what the client calls it, if it is in a namespace.
+    own_name, namespace: the client's name for the tool, and the namespace that the tool is in, if any.
     """
 
     name: str

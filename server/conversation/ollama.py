@@ -18,9 +18,9 @@ _RENAMED = frozenset(("images", "thinking", "tool_name"))
 
 
 def read_conversation(given: Json, notes: Notes) -> Json:
-    """Return the fields of a request with its conversation in the normal form.
+    """Return a request's fields, with messages, tools and tool_choice in the normal form.
 
-    Raises BadRequestError if no prompt can be made of it, or a tool cannot be called.
+    Raises BadRequestError if no prompt can be made of the conversation, or the model could not call a tool.
     """
     read = dict(given)
     if given.get("messages") is not None:
@@ -32,7 +32,7 @@ def read_conversation(given: Json, notes: Notes) -> Json:
 
 
 def read_ollama_messages(given: Any, notes: Notes) -> tuple[Message, ...]:
-    """Return messages in the normal form. Raises BadRequestError."""
+    """Convert the JSON messages of an Ollama chat to the normal form. Raises BadRequestError."""
     notes.silent, notes.api = SILENT, "ollama"
     calls = _Calls()
     messages = check_size(given, "messages")
@@ -49,7 +49,7 @@ def read_ollama_messages(given: Any, notes: Notes) -> tuple[Message, ...]:
 
 
 def images_of(given: Any, path: str) -> list[Part]:
-    """Return the images of a message. path: of the array."""
+    """Return the images in the `images` field of a message. path: the field's path in the request."""
     return [image(one, path) for one in (given if isinstance(given, list) else [given])]
 
 

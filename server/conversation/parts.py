@@ -67,7 +67,10 @@ _NOTHING: tuple[Any, ...] = (None, {}, [], "")
 
 
 def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
-    """Return the parts of a content, whatever it is."""
+    """Convert the content of a message or a result, whatever was given, to the parts shown to the model.
+
+    path: the content's path in the request.
+    """
     if content is None:
         return []
     if isinstance(content, str):
@@ -82,7 +85,10 @@ def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
 
 
 def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
-    """Convert a part of any API to the parts shown to the model: none, one or, for a document, several."""
+    """Convert one part of any API's message to the parts shown to the model: none, one, or several.
+
+    path: the part's path in the request. Only a document may become several parts.
+    """
     if isinstance(given, str):
         notes.understood(path)
         return [given]
@@ -114,7 +120,7 @@ def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
 
 
 def note_unknown(given: Json, known: Iterable[str], path: str, notes: Notes) -> None:
-    """Note the keys of an object that have no effect."""
+    """Note the keys of an object that are not known, unless their values say nothing. path: the object's."""
     for key in sorted(given.keys() - set(known) - notes.silent)[:MAX_NOTES]:
         says_nothing = given[key] is None or (key not in INSIDE and given[key] in (False, []))
         if not says_nothing:
@@ -138,13 +144,16 @@ def _media(given: Json, kind: str, path: str, notes: Notes) -> list[Part]:
 
 
 def readable(given: Any) -> str:
-    """Return as JSON what of an object people and models can read; "" if there is nothing."""
+    """Return an object as JSON without the keys that no model can read; "" if nothing is left."""
     kept = cleaned(given)
     return "" if kept in _NOTHING else compact(kept)[:MAX_SHOWN]
 
 
 def cleaned(given: Any, depth: int = 0) -> Any:
-    """Return an object without unreadable keys and empty values, down to a depth."""
+    """Return a value without unreadable keys, empty values, and values nested deeper than MAX_DEPTH.
+
+    depth: the number of objects and arrays around the value.
+    """
     if depth > MAX_DEPTH:
         return None
     if isinstance(given, dict):
@@ -161,12 +170,15 @@ def compact(value: Any) -> str:
 
 
 def as_string(value: Any) -> str:
-    """Return a string as it is, another value as JSON, and nothing for null."""
+    """Return a string as it is, null as "", and any other value as JSON."""
     return value if isinstance(value, str) else "" if value is None else compact(value)
 
 
 def arguments_of(given: Any, path: str, notes: Notes) -> Json:
-    """Return the arguments of a call as an object, however they were sent. Of cut-off ones, what is there."""
+    """Return the arguments of a call as an object, whether they were sent as an object or as JSON text.
+
+    Of JSON that was cut off, return the members that arrived. path: the arguments' path in the request.
+    """
     if isinstance(given, str):
         if not given.strip():
             return {}

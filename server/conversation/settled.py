@@ -20,7 +20,11 @@ SEEING = (
 
 
 def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "entries") -> list[Any]:
-    """Return the messages or items of a request, before they are translated. Raises BadRequestError."""
+    """Return the array of a request's messages or items, of which a lone one may come without an array.
+
+    most: the largest number of entries. what: the word for entries in the error message.
+    Raises BadRequestError if it is no array, or has too many entries, or its entries too many parts in all.
+    """
     if isinstance(given, dict):
         given = [given]
     if not isinstance(given, list):
@@ -49,7 +53,10 @@ def _contents(given: Iterable[Any]) -> Iterator[Any]:
 
 
 def settle(messages: Iterable[Message], notes: Notes) -> tuple[Message, ...]:
-    """Return the messages with ids that match. Results without a call are shown as the user's text."""
+    """Return the messages with an id for every call, and for every result the id of the call that it answers.
+
+    A result that answers no call of an earlier message becomes text of the user.
+    """
     made: list[Message] = []
     known: set[str] = set()
     unanswered: dict[str, None] = {}
@@ -81,9 +88,9 @@ def _as_users(result: Message) -> Message:
 
 
 def check_answerable(messages: Sequence[Message], *, sees: bool = True) -> None:
-    """Refuse a newest turn that only media make sense of. Raises BadRequestError.
+    """Refuse a newest turn that has media and nothing the model can read or see. Raises BadRequestError.
 
-    sees: whether the model sees images, or may do so: then call this again once that is known.
+    sees: whether the model sees images. True while that is not known; then call this again once it is.
     """
     newest = [one for one in messages[newest_start(messages) :] if one.role != "system"]
     media = [part for one in newest for part in one.parts if isinstance(part, Media)]

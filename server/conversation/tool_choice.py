@@ -21,10 +21,10 @@ _NAMED = ("function", "custom", "tool")
 def read_choice(
     given: Any, path: str, tools: Sequence[Tool], left_out: Collection[str], notes: Notes
 ) -> ToolChoice:
-    """Return the choice. One that asks for a tool that was left out is auto.
+    """Return a request's tool_choice in the normal form; "auto" if it asks for a tool that was left out.
 
-    left_out: names and types of tools that were left out.
-    Raises BadRequestError if it names a tool that is not there, or needs tools where there are none.
+    path: the choice's path in the request. left_out: names and types of the tools that were left out.
+    Raises BadRequestError if the choice names an unknown tool, or demands a call without there being tools.
     """
     if isinstance(given, ToolChoice):
         return given

@@ -34,9 +34,9 @@ _KNOWN = ("name", "description", "parameters", "input_schema", "input_examples",
 
 @dataclass(slots=True)
 class ToolReader:
-    """Reads tools. What only a vendor or a client of its own format could run is left out.
+    """Reads a request's tools, and leaves out those that only a vendor's server or a special client can run.
 
-    tools: those that the model is shown. left_out: names and types of the others.
+    tools: the tools that the model is shown. left_out: names and types of the tools that were left out.
     """
 
     notes: Notes
@@ -45,7 +45,10 @@ class ToolReader:
     _names: set[str] = field(default_factory=set)
 
     def read(self, given: Any, path: str, namespace: str | None = None) -> None:
-        """Add the tools of an array. Raises BadRequestError if one that the client runs cannot be called."""
+        """Read an array of tools and add them. path: the array's path in the request.
+
+        Raises BadRequestError if a function or free-form tool is malformed: the model could not call it.
+        """
         if isinstance(given, dict):
             self.notes.understood(path, "must be an array")
             given = [given]
@@ -100,7 +103,10 @@ def _is_own(given: Json, where: str, api: str) -> bool:
 
 
 def read_tool(given: Json, at: str, namespace: str | None, notes: Notes) -> Tool:
-    """Return a tool. Raises BadRequestError if it cannot be called."""
+    """Return a tool in the normal form. at: the tool's path in the request.
+
+    Raises BadRequestError if the tool's name or schema is malformed, so that the model could not call it.
+    """
     inner, where = _inner(given)
     if not _is_own(given, where, notes.api):
         notes.understood(at, "has the form of another API")
@@ -204,7 +210,7 @@ def _grammar(given: Any, at: str) -> tuple[str, str] | None:
 
 
 def function_name(namespace: str | None, name: str) -> str:
-    """Return the name under which the model is shown a tool."""
+    """Return the name by which the model is shown a tool: the client's, after its namespace if it has one."""
     if namespace is None:
         return name
     full = f"{namespace}__{name}"
@@ -218,9 +224,10 @@ def function_name(namespace: str | None, name: str) -> str:
 
 
 def check_enforced(tools: Iterable[Tool]) -> None:
-    """Refuse schemas that must be enforced but cannot be. tools: those whose schemas are enforced.
+    """Refuse tools whose schemas must be enforced but cannot be. Raises BadRequestError.
 
-    Of a schema that is not strict, only what can be enforced counts.
+    tools: only those whose schemas are enforced. Of a schema that is not strict, only the part that can be
+    enforced is checked.
     """
     num_bytes = 0
     for tool in tools:
@@ -239,6 +246,6 @@ def check_enforced(tools: Iterable[Tool]) -> None:
 
 
 def check_enforced_in_full(tools: Sequence[Tool]) -> None:
-    """Refuse schemas that cannot be enforced in full. Raises PydanticCustomError."""
+    """Refuse tools whose schemas cannot be enforced in full. Raises PydanticCustomError."""
     for tool in tools:
         check_schema(tool.parameters)

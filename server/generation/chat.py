@@ -45,7 +45,8 @@ async def answer_chat(
 ) -> Response:
     """Generate the response to a chat request. Raises ApiError before any of the response is sent.
 
-    streams_calls: whether a stream has the arguments of calls as they are written, or each call as a whole.
+    streams_calls: whether a stream has the arguments of a tool call as the model writes them, or each call
+        whole once it is complete.
     """
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)

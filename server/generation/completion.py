@@ -18,9 +18,9 @@ from server.validation.constraints.relaxed_schema import modern
 async def answer_completion(
     request: Request, service: Service, body: CompletionRequest, presenter: Presenter, model: str
 ) -> Response:
-    """Continue the prompts of a request, or fill in what is before its suffix.
+    """Continue the prompts of a request, or fill in the text between its prompt and its suffix.
 
-    model: its name, for errors. Raises ApiError before any of the response is sent.
+    model: the model's name, for errors. Raises ApiError before any of the response is sent.
     """
     if body.suffix:
         fim = fim_of(service.engine.tokenizer, model, "suffix")

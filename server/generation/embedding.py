@@ -46,7 +46,10 @@ INSTRUCTED = "Instruct: "
 async def encode_inputs(
     request: Request, service: Service, body: EmbeddingsRequest
 ) -> tuple[EmbeddingInput, ...]:
-    """Return the texts as the model reads them. Raises BadRequestError, and what encode_texts() raises."""
+    """Return the tokens of each text, with the prompt and the special tokens of the embedding model.
+
+    Raises BadRequestError, and the exceptions of encode_texts().
+    """
     info, embedding = service.engine.info, service.engine.info.embedding
     assert embedding
     if body.dimensions is not None and body.dimensions > embedding.dimensions:
@@ -81,7 +84,10 @@ def _as_inputs(
 
 
 async def encode_pairs(request: Request, service: Service, body: RerankRequest) -> tuple[EmbeddingInput, ...]:
-    """Return the query with each document as the model reads them. Raises as encode_inputs()."""
+    """Return the tokens of each pair of query and document, as the ranking model takes them.
+
+    Raises as encode_inputs() does.
+    """
     info, embedding = service.engine.info, service.engine.info.embedding
     assert embedding
     head = body.query
@@ -131,9 +137,9 @@ async def answer(
     write: Callable[[Sequence[bytes], int], bytes],
     dimensions: int | None = None,
 ) -> Response:
-    """Embed or rate inputs, and answer with what is written of their numbers. Raises as embed().
+    """Embed or score inputs and respond with the JSON that write() makes of the vectors. Raises as embed().
 
-    write: is called on a thread, with the numbers of each input and the tokens of all.
+    write: called on a thread with the vectors, one for each input, and the number of tokens of all inputs.
     """
     numbers = await embed(request, service, inputs, dimensions)
     return LongResponse(await FORMAT.run(write, numbers, sum(len(one.tokens) for one in inputs)))
@@ -145,7 +151,7 @@ async def embed(
     inputs: tuple[EmbeddingInput, ...],
     dimensions: int | None = None,
 ) -> tuple[bytes, ...]:
-    """Return the numbers of each input, little-endian float32.
+    """Return the vector of each input, or its score as a vector of one number, in little-endian float32.
 
     Raises ApiError if the engine refuses or fails, and ClientGoneError if the client disconnects.
     """

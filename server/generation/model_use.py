@@ -1,7 +1,7 @@
-"""Serve a request by the model that it asks for; if that is not loaded, wait until it is.
+"""Serve a request by the model that it names; if that model is not loaded, wait until it is.
 
-A stream tells in comments how far the model is. Its status is 200 by then, so an error is an event.
-A stream of JSON lines, which has no comments, has lines that say nothing instead.
+Meanwhile a stream of events reports the progress of the load in comments, and a stream of JSON lines, which
+has no comments, sends lines without text. The status is 200 by then, so an error is an event or a line.
 """
 
 import asyncio
@@ -55,12 +55,12 @@ async def serve_model(
     keep_alive: KeepAlive = None,
     purpose: Purpose | None = "generate",
 ) -> Response:
-    """Answer a request by the model of that name, by default the one that the server started with.
+    """Answer a request by the named model; None is the model that the server started with.
 
-    silence: what a stream says while its model is loaded, empty for comments; None if the response is none.
-    keep_alive: for how long to keep the model afterwards.
+    silence: sent by a stream while its model is loaded; b"" for comments. None if the response is no stream.
+    keep_alive: how long to keep the model loaded after the request.
     purpose: what the model must be for; None for anything.
-    Raises ApiError if the model cannot be had, and what answer() raises.
+    Raises ApiError if the model does not exist or cannot be loaded, and the exceptions of answer().
     """
     service = service_of(request)
     service.check_ready()
@@ -226,9 +226,9 @@ def _end_use(future: "Future[ModelUse]") -> None:
 
 
 class LoadingStream(Response):
-    """A stream that begins with comments while its model is loaded, and goes on as that model's response.
+    """A stream that reports a model's load in comments, then goes on as the response by that model.
 
-    silence: sent instead of comments, if there is one.
+    silence: sent instead of each comment, unless it is empty.
     """
 
     def __init__(

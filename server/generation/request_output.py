@@ -37,7 +37,8 @@ serves other requests."""
 class RequestOutput:
     """Parsed output of a submission, with one parser for each choice.
 
-    record: the request's log record, completed by close(). body: says what of the output is returned.
+    record: the request's log record, completed by close(). body: the request, whose fields say which parts of
+        the output are returned.
     """
 
     def __init__(
@@ -144,9 +145,9 @@ class RequestOutput:
         return text + parser.end(event)
 
     async def format(self, write: Callable[[], bytes], *, is_long: bool = False) -> bytes:
-        """Let a presenter write a whole text or the whole output; return the frames.
+        """Call a presenter's function that formats output; return its frames.
 
-        On a thread if that is long, or if there are log probabilities: for a long answer they take seconds.
+        It runs on a thread if is_long, or if there are log probabilities: for a long answer it takes seconds.
         """
         run = station("format")(write)
         if is_long or any(request.top_logprobs is not None for request in self.submission.engine_requests):
@@ -171,7 +172,7 @@ class RequestOutput:
         return measure_timings([ended[index] for index in range(len(self.submission.engine_requests))])
 
     def record_error(self, fault: ApiError) -> None:
-        """Note in the log record the error that a running stream ends with."""
+        """Note the error that ends a running stream in the log record."""
         self._record.note(fault.code or fault.type)
 
     def record_internal_error(self) -> ApiError:
@@ -182,7 +183,7 @@ class RequestOutput:
         return fault
 
     async def close(self) -> None:
-        """Cancel what is still running and complete the log record."""
+        """Cancel the sequences that still run, and complete the log record."""
         submission, record = self.submission, self._record
         if self._parsing is not None:
             self._parsing[1].cancel()

@@ -35,8 +35,8 @@ ANY_MODEL = "*"
 class Service:
     """The shared objects of one app. Create it on the app's event loop.
 
-    models: one or many; of() returns the objects of one of them. recorder: None if nothing is recorded.
-    engine: the models as an engine; of the objects of one model, that model's.
+    models: one model or many; of() returns a model's own Service. recorder: None if nothing is recorded.
+    engine: all models as one engine; in a model's own Service, the engine of that model.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Service:
         self.created = int(time.time())
 
     def of(self, engine: ModelEngine, name: str) -> "Service":
-        """Return the objects of a model: these, but for its own in the place of those of all models.
+        """Return a model's own Service: a copy with the model's engine, settings and prompt encoder.
 
-        engine: the model's. name: by which it is known.
+        engine: the model's. name: the name by which requests know the model.
         """
         if engine is self.models:
             return self
@@ -145,7 +145,7 @@ class Service:
                 raise UnavailableError(f"The engine has died: {status.fault}.", code="engine_dead")
 
     def check_model(self, requested: str | None) -> str:
-        """Return the requested model name, or the default one if None, for the response.
+        """Return the model's name for the response: the requested one, or the default if None.
 
         Raises ModelNotFoundError.
         """
@@ -159,13 +159,16 @@ class Service:
         return requested
 
     def resolve(self, requested: str | None, purpose: Purpose | None = None) -> str:
-        """Return the name of a model, or a name that none has. purpose: None for any."""
+        """Return the requested name, the first model's name for its aliases, or the default model's for None.
+
+        The name may be unknown. purpose: decides which model is the default; None for generating.
+        """
         if requested is None:
             return self._default_name(purpose)
         return self.models.first_name if requested in self.settings.served_model_name else requested
 
     def resolve_unknown(self, name: str, purpose: Purpose | None = None) -> str:
-        """Return the model that answers to an unknown name. Raises ModelNotFoundError if none does."""
+        """Return the name of the model that serves unknown names. Raises ModelNotFoundError if none does."""
         if ANY_MODEL not in self.settings.served_model_name:
             raise ModelNotFoundError(name, self.model_names if self.models.is_fixed else ())
         return self._default_name(purpose)

@@ -30,7 +30,7 @@ class TokenStream(EventSourceResponse):
         self._at_end = at_end
 
     def send_lines(self) -> None:
-        """Declare the frames as JSON lines, which they are, instead of events."""
+        """Declare the content type of JSON lines instead of that of server-sent events."""
         self.headers["content-type"] = LINES_TYPE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +42,7 @@ class TokenStream(EventSourceResponse):
 
 
 def known_stream(frames: bytes) -> Response:
-    """Return a stream whose events are all known before it begins."""
+    """Return a stream of events that were all made before it begins. frames: the events."""
     return Response(frames, headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
 
 

@@ -21,14 +21,14 @@ The log line lacks the usage of later ones."""
 
 
 class Submission:
-    """The sequences of one HTTP request: submits them, receives their events, and cancels what is left.
+    """The sequences of one HTTP request: submits them, receives their events, cancels those still running.
 
     engine_requests: one for each choice, by index. num_choices: choices of each prompt.
-    grammar_param: the field that their grammar comes from, if they have one.
-    on_first: called on the event loop when any of them has its first token.
-    client: whether it has disconnected, from when on nothing waits for the sequences.
+    grammar_param: the request's field with the grammar, if there is one.
+    on_first: called on the event loop when the first token of any sequence has come.
+    client: tells whether the client has disconnected; after that nothing waits for the sequences.
     ended: usage of the sequences that have ended, normally or not, by index.
-    finished: the final events of those that ended normally, by index.
+    finished: the final events of the sequences that ended normally, by index.
     deltas: the deltas of each choice; those of a stream are kept only if prompts are logged.
     """
 

@@ -15,7 +15,7 @@ MAX_HEADERS = 100
 class BodyLimit:
     """ASGI middleware that refuses large bodies (413), slow bodies (408) and too many headers (431).
 
-    The size limit holds with and without a Content-Length header, and for what a body is decoded to.
+    The size limit holds with and without a Content-Length header, and also for the decoded body.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float) -> None:

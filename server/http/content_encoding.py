@@ -18,9 +18,9 @@ _KNOWN = _NONE | {"gzip", "x-gzip", "deflate"}
 
 
 def coding_of(header: str) -> str | None:
-    """Return the encoding that a Content-Encoding header names, None for none.
+    """Return the encoding that a Content-Encoding header names; None if the body is not encoded.
 
-    Raises ContentEncodingError if it cannot be decoded here.
+    Raises ContentEncodingError for an encoding that cannot be decoded here.
     """
     coding = header.strip().lower()
     if coding not in _KNOWN:
@@ -31,9 +31,9 @@ def coding_of(header: str) -> str | None:
 async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
     """Decode a body.
 
-    limit_bytes: of what it is decoded to; little more than that is ever held in memory.
-    Raises BodyTooLargeError, and InvalidEncodingError if the body is not exactly one whole encoded text, or
-    with gzip several, as RFC 1952 has it.
+    limit_bytes: the limit of the decoded body; little more than that is ever held in memory.
+    Raises BodyTooLargeError, and InvalidEncodingError if the body is not exactly one complete encoded text;
+    gzip may have several in a row, as in RFC 1952.
     """
     is_raw = coding == "deflate" and not _has_zlib_header(body)
     decoder = zlib.decompressobj(_RAW if is_raw else _AUTOMATIC)

@@ -12,7 +12,7 @@ from server.errors import ClientGoneError
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client has disconnected. Its body has been read before."""
+    """Wait until the client has disconnected. The request's body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -20,9 +20,9 @@ async def wait_for_disconnect(receive: Receive) -> None:
 async def wait_unless_gone(
     future: asyncio.Future[Any], receive: Receive, timeout_s: float | None = None
 ) -> None:
-    """Wait until a future is done, or for so many seconds.
+    """Wait until a future is done, or for timeout_s seconds.
 
-    Raises ClientGoneError if the client disconnects before.
+    Raises ClientGoneError if the client disconnects first.
     """
     left = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
@@ -37,7 +37,7 @@ async def wait_unless_gone(
 class ClientWatch:
     """Whether the client of one request has disconnected. Create it on the event loop.
 
-    on_left: called on the event loop when it has.
+    on_left: called on the event loop when the client has disconnected.
     """
 
     def __init__(self, on_left: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class ClientWatch:
 
     @contextlib.asynccontextmanager
     async def watching(self, receive: Receive) -> AsyncIterator[None]:
-        """Let waiting raise ClientGoneError if the client disconnects within this context."""
+        """Within this context, notice when the client disconnects; wait_for() then raises ClientGoneError."""
         watch = asyncio.create_task(self._watch(receive))
         try:
             yield

@@ -4,13 +4,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadRequests:
-    """ASGI middleware that answers HEAD as GET without the body. Claude Code asks with it for a server."""
+    """ASGI middleware that answers HEAD as GET without the body. Claude Code probes a server with HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; one for HEAD as one for GET."""
+        """Pass a request on; a HEAD request as GET."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self.app(scope, receive, send)
             return

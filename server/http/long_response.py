@@ -9,9 +9,10 @@ PART_BYTES = 256 * 2**10
 
 
 class LongResponse(Response):
-    """A body of JSON that may have 100 MB and more.
+    """A JSON body that may have 100 MB and more, sent in parts.
 
-    Sent at once it would be copied on the event loop, and count as unread, which is limited for each address.
+    Sent at once, the body would be copied on the event loop, and would count as unread output, which is
+    limited for each address.
     """
 
     media_type = "application/json"

@@ -10,7 +10,7 @@ _USES = "reprise.model_uses"
 
 
 class ModelUses:
-    """ASGI middleware around the routes: calls at the end what end_later() was given."""
+    """ASGI middleware around the routes: after each response calls the functions given to end_later()."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -49,7 +49,7 @@ _LINES: Json = {"application/x-ndjson": {"schema": {"type": "object"}}}
 def body_schema(
     model: type[BaseModel], *, is_streamed: bool | None = None, in_lines: bool = False
 ) -> dict[str, Any]:
-    """Return the OpenAPI entry of a route whose body is this model.
+    """Return the OpenAPI entry of a route whose body is validated by this model.
 
     is_streamed: whether the response is a stream. None: it is one if the body says so.
     in_lines: whether streams consist of lines of JSON instead of events.
@@ -64,7 +64,7 @@ def body_schema(
 
 
 def query_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI entry of a route whose query is this model, which must not nest other models."""
+    """Return the OpenAPI entry of a route whose query is validated by this model, without nested models."""
     parameters = [
         {"name": name, "in": "query", "required": False, "schema": schema}
         for name, schema in model.model_json_schema()["properties"].items()
@@ -77,9 +77,9 @@ def query_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The facts about the one served model, and the settings, that the document depends on.
+    """The facts that the OpenAPI document states about the only served model, and a limit from the settings.
 
-    vocab_size: ids of tokens are below it. can_infill: whether the model fills in the middle of a text.
+    vocab_size: token ids are below it. can_infill: whether the model fills in the middle of a text.
     max_choices: the largest n of a request.
     """
 
@@ -98,8 +98,8 @@ def complete_document(
     """Add to the app's OpenAPI document: the models that body_schema() names, the error format and headers.
 
     open_paths: paths that need no API key; None if no path needs one.
-    is_liberal: whether what has no effect is left out of bodies, rather than refused.
-    served: returns what the document says of the model once it is loaded; None if there are several.
+    is_liberal: whether fields without effect are left out of bodies rather than refused.
+    served: returns the facts about the model once it is loaded; None if there are several models.
     """
     make_document = app.openapi
     # It takes a tenth of a second, for which no request should wait.

@@ -40,12 +40,12 @@ def record_of(request: HTTPConnection) -> RequestRecord:
 
 
 def note_ignored(request: HTTPConnection, what: Iterable[str]) -> None:
-    """Note the parts of a request that have no effect, which the log and the response's header name."""
+    """Note the parts of a request that have no effect, for the log and the header x-reprise-ignored."""
     record_of(request).ignored += what
 
 
 def note_relaxed(request: HTTPConnection, what: Iterable[str]) -> None:
-    """Note the parts of a request's schemas that are not enforced, which the response's header names."""
+    """Note the parts of a request's schemas that are not enforced, for the response's header."""
     record = record_of(request)
     record.relaxed += (requested_name(path, record.field_names) for path in what)
 
@@ -62,7 +62,7 @@ async def check_request_id(request: Request) -> None:
 
 
 def with_prefix(path: str) -> str:
-    """Return the path with /v1 in front, if it is one that other servers have without it."""
+    """Return the path with /v1 in front, if other servers serve the endpoint without it."""
     _, first, *_ = f"{path}/".split("/", 2)
     return f"/v1{path}" if first in UNPREFIXED else path
 

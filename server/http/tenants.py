@@ -1,4 +1,4 @@
-"""Find who sent a request: its tenant, for sharing drafts, and its key's digest, for stored text."""
+"""Find who sent a request: its tenant, for sharing drafts, and its key's digest, to find stored text."""
 
 from starlette.requests import HTTPConnection
 

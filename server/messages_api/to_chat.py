@@ -13,9 +13,9 @@ _SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def to_chat_request(body: MessagesRequest, *, drops_billing: bool = True) -> ChatRequest:
-    """Return the chat request. Raises BadRequestError, which names the fields of the chat request.
+    """Return the chat request. Raises BadRequestError, which has the chat request's names of fields.
 
-    drops_billing: see kept_system().
+    drops_billing: whether to leave out the billing line of the system prompt; see kept_system().
     """
     given = {
         "max_tokens": body.max_tokens,

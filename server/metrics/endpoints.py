@@ -54,7 +54,7 @@ _OPEN_ENDED = tuple(path for path in reversed(_PATHS) if "{" in path)
 
 
 def endpoint_of(path: str) -> str:
-    """Return a path's endpoint, or "other": clients may request any path, but labels must stay few."""
+    """Return the endpoint label of a path, or "other" for any unknown path, as labels must stay few."""
     if path in _PATHS:
         return path
     return next((known for known in _OPEN_ENDED if _fits(path, known)), "other")

@@ -24,9 +24,10 @@ _ROOT = Path(__file__).parents[2]
 class Hold:
     """A time in which the event loop served nobody.
 
-    station: whose work held it; NOT_HELD if the loop itself did hardly any.
-    late_s: how late its timer was. own_s: processor time that the loop's thread certainly used meanwhile.
-    where: the module, line and function that it was in, as "server.app:12 create_app"; empty if not seen.
+    station: the station whose work held the loop; NOT_HELD if the loop itself did hardly any work.
+    late_s: how late the loop's timer was.
+    own_s: processor time that the loop's thread certainly used meanwhile.
+    where: the module, line and function in which the loop was, as "server.app:12 create_app"; "" if not seen.
     """
 
     station: str
@@ -36,13 +37,13 @@ class Hold:
 
 
 class LoopLag:
-    """Sets timers while it runs, and reports by how many seconds each was late, and what held the loop.
+    """Sets timers on the event loop, and reports how many seconds late each fires, and what held the loop.
 
-    Processor time tells work of the loop from waits for the machine: only the former is our fault.
+    The thread's processor time tells the loop's own work, which is our fault, from waiting for the machine.
     Create it on the loop's thread.
 
     stations: the clock of the loop's thread. observe: called with the lag of each timer, >= 0.
-    hold: called for each lag above HELD_S. spent: the thread's processor time in seconds.
+    hold: called for each lag above HELD_S. spent: returns the thread's processor time in seconds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a metric is, and a group of metrics."""
+"""Define a metric, and a group of metrics."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ MODEL = "model"
 class MetricEntry:
     """A metric.
 
-    help: its help text, one sentence. labels: the names of its labels.
+    help: one sentence that explains the metric. labels: the names of its labels.
     buckets: a histogram's upper bounds.
     """
 
@@ -28,7 +28,7 @@ class MetricGroup:
 
     is_scraped: whether the values are read at each scrape; otherwise events are counted as they happen.
     note: an explanation of the group's metrics and labels, in Markdown.
-    is_by_model: whether all have the label "model" too if the server has several models.
+    is_by_model: whether all metrics get the label "model" too if the server has several models.
     """
 
     title: str

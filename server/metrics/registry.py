@@ -61,7 +61,7 @@ class Metrics:
         self._observe("event_loop_lag_seconds", lag_s)
 
     def count_hold(self, station: str, own_s: float) -> None:
-        """Count a time in which the event loop served nobody. own_s: its own work meanwhile."""
+        """Count a time in which the event loop served nobody. own_s: processor time of its own meanwhile."""
         self._count("event_loop_holds", 1, station)
         self._longest_hold_s = max(self._longest_hold_s, own_s)
         self._gauges["reprise_event_loop_longest_hold_seconds"].set(self._longest_hold_s)
@@ -91,7 +91,7 @@ class Metrics:
         """Count a sequence that has ended.
 
         is_first: whether it is its prompt's first choice; a prompt's tokens count once for all choices.
-        model: the name of its model, a label if there are several.
+        model: the name of the sequence's model, a label if there are several.
         """
         usage, by_model = event.usage, (model,) if self._names_models else ()
         end = event.reason if isinstance(event, Finished) else event.kind

@@ -34,7 +34,11 @@ def running_model(name: str, entry: ModelEntry) -> dict[str, Any]:
 
 
 def described_model(entry: ModelEntry, sampling: dict[str, float], created: int) -> dict[str, Any]:
-    """Return a model for /api/show. sampling: of requests that leave it out."""
+    """Return a model for /api/show.
+
+    sampling: the sampling of requests whose fields are absent.
+    created: when the server started, in seconds of Unix time.
+    """
     context = {"num_ctx": str(entry.context_tokens)} if entry.context_tokens else {}
     parameters = context | {name: f"{value:g}" for name, value in sampling.items()}
     return {

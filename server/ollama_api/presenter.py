@@ -31,9 +31,10 @@ NS_PER_MS = 1_000_000
 
 
 class LinePresenter:
-    """Presenter for one choice. model: its name in the request. is_chat: for /api/chat.
+    """Presenter for /api/chat, or for /api/generate. A request has one choice.
 
-    Its durations begin when it is made.
+    model: the model's name in the request. is_chat: whether the endpoint is /api/chat.
+    The durations in its responses count from the presenter's creation.
     """
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
@@ -47,7 +48,7 @@ class LinePresenter:
         self._loaded_ns = time.perf_counter_ns()
 
     def format_done(self, reason: Literal["load", "unload"]) -> bytes:
-        """Return the response to a request that has nothing to generate."""
+        """Return the response to a request that only loads or unloads a model. reason: its done_reason."""
         return to_json(self._line("", done=True, done_reason=reason))
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
@@ -69,7 +70,7 @@ class LinePresenter:
         return self._parts(events) or self.format_silence()
 
     def format_silence(self) -> bytes:
-        """See Presenter. Clients take every line for a part of the response, so it is one without text."""
+        """See Presenter. Clients expect a part of the response in every line, so send one without text."""
         return to_json(self._line("")) + b"\n"
 
     def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:

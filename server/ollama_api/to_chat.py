@@ -17,12 +17,15 @@ TAG = ":latest"
 
 
 def untagged(name: str | None, known: Collection[str]) -> str | None:
-    """Return the name of a model without Ollama's default tag, unless it is known with it."""
+    """Return a model's name without Ollama's default tag, unless a model is known by the name with the tag.
+
+    known: the names of the server's models.
+    """
     return name if name is None or name in known else name.removesuffix(TAG)
 
 
 def tagged(name: str) -> str:
-    """Return the name of a model with a tag, without which some clients do not find it in their list."""
+    """Return a model's name, with a tag if it has none: some clients look for the tagged name in lists."""
     return name if ":" in name.rpartition("/")[2] else f"{name}{TAG}"
 
 
@@ -32,14 +35,14 @@ def to_chat_request(body: OllamaChatRequest) -> ChatRequest:
 
 
 def prompt_to_chat(body: OllamaGenerateRequest) -> ChatRequest:
-    """Return a prompt as the chat request that it is. Raises BadRequestError."""
+    """Return a chat request with the prompt as the user's message. Raises BadRequestError."""
     images = images_of(body.images, "images") if body.images else []
     system = [Message("system", (body.system,), at="system")] if body.system else []
     return _chat(body, (*system, Message("user", (*images, body.prompt), at="prompt")))
 
 
 def to_completion(body: OllamaGenerateRequest, notes: Notes) -> CompletionRequest:
-    """Return a text to continue, or with a hole to fill in, as a completions request.
+    """Return the completions request that continues a text, or fills in the hole before a suffix.
 
     Raises BadRequestError.
     """

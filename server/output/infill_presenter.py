@@ -1,4 +1,4 @@
-"""Format what fills a hole as llama-server's /infill does."""
+"""Format the text that fills a hole as llama-server's /infill does."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,10 @@ from server.output.presenter import KEEP_ALIVE, Events
 
 
 class InfillPresenter:
-    """Presenter for /infill. model: its name. is_silent: the client wants no text, only the prompt cached."""
+    """Presenter for /infill.
+
+    model: the model's name. is_silent: whether the client wants no text, only the prompt to be cached.
+    """
 
     def __init__(self, model: str, is_silent: bool = False) -> None:
         self._model = model

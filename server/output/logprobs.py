@@ -45,14 +45,14 @@ class CompletionLogprobsBuilder:
     def add(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
         """Format the next tokens.
 
-        text: the part of their text that can be sent already.
+        text: the part of these tokens' text that can be sent already.
         """
         return _format(entries, [self._advance(entry, text) for entry in entries])
 
     def add_prompt(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
         """Format the next tokens of an echoed prompt.
 
-        text: the whole prompt with its first tokens, "" with the others.
+        text: the whole prompt in the first call, "" in later ones.
         """
         if not self._has_started:
             self._prompt, self._positions = PromptPositions(text), TokenPositions(len(text))

@@ -1,4 +1,4 @@
-"""What GET /v1/models says of models."""
+"""Describe models as GET /v1/models lists them."""
 
 from typing import Literal
 

@@ -195,7 +195,7 @@ class CompletionFormat:
 
 
 def trace(choice: Choice, runs: Sequence[tuple[str, str]]) -> None:
-    """Add to a choice the sources of its text, such as drafters, if they are known. runs: see ReportPart."""
+    """Add the sources of a choice's text, such as drafters, to the choice. runs: see ReportPart.trace."""
     if runs:
         choice.draft_trace = [TracedText(text=text, source=source) for text, source in runs]
 
@@ -226,8 +226,8 @@ class ResponseHead:
     ) -> Envelope:
         """Return a chunk of a stream.
 
-        more: usage, if requested, which is null except in the last chunk; timings in the last chunk; and what
-            a ReportPart has.
+        more: the chunk's further fields: usage, if requested, null in all chunks but the last; timings in the
+            last chunk; the fields of a ReportPart.
         """
         return self._envelope(response_format, response_format.chunk_object, choices=choices, **more)
 

@@ -36,7 +36,7 @@ class Presenter(Protocol):
         """Return a frame that shows during a silence that the stream is alive; never empty."""
 
     def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
-        """Return the events for the last parts and those that end the stream."""
+        """Return the events for the last parts, followed by the events that end the stream."""
 
     def format_error(self, fault: ApiError) -> bytes:
         """Return the events that report an error in a running stream and end it."""

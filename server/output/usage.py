@@ -135,10 +135,10 @@ def count_by_source(usages: Collection[Usage]) -> dict[str, tuple[int, int]]:
 
 
 def explain_undrafted(usages: Collection[Usage]) -> str | None:
-    """Return in words why nothing, or next to nothing, was drafted; None otherwise, or if nothing may draft.
+    """Say why nothing, or next to nothing, was drafted; None if enough was drafted, or if nothing may draft.
 
-    The timings, the log, the list of requests and the page all have these words. Of several choices it is the
-    first one's reason, if all have one.
+    The timings, the log, the list of requests and the page show this text. If all of several choices have a
+    reason, it is the first choice's; else it is None.
     """
     reasons = [usage.drafting.why_undrafted for usage in usages]
     num_accepted = sum(usage.drafting.num_accepted for usage in usages)

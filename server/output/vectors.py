@@ -12,7 +12,7 @@ FLOAT_BYTES = 4
 
 
 def numbers_of(vector: bytes) -> list[float]:
-    """Return the numbers of a vector of little-endian float32 numbers."""
+    """Convert a vector from bytes, little-endian float32, to a list of numbers."""
     numbers = array("f", vector)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -20,14 +20,17 @@ def numbers_of(vector: bytes) -> list[float]:
 
 
 def write_numbers(vector: bytes) -> bytes:
-    """Write the numbers of a vector as a JSON array."""
+    """Write a vector, little-endian float32, as a JSON array."""
     return to_json(numbers_of(vector))
 
 
 def write_embeddings(
     vectors: Sequence[bytes], num_tokens: int, encoding_format: Literal["float", "base64"], model: str
 ) -> bytes:
-    """Write OpenAI's response. May take long. num_tokens: of all texts."""
+    """Write the JSON response of /v1/embeddings. May take long.
+
+    vectors: (num_texts,) little-endian float32. num_tokens: the tokens of all texts together.
+    """
     parts = []
     for index, vector in enumerate(vectors):
         shown = b64encode(vector).decode() if encoding_format == "base64" else numbers_of(vector)
@@ -46,11 +49,11 @@ def write_ranking(
     request_id: str,
     model: str,
 ) -> bytes:
-    """Write a rerank response with the fields of both Jina's and Cohere's, the best documents first.
+    """Write a JSON response that has both Jina's and Cohere's rerank fields, with the best documents first.
 
-    Without documents it has Voyage's too (data), which Continue reads.
-    rated: the score of each document, as a vector of one number.
-    documents: their texts, to be returned too; None if they are not. num_tokens: of all pairs.
+    Unless documents are returned it has Voyage's field (data) too, which Continue reads.
+    rated: (num_documents,) scores, each as a vector of one number. num_tokens: the tokens of all pairs.
+    documents: the documents' texts, to be returned too; None to return only indices and scores.
     """
     scores = [number for one in rated for number in numbers_of(one)]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]

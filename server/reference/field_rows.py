@@ -21,7 +21,7 @@ class UndocumentedError(Exception):
 class Row:
     """A row of a table of fields.
 
-    path: a.b for a field of the object a, a[].b for one of the objects in the array a.
+    path: a.b for field b of the object a, a[].b for field b of the objects in the array a.
     type, default: Markdown; empty if there is none.
     refused: for an unsupported field, the error message for other values; None for a supported field.
     """

@@ -125,7 +125,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def prompt_end(self) -> PromptEnd:
-        """Where the prompt ends."""
+        """Where the prompt ends: after the messages, within the last one, or at the start of an answer."""
         return prompt_end(self.continue_final_message, self.add_generation_prompt)
 
     @property
@@ -162,7 +162,7 @@ class ChatRequest(GenerationFields):
         return [tool for tool in self.callable_tools if must_call or tool.strict]
 
     def with_parameters(self, parameters: Mapping[str, dict[str, Any]]) -> "ChatRequest":
-        """Return the request with other schemas of some functions, by their names."""
+        """Return the request with other schemas for some tools. parameters: the schemas, by tool name."""
         tools = [replace(one, parameters=parameters.get(one.name, one.parameters)) for one in self.tools]
         return self.model_copy(update={"tools": tuple(tools)})
 
@@ -213,7 +213,7 @@ class ChatRequest(GenerationFields):
 
 
 def of_chats(name: str) -> Any:
-    """Return the type of a field that chat requests have too."""
+    """Return the type of the chat request's field of this name, for use in other request models."""
     field = ChatRequest.model_fields[name]
     text = str(field.description).removesuffix(" Not in OpenAI's API.")
     parts = (field.annotation, *field.metadata, Field(description=text))

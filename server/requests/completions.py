@@ -117,7 +117,7 @@ class CompletionRequest(GenerationFields):
 
     @model_validator(mode="after")
     def check_suffix(self) -> "CompletionRequest":
-        """Refuse a suffix where the prompt is not text, or not used as it is."""
+        """Refuse a suffix if the prompt is not text, is echoed or is truncated."""
         if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
             raise field_error("invalid_value", "needs a prompt in text", "suffix")
         if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):

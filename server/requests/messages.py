@@ -103,7 +103,10 @@ TemplateArguments = Annotated[dict[str, Any], AfterValidator(_template_keys)]
 
 
 def check_continued(messages: Sequence[Message], continues: bool, opens: bool | None) -> None:
-    """Refuse to continue a last message that is no text of the assistant, or to open an answer too."""
+    """Refuse to continue a last message that is not text of the assistant, or to also open an answer.
+
+    continues: continue_final_message. opens: add_generation_prompt.
+    """
     if not continues:
         return
     if opens:
@@ -115,7 +118,7 @@ def check_continued(messages: Sequence[Message], continues: bool, opens: bool | 
 
 
 def prompt_end(continues: bool, opens: bool | None) -> PromptEnd:
-    """Return where a conversation's prompt ends."""
+    """Return where a prompt ends. continues: continue_final_message. opens: add_generation_prompt."""
     if continues:
         return "final_message"
     return "messages" if opens is False else "answer"

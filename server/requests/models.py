@@ -42,9 +42,9 @@ class PullRequest(RequestModel):
 
 
 def keep_alive_s(given: KeepAlive) -> float | None:
-    """Return for how many seconds to keep a model; below 0 for good. None if the request does not say.
+    """Return for how many seconds to keep a model loaded; below 0 for good. None if the request does not say.
 
-    Raises BadRequestError if it is neither a number nor a duration.
+    Raises BadRequestError if the given value is neither a number nor a duration.
     """
     if given is None or isinstance(given, int | float):
         return given

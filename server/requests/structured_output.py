@@ -183,7 +183,10 @@ _NEUTRAL = {"response_format": ANY_TEXT, **GUIDED, "bad_words": {"enum": [None, 
 
 
 def at_most_one(neutral: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the JSON schema of a body in which at most one field has another value than its neutral one."""
+    """Return the JSON schema of a body in which at most one of these fields is used.
+
+    neutral: by field name, the schema of the values that mean that the field is not used.
+    """
     return {
         "anyOf": [
             {"properties": {name: schema for name, schema in neutral.items() if name != used}}
@@ -247,7 +250,7 @@ class StructuredFields(AcceptsPeerFields):
 
     @property
     def relaxable_schema(self) -> dict[str, Any] | None:
-        """The schema of the answer, if not all of it must be enforced."""
+        """The schema of the answer, if parts of it that cannot be enforced may be left out; else None."""
         chosen = self.response_format
         if isinstance(chosen, JsonSchemaFormat) and not chosen.json_schema.strict:
             return chosen.json_schema.schema_

@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: the model summarises a conversation, and later requests send that instead."""
+"""POST /v1/responses/compact: the model summarises a conversation; later requests send the summary."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ ASKED = (
 
 
 def summary_tokens(context_tokens: int) -> int:
-    """Return the maximum length of a summary."""
+    """Return the maximum number of tokens of a summary."""
     return max(1, context_tokens // SHARE_OF_CONTEXT)
 
 
@@ -48,7 +48,7 @@ class CompactRequest(AcceptsPeerFields):
     image: unsupported() = None  # type: ignore[valid-type]
 
     def asked(self, context_tokens: int) -> ResponsesRequest:
-        """Return the request whose answer is the summary. Its last item is what the model is asked for."""
+        """Return the request whose answer is the summary: the conversation, then the demand to summarise."""
         given = {
             **self.model_dump(include={"model", "instructions", "previous_response_id"}),
             "input": [*self.input, {"role": "user", "content": ASKED}],
@@ -63,7 +63,7 @@ class CompactRequest(AcceptsPeerFields):
 class CompactionPresenter(ResponsePresenter):
     """Presenter for /v1/responses/compact, which does not stream.
 
-    items: of the conversation. context_tokens: of the model.
+    items: the conversation's items. context_tokens: the size of the model's context.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class CompactionPresenter(ResponsePresenter):
         self._items, self._context_tokens = items, context_tokens
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
-        """See Presenter. Without a whole summary the client must keep its conversation: raises ApiError."""
+        """See Presenter. Raises ApiError if the summary is cut off: the client must keep its conversation."""
         (output,) = outputs
         summary, num_tokens = output.text.strip(), usage.completion_tokens
         if output.finish_reason == "length" and num_tokens < summary_tokens(self._context_tokens):

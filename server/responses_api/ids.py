@@ -11,7 +11,7 @@ def response_id(head: ResponseHead) -> str:
 
 
 def head_id(response_id: str) -> str:
-    """Return the id of the head that a response's id was made of."""
+    """Return the id of the ResponseHead from which a response's id was made."""
     return response_id.removeprefix(_PREFIX)
 
 

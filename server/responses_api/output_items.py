@@ -28,7 +28,7 @@ class OutputItems:
 
     items: the items so far. An item does not change after it is done.
     num_input: number of items in the request's input; the ids of output items are numbered from there.
-    tools: those of the request, whose own names the items have.
+    tools: the request's tools; output items have the client's own names for them.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ StoreResponse = Callable[[Json], None]
 class ResponsePresenter:
     """Presenter for /v1/responses. A request has one choice.
 
-    num_input: number of items in the request's input. tools: those that the model is shown.
-    repeats: whether responses repeat what of a request may be long.
+    num_input: number of items in the request's input. tools: the tools that the model is shown.
+    repeats: whether responses repeat those of the request's fields that may be long.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ResponsePresenter:
         )
 
     def format_silence(self) -> bytes:
-        """See Presenter. An event, as Codex ends a stream that has none for five minutes."""
+        """See Presenter. It is an event, as Codex ends a stream that has had no event for five minutes."""
         return self._frame({"type": "response.in_progress", "response": self._response("in_progress", [])})
 
     def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
@@ -150,7 +150,7 @@ def usage_json(usage: UsageBlock) -> Json:
 
 
 def frame(event: Json, number: int) -> bytes:
-    """Return an event as it is sent. number: its position in the stream."""
+    """Return an event as one of a server-sent stream. number: the event's position in the stream."""
     kind = event["type"]
     return (
         f"event: {kind}\ndata: ".encode()

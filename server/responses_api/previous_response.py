@@ -1,4 +1,4 @@
-"""Find what is stored and a request names (previous_response_id, item references), and go on from there."""
+"""Find the stored response and items that a request names, and convert the request with them to a chat."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,11 +33,12 @@ StoredInput = list[tuple[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The items of a request, and the stored ones that it names.
+    """The items of a request, and the stored response and items that the request names.
 
-    given: the request's. referred: the JSON of those that references among them mean, by their places.
-    previous: the response that the request continues.
-    num_items, num_bytes: of all that is named.
+    given: the request's items. referred: the JSON of the stored item for each item_reference, by its index in
+        given.
+    previous: the last turn of the conversation that the request continues.
+    num_items, num_bytes: the number and the JSON bytes of all named items, those of earlier turns included.
     """
 
     given: Sequence[Any]
@@ -50,9 +51,9 @@ class Named:
 def find_named(
     body: ResponsesRequest, store: ResponseStore, owner: str, notes: Notes, max_body_bytes: int
 ) -> Named:
-    """Find the stored responses and items that a request names.
+    """Find the stored response and items that a request names.
 
-    Raises NotFoundError, and BadRequestError if too much is named.
+    Raises NotFoundError, and BadRequestError if too many items or bytes are named.
     """
     previous = None
     if body.previous_response_id is not None:
@@ -75,9 +76,10 @@ def find_named(
 def convert(
     body: ResponsesRequest, named: Named, notes: Notes, head: ResponseHead | None
 ) -> tuple[ChatConversion, ChatRequest, StoredInput]:
-    """Return a request as a chat, with what it names, and its input as it is stored.
+    """Convert a request, with the stored items that it names, to a chat request.
 
-    head: of the response; None if there is none, and nothing to store. Raises BadRequestError.
+    head: the response's head; None if there will be no response to store. Raises BadRequestError.
+    Returns the conversion, the chat request, and the input items to store, if any.
     """
     read = {item: from_json(item) for item in set(named.referred.values())}
     items = [

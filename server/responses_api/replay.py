@@ -18,10 +18,10 @@ _NOT_BEFORE_THE_END = ("timings", "schema_valid")
 
 
 def replay(stored: StoredResponse, after: int | None) -> bytes:
-    """Return the events of a stored response whose numbers are higher than after; None for all.
+    """Return the events of a stored response whose sequence numbers are higher than after; None for all.
 
-    Texts come whole, so the events are fewer than those of the first stream. If after is beyond all of them,
-    the last still comes: a client that lost the end of the first stream must see it.
+    Texts come whole, so there are fewer events than in the first stream. If after is beyond all of them,
+    the last event still comes: a client that lost the end of the first stream must see it.
     """
     response = from_json(stored.body)
     events = list(enumerate(_events(response, stored.turn.num_input)))

@@ -35,7 +35,7 @@ class Turn:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory of the turn."""
+        """The turn's memory in bytes."""
         return sum(map(len, self.items_json)) + OVERHEAD_BYTES
 
     def history(self) -> list[bytes]:
@@ -54,10 +54,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredResponse:
-    """A stored response.
+    """A response that is kept in memory.
 
     body: the JSON that the client received.
-    item_ids: of the items in its turn.
+    item_ids: the ids of the items in the response's turn.
     """
 
     turn: Turn
@@ -66,16 +66,16 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory of the response, without those of its turn."""
+        """The response's memory in bytes, without that of its turn."""
         return len(self.body) + OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(self.item_ids)
 
 
 def stored_response(
     response: Json, previous: Turn | None, stored_input: Sequence[tuple[str, bytes]]
 ) -> StoredResponse:
-    """Return a response in the form in which it is stored. Takes long for a long one.
+    """Return a response in the form in which it is stored. Takes long for a long response.
 
-    stored_input: the input's items, as id and JSON.
+    stored_input: (id, JSON) of each input item.
     """
     output = [(str(item["id"]), to_json(item)) for item in response["output"]]
     both = [*stored_input, *output]
@@ -87,7 +87,7 @@ class ResponseStore:
     """Stored responses; the least recently used are evicted. Use it on the event loop only.
 
     max_bytes: limit for the JSON and its overhead.
-    owner, in all methods: only the owner that added a response can find it.
+    owner, in all methods: only the owner who added a response can find it.
     """
 
     def __init__(self, max_bytes: int, max_responses: int = MAX_RESPONSES) -> None:

@@ -21,9 +21,9 @@ PREVIOUS = "previous_response_id"
 class ChatConversion:
     """The conversion of one Responses request to a chat request.
 
-    previous: the stored turn that the request continues, whose items are earlier.
+    previous: the last turn of the conversation that the request continues.
     items: the input items, with references resolved.
-    notes: get what is left out, shown as text or understood.
+    notes: records parts of the request that are left out, shown as text, or understood in another form.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ChatConversion:
         check_answerable(self._messages)
 
     def chat(self) -> ChatRequest:
-        """Return the chat request. Raises BadRequestError, which names its own fields."""
+        """Return the chat request. Raises BadRequestError, which has the chat request's field names."""
         given = {
             **_fields(self.body, self.shown_tools),
             "messages": self._messages,

@@ -67,7 +67,7 @@ async def _frames(
 
 
 def json_of_tokens(shown: Callable[[TokenIds], list[Any]], tokens: TokenIds) -> bytes:
-    """Return the JSON of an array of tokens, without its brackets."""
+    """Return tokens as a JSON array without its brackets. shown: converts tokens to JSON values."""
     return to_json(shown(tokens))[1:-1]
 
 
@@ -117,7 +117,7 @@ async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> 
 
 
 def with_pieces(piece_of: Callable[[int], bytes], tokens: TokenIds) -> list[dict[str, Any]]:
-    """Return tokens as llama-server does: a piece that is not whole characters is an array of bytes."""
+    """Return {id, piece} of each token, as llama-server does. Incomplete characters are an array of bytes."""
     shown: list[dict[str, Any]] = []
     for token in tokens:
         piece = piece_of(token)

@@ -1,4 +1,4 @@
-"""The formats in which models write tool calls: how they are read while they arrive, and grammars for them.
+"""Read the formats in which models write tool calls while they arrive, and make grammars for these formats.
 
-mlx-lm's parsers read whole calls; what is here reads the same formats bit by bit, and enforces them.
+mlx-lm's parsers read whole calls; these readers read the same formats bit by bit, and grammars enforce them.
 """

@@ -1,4 +1,4 @@
-"""Calls that a model begins without the marker that should be before them, as Qwen's models sometimes do."""
+"""Find calls that a model begins without the marker that should come first, as Qwen's models sometimes do."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,10 +9,11 @@ from server.tool_formats.partial_text import count_partial_marker
 
 @dataclass(frozen=True, slots=True)
 class BareCalls:
-    """How a call without its marker begins and ends.
+    """The strings with which a call without its start marker begins and ends.
 
-    starts: beginnings of calls of the request's tools, up to the first argument or the end: a mere mention of
-        a function is text. They count only at the start of a line. prefix: what all of them begin with.
+    starts: how calls of the request's tools begin, up to the first argument or the end of the call, since a
+        mere mention of a function is text. They count only at the start of a line.
+    prefix: the common beginning of all starts.
     """
 
     starts: frozenset[str]
@@ -20,9 +21,9 @@ class BareCalls:
     end: str
 
     def starts_in(self, text: str) -> list[str]:
-        """Return the strings, each with its line break, with which bare calls may begin in this text.
+        """Return the strings, each with a line break before it, with which bare calls may begin in a text.
 
-        Empty if the text has no such beginning, nor ends with a part of one.
+        Empty if the text has no line that begins with prefix, and does not end with a part of such a line.
         """
         start = f"\n{self.prefix}"
         if start not in text and not count_partial_marker(text, [start]):
@@ -31,7 +32,10 @@ class BareCalls:
 
 
 def bare_calls(markers: Markers, names: Collection[str]) -> BareCalls | None:
-    """Return the form of calls without their marker; None if the format does not tell them from text."""
+    """Return the form of calls without a start marker; None if in this format they look like text.
+
+    names: the names of the request's tools.
+    """
     if markers.call_format != "qwen3_coder" or not names:
         return None
     heads = [f"<function={name}>{space}" for name in names for space in ("", "\n")]

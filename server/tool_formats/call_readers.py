@@ -23,7 +23,7 @@ _JSON_MARK = re.compile(r'\\.|["{}\[\]]|\\$', re.DOTALL)
 
 
 def make_reader(call_format: CallFormat, schemas: Schemas) -> "JsonReader | TaggedReader | ListedReader":
-    """Return a reader for a section in the format."""
+    """Return a reader for one section of tool calls in the format."""
     match call_format:
         case JsonFormat():
             return JsonReader(call_format, schemas)
@@ -75,7 +75,7 @@ class _ArgumentReader(Reader):
 class ListedReader(_ArgumentReader):
     """Reads calls whose arguments are names and literals. See Reader.
 
-    Strings are passed on as they arrive, and other values once they are complete.
+    Strings are emitted as they arrive, other values once they are complete.
     """
 
     def __init__(self, call_format: ListedFormat, schemas: Schemas) -> None:
@@ -224,9 +224,9 @@ class JsonReader(Reader):
 
 
 class TaggedReader(_ArgumentReader):
-    """Reads calls whose arguments have tags of their own. See Reader.
+    """Reads calls in which each argument has tags of its own. See Reader.
 
-    Strings are passed on as they arrive. A value that may be anything else is converted once it is complete.
+    Strings are emitted as they arrive. A value that may have another type is converted once it is complete.
     """
 
     def __init__(self, call_format: TaggedFormat, schemas: Schemas) -> None:

@@ -8,7 +8,7 @@ _PART = re.compile(r'[^"\\]+|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....|\\
 
 
 def input_schema(pattern: str | None = None) -> dict[str, Any]:
-    """Return the schema of the arguments. pattern: a regular expression that the input matches."""
+    """Return the schema of a free-form tool's arguments. pattern: a regular expression for the input."""
     text = {"type": "string"} | ({} if pattern is None else {"pattern": pattern})
     return {
         "type": "object",
@@ -19,14 +19,14 @@ def input_schema(pattern: str | None = None) -> dict[str, Any]:
 
 
 class InputDecoder:
-    """Decodes the input of a free-form tool from the JSON of its arguments, bit by bit."""
+    """Decodes a free-form tool's input from the JSON of the call's arguments, which arrives bit by bit."""
 
     def __init__(self) -> None:
         self._pending = ""
         self._is_inside = False
 
     def feed(self, arguments: str) -> str:
-        """Add text of the arguments; return the part of the input's text that is certain now."""
+        """Add text of the arguments' JSON; return the part of the decoded input that is certain now."""
         self._pending += arguments
         if not self._is_inside:
             head = _HEAD.match(self._pending)

@@ -39,7 +39,7 @@ Tools = Sequence[tuple[str, dict[str, Any]]]
 
 
 class UnenforceableError(ValueError):
-    """A schema cannot be enforced in the format. tool: its index. The message says why."""
+    """A tool's schema cannot be enforced in the format; the message says why. tool: the tool's index."""
 
     def __init__(self, tool: int, reason: str) -> None:
         super().__init__(reason)
@@ -47,10 +47,11 @@ class UnenforceableError(ValueError):
 
 
 class CallGrammar:
-    """The rules of one request's tool calls.
+    """The grammar rules of one request's tool calls.
 
-    enforced: names of the tools whose arguments must follow their schemas. strict: those for which nothing of
-    a schema may be left out. larks: the grammars of an argument `input`, by the names of the tools.
+    enforced: names of the tools whose arguments must follow their schemas.
+    strict: names of the tools whose schemas must be enforced in full.
+    larks: by tool name, the Lark grammar of a free-form tool's argument `input`.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class CallGrammar:
         self._larks = larks
 
     def rules(self, is_parallel: bool) -> list[str]:
-        """Return the rules of calls. Raises UnenforceableError.
+        """Return the grammar rules of tool calls. Raises UnenforceableError.
 
         `section`: all calls between two markers. `more`: the same without the start marker. `calls`: one
-        section, or several.
+        section, or several if is_parallel.
         """
         layout, markers = self._format, self._markers
         start, end = self._marker(markers.call_start), self._marker(markers.call_end)
@@ -96,7 +97,7 @@ class CallGrammar:
     def text(self, text: str, types: frozenset[str] = ALL_TYPES) -> str:
         """Return the Lark expression of fixed text in a call; special tokens in it match as tokens.
 
-        types: those of the value that the text is about.
+        types: the JSON types of the value beside the text, for the signs IS_TEXT and TYPE.
         """
         tokens = {marker.text: marker for marker in self._tokens}
         signs = {
@@ -263,12 +264,15 @@ class CallGrammar:
 
 
 def marker_tokens(marker: Marker | None) -> str:
-    """Return the expression for a marker's tokens, in this order."""
+    """Return the Lark expression for a marker's tokens, in their order; "" for None."""
     return "" if marker is None else " ".join(f"<[{token}]>" for token in marker.tokens)
 
 
 def json_arguments(index: int, schema: object, lark: str | None) -> list[str]:
-    """Return the rules of a JSON object. lark: the grammar of its only member, `input`, if there is one."""
+    """Return the Lark rules of a tool's arguments as a JSON object.
+
+    index: the tool's. lark: the Lark grammar of the only argument, `input`, of a free-form tool, else None.
+    """
     if lark is None:
         return [f"arguments_{index}: {json_rule(schema)}"]
     return [

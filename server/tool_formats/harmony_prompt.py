@@ -14,7 +14,7 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def to_harmony_messages(messages: Sequence[Json]) -> list[Json]:
-    """Return the messages, in OpenAI's form, as the template wants them."""
+    """Convert messages from OpenAI's form to the form that gpt-oss's chat template takes."""
     num_first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     instructions = "\n\n".join(message["content"] for message in messages[:num_first])
     converted: list[Json] = [{"role": "system", "content": instructions}] if num_first else []
@@ -38,12 +38,12 @@ def to_harmony_messages(messages: Sequence[Json]) -> list[Json]:
 
 
 def to_harmony_tools(tools: Sequence[Json]) -> list[Json]:
-    """Return the tools with a description each, which the template cannot do without."""
+    """Give a description to each tool that has none, as the template fails without it."""
     return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
 
 
 def to_harmony_arguments(arguments: Json) -> Json:
-    """Return the template's arguments with an effort that the model knows."""
+    """Replace a reasoning_effort that gpt-oss does not know by one that it knows."""
     effort = arguments.get("reasoning_effort")
     return arguments if effort not in _EFFORTS else {**arguments, "reasoning_effort": _EFFORTS[effort]}
 

@@ -1,4 +1,4 @@
-"""Write the parts of llguidance's Lark that grammars of calls are made of."""
+"""Write the expressions of llguidance's Lark that grammars of tool calls are made of."""
 
 import json
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ ANY_TEXT = "/(?s:.)*/"
 
 
 def json_rule(schema: object) -> str:
-    """Return the expression for JSON of a schema."""
+    """Return the Lark expression for JSON that satisfies a schema."""
     styled = {**schema, "x-guidance": JSON_STYLE} if isinstance(schema, dict) else schema
     return f"%json {json.dumps(styled)}"
 
 
 def lark_rule(grammar: str) -> str:
-    """Return the expression for text of a nested grammar."""
+    """Return the Lark expression for text that a nested Lark grammar matches."""
     return f"%lark {{\n{grammar}\n}}"
 
 
@@ -34,7 +34,7 @@ def escape_regex(regex: str) -> str:
 
 
 def text_patterns(schema: Mapping[str, Any]) -> list[str]:
-    """Return regular expressions that a string of the schema matches."""
+    """Return the regular expressions in Lark that a string must all match to satisfy a schema."""
     found = []
     if isinstance(pattern := schema.get("pattern"), str):
         # JSON schemas search for a pattern, a grammar matches all of the text.

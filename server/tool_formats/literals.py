@@ -26,10 +26,11 @@ _MAX_ITEMS = 1000
 
 
 class Literals:
-    """The rules of one tool's arguments.
+    """The grammar rules of one tool's arguments, written as names and literals.
 
-    text: returns the expression for text that the format writes. root: the schema of the arguments.
-    name: what the names of the rules begin with. is_strict: raise ValueError for what cannot be enforced.
+    text: returns the Lark expression for text that the format writes. root: the schema of the arguments.
+    name: the beginning of all names of rules. is_strict: whether to raise ValueError for a part of the schema
+        that cannot be enforced.
     """
 
     def __init__(
@@ -51,7 +52,11 @@ class Literals:
         self._any = ""
 
     def rules(self, start: str, lark: str | None) -> Iterator[str]:
-        """Return the rules. start: the name of the first. lark: the grammar of the only argument, `input`."""
+        """Yield the rules.
+
+        start: the name of the first rule. lark: the Lark grammar of the only argument, `input`, of a
+            free-form tool, else None.
+        """
         layout = self._layout
         if lark is not None:
             quote = self._text(layout.quotes[0])

@@ -1,7 +1,7 @@
 """Read tool calls while the model writes them, so that their arguments can be streamed.
 
-A reader gets the text between the markers. It is strict: what it does not know it leaves to mlx-lm's parser,
-and says so by `is_broken`.
+A reader gets the text between the markers. A reader is strict: it sets `is_broken` at text that it does not
+know, which is left to mlx-lm's parser.
 """
 
 import re
@@ -31,10 +31,10 @@ Schemas = Mapping[str, dict[str, Any]]
 
 
 class Reader:
-    """Reads the calls of one section. A call of a tool that is not in the request is not read.
+    """Reads the calls of one section, unless they name a tool that is not in the request.
 
     num_closed: complete calls so far. is_open: whether a call has begun and not ended.
-    is_broken: the text is not in the format, or not to be read here.
+    is_broken: whether the section has text that the reader cannot read.
     """
 
     def __init__(self, schemas: Schemas) -> None:
@@ -47,12 +47,12 @@ class Reader:
 
     @property
     def rest(self) -> str:
-        """The text that was not read yet."""
+        """The text that the reader has not consumed yet."""
         return self._pending
 
     @property
     def is_quoting(self) -> bool:
-        """Whether a marker would be part of a value here."""
+        """Whether the reader is within a value, so that a marker that comes next would be a part of it."""
         raise NotImplementedError
 
     def feed(self, text: str) -> list[CallFragment]:
@@ -102,5 +102,5 @@ def is_object(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """Return a text as it stands within a JSON string."""
+    """Return a text escaped for a JSON string, without quotes around it."""
     return to_json(text).decode()[1:-1]

@@ -1,4 +1,4 @@
-"""Convert the values that models write to JSON: literals, and text by the parameters' schemas."""
+"""Convert values as models write them to JSON: literals, and text whose type a parameter's schema decides."""
 
 import re
 from functools import cache
@@ -20,9 +20,9 @@ _JSON_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", 
 
 
 def find_types(schema: object, root: dict[str, Any], depth: int = 0) -> frozenset[str] | None:
-    """Return the JSON types that a schema allows; None if it does not say.
+    """Return the JSON types that a schema allows; None if the schema does not restrict them.
 
-    root: the document that the schema's references point into.
+    root: the document that the schema's references point into. depth: how deep the schema is nested.
     """
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return None
@@ -45,7 +45,7 @@ def find_types(schema: object, root: dict[str, Any], depth: int = 0) -> frozense
 
 
 def to_json_value(text: str, types: frozenset[str]) -> str:
-    """Return a written value as JSON of one of the types; as a string if it is of none of them."""
+    """Convert a value's text to JSON of one of the types, or to a JSON string if it has none of them."""
     if types != STRING:
         try:
             value = from_json(text.strip(), allow_inf_nan=False)
@@ -59,12 +59,12 @@ def to_json_value(text: str, types: frozenset[str]) -> str:
 
 
 def escape_entities(name: str) -> str:
-    """Return a name as it stands between an attribute's quotes."""
+    """Escape the quotes and ampersands in a name, so that it can stand between an attribute's quotes."""
     return name.replace("&", "&amp;").replace('"', "&quot;")
 
 
 def unescape_entities(name: str) -> str:
-    """Return the name that stands between an attribute's quotes."""
+    """Undo escape_entities(): return the name that stands between an attribute's quotes."""
     return name.replace("&quot;", '"').replace("&amp;", "&")
 
 
@@ -114,7 +114,10 @@ _CONSTANTS = {
 
 
 def unescape(text: str) -> tuple[str, int]:
-    """Return the character of the escape that a text begins with, and its length; 0 if more must come."""
+    """Decode the escape at the start of a text; return its character and its length in the text.
+
+    The length is 0 if the escape is not complete yet.
+    """
     is_high = re.match(r"\\u[dD][89abAB]", text) is not None
     if is_high and len(text) < 12 and "\\u".startswith(text[6:8]):
         return "", 0
@@ -150,7 +153,7 @@ def _literals(layout: ListedFormat) -> re.Pattern[str]:
 
 
 def literal_to_json(text: str, layout: ListedFormat) -> str | None:
-    """Return a literal as JSON; None if it is not one."""
+    """Convert a literal to JSON; return None if the text is not a literal of the layout."""
     parts = []
     for match in _literals(layout).finditer(text):
         kind, found = match.lastgroup or "", match[match.lastgroup or 0]

@@ -56,7 +56,7 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
 
 
 def read_query(request: Request, model: type[ModelT]) -> ModelT:
-    """Validate a request's query; parameters that it does not have are left out. Raises BadRequestError."""
+    """Validate a request's query; leave out parameters that the model lacks. Raises BadRequestError."""
     notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
     # Lists are sent as name[]=... or as name=... more than once; none of them has an effect.
     given = {name.removesuffix("[]"): value for name, value in request.query_params.items()}
@@ -75,7 +75,8 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
 def parse_liberally(body: bytes, model: type[ModelT], names: dict[str, str], notes: Notes) -> ModelT:
     """Parse a body that may have other servers' fields.
 
-    names: see translate_fields(). notes: get what is left out, shown as text or understood.
+    names: see translate_fields(). notes: records parts that are left out, shown as text, or understood in
+        another form.
     Raises BadRequestError for the first fault.
     """
     given = _parse(body, notes)
@@ -135,7 +136,10 @@ def _from_json(notes: Notes | None, text: str) -> Any:
 
 
 def check_values(text: bytes) -> None:
-    """Refuse JSON with too many values before parsing it, or a part of it. Raises BadRequestError."""
+    """Refuse JSON, or a part of a body's JSON, that has too many values, before it is parsed.
+
+    Raises BadRequestError.
+    """
     # The cheap count first: most have few brackets and commas, even including those inside strings.
     num_containers = text.count(b"[") + text.count(b"{")
     has_many = num_containers > MAX_CONTAINERS or text.count(b":") > MAX_MEMBERS
@@ -144,7 +148,10 @@ def check_values(text: bytes) -> None:
 
 
 def check_counts(outline: Outline) -> None:
-    """Refuse JSON with too many values before parsing it. Raises BadRequestError."""
+    """Refuse JSON that has too many values or is nested too deeply, before it is parsed.
+
+    Raises BadRequestError.
+    """
     has_many = outline.num_containers > MAX_CONTAINERS or outline.num_members > MAX_MEMBERS
     if has_many or outline.num_values > MAX_VALUES:
         raise BadRequestError(

@@ -1,4 +1,4 @@
-"""Validate parsed JSON, mend what can be, and turn the first other fault into OpenAI's error object."""
+"""Validate parsed JSON, mend faults whose meaning is clear, and report the first other one as OpenAI does."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ def field_error(code: str, phrase: str, at: str = "", *, leaves_out: bool = Fals
     """Make a validation error whose message is the field's name followed by the phrase: 'stop' <phrase>.
 
     at: path from the validated field to the part at fault, such as [1].type.
-    leaves_out: the answer is the same without that part, so it may be left out instead.
+    leaves_out: whether the part may be left out instead, as the answer is the same without it.
     """
     return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at, "leaves_out": leaves_out})
 
@@ -76,7 +76,7 @@ def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
 def validate_known(given: dict[str, Any], model: type[ModelT], notes: Notes) -> ModelT:
     """Validate parsed JSON as the model, after mending faults that leave its meaning clear.
 
-    Raises BadRequestError for the first other fault. Changes what it is given.
+    Changes given. notes: records the mended faults. Raises BadRequestError for the first other fault.
     """
     for _ in range(MAX_ROUNDS):
         try:

@@ -73,9 +73,9 @@ class AcceptsPeerFields(RequestModel):
 
 
 def no_effect(reason: str) -> Any:
-    """Make the type of a field that cannot change the answer here, so that no value of it is a fault.
+    """Make the type of a field that cannot change the answer here; any value of it is valid.
 
-    reason: why it has no effect, for the docs.
+    reason: why the field has no effect, for the docs.
     """
     return Annotated[Any, WithJsonSchema({}), Field(description=f"Accepted; {reason}")]
 
@@ -89,8 +89,8 @@ def unsupported(
     """Make the type of a field that the API has and this server does not support.
 
     no_ops: values that change nothing. phrase: the error message for any other value, after the field's name.
-    description: the field's description in the docs. is_needed: whether the answer would be another one with
-    it, so that it is refused; else it is left out.
+    description: the field's description in the docs. is_needed: whether the field would change the answer, so
+    that other values are refused; else they are left out.
     """
 
     def refuse(given: object) -> None:
@@ -145,7 +145,7 @@ def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
 
 
 def single(given: object, kind: type, info: ValidationInfo) -> object:
-    """Put a lone value of this type into an array; return other values unchanged."""
+    """Put a lone value of type kind into an array; return other values unchanged."""
     if type(given) is not kind or notes_in(info.context).refuses:
         return given
     notes_in(info.context).understood(str(info.field_name), "must be an array")
@@ -162,7 +162,7 @@ def as_integer(given: object, info: ValidationInfo) -> object:
 
 
 def integers(given: list[object], info: ValidationInfo, at: str = "") -> list[int]:
-    """Return token ids as integers. at: path of the array. Raises PydanticCustomError."""
+    """Return token ids as integers. at: path from the field to the array. Raises PydanticCustomError."""
     ids = [as_integer(token, info) for token in given]
     for index, token in enumerate(ids):
         if type(token) is not int:
@@ -180,7 +180,7 @@ def _token_ids(given: object, info: ValidationInfo) -> tuple[int, ...]:
 
 
 def neutral(*names: str, values: tuple[Any, ...] = (None,)) -> dict[str, Any]:
-    """Return the JSON schema of a body in which these fields, if they are there, have one of the values."""
+    """Return the JSON schema of a body in which each named field is absent or has one of the values."""
     return {"properties": {name: {"enum": list(values)} for name in names}}
 
 

@@ -1,4 +1,4 @@
-"""Parse large JSON in fragments: a parser that reads it all at once keeps every other thread from running."""
+"""Parse large JSON in fragments: a parser that reads it at once keeps every other thread from running."""
 
 import codecs
 import re
@@ -25,11 +25,12 @@ ParseFragment = Callable[[str], Any]
 
 
 class Outline:
-    """Where a body's brackets, commas and colons are, outside of its strings. Made without parsing it.
+    """The positions of a body's brackets, commas and colons outside of strings; the body is not parsed.
 
-    at: (n,) their positions. kinds: (n,) the characters. depths: (n,) how many brackets are open around each.
+    at: (n,) byte positions. kinds: (n,) the characters there. depths: (n,) how many brackets are open around
+        each.
     is_closed: whether every string and bracket is closed.
-    Raises UnicodeDecodeError.
+    The constructor raises UnicodeDecodeError.
     """
 
     def __init__(self, body: bytes, fragment_bytes: int = FRAGMENT_BYTES) -> None:
@@ -72,12 +73,15 @@ class Outline:
 
     @property
     def is_deep(self) -> bool:
-        """Whether it is nested too deeply."""
+        """Whether the JSON is nested too deeply."""
         return bool(len(self.depths)) and int(self.depths.max()) >= MAX_DEPTH
 
 
 class FragmentParser:
-    """Parses a body whose outline is known. parse_fragment: parses a small text, or raises ValueError."""
+    """Parses a body of JSON fragment by fragment.
+
+    outline: the body's. parse_fragment: parses the text of a fragment, or raises ValueError.
+    """
 
     def __init__(
         self,

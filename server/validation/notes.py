@@ -1,4 +1,4 @@
-"""The parts of a request that are left out or shown as text, for its header and log line."""
+"""Note the parts of a request that are left out or shown as text, for a response header and the log line."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,12 +11,12 @@ MAX_NOTES = 1000
 
 @dataclass(slots=True)
 class Notes:
-    """The parts of a request that have no effect, or another form than its API's.
+    """The parts of a request that have no effect, or another form than its API gives them.
 
-    refuses: whether each of these is a fault instead (`--unknown-fields refuse`).
-    silent: names of keys that the API has and that have no effect: they need no note.
-    api: whose forms need no note either; "" for all.
-    paths: what became of each, in order; "" if it is left out.
+    refuses: whether each such part is an error instead (`--unknown-fields refuse`).
+    silent: names of keys that the API has and that have no effect here: they are not noted.
+    api: the API whose own forms are not noted; "" for those of all APIs.
+    paths: by the path of each part, what became of it, in order; "" if it was left out.
     """
 
     refuses: bool = False
@@ -25,7 +25,7 @@ class Notes:
     paths: dict[str, str] = field(default_factory=dict)
 
     def left_out(self, path: str, *, is_peers: bool = False) -> None:
-        """Note a field that has no effect. is_peers: another server's field, which is never a fault."""
+        """Note a field without effect. is_peers: whether it is another server's, which is never an error."""
         if not is_peers:
             self._check(f"Unknown parameter: '{shortened(path, 200)}'.", path, "unknown_parameter")
         self._add(path, "")
@@ -37,7 +37,10 @@ class Notes:
         self._add(path, "as text")
 
     def understood(self, path: str, what: str = "is not in the form that this API has") -> None:
-        """Note a value in another form, whose meaning is certain."""
+        """Note a value that is not in this API's form, but whose meaning is certain.
+
+        what: what is wrong with the form, for the error if notes are errors.
+        """
         self._check(f"'{shortened(path, 200)}' {what}.", path, "invalid_value")
         self._add(path, "understood")
 
@@ -55,5 +58,5 @@ class Notes:
 
 
 def notes_in(context: object) -> Notes:
-    """Return the notes of the validation that a validator is part of; new ones if it has none."""
+    """Return the Notes that a validation has as its context, or new ones if it has none."""
     return context if isinstance(context, Notes) else Notes()

@@ -1,7 +1,7 @@
 """Understand fields that other servers have: vLLM, llama-server, Ollama, OpenRouter and a few more.
 
-A field with a meaning here becomes the field that has it. One that has none is left out, and named in the
-header x-reprise-ignored. A field that nobody has stays, so that it is refused.
+A field is translated if this server has a field of the same meaning. Otherwise it is left out, and named in
+the header x-reprise-ignored. A field that no server has stays, so that it is refused.
 """
 
 from collections.abc import Callable, Collection
@@ -76,10 +76,10 @@ _STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "g
 
 
 def translate_fields(given: Json, known: Collection[str], names: dict[str, str]) -> tuple[Json, list[str]]:
-    """Return a body in this API's fields, and the fields that were left out.
+    """Translate other servers' fields in a body; return the body, and the fields that were left out.
 
-    known: the fields of this API's body, which are left as they are but for llama-server's response_format.
-    names: gets the name that the request has for a field, by the name that this API has, if they differ.
+    known: the fields of this API's body, which do not change, except llama-server's response_format.
+    names: filled with the request's name of each translated field, by this API's name.
     Raises BadRequestError if a field of another server is malformed, or contradicts a field of this API.
     """
     if given.keys() <= set(known) and not _has_schema_inside(given.get("response_format")):

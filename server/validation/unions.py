@@ -1,4 +1,4 @@
-"""Validate unions of objects that their type field distinguishes."""
+"""Validate objects of several kinds, told apart by their type field."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,9 +10,10 @@ from server.validation.field_errors import field_error
 
 
 def tagged_union(kinds: Mapping[str, type[BaseModel]]) -> Callable[[object], Any]:
-    """Return a validator for objects whose type selects one of the models.
+    """Return a validator for objects whose type field selects one of the models.
 
-    Not pydantic's unions: their errors list every member and contain paths that are not in the request.
+    Pydantic's unions are not used: their errors list every member and contain paths that are not in the
+    request.
 
     kinds: the models by their type.
     """

@@ -1,1 +1,1 @@
-"""Views of a conversation's texts: the same text as the answer would have it, for drafters to copy from."""
+"""Make views of a conversation's texts: each text as an answer would write it, for drafters to copy from."""

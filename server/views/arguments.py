@@ -1,4 +1,4 @@
-"""How a model writes text within the arguments of its calls: as it is, or with escapes."""
+"""Find out how a model writes text within the arguments of its calls: as it is, or with escapes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,9 +10,10 @@ PROBED = "\n\t\r\"\\/<>&'é"
 
 @dataclass(frozen=True, slots=True)
 class ArgumentForm:
-    """The form of text in an argument. written: the text for a character's code, if not the character itself.
+    """How a model writes text within an argument.
 
-    is_ascii: whether JSON's escapes stand for all characters that are not ASCII.
+    written: by a character's code, the text written for the character, if that is not the character itself.
+    is_ascii: whether JSON escapes are written for all characters that are not ASCII.
     """
 
     written: dict[int, str] = field(default_factory=dict)
@@ -20,11 +21,11 @@ class ArgumentForm:
 
     @property
     def has_escapes(self) -> bool:
-        """Whether a text of several lines is written otherwise than it is."""
+        """Whether line breaks are escaped, so that a text of several lines is changed."""
         return ord("\n") in self.written
 
     def write(self, text: str) -> str:
-        """Return a text as it would stand in an argument."""
+        """Return a text as the model would write it in an argument."""
         written = text.translate(self.written) if self.written else text
         return "".join(map(_escaped, written)) if self.is_ascii and not written.isascii() else written
 
@@ -37,9 +38,9 @@ AS_JSON = ArgumentForm(
 
 
 def probe_arguments(render: Callable[[list[dict[str, Any]]], str]) -> ArgumentForm | None:
-    """Return the form in which a chat template writes arguments; None if it does not show them.
+    """Return the form in which a chat template writes arguments; None if it does not show calls' arguments.
 
-    render: returns the text of messages; it may raise ValueError.
+    render: returns the text of rendered messages; it may raise ValueError.
     """
     marks = [f"q{at:02}z" for at in range(len(PROBED) + 1)]
     probe = "".join(map("".join, zip(marks, PROBED, strict=False))) + marks[-1]

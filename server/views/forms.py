@@ -1,4 +1,4 @@
-"""Make the forms that a model's answers fill in: its calls of tools, as its chat template writes them."""
+"""Make the forms that a model's answers fill in, such as tool calls as its chat template writes them."""
 
 import json
 import re
@@ -35,24 +35,25 @@ _SPOKEN, _MARK = "qspokenz", "q{:03}z"
 
 
 def block_forms(arguments: ArgumentForm) -> Iterator[Form]:
-    """Yield the forms of blocks that search and replace, in the text of an answer and in arguments."""
+    """Yield the forms of search-and-replace blocks, as written in an answer's text and in arguments."""
     for write in (str, arguments.write) if arguments.has_escapes else (str,):
         for block in BLOCKS:
             yield tuple(map(write, block)), (None, 0)
 
 
 def patch_forms(patches: Iterable[ArgumentForm]) -> Iterator[Form]:
-    """Yield the forms of patches. patches: how their lines stand in answers."""
+    """Yield the forms of patches. patches: the ways in which answers write a patch's lines."""
     for form in patches:
         yield tuple(map(form.write, PATCH)), (None, None)
         yield tuple(map(form.write, DIFF)), (None, 0)
 
 
 def call_forms(tool: Json, write: Callable[[Json], Iterable[str]], arguments: ArgumentForm) -> Iterator[Form]:
-    """Yield the forms of a tool's calls; none if none of its arguments is a text that must be there.
+    """Yield the forms of a tool's calls, with places for the required arguments that are text.
 
-    Other arguments have no place in them. Where the only one is a patch, its path and its hunks are values.
-    write: returns the texts as which a model may write a call; may raise ValueError.
+    A tool without such arguments has no forms. If its only one is a patch, the patch's path and hunks are the
+    places instead.
+    write: returns the texts that a model may write for a call; may raise ValueError.
     """
     function = tool["function"]
     names = _text_arguments(function["parameters"])
@@ -78,7 +79,7 @@ def call_forms(tool: Json, write: Callable[[Json], Iterable[str]], arguments: Ar
 
 
 def rendered_call(call: Json, render: Callable[[list[Json]], str]) -> str:
-    """Return a call as a chat template writes it. render: returns the text of messages."""
+    """Return a call as a chat template writes it. render: returns the text of rendered messages."""
     calls = [{"id": "probeid01", "type": "function", "function": call}]
     return render([
         {"role": "user", "content": "a"}, {"role": "assistant", "content": _SPOKEN, "tool_calls": calls}
@@ -86,9 +87,9 @@ def rendered_call(call: Json, render: Callable[[list[Json]], str]) -> str:
 
 
 def harmony_calls(call: Json) -> Iterator[str]:
-    """Yield a call in the two forms that gpt-oss writes, unlike its template: JSON with spaces, and without.
+    """Yield a call as gpt-oss writes it, unlike its template: its JSON with spaces, and without.
 
-    What stands before it, of its channel, also ends the reasoning; see HARMONY_REASONING.
+    The channel that stands before the call also ends the reasoning; see HARMONY_REASONING.
     """
     head = f"commentary to=functions.{call['name']} <|constrain|>json<|message|>"
     for separators in ((", ", ": "), (",", ":")):

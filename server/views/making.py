@@ -1,4 +1,4 @@
-"""Make the views of conversations: encoded, in slices, and kept for the next turn."""
+"""Make the views of conversations: encoded, in slices of work, and kept for the next turn."""
 
 import contextlib
 import hashlib
@@ -122,9 +122,9 @@ Make = Callable[[Views], Iterator[None]]
 
 
 class ViewMaker:
-    """Makes views, on a thread of their own.
+    """Makes the views of conversations, a slice of work at a time.
 
-    max_kept_bytes: views used last are kept, up to so many bytes; a token takes four.
+    max_kept_bytes: limit of the kept views, of which the last used ones stay; a token takes four bytes.
     """
 
     def __init__(self, engine: ModelEngine, max_kept_bytes: int) -> None:
@@ -133,7 +133,7 @@ class ViewMaker:
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of the views that are kept."""
+        """The bytes of all kept views."""
         return self._kept.num_bytes
 
     @cached_property
@@ -160,9 +160,9 @@ class ViewMaker:
     def make(
         self, messages: Sequence[Json], tools: Sequence[Json], owner: str, views: Views
     ) -> Iterator[None]:
-        """Add views to a list, in slices: at once those that are kept, then those of the newest texts first.
+        """Add views to the given list: kept ones at once, then new ones in slices, of the newest texts first.
 
-        messages, tools: as chat templates expect them. owner: nobody else's views are found for it.
+        messages, tools: as chat templates expect them. owner: only views made for the same owner are reused.
         """
         missing: list[tuple[bytes, Make]] = []
         room_tokens = MAX_TOKENS

@@ -1,13 +1,13 @@
 """Recognize by its shape how a text shows a file, and return the file's own lines.
 
-A tool that reads files puts numbers before their lines, one that searches puts paths before them too, and a
-diff puts signs there. An answer that copies the lines has none of these:
+A tool that reads files puts numbers before the lines, a tool that searches also puts paths there, and a diff
+puts signs there. An answer that copies the lines has none of these:
 
     "   11→def f():\\n   12→    return 1"          def f():\\n    return 1
     "a.py:11:def f():\\na.py-12-    return 1"       def f():\\n    return 1
     "@@ -11,2 +11,2 @@\\n def f():\\n+    return 1"   def f():\\n    return 1
 
-Nothing depends on a shape but what may be drafted, so a text that only looks like one does no harm.
+Only drafts depend on the shapes, so a text that merely looks like one does no harm.
 """
 
 import re
@@ -32,14 +32,14 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){80,}"')
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A text with its files as they are on disk. plain: all of it. cut: only the lines that differ."""
+    """A text in which shown files are as on disk. plain: the whole text. cut: only the lines that differ."""
 
     plain: str
     cut: str
 
 
 def read_shapes(text: str) -> Shown:
-    """Find the files that a text shows."""
+    """Find the files that a text shows, and return the text with the files as on disk."""
     plain: list[str] = []
     cut: list[str] = []
     for lines, is_cut in _parts(text.split("\n")):

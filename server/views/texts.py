@@ -18,11 +18,11 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The forms in which an answer may quote a text's files. Each makes one view.
+    """The forms in which an answer may quote the files of a text. Each makes one view.
 
-    has_plain: the whole text with its files as on disk; else only the lines that differ from the text.
-    arguments: of arguments in calls, if text stands otherwise in them. patches: of lines in patches, which
-    are no text but SignedLines.
+    has_plain: whether to take the whole text, with its files as on disk; else only lines that differ from it.
+    arguments: how calls write text in arguments, if that changes it; else None.
+    patches: the ways in which answers write a patch's lines, which become SignedLines, not text.
     """
 
     has_plain: bool = False
@@ -30,7 +30,7 @@ class Wanted:
     patches: tuple[ArgumentForm, ...] = ()
 
     def write(self, shown: Shown) -> Iterator[str]:
-        """Yield the texts of a part, one for each form, in the same order for all parts."""
+        """Yield a text in each wanted form except patches, always in the same order."""
         yield shown.plain if self.has_plain else shown.cut
         if self.arguments is not None:
             yield self.arguments.write(shown.plain)
@@ -39,9 +39,10 @@ class Wanted:
 def spoken_patches(
     messages: Sequence[Json], tools: Sequence[Json], arguments: ArgumentForm
 ) -> tuple[ArgumentForm, ...]:
-    """Return how lines of patches stand in answers: in arguments of calls, and in their text; () in neither.
+    """Return the ways in which answers may write a patch's lines: in arguments of calls, in text, or both.
 
-    messages, tools: as chat templates expect them. arguments: the form of those in calls, if there are tools.
+    Empty if neither tools nor messages speak of patches. messages, tools: as chat templates expect them.
+    arguments: how calls write text in arguments.
     """
     forms: list[ArgumentForm] = []
     if any(map(speaks_of_patches, map(str, tools))):
@@ -54,10 +55,10 @@ def spoken_patches(
 def texts_of(
     messages: Sequence[Json], arguments: ArgumentForm, patches: tuple[ArgumentForm, ...]
 ) -> Iterator[tuple[str, Wanted]]:
-    """Yield the texts that an answer may copy, the newest first, and the forms wanted of each.
+    """Yield the texts that an answer may copy, the newest first, each with the forms wanted of it.
 
-    messages: as chat templates expect them. arguments: the form of those in calls.
-    patches: see spoken_patches.
+    messages: as chat templates expect them. arguments: how calls write text in arguments.
+    patches: see spoken_patches().
     """
     escapes = arguments if arguments.has_escapes else None
     shown = Wanted(arguments=escapes, patches=patches)
@@ -74,7 +75,7 @@ def texts_of(
 
 
 def speaks_of_patches(text: str) -> bool:
-    """Return whether a text has a word that patches are asked for with."""
+    """Return whether a text has one of the words by which patches are asked for."""
     return any(word in text for word in _PATCH_WORDS)
 
 

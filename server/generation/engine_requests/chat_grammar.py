@@ -69,7 +69,7 @@ def chat_grammar(
 def with_budget(
     grammar: Grammar | None, markers: Markers, num_tokens: int | None, is_thinking: bool
 ) -> Grammar | None:
-    """Return a grammar that also holds the reasoning to a number of tokens, if one is given.
+    """Limit the reasoning to num_tokens in a grammar; return the grammar unchanged if num_tokens is None.
 
     is_thinking: the prompt has already opened the reasoning.
     """

@@ -20,10 +20,11 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of a request, and what is the same for all of its choices.
+    """The prompts of a request, and the inputs that all of its choices share.
 
-    token_ids: of each prompt. The others: see GenerationRequest; images are of the one prompt.
-    make_views: has those made that are not there yet; called when the first token has come.
+    token_ids: (num_prompts,) the tokens of each prompt. images: those of the only prompt.
+    make_views: makes the views that are still missing; called when the first token has come.
+    The others: see GenerationRequest.
     """
 
     token_ids: Sequence[tuple[int, ...]]
@@ -46,7 +47,8 @@ def make_engine_requests(
 ) -> list[GenerationRequest]:
     """Make one engine request for each choice: all choices of the first prompt first, as OpenAI does.
 
-    Raises BadRequestError if the model or the settings forbid a token id, the length, n or how to decode.
+    Raises BadRequestError if the model or the settings do not allow a token id, the prompt's length, n, or
+    the fields of windowed decoding.
     """
     if body.n > settings.max_n:
         raise bad_field("n", f"is {body.n}; at most {settings.max_n} choices are allowed (--max-n)")

@@ -41,7 +41,7 @@ def _checked_grammar(schema: dict[str, Any]) -> Grammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars on a thread of their own, which serves one client after the other."""
+    """Compiles grammars on a thread of its own, which serves clients in rotation."""
 
     def __init__(self, engine: ModelEngine, run: Run) -> None:
         self._engine = engine
@@ -49,10 +49,10 @@ class GrammarCompiler:
         self._lane = Lane("grammars")
 
     async def compile(self, request: Request, grammar: Grammar, param: str) -> Grammar:
-        """Return the grammar as compiled, for the engine's requests.
+        """Return the compiled grammar, for the engine's requests.
 
-        param: the field that the grammar comes from.
-        Raises BadRequestError if the grammar cannot be used, and what PromptEncoder raises.
+        param: the request's field with the grammar.
+        Raises BadRequestError if the grammar cannot be used, and the exceptions of PromptEncoder.
         """
         try:
             compiled: Grammar = await self._run(request, self._lane, self._engine.compile_grammar, grammar)
@@ -64,10 +64,9 @@ class GrammarCompiler:
     async def compile_requested(
         self, request: Request, body: StructuredFields
     ) -> tuple[Grammar | None, bool]:
-        """Compile and return the grammar that the request demands, if any. Raises as compile().
+        """Compile the grammar that a request demands, if any; also return whether its schema was relaxed.
 
-        What cannot be enforced of a schema that is not strict is left out, and noted; also return whether
-        anything was.
+        If a schema is not strict, parts that cannot be enforced are left out, and noted. Raises as compile().
         """
         if body.requested_grammar is None:
             return None, False
@@ -80,9 +79,9 @@ class GrammarCompiler:
     async def compile_relaxed(
         self, request: Request, schema: dict[str, Any], param: str
     ) -> tuple[Grammar, bool]:
-        """Compile the grammar of a schema, or of what can be enforced of it; return whether it is the latter.
+        """Compile the grammar of a schema that is not strict; return whether the schema had to be relaxed.
 
-        Raises as compile().
+        Parts that cannot be enforced are left out, and noted. Raises as compile().
         """
         try:
             grammar = await beside(request, partial(_checked_grammar, schema))
@@ -95,7 +94,10 @@ class GrammarCompiler:
     async def compile_some(
         self, request: Request, schema: dict[str, Any], param: str, fault: Exception
     ) -> tuple[Grammar, RelaxedSchema]:
-        """Compile as much of a schema as can be enforced. fault: raised if nothing can."""
+        """Compile the first relaxation of a schema that can be compiled; return it with its grammar.
+
+        fault: raised if there is no relaxation to try; else the last one's error is.
+        """
         found = relaxations(schema)
         while (relaxed := await beside(request, partial(next, found, None))) is not None:
             if not relaxed.dropped and relaxed.schema == schema:

@@ -6,7 +6,7 @@ _UINT64 = 2**64
 
 
 def request_seed(given: int | None) -> int:
-    """Return the seed of a request: the one that it gives, or one drawn from [0, 2**63)."""
+    """Return the seed that a request gives, or one drawn from [0, 2**63) if it gives none."""
     return secrets.randbits(63) if given is None else given
 
 

@@ -18,16 +18,16 @@ def check_token_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
 
 
 def check_encoded(tokens: Sequence[int], param: str, info: ModelInfo) -> None:
-    """Raise BadRequestError if the tokenizer has tokens that the weights lack: MLX would read beyond them.
+    """Raise BadRequestError if a text has tokens that the weights lack: MLX would read beyond the weights.
 
-    tokens: of the text at that path of the body.
+    tokens: the text's tokens. param: the text's path in the body.
     """
     if tokens and (highest := max(tokens)) >= info.vocab_size:
         raise _unknown_id(param, highest, info)
 
 
 def check_ids(body: GenerationFields, info: ModelInfo) -> None:
-    """Raise BadRequestError for token ids in fields about sampling that the model does not have."""
+    """Raise BadRequestError if a sampling field, such as logit_bias, has token ids that the model lacks."""
     for name in ("stop_token_ids", "allowed_token_ids"):
         if given := getattr(body, name):
             check_token_ids(given, name, info)

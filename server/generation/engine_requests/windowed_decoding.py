@@ -8,9 +8,9 @@ from server.requests.window_fields import WindowFields
 
 
 def choose_window(body: WindowFields, info: ModelInfo, settings: Settings) -> WindowSettings | None:
-    """Return the settings of a request that is decoded in windows; None if it is not.
+    """Return the window settings of a request, or None if it is not decoded in windows.
 
-    Raises BadRequestError, which names the field, for one that the model or the settings do not allow.
+    Raises BadRequestError, naming the field, if the model or the settings do not allow one of its values.
     """
     given = [name for name in WindowFields.model_fields if getattr(body, name) is not None]
     decoding = body.wedlm_decoding or settings.wedlm_decoding

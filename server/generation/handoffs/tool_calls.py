@@ -34,9 +34,9 @@ class ToolCallParsing:
         self._lane = Lane("tool-calls", MAX_PARSES)
 
     async def parse(self, client: str, request_id: str, text: str, tools: bytes) -> Sequence[WrittenCall]:
-        """Parse a text between tool call markers, once it is the client's turn.
+        """Parse a text between tool call markers, once the client is next in rotation.
 
-        Returns no calls if it is malformed or cannot be parsed within the limits, which is logged.
+        Returns no calls if the text is malformed or takes more than the parser's limits, which is logged.
         """
         start_s = time.perf_counter()
         calls: Sequence[WrittenCall] = ()
@@ -59,5 +59,5 @@ class ToolCallParsing:
         return calls
 
     def close(self) -> None:
-        """Drop the texts that wait. Those that are being parsed end within the parser's limits."""
+        """Drop the texts that wait. A text that is being parsed ends within the parser's limits."""
         self._lane.close()

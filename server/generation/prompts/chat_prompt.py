@@ -1,4 +1,4 @@
-"""The prompt of a conversation, and the views that are made of it."""
+"""The prompt of a conversation, and the views that are made of the conversation's texts."""
 
 import asyncio
 import logging
@@ -31,8 +31,8 @@ class ChatPrompt:
 
     prediction: token ids of the output that the client predicts; often none.
     is_thinking: the prompt has already opened the model's reasoning.
-    num_dropped: the oldest messages that were left out, as the request asked for it.
-    head_tokens, views, images: see GenerationRequest. make_views: has those made that are not there yet.
+    num_dropped: how many of the oldest messages were left out, as the request allows.
+    make_views: makes the views that are still missing. The others: see GenerationRequest.
     """
 
     tokens: TokenIds
@@ -46,12 +46,12 @@ class ChatPrompt:
 
 
 class PromptViews:
-    """Makes the views of conversations on a thread of their own.
+    """Makes the views of conversations on a thread of its own.
 
     max_pending: maximum number of conversations whose views are made at once.
-    draft_type: of requests that do not say.
+    draft_type: the draft type of requests that name none.
 
-    making: the views that are being made.
+    making: the tasks that are making views.
     """
 
     def __init__(self, engine: ModelEngine, max_pending: int, draft_type: DraftType) -> None:
@@ -69,10 +69,11 @@ class PromptViews:
         messages: Sequence[Json],
         tools: Sequence[Json],
     ) -> ChatPrompt:
-        """Return the prompt with its views, of which only those that are kept are there soon.
+        """Return the prompt with a list of views, which soon has the views that were kept from earlier turns.
 
-        Others are made once it is answered: on a busy processor, its first token would come later. None are
-        made if nothing looks in them, or too many are being made.
+        The prompt's make_views() makes the others, and is to be called once the first token has come: before,
+        on a busy processor, it would delay that token. The prompt stays without views if no drafter looks in
+        them, or if the views of max_pending conversations are being made.
         """
         views: Views = []
         looks_up = (body.draft.type or self._draft_type) in ("auto", "suffix") and body.draft.max_tokens != 0

@@ -97,7 +97,7 @@ def _num_contexts(body: GenerationFields) -> int:
 
 
 def merge_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the system messages at their head as one: many templates take only one."""
+    """Merge the system messages at a conversation's head into one: many templates take only one."""
     num_first = next((i for i, one in enumerate(messages) if one["role"] != "system"), len(messages))
     if num_first < 2:
         return messages
@@ -108,14 +108,17 @@ def merge_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]
 class PromptEncoder:
     """Renders chat templates and encodes prompts.
 
-    There is a thread for each of LANES, so that a job waits for none that is much longer. Each serves
-    one client after the other. A job that has begun cannot be stopped, so text that is
-    certainly too long for the context is refused before it is encoded.
+    Jobs are sorted by size into LANES, each with a thread that serves clients in rotation, so that no job
+    waits for a much longer one. A job that has begun cannot be stopped, so text that is certainly too long
+    for the context is refused before it is encoded.
 
-    max_pending: maximum number of requests of a client that wait, or whose jobs run.
-    settings: the model's.
+    Every method may raise ClientGoneError if the client disconnects, TooBusyError if too many of the client's
+    jobs wait, and UnavailableError if a job takes longer than LIMIT_S or the server stops.
 
-    grammars, views: what else is made beside the event loop for prompts.
+    max_pending: maximum number of a client's requests that wait or are being encoded.
+    settings: the model's settings.
+
+    grammars, views: compile grammars and make views, also off the event loop.
     """
 
     def __init__(self, engine: ModelEngine, max_pending: int, metrics: Metrics, settings: Settings) -> None:
@@ -129,7 +132,7 @@ class PromptEncoder:
         self._images = ImageReader(settings, self._run)
 
     async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
-        """Render and encode a conversation. Raises BadRequestError, and what _run() raises."""
+        """Render and encode a conversation. Raises also BadRequestError."""
         vision = self._engine.info.vision
         seen = await self._images.read(request, body.messages, vision.processor if vision else None)
         given, body = body, body.model_copy(update={"messages": seen.messages})
@@ -159,7 +162,7 @@ class PromptEncoder:
         return self.views.add(prompt, request, body, messages, tools)
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
-        """Return the token ids of each prompt. Raises BadRequestError, and what _run() raises."""
+        """Return the token ids of each prompt. Raises also BadRequestError."""
         for prompt in body.prompt:
             if isinstance(prompt, str):
                 self._check_size(len(prompt), "prompt", _num_contexts(body))
@@ -170,7 +173,7 @@ class PromptEncoder:
     async def encode_holes(
         self, request: Request, fim: FimTokens, holes: Sequence[Hole], body: CompletionRequest
     ) -> list[TokenIds]:
-        """Return the prompt for each hole. Raises BadRequestError, and what _run() raises."""
+        """Return the prompt for each hole. Raises also BadRequestError."""
         sizes = [
             len(hole.before) + len(hole.after) + sum(len(name) + len(text) for name, text in hole.others)
             for hole in holes
@@ -181,7 +184,7 @@ class PromptEncoder:
         return await self._encode(request, sum(sizes), lambda: [encode(hole) for hole in holes])
 
     async def decode_prompts(self, request: Request, body: CompletionRequest) -> list[str]:
-        """Return the text of each prompt, to be echoed. Raises what _run() raises."""
+        """Return the text of each prompt, for a response that echoes it."""
         decode = self._engine.tokenizer.decode
         size = sum(map(len, body.prompt))
         return await self._encode(
@@ -191,7 +194,7 @@ class PromptEncoder:
         )
 
     async def encode_text(self, request: Request, text: str, param: str, is_prompt: bool) -> TokenIds:
-        """Return the token ids of a text. Raises BadRequestError, and what _run() raises.
+        """Return the token ids of a text. Raises also BadRequestError.
 
         is_prompt: whether to add the special tokens that prompts start or end with.
         """
@@ -201,7 +204,7 @@ class PromptEncoder:
         return tuple(await self._encode(request, len(text), encode, text))
 
     async def encode_texts(self, request: Request, texts: Sequence[str]) -> list[TokenIds]:
-        """Return the token ids of texts without special tokens. Raises what _run() raises."""
+        """Return the token ids of texts without special tokens."""
         encode, found = self._engine.tokenizer.encode_answer, list[TokenIds]()
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             some = texts[start : start + TEXTS_AT_ONCE]
@@ -209,7 +212,7 @@ class PromptEncoder:
         return found
 
     async def decode(self, request: Request, tokens: Sequence[int]) -> str:
-        """Return the text of token ids. Raises BadRequestError, and what _run() raises."""
+        """Return the text of token ids. Raises also BadRequestError."""
         if len(tokens) > self._engine.info.context_tokens:
             raise context_error(len(tokens), "tokens", self._engine.info)
         if not tokens:

@@ -1,4 +1,4 @@
-"""Show a model the images of a conversation: choose, decode and count them, and place them in the prompt."""
+"""Show a model a conversation's images: choose, decode and count them, and place them in the prompt."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -31,9 +31,10 @@ Run = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A conversation as a model is shown it.
+    """A conversation as the model is shown it.
 
-    messages: without images, or with a mark for each that the model sees. pictures: by their marks' numbers.
+    messages: each image is replaced by text, or by a numbered mark if the model sees the image.
+    pictures: the decoded images, by the numbers of their marks.
     """
 
     messages: tuple[Message, ...]
@@ -41,7 +42,11 @@ class Seen:
     pictures: Mapping[int, Picture] = field(default_factory=dict)
 
     def place(self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> "Placed":
-        """Return a rendered prompt with its images' tokens. messages: those that were rendered."""
+        """Put the tokens of the images into a rendered prompt.
+
+        ids: the prompt's tokens, with a placeholder for each image. messages: those that were rendered.
+        Raises BadRequestError if the prompt lacks a placeholder.
+        """
         if self.processor is None:
             return Placed(tuple(ids))
         shown = [self.pictures[number] for number in numbers_in(messages)]
@@ -50,7 +55,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The tokens of a prompt, and its images."""
+    """The tokens of a prompt, with its images' tokens in their places, and the images."""
 
     tokens: tuple[int, ...]
     images: tuple[PromptImage, ...] = ()
@@ -95,7 +100,7 @@ def _placed(ids: Sequence[int], pictures: Sequence[Picture], processor: ImagePro
 class ImageReader:
     """Decodes the images of conversations, and keeps some for later turns. Use it on one event loop only.
 
-    run: runs a job when it is the client's turn.
+    run: runs a job on a thread once the job's client is next in rotation.
     """
 
     def __init__(self, settings: Settings, run: Run) -> None:
@@ -115,11 +120,10 @@ class ImageReader:
         messages: Sequence[Message],
         processor: ImageProcessor | None,
     ) -> Seen:
-        """Return a conversation as the model is shown it.
+        """Return a conversation as the model is shown it. Images that are shown as text are noted.
 
-        processor: how its images are cut; None if it sees none.
-        Images that are shown as text are noted. Raises BadRequestError for one of the newest turn that cannot
-        be shown, and what run raises.
+        processor: cuts images for the model; None if the model sees none.
+        Raises BadRequestError for an image of the newest turn that cannot be shown, and run()'s exceptions.
         """
         found = list(_images(messages))
         notes = Notes(self._settings.unknown_fields == "refuse")

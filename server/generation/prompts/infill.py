@@ -1,4 +1,4 @@
-"""Make the prompt that asks a model of code for what is between two texts."""
+"""Make the prompt that asks a code model for the text between two given texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ THIS_FILE = "filename"
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """The texts before and after the hole, and (name, text) of other files."""
+    """A hole to fill in: the texts before and after it, and (name, text) of other files."""
 
     before: str
     after: str
@@ -23,7 +23,10 @@ class Hole:
 
 
 def fim_of(tokenizer: Tokenizer, model: str, param: str) -> FimTokens:
-    """Return the tokens with which a model fills in. Raises BadRequestError if it has none."""
+    """Return the model's fill-in-the-middle tokens. Raises BadRequestError if it has none.
+
+    model, param: the model's name and the request's field, for the error.
+    """
     if tokenizer.fim is None:
         raise BadRequestError(
             f"'{param}': the tokenizer of {model} has no tokens to fill in text with (fill-in-the-middle). "
@@ -35,7 +38,10 @@ def fim_of(tokenizer: Tokenizer, model: str, param: str) -> FimTokens:
 
 
 def encode_hole(tokenizer: Tokenizer, fim: FimTokens, hole: Hole, has_special: bool) -> tuple[int, ...]:
-    """Return the prompt for a hole. has_special: with what the model's prompts begin with, if anything."""
+    """Return the tokens of the prompt that asks for the text in a hole.
+
+    has_special: whether to begin with the special tokens of the model's prompts, such as BOS, if any.
+    """
     encode = tokenizer.encode_answer
     before, after = encode(hole.before), encode(hole.after)
     opening = _opening(tokenizer, hole.before, before) if has_special else []

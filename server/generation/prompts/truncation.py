@@ -1,8 +1,8 @@
 """Leave out the oldest turns of a conversation that is too long for the context.
 
-A turn is a user's message and all that follows it, up to the next one. Where a conversation is cut depends on
-the lengths of its oldest turns alone, and only every so often on how long it has become: most requests of a
-session therefore begin with the same text, which is cached.
+A turn is a user's message and all messages that follow, up to the user's next. The place of a cut depends
+on the lengths of the oldest turns alone and moves only now and then as the conversation grows: most requests
+of a session therefore begin with the same text, which is cached.
 """
 
 from bisect import bisect_left
@@ -20,9 +20,9 @@ MAX_CHARACTERS_PER_TOKEN = 6
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A conversation with some of its oldest turns left out.
+    """A conversation without some of its oldest turns.
 
-    num_characters: of the messages that are left, as JSON. num_dropped: messages that were left out.
+    num_characters: length of the messages that are left, as JSON. num_dropped: messages that were left out.
     """
 
     messages: Messages
@@ -31,10 +31,10 @@ class Cut:
 
 
 def cuts(messages: Messages, step: int) -> list[Cut]:
-    """Return the conversation whole, and then with more and more of its oldest turns left out.
+    """Return the whole conversation, and then shorter and shorter cuts of it without its oldest turns.
 
-    The system messages at its head and the newest turn are always there. step: characters that each cut
-    leaves out beyond the one before it, at least.
+    Every cut has the system messages at the head and the newest turn. step: each cut leaves out at least so
+    many characters more than the one before.
     """
     head, starts = _turns(messages)
     sizes = [len(to_json(message)) for message in messages]
@@ -72,12 +72,12 @@ def fit(
     reserved_tokens: int,
     encode: Callable[[Messages], tuple[int, ...]],
 ) -> tuple[tuple[int, ...], int]:
-    """Return a conversation's tokens, without its oldest turns if it does not fit, and what went.
+    """Encode a conversation, without its oldest turns if it does not fit into the context.
 
-    reserved_tokens: room for the answer, if anything has to be left out. encode: returns the tokens of a
+    reserved_tokens: room that is left for the answer if turns are left out. encode: returns the tokens of a
         conversation.
-    Returns the tokens, and how many messages were left out. The tokens may be too many all the same, if the
-        newest turn alone is too long.
+    Returns the tokens, and how many messages were left out. The tokens may still be too many, if the newest
+        turn alone is too long.
     """
     every = cuts(messages, max(1, context_tokens // 2))
     longest = MAX_CHARACTERS_PER_TOKEN * context_tokens

@@ -32,12 +32,13 @@ _UPGRADE, _OF_SAME_LENGTH = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNOR
 
 
 class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
-    """uvicorn's HTTP/1.1 protocol, with limits of time, of counts, and of what is left unread.
+    """uvicorn's HTTP/1.1 protocol, with limits on times, on counts, and on output that clients leave unread.
 
-    timeout_s: seconds from connecting, or from the first byte of a later request, to the end of the headers,
-        and in which a client must read something of what waits for it. Then the connection is closed.
-    buffer: what is read goes through it. rounds: decide when it is parsed. Connections of one event loop
-        share both.
+    timeout_s: seconds that a client has from connecting, or from the first byte of a later request, to the
+        end of the headers; also the seconds within which it must read some of the output that waits for it.
+        Then the connection is closed.
+    buffer: takes the input of all connections of an event loop. rounds: decide, also for all of them, when
+        input is parsed.
     """
 
     def __init__(self, *, timeout_s: float, buffer: bytearray, rounds: Rounds, **options: Any) -> None:
@@ -58,12 +59,12 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
         self._start_head_timer()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - a buffered protocol's method
-        """Return where the transport shall put what it reads."""
+        """Return the buffer into which the transport reads."""
         return self._buffer
 
     @station("connections")
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse what was read, or read nothing more until this connection comes next."""
+        """Parse the input in the buffer, now or in a later round; until then nothing more is read."""
         if self._rounds.has_time:
             self._rounds.do(partial(self.data_received, self._buffer[:nbytes]))  # type: ignore[arg-type]
         else:
@@ -80,7 +81,7 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Stop the timeout once the headers are complete; start it at a later request's first byte."""
+        """Parse input; stop the timeout after the headers, and start it at a later request's first byte."""
         self._head_bytes += len(data)
         super().data_received(data if self._has_head else _without_upgrade(bytes(data)))
         if self.transport.is_closing() or self._is_answering:
@@ -98,12 +99,12 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; not one that follows the body, which nothing here reads."""
+        """Keep a header; drop those that follow the body, which nothing here reads."""
         if not self._has_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Serve the request. Raises ValueError if it is not valid, as for the parser's own errors."""
+        """Serve the request. Raises ValueError if the request is invalid; uvicorn then sends a 400."""
         self._has_head = True
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         num_hosts = sum(name == _HOST for name, _ in self.headers)
@@ -118,7 +119,7 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Add a chunk to the body. Raises ValueError if there are too many small ones."""
+        """Add a chunk to the body. Raises ValueError if there are too many small chunks."""
         self._num_chunks += 1
         self._body_bytes += len(body)
         if self._num_chunks > MAX_SMALL_CHUNKS + self._body_bytes // SMALL_CHUNK_BYTES:
@@ -152,7 +153,10 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """Wait until the client has read, for as long as it reads something, and not of too much."""
+        """Wait until the client reads; close the connection if it reads nothing for timeout_s.
+
+        If the connections of the client's address have too much unread, close the one that has the most.
+        """
         super().pause_writing()
         self._write_timer = self.loop.call_later(self._timeout_s, self._check_reading, self._num_unread)
         others = [
@@ -164,7 +168,7 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
             max(others, key=lambda one: one._num_unread)._give_up("more than the limit of one address")
 
     def resume_writing(self) -> None:
-        """Write again."""
+        """Stop waiting for the client to read."""
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
@@ -230,7 +234,7 @@ def _without_upgrade(data: bytes) -> bytes:
 
 
 def uvicorn_config(app: ASGIApp, timeout_s: float, **options: Any) -> uvicorn.Config:
-    """Return the configuration with which uvicorn serves the app. options: see uvicorn.Config."""
+    """Return uvicorn's configuration for the app. options: see uvicorn.Config."""
     make_connection: Any = partial(
         Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), rounds=Rounds()
     )

@@ -43,8 +43,8 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
 class ConnectionLimit(asyncio.Protocol):
     """Mixin of uvicorn's protocols: while all places are taken, a new connection takes an idle one's place.
 
-    It is the one without a request for longest, of the address that has the most such connections. If there
-    is none, a request on the new connection gets a 503.
+    The idle connection closed is the one that has had no request for longest, from the address with the most
+    idle connections. If none is idle, a request on the new connection gets a 503.
     """
 
     connections: set[Any]
@@ -72,7 +72,7 @@ class ConnectionLimit(asyncio.Protocol):
             self.app = _refuse
 
     def on_response_complete(self) -> None:
-        """Note since when there is no request."""
+        """Note the time at which the connection became idle."""
         self.idle_since = self.loop.time()
         super().on_response_complete()  # type: ignore[misc]
 

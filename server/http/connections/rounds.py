@@ -1,4 +1,4 @@
-"""Rounds of what connections have sent: the event loop does some of it at a time, then serves everyone."""
+"""Parse the input of connections in rounds: the event loop parses some of it, then serves everyone."""
 
 import asyncio
 import time
@@ -13,13 +13,13 @@ REQUEST_S = 0.001
 
 
 class Rounds:
-    """Input that is not yet parsed, and requests that have not begun, in rounds of the event loop.
+    """Divides the work of parsing input and beginning requests into rounds of the event loop.
 
-    Addresses are served in rotation. Use it on one event loop only, for one thing of a connection at a time.
+    Without rounds, the loop would be held for as long as the input of all connections together takes.
+    Addresses are served in rotation. Use it on one event loop only, and for one action of a connection at a
+    time.
 
-    Otherwise a round would take as long as all connections together that have sent something.
-
-    clock: in seconds.
+    clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -30,11 +30,14 @@ class Rounds:
 
     @property
     def has_time(self) -> bool:
-        """Whether something may be done at once: within do(), or if there is time and nothing waits."""
+        """Whether an action may be done now: within do(), or if the round has time and no action waits."""
         return self._is_doing or (not self._waiting and self._spent_s < ROUND_S)
 
     def do(self, action: Callable[[], None], more_s: float = 0.0) -> None:
-        """Do something in this round. more_s: what it takes besides, at another place of the event loop."""
+        """Do an action in this round.
+
+        more_s: seconds of this round to count besides, for work that the action begins elsewhere on the loop.
+        """
         start_s, is_within = self._clock(), self._is_doing
         self._is_doing = True
         try:
@@ -45,7 +48,7 @@ class Rounds:
             self._plan_next()
 
     def wait(self, address: str, action: Callable[[], None], more_s: float = 0.0) -> None:
-        """Do something in a later round, once the addresses that come before this one were served."""
+        """Do an action in a later round, after the addresses that precede this one in rotation."""
         self._waiting.setdefault(address, deque()).append(partial(self.do, action, more_s))
         self._plan_next()
 

@@ -15,7 +15,10 @@ ASK_S = 2
 
 
 def explain(fault: ListenError, settings: Settings) -> str:
-    """Return why the server cannot listen, and what to do: a port in use may be Reprise's already."""
+    """Explain why the server cannot listen, and what to do about it.
+
+    If the port is in use, find out whether Reprise uses it already.
+    """
     if fault.errno != errno.EADDRINUSE:
         return str(fault)
     other = "choose another with --port, or 0 for any that is free"
@@ -34,7 +37,7 @@ def explain(fault: ListenError, settings: Settings) -> str:
 
 
 def find_user(url: str) -> Literal["reprise", "silent", "other"]:
-    """Name the program that listens at an address. Reprise is known whatever key it wants."""
+    """Name the kind of program that listens at a URL. Reprise is recognized even if it wants an API key."""
     try:
         with urllib.request.urlopen(f"{url}/", timeout=ASK_S) as response:
             return "reprise" if "Reprise" in json.load(response)["message"] else "other"

@@ -102,7 +102,7 @@ def _told(fault: ApiError, scope: Scope) -> tuple[ApiError, dict[str, Any]]:
 
 
 def error_frame(fault: ApiError, scope: Scope) -> bytes:
-    """Return the event with which a stream ends that has had nothing but comments, in its API's format.
+    """Return an error in its API's format, as the last event of a stream that has sent only comments so far.
 
     scope: the request's; the error's code is noted in its log record.
     """

@@ -25,7 +25,7 @@ def _allowed_methods(scope: Scope, routes: Sequence[Route]) -> str:
 def install_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
     """Register handlers that answer each exception with an error object in the format of its path.
 
-    routes: all of the app's, with which an error tells a path's methods.
+    routes: all routes of the app, to list the methods of a path in the error for a wrong method.
     """
 
     @app.exception_handler(ApiError)

@@ -19,8 +19,8 @@ async def refuse(
     """Send an error for a request whose body has not been read.
 
     lingers: read and drop what the client is still sending, since closing the connection at once would
-        make it lose the response. From a client that sent `Expect: 100-continue` nothing is read: it waits
-        for permission before it sends its body.
+        make the client lose the response. Nothing is read from a client that sent `Expect: 100-continue`:
+        it waits for permission before it sends its body.
     """
     response = error_response(fault, scope)
     await send(

@@ -1,1 +1,1 @@
-"""Parse what the model wrote: its parts, which tokens they are of, and whether it is what was asked for."""
+"""Split the model's output into parts, assign tokens to them, and check the answer against its schemas."""

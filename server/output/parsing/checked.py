@@ -21,9 +21,9 @@ Check = Callable[[str, str], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class WholeSchemas:
-    """The schemas, as JSON, that an answer is checked against. content: None if it is not checked.
+    """The schemas, as JSON, against which an answer is checked.
 
-    arguments: by the names of tools.
+    content: the schema of the content; None if it is not checked. arguments: schemas of calls, by tool name.
     """
 
     content: str | None = None
@@ -33,7 +33,7 @@ class WholeSchemas:
         return self.content is not None or bool(self.arguments)
 
     def check(self, output: ChoiceOutput, is_valid: Check) -> bool | None:
-        """Return whether content and tool calls satisfy their schemas; None if that cannot be said."""
+        """Return whether content and tool calls satisfy their schemas; None if is_valid cannot tell."""
         pairs = [(call.arguments, self.arguments.get(call.name)) for call in output.tool_calls]
         if self.content is not None and (output.text or not output.tool_calls):
             pairs.append((output.text, self.content))
@@ -45,7 +45,7 @@ class WholeSchemas:
 
 
 class CheckedParser:
-    """Parser that says at the end whether the answer satisfies the schemas. See OutputParser."""
+    """Parser whose EndPart says whether the answer satisfies the schemas. See OutputParser."""
 
     def __init__(self, inner: OutputParser, schemas: WholeSchemas, is_valid: Check) -> None:
         self._inner = inner
@@ -96,7 +96,7 @@ class CheckedParser:
 
 
 def checked(make_parser: MakeParser, schemas: WholeSchemas, is_valid: Check = CHECKER.is_valid) -> MakeParser:
-    """Return a function that makes parsers which check the answer, if there are schemas to check."""
+    """Wrap a parser factory so that its parsers check the answer; without schemas, return it unchanged."""
 
     def make() -> OutputParser:
         return CheckedParser(make_parser(), schemas, is_valid)

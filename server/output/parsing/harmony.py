@@ -37,9 +37,9 @@ Kind = Literal["header", "reasoning", "content", "call", "done"]
 
 
 class HarmonyParser(MarkedText):
-    """Parser for the format. See OutputParser.
+    """Parser of harmony. See OutputParser.
 
-    rules: None if the request has no tools; what the model writes for one is then content.
+    rules: how to treat tool calls; None if the request has no tools, so that calls become content.
     """
 
     def __init__(self, markers: Markers, rules: ToolCallRules | None = None) -> None:

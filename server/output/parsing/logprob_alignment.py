@@ -8,9 +8,9 @@ from engine.interface.events import TokenLogprob
 
 
 class TokenPositions:
-    """Counts the characters of the text that tokens make, with one U+FFFD where the detokenizer puts one.
+    """Finds the positions of tokens in their text, which has a U+FFFD wherever the detokenizer puts one.
 
-    num_characters: complete so far.
+    num_characters: complete characters so far.
     """
 
     def __init__(self, num_characters: int = 0) -> None:
@@ -28,7 +28,7 @@ class TokenPositions:
 
 
 class PromptPositions:
-    """Finds the tokens of a prompt in its text. Some, such as special ones, may not appear in it."""
+    """Finds the positions of a prompt's tokens in its text, which may lack some, such as special ones."""
 
     def __init__(self, text: str) -> None:
         self._encoded = text.encode()
@@ -36,7 +36,7 @@ class PromptPositions:
         self._num_characters = 0
 
     def add(self, token_bytes: bytes) -> int:
-        """Move past the next token. Returns the index of the character in which it begins."""
+        """Move past the next token. Returns the index of the character in which the token begins."""
         is_within = self._at < len(self._encoded) and _is_continuation(self._encoded[self._at])
         position = max(0, self._num_characters - is_within)
         for found in (token_bytes, token_bytes.removeprefix(b" ")):
@@ -68,7 +68,7 @@ class LogprobAlignment:
             self._waiting.append((self._positions.add(entry.token_bytes), entry))
 
     def take(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Return the tokens that start in the next stretch of text. Call it for all text, in order."""
+        """Return the tokens that start in the next stretch of text. Call it for every stretch, in order."""
         if not self._waiting:
             return ()
         self._num_characters += len(text)

@@ -53,10 +53,10 @@ class MarkerParser(MarkedText):
     Reasoning may come before the content or after a tool call; a reasoning marker within content is text.
     A tool call is emitted once its end marker has arrived and it can be parsed; otherwise its text, markers
     included, stays in the content or the reasoning. In a stream, a call of a known tool begins with its name,
-    and its arguments follow as they are written. Whitespace between markers is dropped, and before a call the
-    whitespace that the chat template will write there when the answer is sent back.
+    and its arguments follow as they are written. Whitespace between markers is dropped, and so is whitespace
+    before a call that the chat template will write there when the answer is sent back.
 
-    A call without its start marker is one too, if it stands at the start of a line and names a tool.
+    Text without a start marker is a call too, if it stands at the start of a line and names a tool.
 
     Takes time in proportion to the text, however it is split: text that has been read is not searched again.
     """

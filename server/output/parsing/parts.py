@@ -23,7 +23,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class TextPart:
     """A part of the answer's content.
 
-    logprobs: of the tokens that produced it, if requested.
+    logprobs: log probabilities of the part's tokens, if requested.
     """
 
     text: str
@@ -32,9 +32,9 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart(TextPart):
-    """The prompt, if it is echoed at the start of the choice.
+    """A part of the prompt, which the start of the choice echoes.
 
-    The first such part has all of its text; others have log probabilities of its further tokens.
+    The first such part has all of the prompt's text; the others have only log probabilities of more tokens.
     """
 
 
@@ -79,8 +79,8 @@ class CallArgumentsPart:
 class EndPart:
     """The end of a choice that finished normally; no part follows.
 
-    stop: the stop string that ended it, if any. schema_valid: whether the answer satisfies schemas that were
-        not enforced in full; None if it was not checked.
+    stop: the stop string that ended the choice, if any. schema_valid: whether the answer satisfies schemas
+        that were not enforced in full, "unknown" if the check cannot tell; None if it was not checked.
     """
 
     finish_reason: FinishReason
@@ -90,9 +90,9 @@ class EndPart:
 
 @dataclass(frozen=True, slots=True)
 class ReportPart:
-    """The reports of a delta beside its text.
+    """What a delta reports besides its text.
 
-    fields: of a stream's next chunk: how far the prompt is, or the timings so far.
+    fields: further fields of a stream's next chunk: the progress of the prompt, or the timings so far.
     trace: (text, source) of the next runs of the model's text; see engine.interface.events.Delta.
     """
 
@@ -120,11 +120,11 @@ class OutputParser(Protocol):
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """See above."""
+        """See OutputParser."""
 
     @property
     def parse_pending(self) -> ParseCalls | None:
-        """See above."""
+        """See OutputParser."""
 
     def read(self, delta: Delta) -> list[Part]:
         """Return the parts that are certain after this delta; possibly none."""
@@ -133,7 +133,7 @@ class OutputParser(Protocol):
         """Return the remaining parts; the last is an EndPart, or resume() returns it."""
 
     def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
-        """Continue with the calls that parse_pending returned; return the parts that are then certain."""
+        """Continue with the tool calls that parse_pending found; return the parts that are then certain."""
 
 
 MakeParser = Callable[[], OutputParser]
@@ -146,10 +146,10 @@ class ToolCallRules:
     parse: returns the tool calls in a text, none if the text is not a tool call.
     is_parallel: whether a choice may have several tool calls; if not, it ends with the first.
     make_reader: returns a reader for the calls of one section; None if only parse knows the format.
-    is_streamed: the arguments are emitted as the reader reads them. Otherwise a call is emitted once it is
-        known to be one, else its text is.
+    is_streamed: whether arguments are emitted while the reader reads them. Otherwise a section's text is
+        emitted once it is complete: as calls, or as text if it has none.
     note_read: called for each section that the reader has read.
-    bare_calls: calls that lack the marker before them; None if there is no telling them from text.
+    bare_calls: the form of calls without the marker before them; None if it cannot be told from text.
     """
 
     parse: Callable[[str], Awaitable[Sequence[WrittenCall]]]
@@ -164,7 +164,7 @@ class ToolCallRules:
 class ChoiceOutput:
     """The whole output of one choice, collected from its parts.
 
-    prompt: set if the prompt is echoed; text does not include it.
+    prompt: the prompt's text if it is echoed; text does not include it.
     """
 
     prompt: PromptPart | None = None

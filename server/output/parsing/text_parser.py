@@ -1,4 +1,4 @@
-"""Parsers of plain text, and what the parsers share that look for markers in text."""
+"""Parse plain text, and share the base of parsers that look for markers in text."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ from server.tool_formats.partial_text import count_partial_marker, find_first_ma
 
 
 class MarkedText:
-    """The text of a choice whose parts stand between markers, as it grows. See OutputParser.
+    """Base of parsers for text in which markers separate the parts of a choice. See OutputParser.
 
-    rules: None if the request has no tools.
+    rules: how to parse tool calls; None if the request has no tools.
     """
 
     def __init__(self, markers: Markers, rules: ToolCallRules | None) -> None:
@@ -96,9 +96,9 @@ class PlainParser:
 
 
 class EchoParser(PlainParser):
-    """Parser of a choice that starts with its prompt. All of the prompt's text is in its first part.
+    """Parser of a choice that starts with its prompt. The first part has all of the prompt's text.
 
-    prompt: the prompt's text. is_alone: the prompt is all that is returned.
+    prompt: the prompt's text. is_alone: whether the response has only the prompt, and no answer.
     """
 
     def __init__(self, prompt: str, is_alone: bool = False) -> None:

@@ -78,7 +78,7 @@ async def served_models(service: Service) -> ModelList:
 
 
 async def named_entries(service: Service) -> dict[str, ModelEntry]:
-    """Return all models, by the names that requests may ask for."""
+    """Return the entries of all models, by every name by which requests may ask for the model."""
     entries = await MODEL_FILES.run(service.models.entries)
     named = {entry.name: entry for entry in entries}
     return named | {alias: entries[0] for alias in service.model_names if alias not in named}
@@ -167,9 +167,10 @@ class PullState:
 
 
 class Pull:
-    """A download on a thread of its own, which does not keep the process alive. Both counts are of bytes.
+    """A download on a thread of its own, which does not keep the process alive.
 
-    Raises TooBusyError if there are MAX_PULLS already. One whose client has left counts until it ends.
+    The constructor raises TooBusyError if MAX_PULLS downloads run. A download counts until it ends, even if
+    its client has left.
     """
 
     _slots = threading.BoundedSemaphore(MAX_PULLS)
@@ -189,7 +190,7 @@ class Pull:
         self._is_stopped.set()
 
     async def states(self, request: Request) -> AsyncIterator[PullState | ApiError]:
-        """Yield the progress every REPORT_S; the last state is a success or an error."""
+        """Yield the progress every REPORT_S seconds; the last state is a success or an error."""
         ended = asyncio.wrap_future(self._ended)
         # Its client may leave before it ends.
         ended.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -251,7 +252,7 @@ async def _card_response(service: Service, name: str) -> Response:
 
 
 async def find_entry(service: Service, name: str) -> ModelEntry:
-    """Return a model. Raises ModelNotFoundError."""
+    """Return the entry of the model with a name. Raises ModelNotFoundError."""
     entry = await MODEL_FILES.run(service.models.find, service.resolve(name))
     if entry is None and service.models.is_fixed:
         entry = await MODEL_FILES.run(service.models.find, service.resolve_unknown(name))
@@ -314,7 +315,7 @@ def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
 
 
 def known_sampling(service: Service, info: ModelInfo) -> dict[str, float]:
-    """Return the sampling of requests that leave it out, as far as it is the model's own."""
+    """Return the model's sampling defaults; empty if requests without sampling fields do not get them."""
     return info.sampling_defaults.known if service.settings.sampling_defaults == "model" else {}
 
 

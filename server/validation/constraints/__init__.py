@@ -1,1 +1,1 @@
-"""What an answer may be constrained to: JSON schemas, regular expressions and grammars, and their limits."""
+"""Check the JSON schemas, regular expressions and grammars to which an answer is constrained."""

@@ -1,6 +1,6 @@
 """Close the objects of a JSON schema: a small model that may add members adds them for ever.
 
-For schemas that are not strict. A closed schema allows fewer values, and none that the schema does not.
+For schemas that are not strict. Every value of a closed schema is a value of the schema, but not vice versa.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ _SINGLE = ("items", "additionalProperties")
 def closed(schema: Node) -> Node:
     """Return the schema with additionalProperties: false wherever an object is fully described.
 
-    Parts that "not", "allOf" and the like apply to stay open; a schema with a reference there is unchanged.
+    Objects within "not", "allOf" and the like stay open. If there is a reference within one of those, the
+    schema is returned unchanged.
     """
     if any(_has_reference(part) for part in _fixed_parts(schema)):
         return schema

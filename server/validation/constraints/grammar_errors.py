@@ -17,7 +17,7 @@ _KNOWN = {
 
 
 def explain_grammar_error(message: str) -> str:
-    """Convert the library's message into a phrase that follows the field's name."""
+    """Convert the grammar library's message into a phrase that can follow the field's name."""
     if match := _UNIMPLEMENTED.search(message):
         keys = ", ".join(f"'{key}'" for key in json.loads(match[1]))
         return f"uses {keys}, which cannot be enforced; leave it out"

@@ -1,7 +1,7 @@
 """Check JSON schemas before the grammar library compiles them.
 
-Refused here are schemas that are too large, recursive schemas that no finite value satisfies, and keywords
-that the library would silently ignore. What takes it too long is found by trying, see the engine.
+These checks refuse schemas that are too large, recursive schemas that no finite value satisfies, and keywords
+that the library would ignore silently. Whether a schema takes the library too long is found by compiling it.
 """
 
 from collections.abc import Iterator

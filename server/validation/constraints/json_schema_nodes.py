@@ -1,4 +1,4 @@
-"""Walk the schemas that a JSON schema is made of, and follow its references."""
+"""Walk the subschemas of a JSON schema, and follow its references."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -44,10 +44,10 @@ def children(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def target_of(schema: Node, node: Node) -> Node | None:
-    """Return the schema that a node's local $ref names.
+    """Return the schema that a node's local $ref names. schema: the whole document.
 
-    Return None without a $ref, for a reference to another document and for one that cannot be resolved; the
-    library reports the last two.
+    Return None without a $ref, and for a reference to another document or one that cannot be resolved, which
+    the grammar library reports.
     """
     pointer = node.get("$ref")
     if not isinstance(pointer, str) or not pointer.startswith("#"):
@@ -65,9 +65,9 @@ def target_of(schema: Node, node: Node) -> Node | None:
 
 
 def with_definitions(schema: Node) -> Node:
-    """Return the schema with referenced schemas, as in #/components/schemas, moved under $defs.
+    """Move referenced schemas outside of $defs, as in #/components/schemas, to $defs; return the new schema.
 
-    References to $defs and to schemas within schemas stay as they are, and so do those that name nothing.
+    References to $defs, to subschemas of the schema itself, and to nothing stay as they are.
     """
     found: dict[str, Any] = {}
     names: dict[str, str] = {}

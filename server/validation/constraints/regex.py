@@ -8,7 +8,7 @@ MAX_REGEX_CHARACTERS = 4096
 
 
 def check_regex(regex: str, at: str = "") -> None:
-    """Refuse an expression that is too long. at: see field_error()."""
+    """Refuse a regular expression that is too long. at: see field_error()."""
     if len(regex) > MAX_REGEX_CHARACTERS:
         raise field_error(
             "invalid_value", f"has {len(regex)} characters; at most {MAX_REGEX_CHARACTERS} are allowed", at
@@ -16,7 +16,7 @@ def check_regex(regex: str, at: str = "") -> None:
 
 
 def end_of_atom(regex: str, index: int) -> int:
-    """Return the end of an escape, a character class or a single character."""
+    """Return the index after the escape, character class or single character that begins at an index."""
     if regex[index] == "\\":
         named = re.compile(r"\\[pPxuU]\{[^}]*\}").match(regex, index)
         return named.end() if named else index + 2

@@ -1,6 +1,6 @@
-"""Leave out of a JSON schema what the grammar library cannot enforce.
+"""Leave out the parts of a JSON schema that the grammar library cannot enforce.
 
-For schemas that are not strict. What is left allows every value that the whole schema allows, and more.
+For schemas that are not strict. A relaxed schema allows every value that the whole schema allows, and more.
 """
 
 import re
@@ -50,21 +50,21 @@ _MAX_DEPTH = 60
 
 @dataclass(slots=True)
 class RelaxedSchema:
-    """A schema without the parts that cannot be enforced. dropped: the paths of those left out or widened."""
+    """A schema without the parts that cannot be enforced. dropped: paths of parts left out or widened."""
 
     schema: Node
     dropped: list[str] = field(default_factory=list)
 
     def paths(self, at: str) -> list[str]:
-        """Return the paths of the dropped parts. at: the path of the schema."""
+        """Return the paths of the dropped parts within the request. at: the schema's path there."""
         return [f"{at}.{path}".rstrip(".") for path in self.dropped]
 
 
 def relaxations(schema: Node, at: str = "") -> Iterator[RelaxedSchema]:
-    """Yield schemas that are ever less strict: without what cannot be enforced, then with hardly any rules.
+    """Yield relaxed schemas, each less strict than the one before; the last has hardly any rules.
 
-    The library may refuse the first ones. at: see field_error(). Raises PydanticCustomError if the schema is
-    too large, or if no value satisfies it.
+    The grammar library may refuse the first ones. at: see field_error(). Raises PydanticCustomError if the
+    schema is too large, or if no value satisfies it.
     """
     check_size(schema, at)
     for level in range(len(_LEVELS)):
@@ -79,7 +79,7 @@ def relaxations(schema: Node, at: str = "") -> Iterator[RelaxedSchema]:
 
 
 def relax(schema: Node, level: int = 0) -> RelaxedSchema:
-    """Return the schema without parts that cannot be enforced. level: the index of the keywords to keep."""
+    """Return the schema without parts that cannot be enforced. level: index of the keywords to keep."""
     if level == len(_LEVELS) - 1:
         return RelaxedSchema({"type": schema["type"]} if schema.get("type") in _TYPES else {}, [""])
     relaxed, root = RelaxedSchema({}), modern(with_definitions(schema))
@@ -163,7 +163,7 @@ class _Relaxation:
 
 
 def modern(node: Any, depth: int = 0) -> Any:
-    """Return a schema in the keywords of the draft of 2020-12, whichever draft it was made for."""
+    """Convert a schema of any draft to the keywords of draft 2020-12."""
     if not isinstance(node, dict) or depth > _MAX_DEPTH:
         return node
     node = {key: value for key, value in node.items() if key != "$schema"}
