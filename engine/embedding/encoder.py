@@ -59,7 +59,7 @@ class Attention(Module):
         self._is_local, self._base, self._scale = is_local, design.bases[is_local], design.position_scale
 
     def __call__(self, hidden: mx.array, masks: Masks) -> mx.array:
-        """Return what each token attends to. hidden: (texts, tokens, size)."""
+        """Return the outcome of attention, (texts, tokens, size). hidden: the states, of the same shape."""
         num_texts, num_tokens, size = hidden.shape
 
         def split(states: mx.array) -> mx.array:
@@ -97,7 +97,7 @@ class Layer(Module):
         self._norms_first = design.norms_first
 
     def __call__(self, hidden: mx.array, masks: Masks) -> mx.array:
-        """Return the states after this layer. See Attention for shapes."""
+        """Return the states after this layer, (texts, tokens, size). hidden: those before it."""
         if self._norms_first:
             # The first layer has no norm of its own: its states come from that of the embeddings.
             normed = self.attention_norm(hidden) if "attention_norm" in self else hidden
@@ -128,7 +128,7 @@ class Embeddings(Module):
         self._first_position = design.first_position
 
     def __call__(self, tokens: mx.array, types: mx.array) -> mx.array:
-        """Return the first states. tokens, types: (texts, tokens)."""
+        """Return the states before the first layer, (texts, tokens, size). tokens, types: (texts, tokens)."""
         first = self.tokens(tokens)
         if "types" in self:
             first = first + self.types(types)
@@ -151,7 +151,7 @@ class Classifier(Module):
         self._activation = ACTIVATIONS[config.get("classifier_activation", "gelu")]
 
     def __call__(self, states: mx.array) -> mx.array:
-        """Return (1,) the logit of a pair. states: (tokens, size)."""
+        """Return the logit of a pair's score, (1,). states: (tokens, size) after the last layer."""
         pooled = states.mean(axis=0, keepdims=True) if self._pools_mean else states[:1]
         rated = self.dense(pooled)
         rated = self.norm(self._activation(rated)) if "norm" in self else mx.tanh(rated)
