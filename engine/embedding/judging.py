@@ -1,4 +1,4 @@
-"""Rank with models that decode: a pair's score tells whether yes or no follows a fixed template.
+"""Rank with models that decode: yes or no is likelier to follow a fixed template with an empty thought.
 
 Source: the model card of Qwen3-Reranker.
 """

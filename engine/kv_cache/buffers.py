@@ -124,7 +124,7 @@ class RaggedKVCache:
         return slots, columns
 
     def resize(self, num_slots: int, num_columns: int) -> None:
-        """Resize the buffers to num_slots slots and num_columns columns. New cells are zero."""
+        """Resize the buffers to this many slots and columns: add zeros, or drop the cells beyond."""
         self.arrays = [_resized(array, num_slots, num_columns) for array in self.arrays]
 
     def move(self, moves: Sequence[Move]) -> None:
@@ -195,7 +195,7 @@ class RaggedChunkedKVCache(RaggedKVCache):
 
 
 class RaggedQuantizedKVCache(RaggedKVCache):
-    """One layer's quantized keys and values: an array of packed numbers, of scales and of biases for each."""
+    """One layer's quantized keys and values: for each, arrays of packed numbers, scales and biases."""
 
     def __init__(self, columns: Columns, bits: int) -> None:
         super().__init__(columns)

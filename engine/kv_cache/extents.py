@@ -37,7 +37,7 @@ def max_slots(num_rows: int) -> int:
 
 
 def shrink_extent(extent: Extent, needed: Extent) -> Extent:
-    """Return the extent to shrink buffers to; their own extent if too little of it would be freed."""
+    """Return the extent to shrink buffers to; extent itself if shrinking would free too little."""
     (slots, columns), (num_slots, num_columns) = extent, needed
     # Slots shrink at a quarter of their number, columns at a half, and both keep some spare, so that buffers
     # which have shrunk do not have to grow again at once.

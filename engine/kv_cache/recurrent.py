@@ -151,7 +151,7 @@ class StateHistory:
     def go_back(self, row: int, length: int) -> int:
         """Let a row go back to a length, at least min_length(); return the length that the row then has.
 
-        That is less than asked for if length is past the traced forward and the later ones that were kept.
+        The row then has less than length tokens if length is past the traced forward and the later kept ones.
         """
         place = self._places[row]
         assert place is not None

@@ -54,7 +54,7 @@ def wire_weights() -> None:
 
 
 def host_bytes() -> int:
-    """Return the bytes of the machine's memory, not those that a container may use."""
+    """Return the bytes of the machine's memory, whatever limit a container has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

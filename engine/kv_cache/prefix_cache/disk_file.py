@@ -65,7 +65,7 @@ def to_stored(array: mx.array) -> Stored:
 
 
 def from_stored(one: Stored) -> mx.array:
-    """Make the array again of which to_stored() made this copy."""
+    """Make an array equal to the one that to_stored() copied."""
     kind, numbers = one
     array = mx.array(numbers)
     return array.view(mx.bfloat16) if kind == "bfloat16" else array

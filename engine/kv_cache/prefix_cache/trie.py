@@ -144,7 +144,7 @@ class PrefixCache:
         return self._walk(np.asarray(prompt, np.int32)[:-1])[1]
 
     def count_held(self, tokens: Tokens) -> int:
-        """Count the leading ones of these tokens that are stored, the last one included."""
+        """Count how many leading tokens are stored, the last one included."""
         return self._walk(np.asarray(tokens, np.int32))[1]
 
     def state_at(self, tokens: Tokens) -> State:
