@@ -50,7 +50,7 @@ DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
 @dataclass(frozen=True)
 class HeadInfo:
-    """A head in the folder. kind: for people. fault: why it cannot be used; None if it can."""
+    """A head in a model's folder. kind: its name for people. fault: why it cannot be used; None if it can."""
 
     kind: str
     source: str
@@ -61,11 +61,12 @@ class HeadInfo:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Bytes of a row's caches. token_bytes: of a token, where all are kept. fixed_bytes: at any length.
+    """Bytes of a row's caches.
 
-    windows: (bytes of a token, tokens) of each size of sliding window.
-    has_known_kinds: whether all kinds of caches are known here. Only then can rows share a forward pass, and
-        go back to where a draft was rejected.
+    token_bytes: per token, in the layers that keep every token. fixed_bytes: whatever the row's length.
+    windows: (bytes per token, tokens) of each size of sliding window.
+    has_known_kinds: whether the engine knows all kinds of these caches. Only then can rows share a forward
+        pass, and be rolled back after a rejected draft.
     """
 
     token_bytes: int
@@ -78,12 +79,12 @@ class CacheInfo:
 class CheckpointInfo:
     """The facts about a model's folder.
 
-    kind: "model", or what its head is called. num_layers, context_tokens, vocab_size: None if the
-        configuration does not say. quantization: None if weights are not quantized.
+    kind: "model", or the kind of head that the folder holds. num_layers, context_tokens, vocab_size: None if
+        the configuration does not say. quantization: None if weights are not quantized.
     num_parameters: numbers that the weights stand for, those of heads in the same files among them.
-    cache: None if it cannot be known without loading the model. drafters: draft types that it can have.
-    refused: what would be refused, each with the reason.
-    vectors: how a model that embeds makes vectors; empty for any other. images: how one sees, in words.
+    cache: None if it cannot be known without loading the model. drafters: draft types that the model allows.
+    refused: the reasons why the model, or a head of it, would be refused.
+    vectors, images: how the model makes vectors, and how it sees images, in words; empty if it does not.
     """
 
     name: str
@@ -107,9 +108,9 @@ class CheckpointInfo:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ModelError, with the words of `reprise info`, if a folder can only fail to load.
+    """Raise ModelError, with the words of `reprise info`, if loading this folder is bound to fail.
 
-    Reads its small files and the headers of the others, so it takes no time beside the load.
+    Reads the folder's small files and the headers of the others, which takes no time beside the load.
     """
     config = read_config(folder)
     refused = _missing_files(folder, [read_header(path) for path in _shards(folder)])
@@ -238,7 +239,7 @@ def _missing_files(folder: Path, files: list[SafetensorsFile]) -> tuple[str, ...
 
 
 def find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[CacheInfo | None, str | None]:
-    """Return the bytes that a row of the model takes, or the reason why they are not known."""
+    """Return the bytes of a row's caches and None, or None and the reason why the bytes are not known."""
     if "model_file" in config:
         return None, "it brings Python code of its own, which only --trust-remote-code runs"
     if unknown := unknown_architecture(config):

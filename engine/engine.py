@@ -1,4 +1,4 @@
-"""The engine as other threads see it; what they ask for, the loop does on the thread that owns MLX."""
+"""The engine as other threads see it. The loop does their requests on the thread that owns MLX."""
 
 import time
 from abc import ABC, abstractmethod
@@ -37,10 +37,10 @@ from engine.text.tokenizer import Tokenizer
 
 
 class LoopEngine(ABC):
-    """What one model and many have in common. Any thread may call its methods.
+    """The part of an engine that is the same for one model and for many. Any thread may call its methods.
 
-    known: the models. loading: loads them. attached: what its users keep beside it.
-
+    known: the models of this engine. loading: loads and unloads them.
+    attached: objects that users of the engine keep with it, by names of their own.
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
     """
 
@@ -54,7 +54,7 @@ class LoopEngine(ABC):
     @property
     @abstractmethod
     def first_engine(self) -> GeneratingEngine:
-        """The engine of the model that it started with. Raises EngineError if there is none now."""
+        """The engine of the model that is loaded at the start. Raises EngineError if it has none now."""
 
     @property
     def table(self) -> TableOfModel:
@@ -85,7 +85,7 @@ class LoopEngine(ABC):
         self.first_engine.submit(request, sink)
 
     def compile_grammar(self, grammar: Grammar) -> Grammar:
-        """Return the grammar as compiled, for requests to the first model. May take long.
+        """Compile a grammar for requests to the first model. May take long.
 
         Raises GrammarError.
         """
@@ -137,7 +137,7 @@ class LoopEngine(ABC):
 
 
 class Engine(LoopEngine, OneModel):
-    """One model, which is there from start to end. makers: see setup.py."""
+    """An engine with one model, loaded from start to end. makers: make its parts; see Makers."""
 
     def __init__(self, settings: Settings, makers: Makers | None = None) -> None:
         makers = makers or Makers()
@@ -193,9 +193,9 @@ class Engine(LoopEngine, OneModel):
         return float(self._engine.between_steps(measure))
 
     def find_exact(self, shapes: Iterable[Shape], progress: Progress = lambda _: None) -> Exactness:
-        """Try of which (rows, width) the logits equal those of width 1 byte for byte; takes a while.
+        """Find the (rows, width) shapes whose logits equal those of width 1 byte for byte; takes a while.
 
-        progress: called on the engine's thread with the share that is done.
+        shapes: those to try. progress: called on the engine's thread with the share that is done.
         """
 
         def find() -> Exactness:
@@ -208,9 +208,9 @@ class Engine(LoopEngine, OneModel):
         return found
 
     def abort(self, reason: str) -> None:
-        """End every request at once, on any thread: the engine's own waits for what will never come.
+        """End every request at once, as the engine's thread waits for a lost rank and will never go on.
 
-        The process must end after this.
+        Any thread may call this. The process must end after it.
         """
         self._known.fault = reason
         self._engine.abandon(reason)
@@ -224,9 +224,10 @@ class ModelPool(LoopEngine):
     thread that owns MLX (models/time_shares.py), the machine's memory (memory/between_models.py), and the
     drafters of a vocabulary (models/kept_sources.py).
 
-    sections: settings of single models. make_sources: None to draft nothing.
-    catalogue: the models that there are; by default those that the settings name.
-    make_engine: replaces the making of engines.
+    sections: the settings of single models, by section name. make_sources: makes a model's drafters; None to
+        draft nothing.
+    catalogue: lists the models that can be loaded; by default those that the settings name.
+    make_engine: makes the engine of a model that generates text.
     is_fixed: see OneModel.
     """
 
@@ -292,7 +293,7 @@ class ModelPool(LoopEngine):
             return self._known.describe(model) if model else None
 
     def use_loaded(self, name: str) -> ModelUse | None:
-        """Return a use of a model that is loaded, which must be ended; None if it must be waited for."""
+        """Return a use of a loaded model, which the caller must end; None if the model is not loaded yet."""
         with self._known.lock:
             model = self._known.by_name.get(name)
             if model is None or self._known.is_stopping or self._known.fault:
@@ -300,7 +301,7 @@ class ModelPool(LoopEngine):
             return self._known.use(model) if self._known.may_use(model) else None
 
     def acquire(self, name: str) -> "Future[ModelUse]":
-        """Load a model for a request, unless it is loaded. Its use must be ended, or its future cancelled.
+        """Load a model for a request, unless it is loaded. The caller must end the use or cancel the future.
 
         Raises ModelLoadError for an unknown name, and EngineError if too many wait for it already. The future
         raises ModelLoadError if the model cannot be loaded.
@@ -343,7 +344,8 @@ class ModelPool(LoopEngine):
     def pull(self, name: str, report: ReportBytes) -> ModelEntry:
         """Download a model from the hub, which takes long, and describe it. Raises ModelLoadError.
 
-        report: see hub_download.py. What it raises ends the download, which can be continued.
+        report: told the bytes so far, see hub_download.py; an exception that it raises ends the download, and
+            a later call continues it.
         """
         self._known.catalogue.pull(name, report)
         entry = self.find(name)
@@ -362,7 +364,7 @@ class ModelPool(LoopEngine):
 
     @property
     def first_engine(self) -> GeneratingEngine:
-        """The engine of the model that it started with. Raises EngineError if there is none now."""
+        """The engine of the model that the server started with. Raises EngineError if it has none now."""
         engine = self._known.first.engine
         if not isinstance(engine, GeneratingEngine):
             raise EngineError("draining", f"{self._known.first.name} is not loaded, or generates no text")

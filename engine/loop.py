@@ -35,23 +35,23 @@ BLOCKED_S = 0.02
 class Loading(Protocol):
     """Loads and unloads models, on the thread that owns MLX.
 
-    serve: lets models that have work run until then, by perf_counter(), as long as they have any.
+    serve: takes a time by perf_counter(), and lets models that have work run until then.
     """
 
     serve: Callable[[float], None]
 
     def begin(self, on_progress: StartProgress | None) -> None:
-        """Load what is there from the start. Raises ModelError."""
+        """Load the models that are to be there from the start. Raises ModelError."""
 
     def advance(self) -> None:
-        """Load and unload what is due."""
+        """Load and unload the models for which that is due."""
 
     @property
     def due_in_s(self) -> float:
-        """In how many seconds something is due, at most a day."""
+        """Seconds until the next load or unload is due, at most a day."""
 
     def lose(self, model: ServedModel) -> None:
-        """Go on without a model whose engine has died, or stop."""
+        """Go on without a model whose engine has died, or stop if none is left to serve."""
 
     def end(self) -> None:
         """Refuse all who wait for models, and save what models share."""
@@ -60,9 +60,8 @@ class Loading(Protocol):
 class Loop:
     """Owns the thread that owns MLX. Other threads call its public methods only.
 
-    known: all models. loading: loads them. on_death: called once on the thread with the fault's text if the
-    thread dies.
-
+    known: all models. loading: loads and unloads them.
+    on_death: called once on the thread with the fault's text if the thread dies.
     num_stalls: how often the watchdog found no progress.
     """
 
@@ -82,21 +81,21 @@ class Loop:
 
     @property
     def has_started(self) -> bool:
-        """Whether what is there from the start has been loaded."""
+        """Whether the models that are to be there from the start have been loaded."""
         return self._started.is_set() and self._start_error is None
 
     @property
     def stall(self) -> str | None:
-        """Why the watchdog calls the thread stalled, if it does."""
+        """Why the watchdog takes the thread for stalled, in words; None if it does not."""
         return self._watchdog.reason
 
     @property
     def station_s(self) -> dict[str, float]:
-        """The thread's seconds by station."""
+        """The seconds that the thread has spent at each station."""
         return dict(self._stations.seconds)
 
     def start(self, on_progress: StartProgress | None = None) -> None:
-        """Start the thread and load; returns when requests are accepted. Raises ModelError.
+        """Start the thread and load the first models; returns when requests are accepted. Raises ModelError.
 
         on_progress: called on the thread with the name and the completed share of each slow stage.
         """
@@ -124,7 +123,7 @@ class Loop:
         self.join()
 
     def join(self) -> None:
-        """Wait for the thread's end, if it runs."""
+        """Wait until the thread has ended, if it runs."""
         if self._thread.is_alive():
             self._thread.join()
 

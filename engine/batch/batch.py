@@ -18,10 +18,10 @@ from engine.speculative.heads.taps import TappedStates
 
 
 class Batch:
-    """The decoding sequences in the order of their rows, which is the same in both models.
+    """The decoding sequences, in the order of their rows in the target model and in the draft model alike.
 
-    rows: the target model's rows. draft_model: it, or a head of the target; its rows stand in the same order.
-    device: computes their steps.
+    rows: the target model's rows. draft_model: the draft model or the target's head; None if neither drafts.
+    device: computes the steps of these rows.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Batch:
 
     @property
     def sampler(self) -> Sampler:
-        """The sampler for the present rows; made again after a row joined or left."""
+        """The sampler for the present rows; a new one is made after a row joined or left."""
         if self._sampler is None:
             rows = [s.make_row_sampling(self.vocab_size) for s in self.members]
             self._sampler = Sampler(rows, self.vocab_size)
@@ -78,7 +78,7 @@ class Batch:
         self.device.skip_moves()
 
     def free(self, leaving: list[int]) -> None:
-        """Remove rows, given in ascending order; the last row takes the place of each.
+        """Remove the leaving rows, given in ascending order; the last row moves into each freed place.
 
         A sequence that will decode again later must not have a token in flight.
         """
@@ -92,13 +92,13 @@ class Batch:
         self.device.skip_moves()
 
     def start_copies(self) -> None:
-        """Start the copies for rows that joining or leaving rows moved, as no step follows soon."""
+        """Start copying the rows that a joining or leaving row moved, as no step does so soon."""
         for rows in self.rows_by_model:
             if isinstance(rows, BatchedRows):
                 rows.start_copies()
 
     def tapping(self) -> AbstractContextManager[TappedStates | None]:
-        """Tap the target's states in a forward pass over all rows, if a head reads those of any."""
+        """Tap the target's states in a forward pass over all rows, if a head reads the states of any row."""
         return self.draft_model.tapping() if isinstance(self.draft_model, HeadDrafter) else nullcontext()
 
     def hand_over(self, tapped: TappedStates | None, num_final: SequenceOf[int]) -> list[mx.array]:

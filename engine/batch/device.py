@@ -42,11 +42,11 @@ class Step:
     members: the sequences that take part, in the order of their rows.
     tokens: (rows,) sampled token ids, on the device.
     measured: log probabilities of the tokens, if any request wants them.
-    follows_drafts: whether it was dispatched after drafts were verified, or draft prefill.
-    is_steady: whether the device was busy when it was dispatched: with another step of the same sequences, or
-        with something that is not part of its time.
+    follows_drafts: whether it was dispatched after drafts were verified, or after draft prefill.
+    is_steady: whether the device was busy when the step was dispatched: with another step of the same
+        sequences, or with work that is not part of the step's time.
     is_computed: whether it was waited for before it was fetched.
-    taken_s: the seconds that it took, once it was waited for; None if they are not known.
+    taken_s: the seconds that the step took, once it was waited for; None if they are not known.
     was_awaited: whether the device was busy longer than the engine's thread, known once it was fetched.
     """
 
@@ -75,7 +75,7 @@ class Device:
     """Dispatches work, waits for it, and measures the time from one completion to the next.
 
     step: the plain step in flight, if there is one.
-    settled_s: seconds spent in waiting for chunks, ever.
+    settled_s: seconds spent in waiting for chunks since the start.
     """
 
     def __init__(self) -> None:
@@ -88,20 +88,20 @@ class Device:
 
     @property
     def plain_s(self) -> float:
-        """Seconds of a plain step, the median of the last few; 0 before any is known.
+        """The median seconds of the last few plain steps; 0 before any is known.
 
-        The unit for what takes longer with a larger model: so many plain steps may it keep rows waiting.
+        Limits on how long other work may keep rows waiting count in plain steps, so they grow with the model.
         """
         return median(self._plain_s) if self._plain_s else 0.0
 
     def note_plain(self, seconds: float) -> None:
-        """Add a plain step's seconds to those of which the median is taken."""
+        """Add the seconds of one plain step to the median plain_s."""
         self._plain_s.append(seconds)
 
     def dispatch_step(self, step: Step, states: SequenceOf[mx.array]) -> None:
-        """Start computing a plain step, and what a head keeps of it, once the chunks in flight are computed.
+        """Start computing a plain step and its states for a head, once the chunks in flight are computed.
 
-        If this raises, the step that was in flight before still is.
+        If this raises, the step that was in flight before stays in flight.
         """
         has_waited = self.settle()
         mx.async_eval(step.tokens, *states, *(step.measured.arrays if step.measured else ()))
@@ -111,7 +111,8 @@ class Device:
     def dispatch(self, arrays: SequenceOf[object], done: Done, fail: Fail) -> None:
         """Start computing a chunk's arrays, or trees of arrays, once all that is in flight is computed.
 
-        done, fail: settle() calls one of them. Raises StepError if the step in flight fails.
+        done, fail: settle() calls one of the two for this chunk.
+        Raises StepError if the step in flight fails.
         """
         self.wait_for_step()
         self.settle()
@@ -124,7 +125,7 @@ class Device:
 
     @station("waiting")
     def compute(self, arrays: SequenceOf[mx.array]) -> None:
-        """Compute arrays once the chunks in flight are computed, and wait for them."""
+        """Wait for the chunks in flight, then compute these arrays and wait for them too."""
         # Only now, when all is ready to be dispatched; so their times can be told apart.
         self.settle()
         mx.eval(*arrays)
@@ -152,7 +153,7 @@ class Device:
         self.settled_s += perf_counter() - start
 
     def take_step(self) -> Step | None:
-        """Return the step in flight, if there is one; the caller has to fetch it."""
+        """Remove the step in flight, if there is one, and return it; the caller has to fetch it."""
         step, self.step = self.step, None
         return step
 
@@ -169,7 +170,7 @@ class Device:
         step.is_computed, step.taken_s = True, self.lap()
 
     def fetch(self, step: Step) -> tuple[list[int], SequenceOf[Likelihood | None]]:
-        """Wait for a step, and measure it; returns its rows' tokens and likelihoods. Raises StepError."""
+        """Wait for a step, measure it, and return each row's token and likelihood. Raises StepError."""
         try:
             start = perf_counter()
             with station("waiting"):
@@ -185,7 +186,7 @@ class Device:
         return tokens, likelihoods
 
     def skip_moves(self) -> None:
-        """Leave out of the measured times the next step, in which a row that joined or left moves others."""
+        """Do not measure the next step: rows are moved in it, as one joined or left."""
         self.skip_steps(1 if self.step is None or self.step.is_computed else 2)
 
     def skip_steps(self, num_steps: int) -> None:
@@ -193,30 +194,30 @@ class Device:
         self._num_skipped = max(self._num_skipped, num_steps)
 
     def reset(self) -> None:
-        """Forget the last completion, as the engine's thread has waited for other work since.
+        """Forget when the last work completed, as the engine's thread has waited for other work since.
 
-        The time of what is in flight is then not known.
+        The work in flight then gets no measured time.
         """
         self._lap_at = None
         self._chunks = [replace(chunk, is_measured=False) for chunk in self._chunks]
 
     def pause(self) -> None:
-        """Wait for all that is in flight, as another model has the device next. Raises what it fails with."""
+        """Wait for all work in flight, as another model has the device next. Raises that work's fault."""
         self.settle()
         self.wait_for_step()
         # The next step's time would contain what the other model does.
         self.reset()
 
     def restart(self) -> None:
-        """Measure the next step from now on. Nothing may be in flight."""
+        """Let the next step's measured time begin now. Nothing may be in flight."""
         self._lap_at = perf_counter()
 
     def clear(self) -> None:
-        """Forget the last completion and all that is in flight, as nobody waits for it any more."""
+        """Forget all work in flight, which nobody waits for any more, and when the last work completed."""
         self.step, self._lap_at, self._chunks = None, None, []
 
     def lap(self) -> float | None:
-        """Note the completion of a step. Returns the seconds since the last one, None if not known."""
+        """Note that a step has completed; return the seconds since the last completion, None if not known."""
         before, self._lap_at = self._lap_at, perf_counter()
         if self._num_skipped:
             self._num_skipped -= 1

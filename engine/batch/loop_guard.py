@@ -1,4 +1,4 @@
-"""Find out whether an answer has come to say the same text for ever."""
+"""Find out whether an answer only repeats one text by now, and would do so for ever."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ LEAST_TOKENS = 64
 
 
 def ends_in_loop(tokens: Sequence[int], num_answered: int, loop_tokens: int) -> bool:
-    """Return whether an answer ends with one text, at least TIMES times, over loop_tokens tokens or more.
+    """Return whether an answer ends with one text repeated TIMES times or more, over loop_tokens or more.
 
     tokens: (n,) ids that end with the answer. num_answered: how many of them the answer has.
     loop_tokens: 0 for never; fewer than LEAST_TOKENS count as so many.
 
-    A window of loop_tokens finds texts of up to an eighth of it; windows twice as long, and so on, find
-    longer ones. Each is looked at when the answer's length is a multiple of its eighth. So tokens alone
-    decide, not the steps in which they came.
+    A window of loop_tokens finds repeated texts of up to an eighth of its length; windows of 2, 4, ... times
+    that length find longer texts. Each window is checked when the answer's length is a multiple of an eighth
+    of the window. So tokens alone decide, not the steps in which they came.
     """
     if not loop_tokens:
         return False

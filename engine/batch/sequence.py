@@ -55,12 +55,13 @@ class Sequence:
     text: converts its tokens into text that can be sent.
     tokens: prompt and answer so far; all of them are committed. keys: the same with an id of its
         own in place of an image's placeholder, by which texts are compared; tokens itself without images.
-    hashes: of the tokens' blocks, extended when they are needed.
-    prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
+    hashes: chained hashes of the keys' blocks, extended when they are needed.
+    prefix: the search for a computed prefix of its prompt. prefill: what is computed of the prompt until the
+        sequence joins the rows.
     row_sampling: how its tokens are sampled, while it decodes.
     drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
     window: what windowed decoding has filled in right of its tokens; None for plain decoding.
-    sampling: what sampling its tokens takes; see sampling_class().
+    sampling: how much work its sampling is, as a class; see sampling_class().
     num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
     num_bisections: how many bisections suspected it.
     num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
@@ -92,7 +93,7 @@ class Sequence:
     def of(
         cls, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer, grammars: Grammars
     ) -> "Sequence":
-        """Make the sequence of a request, which has only its prompt. Raises GrammarError."""
+        """Make the sequence of a new request; its tokens are the prompt's. Raises GrammarError."""
         text = Detokenizer(tokenizer, request.stop)
         matcher = make_matcher(grammars, request.grammar, tokenizer.vocab_size) if request.grammar else None
         tokens = keys = list(request.prompt)
@@ -122,11 +123,11 @@ class Sequence:
 
     @property
     def num_to_prefill(self) -> int:
-        """Tokens to compute before it can join the rows, which feed its last token themselves."""
+        """The number of tokens to compute before the sequence can join the rows: all but the last."""
         return len(self.tokens) - 1 - self.prefill.num_computed
 
     def admit(self, caches: Caches, num_computed: int) -> None:
-        """Begin to prefill. caches: hold the first num_computed of its tokens."""
+        """Begin to prefill. caches: the sequence's own; they hold its first num_computed tokens."""
         self.prefill.caches, self.prefill.num_computed = caches, num_computed
         self.prefix.awaited, self.prefix.compared = None, ()
         self.prefix.num_shared, self.prefix.ids = {}, None
@@ -135,11 +136,11 @@ class Sequence:
             self.prefix.num_cached = num_computed
 
     def restart(self) -> None:
-        """Drop its arrays. Committed tokens stay, and the same tokens will follow them."""
+        """Drop its arrays before a new prefill. Committed tokens stay, and the same tokens follow them."""
         self.prefill, self.row_sampling = Prefill(), None
 
     def park(self) -> None:
-        """Drop all state of the present worker, which ends with the model's weights; another takes over."""
+        """Drop all state of the present worker, as the model is unloaded; a later worker goes on."""
         self.restart()
         self.prefix = PrefixSearch(self.prefix.num_cached)
         if self.drafts:
@@ -160,13 +161,13 @@ class Sequence:
 
     @property
     def penalties(self) -> Penalties | None:
-        """Its token counts, while it decodes and if its request has penalties."""
+        """The token counts for the request's penalties; None if it has none, or while it does not decode."""
         return self.row_sampling.penalties if self.row_sampling else None
 
     def make_row_sampling(self, vocab_size: int) -> RowSampling:
-        """Return how its tokens are sampled, made at the first call, which must precede its first step.
+        """Return the row's sampling, made at the first call, which must precede the row's first step.
 
-        Penalties count its last token when it is fed.
+        Penalties do not count the sequence's last token until the next step feeds it.
         """
         if self.row_sampling is None:
             answer = self.tokens[len(self.request.prompt) : -1]
@@ -228,7 +229,7 @@ class Sequence:
             self._finish(reason)
 
     def report_progress(self, num_processed: int) -> None:
-        """Report how many of the prompt's tokens are done, if the request wants it; now and then, log it."""
+        """Report how many prompt tokens are processed, if the request wants progress; log it at times."""
         if self.num_answered or self.ended:
             return
         taken_s = time.perf_counter() - self.timing.admitted_at
@@ -251,8 +252,8 @@ class Sequence:
     def emit_prompt_logprobs(self, start: int, likelihoods: SequenceOf[Likelihood | None]) -> None:
         """Send the log probabilities of a run of the prompt's tokens, but for those sent before a restart.
 
-        start: index of the first of them; all tokens before it were sent.
-        likelihoods: of each; None for the prompt's first token, which has no log probability.
+        start: index in the prompt of the run's first token; those of all tokens before it were sent.
+        likelihoods: one per token of the run; None for the prompt's first, which has no log probability.
         """
         prompt, entries = self.request.prompt, []
         for likelihood in likelihoods[self.num_prompt_sent - start :]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Timing:
     """When a sequence reached each stage, by time.perf_counter() in seconds; 0 before it has.
 
-    prompt_logged_s: how long its prompt had been prefilled when the log last said so.
+    prompt_logged_s: seconds of prefill after which the log last reported its progress.
     """
 
     submitted_at: float = field(default_factory=time.perf_counter)
@@ -33,15 +33,15 @@ class Timing:
 
 @dataclass
 class PrefixSearch:
-    """The search for a prefix of a waiting sequence's prompt that is computed already.
+    """The search for an already computed prefix of a waiting sequence's prompt.
 
     num_cached: prompt tokens found when the sequence was first admitted.
-    awaited: a prefilling sequence that it waits for, and the number of leading tokens they share.
+    awaited: a prefilling sequence whose prefix it waits for, and the number of leading tokens they share.
     compared: the sequences that were prefilling when one to wait for was last looked for.
-    num_shared: how many leading tokens it shares with each of them, by the sequence and its number of tokens.
-    num_held: tokens that the prefix cache held when it was last asked, and its evictions up to then.
-    ids: its tokens, (n,) int32, while it waits; None until they are needed.
-    loading: the files that are being read. is_disk_searched: whether files were looked for.
+    num_shared: leading tokens shared with each compared sequence, by that sequence and its number of tokens.
+    num_held: leading tokens that the prefix cache held at the last lookup, and the cache's evictions by then.
+    ids: the waiting sequence's tokens, (n,) int32; None until they are needed.
+    loading: the prefix files being read. is_disk_searched: whether files were looked for.
     unsaved: lengths at which state was kept in memory only, to be saved when its answer has ended.
     """
 
@@ -61,15 +61,15 @@ class Prefill:
     """A sequence's keys, values and states before it joins the rows.
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
-    ids: all of its tokens as an array, (n,) int32, if state is kept of some lengths; else empty.
-    states: of the last of these tokens, those that were not found in the prefix cache, if a head reads them.
+    ids: all of its tokens as an array, (n,) int32, if state is to be kept at some lengths; else empty.
+    states: the target's states of the tokens that were not found in the prefix cache, if a head reads them.
     num_found: how many tokens were in the prefix cache, with state if the model has any.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
-    rungs: further such lengths, for later prompts that part from this one in between; with each the chance
-        that one does so there, relative to others.
-    opening: where the answer opens; 0 if state is not kept there.
-    looking: its images; None if it has none.
-    max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that one has fed.
+    rungs: further lengths to keep, for later prompts that part from this one before its end -> how likely one
+        parts there, relative to the other rungs.
+    opening: the length at which the answer opens; 0 if state is not kept there.
+    looking: the images of the prompt; None if it has none.
+    max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that a step has fed.
     """
 
     caches: Caches = field(default_factory=list)
@@ -86,5 +86,5 @@ class Prefill:
 
     @property
     def kept_lengths(self) -> set[int]:
-        """All lengths at which the caches are to be kept."""
+        """All lengths at which the caches are to be kept: keep_at and rungs."""
         return {*self.keep_at, *self.rungs}

@@ -23,11 +23,11 @@ class EngineStats:
         self._gap_sum_s = 0.0
 
     def add_tokens(self, num_tokens: int, last_at: float) -> float:
-        """Count a step's tokens for one sequence by the time since its previous token; return the time now.
+        """Count one sequence's tokens of a step by the time since its previous token; return the time now.
 
         num_tokens: tokens committed by the step, >= 1.
         last_at: when the sequence's previous token was committed, by perf_counter(); 0 if it had none.
-        Returns perf_counter().
+        Returns perf_counter(), to be the next last_at.
         """
         now = perf_counter()
         if last_at:

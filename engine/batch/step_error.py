@@ -8,8 +8,8 @@ from engine.batch.sequence import Sequence
 class StepError(Exception):
     """A step failed, and the caches of all rows in the batch are lost with it.
 
-    suspects: the sequences one of which may be at fault; empty if no sequence is.
-    fault: what was raised.
+    suspects: the sequences among which one may be at fault; empty if no sequence is.
+    fault: the exception that made the step fail.
     """
 
     def __init__(self, suspects: Iterable[Sequence], fault: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Any other rank: join rank 0, load a part of the model, and repeat commands until told to end."""
+"""Every rank but rank 0: join rank 0, load a part of the model, and repeat commands until told to end."""
 
 import logging
 import queue
@@ -26,7 +26,7 @@ log = logging.getLogger("reprise.engine")
 
 
 class Follower:
-    """One rank that is not rank 0, from its start to its end."""
+    """A rank other than rank 0, from its start to its end."""
 
     def __init__(self, place: Place, settings: Settings) -> None:
         self._place = place
@@ -124,7 +124,7 @@ class Follower:
 
 
 def run(place: Place, settings: Settings) -> NoReturn:
-    """Follow rank 0, and end the process: with 0 if all is well, else with a sentence."""
+    """Follow rank 0, then end the process: with status 0 if all is well, else after printing the reason."""
     follower = Follower(place, settings)
     try:
         leave(follower.run())

@@ -22,8 +22,8 @@ Tell = Callable[[str | None], bool]
 class Replica:
     """Keeps this rank's part of rank 0's caches, rows and slices, under the same numbers.
 
-    tell: asks rank 0 for the ranks' agreement.
-    num_done: the number of the last command done. objects: what rank 0 keeps too, by number.
+    tell: sends rank 0 this rank's fault, or None, and returns whether all ranks agree.
+    num_done: the number of the last command done. objects: this rank's parts of rank 0's objects, by number.
     """
 
     def __init__(self, shard: Shard, tell: Tell) -> None:
@@ -36,7 +36,7 @@ class Replica:
         self._asks = self._has_disagreed = False
 
     def do(self, command: Any) -> None:
-        """Do one command of rank 0. Raises RanksLostError if it is out of order, or only this rank fails."""
+        """Do one command of rank 0. Raises RanksLostError if it is out of order, or fails only here."""
         number, name, arguments, made, dropped, asks = command
         if number != self.num_done + 1:
             raise RanksLostError(f"command {number} came after command {self.num_done}")
@@ -60,7 +60,7 @@ class Replica:
         self.num_done = number
 
     def close(self) -> None:
-        """Wait until all files are written."""
+        """Wait until all prefix files are written."""
         if self._shard.files:
             self._shard.files.close()
 

@@ -1,7 +1,7 @@
-"""`python -m engine.distributed.launcher`: mlx.launch, which ends with the command that has started it.
+"""`python -m engine.distributed.launcher`: run mlx.launch such that it ends with the command that started it.
 
-It also takes no core while what it started runs: it waits until it can read what the processes say or write
-to them, and it can always write.
+It also uses no CPU core while its processes run. mlx.launch itself polls them without a pause: it waits for
+pipes that are readable or writable, and theirs are always writable.
 """
 
 import os
@@ -21,9 +21,9 @@ MAX_WAIT_S = 0.1
 def select_readable(
     readers: Sequence[int], writers: Sequence[int], others: Sequence[int], timeout_s: float
 ) -> tuple[list[int], list[int], list[int]]:
-    """Replace select.select(): wait until a file is readable, without waiting for writable ones.
+    """Wait until a file is readable, in place of select.select(), which would return for writable ones too.
 
-    Where standard input has ended, stop_processes() is called: the command that wrote to it is gone.
+    Calls stop_processes() if standard input has ended, as the command that wrote to it is then gone.
     """
     if (stdin := sys.stdin.fileno()) in readers and has_ended(stdin):
         stop_processes()

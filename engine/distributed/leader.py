@@ -4,8 +4,8 @@
     |                                             |
     rows.forward(all_sum(tokens))                 rows.forward(all_sum(zeros))
 
-An object that other ranks have too, such as a row's caches, has a number, which its Handle holds. What
-rank 0 no longer needs is dropped there with the next command.
+An object of which every rank has a part, such as a row's caches, has a number, which its Handle holds. When
+rank 0 no longer needs the object, the other ranks drop their parts with the next command.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from engine.distributed.ranks.errors import RanksLostError
 
 
 class Handle:
-    """The number under which the other ranks keep an object; when it goes, they drop the object."""
+    """The number under which the other ranks keep an object; they drop it once the handle is deleted."""
 
     def __init__(self, number: int, dropped: deque[int]) -> None:
         self.number = number
@@ -43,10 +43,10 @@ class Followers(Protocol):
 
 
 class Leader:
-    """Sends commands. Used by the engine's thread only, as all that ranks exchange must be on one thread.
+    """Sends commands to the other ranks. For the engine's thread only: ranks exchange arrays on one thread.
 
-    asks_first: whether the ranks agree on each forward pass before they run it, as it may fail on some: while
-        the engine finds out what the model allows.
+    asks_first: whether the ranks agree on each operation before they run it, as it may fail on some ranks. So
+        it is while the engine finds out what the model allows.
     is_commanding: whether an operation is being done.
     """
 
@@ -60,12 +60,12 @@ class Leader:
     def do(
         self, name: str, local: Callable[..., Any], *given: Any, makes: bool = False, asks: bool = False
     ) -> Any:
-        """Let all ranks do one operation; return what local(*given) returns here.
+        """Let all ranks do one operation; return the result of local(*given), which does it on rank 0.
 
-        makes: whether the other ranks keep the result, under the number of the next new_handle().
-        asks: whether the ranks first agree that they can do it, even once other operations are done without.
-        What an operation calls itself is a part of it, and no command of its own.
-        Raises what local raises while ranks agree, and otherwise RanksLostError.
+        makes: whether the other ranks keep their results, under the number of the next new_handle().
+        asks: whether the ranks first agree that they can do it, even when asks_first is not set.
+        An operation called within another one is a part of that, not a command of its own.
+        Raises the exception of local if the ranks were asked to agree, else RanksLostError.
         """
         if self.is_commanding:
             return local(*given)
@@ -95,7 +95,8 @@ class Leader:
     def agree(self, fault: Exception | None) -> None:
         """Wait until every rank has built its part of the present command. See parts/shard.py.
 
-        Raises the fault of this rank, or RuntimeError with that of another.
+        fault: the exception that building raised on rank 0, if any; it is raised again.
+        Raises RuntimeError with the fault of another rank.
         """
         if not self._asks:
             if fault is not None:
@@ -112,7 +113,7 @@ class Leader:
             raise RuntimeError(faults[0])
 
     def new_handle(self) -> Handle:
-        """Return the handle of the object that the last command made."""
+        """Return a handle for the object that the last command made on the other ranks."""
         self._num_objects += 1
         return Handle(self._num_objects, self._dropped)
 

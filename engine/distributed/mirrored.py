@@ -22,7 +22,7 @@ from engine.speculative.heads.head import owner_of_body
 
 
 class SharedModel:
-    """A model of which every rank has a part. shard: this rank's. leader: sends the commands."""
+    """A model of which every rank has a part. shard: this rank's part. leader: sends the commands."""
 
     def __init__(self, shard: Shard, leader: Leader) -> None:
         self.shard = shard
@@ -135,7 +135,7 @@ class SharedSeparateRows(_SharedRows, SeparateRows):
 
 
 def make_shared(leader: Leader, name: str, local: Callable[..., Any], *given: Any) -> list[Any]:
-    """Do an operation whose result all ranks keep. Within another operation it is a part of that."""
+    """Let all ranks do an operation and keep its result. Within another operation, only do it here."""
     if leader.is_commanding:
         held: list[Any] = local(*given)
         return held
@@ -143,7 +143,7 @@ def make_shared(leader: Leader, name: str, local: Callable[..., Any], *given: An
 
 
 def as_operation(local: Any) -> Any:
-    """Return a method as an operation, with the object bound as the first argument."""
+    """Turn a bound method into an operation, which ignores its first argument, the object."""
     return lambda _, *given: local(*given)
 
 

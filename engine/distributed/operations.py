@@ -1,4 +1,4 @@
-"""The operations that rank 0 asks of the other ranks: calls on a model's caches and rows, by name."""
+"""The operations that rank 0 commands the other ranks to do, by name: calls on a model's caches and rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Rank 0: bring the ranks together, load, and hand the engine a model that is on all of them."""
+"""Rank 0: bring the ranks together, load the model on all of them, and hand it to the engine."""
 
 import gc
 import hashlib
@@ -48,10 +48,10 @@ REPORT_S = 10.0
 
 
 class Ranks:
-    """The ranks of one model, seen from rank 0. Its load() takes the place of the engine's.
+    """The ranks of one model, seen from rank 0. load() takes the place of the engine's own loading.
 
-    Made on the main thread: Ctrl-C raises KeyboardInterrupt from then on.
-    abort: set by the engine: ends all its requests with a sentence, on any thread.
+    To be made on the main thread: Ctrl-C raises KeyboardInterrupt from then on.
+    abort: set by the engine; takes a sentence, and ends all requests with it. Any thread may call it.
     """
 
     def __init__(self, place: Place, settings: Settings) -> None:
@@ -109,7 +109,7 @@ class Ranks:
         return loaded
 
     def begin_serving(self) -> None:
-        """From now on, commands are not agreed upon first."""
+        """Let ranks do commands without agreeing on each first, from now on."""
         # Exceptions of what was tried hold caches in cycles, and with them those of the other ranks.
         gc.collect()
         self._is_loaded = True
@@ -117,13 +117,14 @@ class Ranks:
             self._leader.asks_first = False
 
     def explain(self) -> str | None:
-        """Return why a request failed, if it is because a rank was lost; waits a moment to find out."""
+        """Return why a rank was lost, after a request has failed; None if none is lost within a moment."""
         return self._peers.explain(0.2) if self._peers else None
 
     def release(self, status: int) -> int:
-        """Let the other ranks exit, with 0 if status is 0. Returns the status that is true of rank 0.
+        """Let the other ranks exit, with 0 if status is 0; return rank 0's own exit status.
 
-        The process ends within seconds: a rank that is stopped may not take what it is told.
+        That is LOST_STATUS if a rank was lost, else status. The process ends within seconds in any case, as a
+        stopped rank may never receive the message.
         """
         _end_within(LAST_WRITES_S, LOST_STATUS)
         if self._peers:
@@ -136,7 +137,7 @@ class Ranks:
         return status
 
     def count(self) -> dict[str, dict[str, float]]:
-        """Return values of each rank, by the metric's name and the rank. May be called on any thread."""
+        """Return the metrics of each rank: name -> rank -> value. May be called on any thread."""
         if not (peers := self._peers) or not self._parts:
             return {}
 
@@ -213,7 +214,7 @@ class Ranks:
 
 
 def leave(status: int, reason: str | None = None) -> NoReturn:
-    """End the process at once: MLX's group, and threads that wait for other ranks, may not let it end."""
+    """End the process at once, even if MLX's group, or threads that wait for other ranks, would block it."""
     _end_within(LAST_WRITES_S, status)
     if reason:
         print(f"reprise: {reason}", file=sys.stderr)  # noqa: T201 - for the person at the terminal

@@ -1,4 +1,4 @@
-"""Prefix files of a model on several machines: the others do with theirs what rank 0 does with its own."""
+"""Prefix files of a model on several machines: all ranks keep, read and delete theirs as rank 0 does."""
 
 import hashlib
 import logging
@@ -24,7 +24,7 @@ class _OnOthers:
 
 
 class SharedPrefixStore(PrefixStore):
-    """The prefix files of rank 0, which decides for all."""
+    """The prefix files of rank 0, which tells the other ranks what to do with theirs."""
 
     def __init__(
         self, model: SharedModel, folder: Path, budget_bytes: int, fingerprint: str, needs_state: bool
@@ -41,14 +41,14 @@ class SharedPrefixStore(PrefixStore):
         self._is_open = True
 
     def sibling(self, part: str, needs_state: bool) -> "SharedPrefixStore":
-        """Return the store of a head, which is on rank 0 only."""
+        """Return the store of a head, which is on rank 0 only: other ranks keep no files of it."""
         other = super().sibling(part, needs_state)
         assert isinstance(other, SharedPrefixStore)
         other._is_shared = False
         return other
 
     def start_load(self, prompt: Tokens) -> Loading:
-        """Start reading the tokens that match() counts, on all ranks."""
+        """Start reading, on all ranks, the files of the prefix that match() finds."""
         loading = super().start_load(prompt)
         if not self._is_shared:
             return loading
@@ -56,7 +56,7 @@ class SharedPrefixStore(PrefixStore):
         return replace(loading, others=_OnOthers(self._model.leader))
 
     def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
-        """Wait for a load on all ranks."""
+        """Wait for a load on all ranks; see PrefixStore.finish_load()."""
         if not self._is_shared:
             return super().finish_load(loading)
         contents = self._contents(loading)

@@ -22,9 +22,11 @@ Answers = tuple[int, int]
 
 
 class Decoder:
-    """The body of a model. layers: called with the states and the masks.
+    """The body of a model that decodes, as a model that embeds or ranks.
 
-    max_tokens: of a text; None if nothing limits it. answers: of a model that ranks.
+    layers: functions of the states and the masks, one per layer.
+    max_tokens: the longest text; None if nothing limits it.
+    answers: the ids of the tokens yes and no, for a model that ranks; else None.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Decoder:
         self._yes_not_no = _difference(model, answers) if answers else None
 
     def make_caches(self) -> Caches | None:
-        """Return empty caches for common beginnings of texts; None if tokens see later ones, or windows."""
+        """Return empty caches for heads of texts; None if tokens see later tokens, or only a window."""
         return self._make_caches() if self._is_causal and not self._window else None
 
     def begin(self, tokens: mx.array, _: mx.array, num_tokens: mx.array) -> tuple[mx.array, Masks]:
@@ -65,16 +67,16 @@ class Decoder:
         return states
 
     def rate(self, states: mx.array) -> mx.array:
-        """Return (1,) by how much yes is likelier than no as the next token: the difference of their logits.
+        """Return the score of a pair, (1,): the logit of yes as the next token, less that of no.
 
-        states: (tokens, size) of a pair.
+        states: (tokens, size) after the last layer.
         """
         assert self._yes_not_no is not None
         return states[-1:].astype(mx.float32) @ self._yes_not_no
 
 
 def find_local(config: dict[str, Any]) -> list[bool]:
-    """Return which layers attend to a window."""
+    """Return, for each layer, whether its tokens attend to a window only."""
     num_layers, kind = config["num_hidden_layers"], config.get("model_type")
     if kinds := config.get("layer_types"):
         return [one == "sliding_attention" for one in kinds]

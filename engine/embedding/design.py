@@ -76,11 +76,13 @@ class Design:
     """How an encoder is built.
 
     positions: learned vectors, rotated queries and keys, or less attention by distance (alibi).
-    first_position: of the first token, of learned ones. bases: of the rotation, in layers that attend to all
-        tokens and in local ones. position_scale: by which positions are multiplied before the rotation.
-    window: tokens to either side that local layers attend to. local: which layers are local.
-    is_gated: whether the feed-forward networks have a gate. norms_first: before each part, not after its sum.
-    unbiased: parts without biases.
+    first_position: index of the first token's vector among the learned ones.
+    bases: bases of the rotation, in layers that attend to all tokens and in local layers.
+    position_scale: what positions are multiplied by before the rotation.
+    window: tokens to either side that local layers attend to. local: indices of the local layers.
+    is_gated: whether the feed-forward networks have a gate.
+    norms_first: whether the norm comes before each part of a layer, instead of after the part's sum.
+    unbiased: names of the parts without biases.
     """
 
     positions: Literal["learned", "rotary", "alibi"] = "learned"
@@ -95,9 +97,9 @@ class Design:
 
 
 def complete(config: Config) -> Config:
-    """Return a configuration with all that an encoder needs, by BERT's names.
+    """Return a configuration with all values that an encoder needs, under BERT's names.
 
-    Raises ModelError for what is not known here.
+    Raises ModelError for values that this encoder does not support.
     """
     aliases = {ours: config[theirs] for theirs, ours in _ALIASES.items() if config.get(theirs) is not None}
     kind = str(config.get("model_type"))
@@ -113,7 +115,7 @@ def complete(config: Config) -> Config:
 
 
 def find_design(config: Config) -> Design:
-    """Return how an encoder is built. config: see complete(). Raises ModelError."""
+    """Read from a configuration how the encoder is built. config: see complete(). Raises ModelError."""
     kind, positions = config.get("model_type"), config.get("position_embedding_type", "absolute")
     if kind == "modernbert":
         return _modernbert(config)

@@ -48,7 +48,7 @@ _UNUSED = ("pooler.", "cls.", "lm_head.", "decoder.", "embeddings.position_ids")
 
 
 class Attention(Module):
-    """Attention of every token to the tokens of its text. is_local: to those nearby."""
+    """Attention of every token to all tokens of its text, or, if is_local, to those nearby."""
 
     def __init__(self, config: Config, design: Design, *, is_local: bool) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Attention(Module):
         self._is_local, self._base, self._scale = is_local, design.bases[is_local], design.position_scale
 
     def __call__(self, hidden: mx.array, masks: Masks) -> mx.array:
-        """Return what each token attends to. hidden: (texts, tokens, size)."""
+        """Return the outcome of attention, (texts, tokens, size). hidden: the states, of the same shape."""
         num_texts, num_tokens, size = hidden.shape
 
         def split(states: mx.array) -> mx.array:
@@ -97,7 +97,7 @@ class Layer(Module):
         self._norms_first = design.norms_first
 
     def __call__(self, hidden: mx.array, masks: Masks) -> mx.array:
-        """Return the states after this layer. See Attention for shapes."""
+        """Return the states after this layer, (texts, tokens, size). hidden: those before it."""
         if self._norms_first:
             # The first layer has no norm of its own: its states come from that of the embeddings.
             normed = self.attention_norm(hidden) if "attention_norm" in self else hidden
@@ -128,7 +128,7 @@ class Embeddings(Module):
         self._first_position = design.first_position
 
     def __call__(self, tokens: mx.array, types: mx.array) -> mx.array:
-        """Return the first states. tokens, types: (texts, tokens)."""
+        """Return the states before the first layer, (texts, tokens, size). tokens, types: (texts, tokens)."""
         first = self.tokens(tokens)
         if "types" in self:
             first = first + self.types(types)
@@ -139,7 +139,7 @@ class Embeddings(Module):
 
 
 class Classifier(Module):
-    """Rates a pair of texts by its states."""
+    """The layers that turn a pair's last states into its score."""
 
     def __init__(self, config: Config, design: Design) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Classifier(Module):
         self._activation = ACTIVATIONS[config.get("classifier_activation", "gelu")]
 
     def __call__(self, states: mx.array) -> mx.array:
-        """Return (1,) the logit of a pair. states: (tokens, size)."""
+        """Return the logit of a pair's score, (1,). states: (tokens, size) after the last layer."""
         pooled = states.mean(axis=0, keepdims=True) if self._pools_mean else states[:1]
         rated = self.dense(pooled)
         rated = self.norm(self._activation(rated)) if "norm" in self else mx.tanh(rated)
@@ -159,7 +159,7 @@ class Classifier(Module):
 
 
 class Encoder(Module):
-    """A whole encoder. ranks: whether it rates pairs of texts."""
+    """A whole encoder. ranks: whether it rates pairs of texts, instead of making vectors."""
 
     def __init__(self, config: Config, *, ranks: bool = False) -> None:
         super().__init__()
@@ -175,9 +175,10 @@ class Encoder(Module):
                 part.pop("bias", None)
 
     def begin(self, tokens: mx.array, types: mx.array, num_tokens: mx.array) -> tuple[mx.array, Masks]:
-        """Return the states before the first layer, and the masks.
+        """Return the states before the first layer, (texts, tokens, size), and the masks.
 
-        tokens, types: (texts, tokens), padded at the end. num_tokens: (texts,).
+        tokens, types: (texts, tokens) token ids and token types, padded at the end.
+        num_tokens: (texts,) tokens without padding.
         """
         hidden, width = self.embeddings(tokens, types), tokens.shape[1]
         if self._design.positions == "alibi":
@@ -194,12 +195,12 @@ class Encoder(Module):
         return states
 
     def rate(self, states: mx.array) -> mx.array:
-        """Return (1,) the logit of a pair. states: (tokens, size)."""
+        """Return the logit of a pair's score, (1,). states: (tokens, size) after the last layer."""
         return self.classifier(states)
 
 
 def rename(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the weights of a checkpoint by the names used here, without other heads."""
+    """Rename a checkpoint's weights to the names of Encoder, and leave out heads for other tasks."""
     found, ranks = {}, any(key.startswith("classifier.") for key in weights)
     for given, array in weights.items():
         name = next((given.removeprefix(one) for one in _PREFIXES if given.startswith(one)), given)

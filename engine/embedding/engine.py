@@ -44,7 +44,7 @@ class EmbeddingEngine(ModelEngine):
             self.inbox.put(Embed(request, self.lifecycle.counting(request.id, sink)))
 
     def counts(self) -> EngineCounts:
-        """Return the counts of inputs that were embedded, and that wait."""
+        """Return the counts of inputs that were embedded, and of those that wait."""
         worker = self.worker
         return EngineCounts(
             num_embedded=worker.num_embedded,
@@ -53,7 +53,7 @@ class EmbeddingEngine(ModelEngine):
         )
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
-        """Return the counts of kept beginnings of texts; empty for models that attend in both directions."""
+        """Return the counts of the kept heads of texts; empty for models that attend in both directions."""
         prefixes = self.worker.prefixes
         return {"target": asdict(prefixes.kept.status())} if prefixes else {}
 

@@ -1,4 +1,4 @@
-"""Models that decode and rank: whether yes or no follows a fixed template with an empty thought.
+"""Rank with models that decode: yes or no is likelier to follow a fixed template with an empty thought.
 
 Source: the model card of Qwen3-Reranker.
 """
@@ -22,15 +22,15 @@ JUDGE = "qwen3"
 
 
 def describe_judge(tokenizer: Tokenizer) -> EmbeddingInfo:
-    """Describe how pairs are rated: with the template's tokens around the text of a pair."""
+    """Describe how the model rates pairs: the template's tokens stand around the text of a pair."""
     before, after = (tuple(tokenizer.encode_answer(text)) for text in (BEFORE, AFTER))
     return EmbeddingInfo(1, Recipe("last"), before=before, after=after, pair=PAIR, instruction=INSTRUCTION)
 
 
 def find_answers(tokenizer: Tokenizer, told: tuple[int | None, int | None] | None) -> Answers:
-    """Return the tokens of yes and no. told: those that the folder names, if it does.
+    """Return the ids of the tokens yes and no. told: the ids that the model's folder names, if any.
 
-    Raises ModelError if one of them is not one token, or the folder names others.
+    Raises ModelError if yes or no takes several tokens, or the folder names other ids.
     """
     yes, no = (tokenizer.encode_answer(word) for word in ("yes", "no"))
     if len(yes) != 1 or len(no) != 1:

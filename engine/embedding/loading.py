@@ -35,7 +35,7 @@ _Loaded = tuple[Encoder | Decoder, Config, Tokenizer, ModelInfo]
 
 @dataclass
 class EmbeddingModel:
-    """A model that embeds or ranks, as loaded."""
+    """A loaded model that embeds or ranks. maker: makes vectors of its states."""
 
     body: Encoder | Decoder
     config: Config
@@ -44,14 +44,17 @@ class EmbeddingModel:
     info: ModelInfo
 
     def finish(self, states: mx.array, first_pooled: int, dimensions: int | None) -> mx.array:
-        """Return the vector of a text, or the score of a pair. states: (tokens, size) of the last layer."""
+        """Return the vector of a text, see VectorMaker.make(), or the score of a pair, (1,) in [0, 1].
+
+        states: (tokens, size) after the last layer.
+        """
         if self.info.purpose == "rerank":
             return mx.sigmoid(self.body.rate(states).astype(mx.float32))
         return self.maker.make(states, first_pooled, dimensions)
 
 
 def load_embedding_model(settings: Settings, name: str, progress: Progress | None = None) -> EmbeddingModel:
-    """Load the model that the settings name. name: by which it is known. Raises ModelError."""
+    """Load the model that the settings name. name: how the API shows it. Raises ModelError."""
     folder = Path(settings.model_source)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

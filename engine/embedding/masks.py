@@ -1,4 +1,4 @@
-"""Masks: to what each token of a pass attends. Texts are padded at their end."""
+"""Make the masks of a pass: which tokens each token attends to. Texts are padded at their end."""
 
 import math
 from typing import Literal, NamedTuple
@@ -9,26 +9,26 @@ Mask = mx.array | Literal["causal"]
 
 
 class Masks(NamedTuple):
-    """Masks of a pass: of layers that attend to all tokens, and of local ones."""
+    """The masks of a pass: one for layers that attend to all tokens, and one for local layers."""
 
     whole: Mask
     local: Mask
 
 
 def attend_to_all(num_tokens: mx.array, width: int) -> mx.array:
-    """Return (texts, 1, 1, width), true for tokens, false for padding. num_tokens: (texts,)."""
+    """Return booleans (texts, 1, 1, width), false for padding. num_tokens: (texts,) tokens of each text."""
     return (mx.arange(width)[None] < num_tokens[:, None])[:, None, None]
 
 
 def attend_near(num_tokens: mx.array, width: int, window: int) -> mx.array:
-    """Return (texts, 1, width, width), true for tokens that are at most window away, to either side."""
+    """Return booleans (texts, 1, width, width), true for tokens up to window away, to either side."""
     is_token = attend_to_all(num_tokens, width)
     # Padding attends to padding: attending to nothing is not a number, and that would spread to all.
     return (_distances(width) <= window) & (is_token | ~is_token.swapaxes(-1, -2))
 
 
 def attend_before(width: int, window: int) -> mx.array:
-    """Return (width, width), true where a row's token attends: itself and the window - 1 before it."""
+    """Return booleans (width, width), true for the token itself and the window - 1 tokens before it."""
     at = mx.arange(width)
     before = at[:, None] - at
     return (before >= 0) & (before < window)
@@ -37,7 +37,7 @@ def attend_before(width: int, window: int) -> mx.array:
 def attend_less_with_distance(
     num_tokens: mx.array, width: int, num_heads: int, dtype: mx.Dtype = mx.float32
 ) -> mx.array:
-    """Return the (texts, heads, width, width) addends of scores: each head's slope times the distance.
+    """Return what to add to the scores, (texts, heads, width, width): minus each head's slope times distance.
 
     Source: Press et al. 2021, in both directions, with their slopes for heads that are no power of 2.
     """

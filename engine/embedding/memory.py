@@ -1,4 +1,4 @@
-"""Estimate the memory that a pass takes at most, and hold it while it runs."""
+"""Estimate the most memory that a pass may take, and reserve it while the pass runs."""
 
 from engine.embedding.design import Config
 from engine.kv_cache.prefix_cache.trie import PrefixCache
@@ -17,9 +17,9 @@ PREFIX_BYTES = 256 * 2**20
 
 
 def bytes_of(config: Config, num_texts: int, num_tokens: int, num_before: int = 0) -> int:
-    """Return an upper estimate of the memory of a pass of so many texts, padded to so many tokens.
+    """Return an upper estimate of the bytes of a pass over num_texts texts, each padded to num_tokens.
 
-    num_before: tokens of their head, which is computed first, or kept.
+    num_before: tokens of the texts' head, which is computed before them, or kept.
     """
     heads = config["num_attention_heads"]
     # All heads together may be wider than the states, as in Qwen3.
@@ -38,10 +38,10 @@ def bytes_of(config: Config, num_texts: int, num_tokens: int, num_before: int = 
 
 
 class PassMemory:
-    """The memory that a model that embeds holds.
+    """The memory that a model that embeds or ranks holds.
 
-    prefixes: the heads of texts that it keeps; None if it keeps none. shared: the memory
-    of all models, set once this one is loaded; None if it is alone.
+    prefixes: the heads of texts that it keeps; None if it keeps none.
+    shared: the memory of all models, set once this one is loaded; None if it is alone.
     """
 
     def __init__(self, weight_bytes: int, config: Config, prefixes: PrefixCache | None = None) -> None:
@@ -52,20 +52,20 @@ class PassMemory:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of weights, of heads, and of the running pass."""
+        """The bytes of the weights, the kept heads and the running pass."""
         return self.weight_bytes + self._pass_bytes + self._kept_bytes
 
     def give_up(self, num_bytes: int) -> bool:
-        """Drop heads of at least num_bytes, or all; return whether any were dropped."""
+        """Drop kept heads of num_bytes or more, or all; return whether any were dropped."""
         before = self._kept_bytes
         if self._prefixes:
             self._prefixes.shrink_to(max(0, before - num_bytes))
         return self._kept_bytes < before
 
     def take(self, num_texts: int, num_tokens: int, num_before: int = 0) -> bool:
-        """Reserve the memory of a pass, until release(); return False if there is too little now.
+        """Reserve the memory of a pass, until release(); return False if too little is free now.
 
-        num_before: tokens of its head.
+        Arguments: see bytes_of().
         """
         needed = bytes_of(self._config, num_texts, num_tokens, num_before)
         while self.shared and not self.shared.make_room(needed + self._kept_bytes, self):
@@ -75,7 +75,7 @@ class PassMemory:
         return True
 
     def release(self) -> None:
-        """Give the memory of a pass back."""
+        """End the reservation that take() made for a pass."""
         self._pass_bytes = 0
 
     @property

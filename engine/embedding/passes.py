@@ -1,4 +1,4 @@
-"""Choose which texts share a pass: of about the same length, and no short request waits for long ones."""
+"""Choose texts of about the same length for a pass, such that no short request waits for long ones."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,10 +16,13 @@ MAX_PADDING = 4
 
 @dataclass(eq=False)
 class Job:
-    """A request and its results. left: indices of its inputs without a vector, the longest first.
+    """A request and its results.
 
-    num_left: their tokens. head: what all begin with, which is computed once.
-    is_alone: whether it shares no pass with other requests, as one with it failed.
+    left: indices of the inputs that have no vector and are in no pass, the longest first.
+    num_left: the sum of the tokens of these inputs.
+    head: the tokens that all inputs begin with, computed once.
+    vectors: the results so far, by the input's index.
+    is_alone: whether the request shares no pass with others, as a shared pass failed.
     """
 
     request: EmbeddingRequest
@@ -39,18 +42,18 @@ class Job:
         return job
 
     def take(self, indices: Collection[int]) -> None:
-        """Note that inputs are being computed."""
+        """Remove inputs, by index, from those that are left: a pass computes them now."""
         self.left = [index for index in self.left if index not in indices]
         self.num_left -= self._count(indices)
 
     def put_back(self, indices: Iterable[int]) -> None:
-        """Note that inputs are still to be computed."""
+        """Add inputs, by index, to those that are left."""
         self.left += indices
         self.left.sort(key=self._rank)
         self.num_left = self._count(self.left)
 
     def first_up_to(self, num_tokens: int) -> int:
-        """Return the index in left from which on inputs have at most num_tokens."""
+        """Return the first place in left whose input has at most num_tokens; so do all inputs after it."""
         return bisect_left(self.left, -num_tokens, key=self._rank)
 
     def _rank(self, index: int) -> int:
@@ -60,36 +63,36 @@ class Job:
         return -sum(map(self._rank, indices))
 
     def end(self, event: Embedded | Failed) -> None:
-        """Send the terminal event, unless it had one."""
+        """Send the request its terminal event, unless it has had one."""
         if not self.ended:
             self.ended = True
             self.sink(event)
 
     def finish(self) -> None:
-        """Send all vectors."""
+        """End the request with the vectors of all its inputs."""
         self.end(Embedded(tuple(self.vectors[index] for index in range(len(self.request.inputs)))))
 
 
 @dataclass(frozen=True)
 class Member:
-    """An input that takes part in a pass."""
+    """An input of a request, by its index, as a member of a pass."""
 
     job: Job
     index: int
 
     @property
     def input(self) -> EmbeddingInput:
-        """The text or the pair."""
+        """The text or the pair that this member stands for."""
         return self.job.request.inputs[self.index]
 
     @property
     def num_tokens(self) -> int:
-        """The number of its tokens."""
+        """The number of the input's tokens."""
         return len(self.input.tokens)
 
 
 def by_job(members: Iterable[Member]) -> dict[Job, set[int]]:
-    """Return the indices of inputs by their requests."""
+    """Group members by request: request -> indices of its inputs."""
     found: dict[Job, set[int]] = {}
     for member in members:
         found.setdefault(member.job, set()).add(member.index)
@@ -101,10 +104,11 @@ Fits = Callable[[int, int], bool]
 
 
 def choose_members(jobs: Sequence[Job], num_passes: int, fits: Fits) -> list[Member]:
-    """Choose the texts of the next pass, the longest first; at least one, whether it fits or not.
+    """Choose the inputs of the next pass, the longest first; at least one, whether it fits or not.
 
-    All begin with the head of the first one's request.
-    jobs: in the order of their arrival, each with something left. num_passes: that were chosen before.
+    All of them begin with the head of the first one's request.
+    jobs: in the order of their arrival, each with inputs left. num_passes: passes that were chosen before.
+    fits: see Fits.
     """
     is_for_oldest = num_passes % SHARE == SHARE - 1
     first = jobs[0] if is_for_oldest else min(jobs, key=lambda job: job.num_left)

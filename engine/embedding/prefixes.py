@@ -1,4 +1,4 @@
-"""What texts begin with alike, such as an instruction or a query, is computed once: the *head* of texts.
+"""Compute once the *head* of texts: the tokens with which they all begin, such as an instruction or a query.
 
 Only for models that decode: there no token depends on a later one. Heads are kept in a trie, like the prompts
 of chats.
@@ -26,8 +26,9 @@ NUM_RECENT = 16
 class Prefixes:
     """Heads of texts, within a budget of bytes. Used by the thread that owns MLX only.
 
-    make_caches: makes the empty caches of a text. pools_last: whether the last token's state alone becomes
-    the vector; else no head has a token that is pooled.
+    make_caches: makes the empty caches of a text.
+    pools_last: whether a text's vector is the state of its last token; else heads end before the first token
+        that is pooled.
     """
 
     def __init__(self, make_caches: Callable[[], Caches], budget_bytes: int, *, pools_last: bool) -> None:
@@ -36,11 +37,11 @@ class Prefixes:
         self._recent: deque[TokenIds] = deque(maxlen=NUM_RECENT)
 
     def find_head(self, request: EmbeddingRequest) -> TokenIds:
-        """Return the head of a request's inputs; empty if none is worth it.
+        """Return the head of a request's inputs; empty if a head would save too few tokens.
 
-        Several inputs: what all begin with. A single one: the most that it begins with like one of the last
-        requests. If that has only a few tokens more than a head that is kept, the kept one is returned, so
-        that requests with one instruction share a head.
+        The head of several inputs is the beginning that all share; that of a single input is the longest
+        beginning that it shares with one of the last requests. A kept head is preferred if it has only a few
+        tokens less, so that requests with the same instruction share one head.
         """
         inputs, alike = request.inputs, request.inputs[0].tokens[: request.num_alike]
         earlier = [len(alike)] if len(inputs) > 1 else [count_common(alike, one) for one in self._recent]
@@ -51,19 +52,19 @@ class Prefixes:
         return alike[:num_tokens] if num_tokens >= MIN_TOKENS else ()
 
     def find(self, head: TokenIds) -> tuple[Caches, int]:
-        """Return caches with as much of a head as is kept, and its length in tokens."""
+        """Return new caches with the longest kept beginning of a head, and its length in tokens."""
         # The trie leaves out the last token of what it is asked for.
         return self.kept.find((*head, -1)) or (self._make_caches(), 0)
 
     def keep(self, head: TokenIds, caches: Caches) -> None:
-        """Keep a head, whose keys and values are computed."""
+        """Keep a head. caches: they hold its keys and values."""
         self.kept.put(head, partial(cut_slice, caches), [])
 
 
 class Before:
-    """A layer's keys and values of a head, for texts that continue it; a pass adds nothing to them.
+    """A layer's keys and values of a head, for the texts that continue the head; a pass adds nothing to them.
 
-    It takes the place of mlx-lm's cache. offset: tokens of the head.
+    It takes the place of mlx-lm's cache. offset: the number of the head's tokens.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -71,7 +72,10 @@ class Before:
         self._held = cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :]
 
     def update_and_fetch(self, *added: mx.array) -> list[mx.array]:
-        """Return the keys and the values of whole texts. added: (texts, heads, tokens, size) of either."""
+        """Return the keys and the values of whole texts, the head's first.
+
+        added: the keys and the values after the head, (texts, heads, tokens, size) each.
+        """
         return [
             mx.concatenate([mx.broadcast_to(held, (len(new), *held.shape[1:])), new], axis=2)
             for held, new in zip(self._held, added, strict=True)

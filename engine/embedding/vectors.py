@@ -34,9 +34,10 @@ class VectorMaker:
         self._recipe, self._dense = recipe, dense
 
     def make(self, states: mx.array, first_pooled: int = 0, dimensions: int | None = None) -> mx.array:
-        """Return (dimensions,) the vector of a text.
+        """Return the vector of a text, (dimensions,) float32.
 
-        states: (tokens, size) of its last layer. first_pooled: index of the first token that is pooled.
+        states: (tokens, size) after the last layer. first_pooled: index of the first token that is pooled.
+        dimensions: how many numbers of the vector to keep; None for all.
         """
         vector = self._pool(states.astype(mx.float32), first_pooled)
         for stage in self._dense:
@@ -59,7 +60,7 @@ class VectorMaker:
 
 
 def load_dense(layers: Sequence[Dense], size: int) -> list[Stage]:
-    """Load the dense layers after pooling. size: of what is pooled. Raises ModelError."""
+    """Load the dense layers after pooling. size: that of the pooled states. Raises ModelError."""
     stages = []
     for layer in layers:
         stage, size = _load_layer(layer, size)
@@ -86,7 +87,7 @@ def _load_layer(layer: Dense, size: int) -> tuple[Stage, int]:
 
 
 def read_weights(folder: Path) -> dict[str, mx.array]:
-    """Return the weights of a folder by their names; they are read when they are used."""
+    """Return the weights in a folder by their names; MLX reads each when it is first used."""
     found: dict[str, mx.array] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         loaded = mx.load(str(file))

@@ -57,14 +57,14 @@ class _Pass:
 class EmbeddingWorker:
     """All requests of a model that embeds or ranks. Used by one thread only, but any may read the counts.
 
-    max_stall_ms: that a step may take while rows of other models decode.
-    max_tokens: of a pass, padding included, unless one text has more.
-    jobs: in the order of their arrival.
+    max_stall_ms: how long a step may take while rows of other models decode.
+    max_tokens: the most tokens of a pass, padding included, unless a single text has more.
+    jobs: the requests that have not ended, in the order of their arrival.
 
-    prefix_bytes: for heads of texts; None for what PassMemory allows.
+    prefix_bytes: the most bytes of kept heads of texts; None for PREFIX_BYTES.
 
-    prefixes: heads that are kept; None if the model has none.
-    num_embedded, num_embedded_tokens: inputs of which the vector is made, and their tokens.
+    prefixes: the heads of texts that are kept; None if the model keeps none.
+    num_embedded, num_embedded_tokens: inputs whose vector or score is made, and their tokens.
     num_computed: tokens that were fed, without padding. num_progressed: grows with every part of a pass.
     """
 
@@ -94,11 +94,11 @@ class EmbeddingWorker:
 
     @property
     def num_waiting(self) -> int:
-        """Inputs without a vector."""
+        """The number of inputs that still wait for their vector or score."""
         return sum(len(job.left) for job in tuple(self.jobs)) + (len(self._pass.members) if self._pass else 0)
 
     def load(self, model: EmbeddingModel) -> None:
-        """Go on with a model that is loaded now."""
+        """Take over a model that has just been loaded, and go on with the waiting requests."""
         self.model, self._costs = model, PrefillCosts()
         self.prefixes = self._make_prefixes(model)
         kept = self.prefixes.kept if self.prefixes else None
@@ -107,7 +107,7 @@ class EmbeddingWorker:
             job.head = self._find_head(job.request)
 
     def unload(self) -> None:
-        """Let go of the model; requests wait."""
+        """Drop the model and the running pass; requests wait for the next load."""
         self._put_back()
         self.model = self.memory = self.prefixes = None
 
@@ -117,27 +117,27 @@ class EmbeddingWorker:
         self.jobs[-1].head = self._find_head(request)
 
     def cancel(self, request_id: str) -> None:
-        """End a request. Its inputs in a running pass are computed with it, unless the pass has no others."""
+        """End a request. A running pass goes on with the request's inputs, unless it has no others."""
         for job in self.jobs:
             if job.request.id == request_id:
                 job.end(Failed("cancelled", "the client left"))
         self.drop_ended()
 
     def drop_ended(self) -> None:
-        """Forget requests that ended, and the pass if it is theirs alone."""
+        """Forget requests that have ended, and the running pass if it has inputs of no other request."""
         self.jobs = [job for job in self.jobs if not job.ended]
         if self._pass and all(member.job.ended for member in self._pass.members):
             self._leave()
 
     def end_all(self, failed: Failed) -> None:
-        """End all requests."""
+        """End all requests with this failure."""
         for job in self.jobs:
             job.end(failed)
         self.drop_ended()
 
     @station("prefill")
     def step(self, num_decoding: int) -> None:
-        """Compute a part of a pass. num_decoding: rows of other models that wait meanwhile."""
+        """Compute some layers of a pass. num_decoding: other models whose rows wait meanwhile."""
         limit_s = self._limit_s(num_decoding)
         assert self.model
         assert self.memory

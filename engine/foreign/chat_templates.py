@@ -19,7 +19,7 @@ MEMORY_LIMIT_BYTES = 2 * 2**30
 
 
 class RenderError(ValueError):
-    """A template could not be rendered; the message is the template's own, or names the limit it hit."""
+    """A template could not be rendered; the message is the template's own, or names the limit exceeded."""
 
 
 class RenderLimitError(RenderError):
@@ -27,7 +27,7 @@ class RenderLimitError(RenderError):
 
 
 class TemplateProcess:
-    """A process that replaces transformers.utils.chat_template_utils.render_jinja_template.
+    """Renders chat templates in a process, in place of transformers' render_jinja_template().
 
     Safe on any thread.
     """
@@ -41,7 +41,7 @@ class TemplateProcess:
         self._process.start()
 
     def render(self, **call: Any) -> tuple[list[str], list[Any]]:
-        """Render conversations. call: the arguments of transformers' function. Raises RenderError."""
+        """Render conversations. call: the arguments of render_jinja_template(). Raises RenderError."""
         try:
             reply = self._process.call(json.dumps(call, default=_placeholder).encode())
         except ChildError as fault:
@@ -63,9 +63,10 @@ def _placeholder(value: object) -> str:
 def for_python_template(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, arguments: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return messages and arguments for mlx-lm's templates in Python, such as DeepSeek V3.2's.
+    """Return messages and arguments as mlx-lm's templates in Python take them, such as DeepSeek V3.2's.
 
-    They want arguments of calls as text and tools beside a system message, and fail on unknown arguments.
+    These templates want the arguments of tool calls as text, want a system message if there are tools, and
+    fail on arguments that they do not know.
     """
     shown = [{**message} for message in messages]
     for message in shown:
@@ -87,7 +88,7 @@ PROCESS = TemplateProcess()
 
 
 def isolate_templates() -> None:
-    """Have the process render every tokenizer's templates from now on, including calls from transformers."""
+    """Render the templates of every tokenizer in PROCESS from now on, in calls from transformers too."""
     library: Any = tokenization_utils_base
     library.render_jinja_template = PROCESS.render
     PROCESS.start()

@@ -27,7 +27,7 @@ _PASSED_VARIABLES = ("PATH", "TZ", "LANG", "LC_ALL")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one call. cpu_s: CPU time. wall_s: time, from sending the call to its reply."""
+    """Limits of one call. cpu_s: CPU seconds. wall_s: seconds from sending the call to its reply."""
 
     cpu_s: float
     wall_s: float
@@ -41,7 +41,7 @@ class ChildError(Exception):
 class ChildProcess:
     """A process for one job of child_script.py. Safe on any thread; makes one call at a time.
 
-    It starts at the first call, and again after every call that it did not survive.
+    The process starts at the first call, and again after a call that it did not survive.
     library: the folder of the library that does the job.
     """
 
@@ -62,7 +62,7 @@ class ChildProcess:
     def call(self, body: bytes, attached: bytes = b"") -> dict[str, Any]:
         """Send a call, as JSON, and return the reply and its attachment. Raises ChildError.
 
-        attached: bytes that the job gets beside the call, under that name.
+        attached: bytes that the job gets in the call under the name "attached".
         """
         with self._lock:
             try:

@@ -38,7 +38,7 @@ _LATER_IMPORTS = "{{ strftime_now('%d %B %Y') }}{{ messages | tojson(indent=2) }
 
 
 def handle_templates(transformers: Path) -> Handle:
-    """Return a function that renders a conversation with transformers; it takes the call's arguments."""
+    """Return a function that renders conversations. A call has the arguments of render_jinja_template()."""
     render = _load_render(transformers)
 
     def handle(call: dict[str, Any]) -> Reply:
@@ -57,7 +57,7 @@ def handle_templates(transformers: Path) -> Handle:
 
 
 def handle_tool_calls(mlx_lm: Path) -> Handle:
-    """Return a function that parses tool calls. A call has a parser's name as format, a text, and tools."""
+    """Return a function that parses tool calls. A call has format (a parser's name), text and tools."""
     os.nice(PARSER_NICENESS)
     parsers = _load_parsers(mlx_lm)
 
@@ -68,7 +68,7 @@ def handle_tool_calls(mlx_lm: Path) -> Handle:
 
 
 def handle_schemas(_: Path) -> Handle:
-    """Return a function that checks JSON. A call has a text and a schema, both as JSON."""
+    """Return a function that checks JSON by a schema. A call has text and schema, both as JSON."""
     os.nice(PARSER_NICENESS)
     validators: Any = importlib.import_module("jsonschema.validators")
     registry = importlib.import_module("referencing").Registry()
@@ -92,7 +92,7 @@ def handle_schemas(_: Path) -> Handle:
 
 
 def handle_grammars(_: Path) -> Handle:
-    """Return a function that compiles grammars. A call has a text in llguidance's format, and limits."""
+    """Return a function that compiles grammars. A call has text, in llguidance's format, and limits."""
     os.nice(PARSER_NICENESS)
     library: Any = importlib.import_module("llguidance")
     # A vocabulary matters little to what compiling takes, and this one is made in no time.
@@ -107,7 +107,7 @@ def handle_grammars(_: Path) -> Handle:
 
 
 def handle_images(folder: Path) -> Handle:
-    """Return a function that decodes images. folder: where image_job.py is, which says what a call has."""
+    """Return a function that decodes images; for its calls see image_job.decode(). folder: image_job.py's."""
     os.nice(PARSER_NICENESS)
     _pretend("engine", folder.parent)
     _pretend("engine.foreign", folder)
@@ -150,7 +150,7 @@ def read_calls(parse: Parse, text: str, tools: list[dict[str, Any]]) -> list[dic
 
 
 def serve(handle: Handle, cpu_limit_s: float, calls: BinaryIO, replies: BinaryIO) -> None:
-    """Reply to calls until the input ends. A call that takes more CPU time ends the process."""
+    """Reply to calls until the input ends. A call that takes more than cpu_limit_s ends the process."""
     while lengths := calls.read(8):
         call = json.loads(calls.read(int.from_bytes(lengths[:4], "little")))
         if num_bytes := int.from_bytes(lengths[4:], "little"):

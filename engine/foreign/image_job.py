@@ -68,10 +68,10 @@ def make_handler() -> Callable[[Call], Call]:
 def decode(call: Call) -> Call:
     """Decode an image as a model's processor would have it.
 
-    call: attached, the file in base64; processor, the fields of an ImageProcessor; detail, budget: see
-        find_size(); max_pixels: if there are more, the reply only says that the image is_large.
-    Returns size (height and width as the image is shown), tiles (rows and columns), parts (grid and shape of
-    each tile and of the whole), and attached: their pixels.
+    call: its keys are attached, the file in base64; processor, the fields of an ImageProcessor; detail and
+        budget, see find_size(); and max_pixels: the reply to a larger image only says that it is_large.
+    Returns a reply with size (height and width as the image is shown), tiles (rows and columns), parts (grid
+    and shape of each tile and of the whole), and attached: the pixels of all parts.
     """
     image = _open(_from_base64(call.pop("attached", b"")))
     if image.width * image.height > call["max_pixels"]:

@@ -22,9 +22,9 @@ GEMMA4_TOKENS = (70, 140, 280, 560, 1120)
 
 
 def find_size(settings: Settings, height: int, width: int, detail: str, budget: int) -> Size:
-    """Return the size to which an image is resized, in pixels.
+    """Return the height and width, in pixels, to which an image is resized.
 
-    detail: low, high or auto. budget: the most tokens of an image, unless the smallest possible one has more.
+    detail: low, high or auto. budget: the most tokens of an image, unless its smallest size has more.
     Raises ValueError, in words for the client, if the model takes no such image.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
@@ -45,7 +45,7 @@ def find_size(settings: Settings, height: int, width: int, detail: str, budget: 
 def find_tiles(settings: Settings, height: int, width: int, detail: str, budget: int) -> Size:
     """Return the rows and columns of tiles into which an image is cut; (1, 1) if it is shown as a whole.
 
-    detail, budget: see find_size(). Tiles and what is shown beside them are within the budget together.
+    detail, budget: see find_size(). The tiles and the whole image shown beside them share the budget.
     """
     tiles, side = settings["tiles"], settings["patch"] * settings["merge"]
     if tiles is None:
@@ -61,17 +61,17 @@ def find_tiles(settings: Settings, height: int, width: int, detail: str, budget:
 
 
 def num_tile_tokens(settings: Settings) -> int:
-    """Return the number of placeholders of a tile."""
+    """Return the number of placeholders that stand for a tile in a prompt."""
     return num_tokens(settings, grid_of(settings, (settings["tiles"]["side"],) * 2))
 
 
 def grid_of(settings: Settings, size: Size) -> Size:
-    """Return the rows and columns of patches of an image of that size."""
+    """Return the rows and columns of patches in an image. size: its height and width in pixels."""
     return size[0] // settings["patch"], size[1] // settings["patch"]
 
 
 def num_tokens(settings: Settings, grid: Size) -> int:
-    """Return the number of an image's placeholders, without the tokens that end its rows."""
+    """Return the number of placeholders for a grid of patches, without the tokens that end its rows."""
     return int(grid[0] * grid[1] // settings["merge"] ** 2)
 
 

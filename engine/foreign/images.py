@@ -24,12 +24,12 @@ _NO_LIMIT = 2**62
 
 
 class ImageError(ValueError):
-    """An image cannot be shown; the message goes on from its name."""
+    """An image cannot be shown; the message is a phrase that follows the image's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tile of a decoded image, or the whole; see PromptImage. before: tokens before it in the prompt."""
+    """A tile of a decoded image, or the whole; see PromptImage. before: token ids that precede the part."""
 
     grid: tuple[int, int]
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Picture:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all pixels."""
+        """The bytes of the pixels of all parts."""
         return sum(len(part.pixels) for part in self.parts)
 
 
@@ -73,7 +73,7 @@ class ImageDecoder:
         self._small.start()
 
     def decode_small(self, processor: ImageProcessor, file: ImageFile) -> Picture | None:
-        """Decode an image; None if it is large. Blocks. Raises ImageError."""
+        """Decode an image of up to SMALL_PIXELS; return None for a larger one. Blocks. Raises ImageError."""
         return self._decode(self._small, processor, file, SMALL_PIXELS)
 
     def decode_large(self, processor: ImageProcessor, file: ImageFile) -> Picture:
@@ -122,7 +122,7 @@ def _starts(processor: ImageProcessor, rows: int, columns: int) -> list[tuple[in
 
 
 def placeholders(processor: ImageProcessor, grid: tuple[int, int]) -> list[int]:
-    """Return the tokens that stand for a part of a grid: placeholders, and the tokens that end its rows."""
+    """Return the tokens that stand for a part of an image: placeholders, and the tokens that end its rows."""
     rows, columns = grid[0] // processor.merge, grid[1] // processor.merge
     if processor.row_end is None:
         return [processor.placeholder] * (rows * columns)

@@ -31,9 +31,9 @@ class WrittenCall:
 
 
 class ParserProcesses:
-    """Processes that parse tool calls, as many as there are calls at the same time. Safe on any thread.
+    """Parses tool calls in processes, as many as parse() has callers at the same time. Safe on any thread.
 
-    None is started before the first call. The caller limits how many calls there are at a time.
+    No process starts before the first call. The caller limits how many calls there are at a time.
     """
 
     def __init__(self, limits: Limits = PARSE_LIMITS) -> None:
@@ -45,7 +45,7 @@ class ParserProcesses:
 
         call_format: mlx-lm's name for the format, such as json_tools.
         tools: the tools of the request in OpenAI's form, as a JSON array.
-        Raises ParseLimitError; only this text is then given up.
+        Raises ParseLimitError; that affects no other text.
         """
         head = json.dumps({"format": call_format, "text": text}).encode()
         try:

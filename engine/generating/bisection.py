@@ -11,8 +11,9 @@ MAX_EXPONENT = 6
 class Bisection:
     """The search for the one request among several whose steps fail.
 
-    candidates: a step over them failed, and if a single request is at fault it is one of them.
-    tested: half of the candidates. They run alone until each has ended or has committed enough tokens.
+    candidates: the sequences of a failed step; if a single request is at fault, it is among them.
+    tested: half of the candidates. No other rows run until each tested one has ended or committed enough
+        tokens.
 
     Requests that took part in earlier bisections are tested for longer. So if only all rows together fail, as
     when memory runs out, the requests finish during the tests instead of gaining one token each.
@@ -36,11 +37,11 @@ class Bisection:
         return all(s.ended or s.num_answered >= goal for s, goal in self._goals.items())
 
     def narrow(self, suspects: Collection[Sequence]) -> None:
-        """Search among the tested sequences that took part in another failed step."""
+        """Search on among those tested sequences that another failed step suspects."""
         self._test([s for s in self.tested if s in suspects])
 
     def clear_tested(self) -> None:
-        """Search among the other candidates: the tested ones have passed."""
+        """Search on among the other candidates, as the tested ones have passed."""
         self._test([s for s in self.candidates if s not in self.tested])
 
     def _test(self, candidates: Iterable[Sequence]) -> None:

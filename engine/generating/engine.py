@@ -35,7 +35,7 @@ log = logging.getLogger("reprise.engine")
 
 
 class GeneratingEngine(ModelEngine):
-    """Queues requests for text, and has a worker while the model is loaded. makers: see setup.py."""
+    """Queues requests for text, and has a worker while its model is loaded. makers: see Makers."""
 
     worker: Worker | ParkedWorker
 
@@ -78,11 +78,11 @@ class GeneratingEngine(ModelEngine):
             self.inbox.put(Submit(request, self._counted(request.id, sink)))
 
     def compile_grammar(self, grammar: Grammar) -> Grammar:
-        """Return the grammar as compiled, for requests. May take long. Raises GrammarError."""
+        """Compile a grammar for later requests; return it as compiled. May take long. Raises GrammarError."""
         return self._grammars.compile(grammar)
 
     def counts(self) -> EngineCounts:
-        """Return what has been counted since the last load."""
+        """Return the engine's counts since the model was last loaded."""
         counts = self._stats.counts()
         return replace(counts, by_rank=self._ranks.count()) if self._ranks else counts
 
@@ -100,7 +100,7 @@ class GeneratingEngine(ModelEngine):
     def between_steps(self, action: Callable[[], Any]) -> Any:
         """Call a function on the engine's thread between two steps, and return its result.
 
-        Raises SharedTableError if the model takes no requests, and what the function raises.
+        Raises SharedTableError if the model takes no requests, and whatever the function raises.
         """
         call = Call(action, Future())
         with self.lifecycle.held() as state:
@@ -159,7 +159,7 @@ class GeneratingEngine(ModelEngine):
 
     @property
     def memory_budget(self) -> MemoryBudget | None:
-        """The estimates of what its requests take; None while the model is not loaded."""
+        """The budget that estimates the memory of this model's requests; None while it is not loaded."""
         return None if isinstance(self.worker, ParkedWorker) else self.worker.queue.memory_budget
 
     @property
@@ -187,7 +187,7 @@ class GeneratingEngine(ModelEngine):
             sink(Failed("request", f"the request cannot be queued: {fault}"))
 
     def pause(self) -> None:
-        """Wait for what is in flight, before another model computes."""
+        """Wait for all work in flight, before another model computes."""
         if not isinstance(self.worker, ParkedWorker):
             try:
                 self.worker.pause()
@@ -195,7 +195,7 @@ class GeneratingEngine(ModelEngine):
                 self.die(fault)
 
     def prepare(self) -> bool:
-        """Do a part of what can be done while there is no work; return whether there may be more."""
+        """Do a part of the work for idle times, such as measuring costs; return whether more may be left."""
         return self._prepare_grammars() or self.worker.measure_costs()
 
     @station("grammars")
@@ -242,7 +242,7 @@ class TableOfModel:
         self._engine = engine
 
     def status(self) -> dict[str, Any]:
-        """Return the table's counts. Raises SharedTableError."""
+        """Return the counts of the n-gram table, by name. Raises SharedTableError."""
         return shared_table.find_table(self._worker().proposers.sources).status()
 
     def reset(self) -> None:

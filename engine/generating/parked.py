@@ -1,4 +1,4 @@
-"""Keep the requests of a model whose weights are not in memory, until they are again."""
+"""Keep the requests of an unloaded model until its weights are in memory again."""
 
 from collections import deque
 from collections.abc import Sequence as SequenceOf
@@ -10,7 +10,7 @@ from engine.interface.events import Failed
 class ParkedWorker:
     """Takes the place of a model's worker while its weights are not in memory: its sequences wait.
 
-    queue: itself, as it does nothing but wait. waiting: in the order of their submission.
+    queue: this object, which stands in for a Worker's queue. waiting: sequences in the order of submission.
     """
 
     has_work, is_blocked, num_progressed = False, False, 0
@@ -21,7 +21,7 @@ class ParkedWorker:
 
     @property
     def queue(self) -> "ParkedWorker":
-        """Where the sequences wait."""
+        """This object, in the place of a Worker's request queue."""
         return self
 
     @property
@@ -30,18 +30,18 @@ class ParkedWorker:
         return [s for s in self.waiting if not s.ended]
 
     def submit(self, sequence: Sequence) -> None:
-        """Let a sequence wait."""
+        """Add a sequence to those that wait for the model."""
         self.waiting.append(sequence)
 
     def cancel(self, request_id: str) -> None:
-        """End a sequence, and forget all that have ended."""
+        """End the sequence of this request, and forget all sequences that have ended."""
         for sequence in self.live:
             if sequence.request.id == request_id:
                 sequence.fail(Failed("cancelled", "the client left"))
         self.waiting = deque(self.live)
 
     def end_waiting(self, failed: Failed) -> None:
-        """End all sequences."""
+        """End all waiting sequences with this failure."""
         for sequence in self.live:
             sequence.fail(failed)
         self.waiting.clear()

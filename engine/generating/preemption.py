@@ -1,4 +1,4 @@
-"""Free memory for the next step: what can wait is put back into the queue, the youngest first."""
+"""Free memory for the next step: put running sequences back into the queue, the youngest first."""
 
 import logging
 from collections.abc import Callable

@@ -24,8 +24,8 @@ class Recovery:
     def restart(self, failed: StepError) -> None:
         """Put every row back into the queue after a failed step, and deal with the suspects.
 
-        A single suspect is at fault and ends. Several are bisected. Without suspects all rows just restart.
-        A restart costs a prefill and changes no token: noise is keyed by position.
+        A single suspect is at fault and ends; several suspects are bisected; without any, all rows restart.
+        A restart costs a prefill and changes no token, as a token's noise depends on its position.
         """
         members, suspects = self._batch.members, failed.suspects
         self._stats.num_failed_steps += 1

@@ -43,7 +43,7 @@ log = logging.getLogger("reprise.engine")
 
 
 def flat_costs() -> StepCosts:
-    """Return costs by which every step takes equally long, so that every draft pays."""
+    """Return fixed costs by which all steps take equally long, so that every draft pays."""
     return StepCosts({(1, 1): 1.0}, is_learned=False)
 
 
@@ -69,7 +69,8 @@ def make_worker(
     """Set up a worker, with draft model, prefix cache and costs as the settings ask and the model allows.
 
     draft: the loaded draft model, if any.
-    makers: the sources, the head and the costs; with given costs the draft model's steps cost nothing.
+    makers: make the drafters' sources, the head and the costs; if they set costs, the draft model's steps
+        count as free.
     progress: called with the name and the completed share of each slow stage.
     Raises ModelError if the settings do not suit the model.
     """

@@ -1,4 +1,4 @@
-"""The step: every row gets its next token, or a verification step several of them.
+"""The step: every row gets its next token, or in a verification step several.
 
     plan -> dispatch the next plain step, fetch the one in flight -> account -> commit
         \\-> draft -> cut -> verify -> accept -> roll back -> account -> commit
@@ -33,9 +33,10 @@ from engine.speculative.window import WindowOutcome
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What kind of step comes next.
+    """The kind of the next step, and its inputs.
 
-    inputs: what each row feeds in a verification step; empty for a plain step, which feeds its newest token.
+    inputs: the tokens that each row feeds in a verification step; empty for a plain step, in which rows feed
+        their newest token.
     """
 
     inputs: SequenceOf[RowInput] = ()
@@ -53,8 +54,7 @@ class Decoder:
     """Advances all rows of a batch, one step at a time.
 
     num_commits: grows with every row's step; any thread may read it.
-    has_drafted: whether the next plain step follows drafts that were verified, or draft
-        prefill.
+    has_drafted: whether drafts were verified, or draft prefill was done, since the last plain step.
     """
 
     def __init__(self, batch: Batch, planner: Planner, stats: EngineStats) -> None:
@@ -72,8 +72,8 @@ class Decoder:
         """Choose between a plain step and the verification of drafts.
 
         A grammar must see a token before it can mask the next one, so with a grammar in the batch every step
-        is fetched before the next: a verification step, though it may have no drafts to verify. So is every
-        step of rows with a window.
+        is fetched before the next: a verification step, though it may have no drafts to verify. While a
+        row decodes in windows, every step is a verification step too.
         """
         members, start = self._batch.members, time.perf_counter()
         drafting = [s for s in members if not s.window]

@@ -43,9 +43,9 @@ CLEAR_EVERY_STEPS = 256
 class Worker:
     """All sequences in the engine, and the steps that advance them. Used by one thread only.
 
-    batch: the sequences that decode. queue: those that wait; queue.prefiller has those that prefill.
+    batch: the sequences that decode. queue: the sequences that wait; queue.prefiller has those that prefill.
     calibrations: the costs that are still to be measured.
-    device: computes its steps and prompts.
+    device: computes the worker's steps and prompts.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Worker:
 
     @property
     def num_progressed(self) -> int:
-        """Grows with every committed token and every prompt chunk; any thread may read it."""
+        """A count that grows with every step of a row and every prompt chunk; any thread may read it."""
         return self._decoder.num_commits + self._num_fed
 
     @property
@@ -108,7 +108,7 @@ class Worker:
 
     @station("calibration")
     def measure_costs(self) -> bool:
-        """Measure what one more step costs, while there is no work; returns whether anything was left."""
+        """Measure what one more kind of step costs, while there is no work; return whether any was left."""
         if not self._calibrations:
             return False
         calibration, budget = self._calibrations[0], self.queue.memory_budget
@@ -140,7 +140,7 @@ class Worker:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether sequences wait, but a step does nothing: they wait for memory that other models hold."""
+        """Whether a step would do nothing, as all sequences wait for memory that other models hold."""
         return bool(self.queue.waiting) and not self.running and not self.proposers.work.is_left
 
     def step(self) -> None:
@@ -148,7 +148,7 @@ class Worker:
         self._guard(self._advance)
 
     def pause(self) -> None:
-        """Wait for what is in flight, as another model has the device next. A fault is as in step()."""
+        """Wait for all work in flight, as another model has the device next. Treats faults as step() does."""
         self._guard(self.device.pause)
 
     def park(self) -> list[Sequence]:

@@ -22,7 +22,7 @@ Pooling = Literal["mean", "cls", "last", "max"]
 
 @dataclass(frozen=True)
 class Dense:
-    """A dense layer after pooling. activation: the name of a class of torch. name: of its weights."""
+    """A dense layer after pooling. activation: a class of torch, by name. name: that of the weights."""
 
     folder: Path
     has_bias: bool
@@ -34,11 +34,11 @@ class Dense:
 class Recipe:
     """How hidden states become a vector.
 
-    counts_prompt: whether the tokens of a prompt are pooled too. prompts: by name.
-    max_tokens: of a text, special tokens included, as the folder says; None if it does not.
-    is_guessed, prompts_are_guessed: whether the folder does not say how to pool, or names no prompts, so that
-        the architecture decides.
-    answers: the tokens of yes and no, if the folder names them for ranking.
+    counts_prompt: whether the tokens of a prompt are pooled too. prompts: name -> text put before an input.
+    max_tokens: the longest text, special tokens included; None if the model's folder does not say.
+    is_guessed: whether the architecture decides how to pool, as the folder does not say.
+    prompts_are_guessed: whether the architecture decides on the prompts, as the folder names none.
+    answers: the ids of the tokens yes and no, if the folder names them for ranking.
     """
 
     pooling: Pooling
@@ -66,10 +66,10 @@ class Recipe:
 class EmbeddingInfo:
     """How a model makes vectors of texts, or rates pairs of them.
 
-    dimensions: numbers of a vector; 1 for a model that ranks.
-    before, after: the special tokens around a text or a pair. between: those between the texts of a pair.
-    second_type: the token type of a pair's second text, and of what follows it.
-    pair: text before a document, with {query} and {instruction}, of a model that reads a pair as one text.
+    dimensions: how many numbers a vector has; 1 for a model that ranks.
+    before, after: special tokens around a text or a pair. between: special tokens between a pair's texts.
+    second_type: the token type of a pair's second text, and of the special tokens that follow it.
+    pair: text before a document, with {query} and {instruction}, if the model reads a pair as one text.
     instruction: what a query is for, unless a request says so.
     """
 
@@ -83,15 +83,16 @@ class EmbeddingInfo:
     instruction: str = ""
 
     def describe(self) -> str:
-        """Describe the recipe in a few words."""
+        """Describe the number of dimensions and the recipe in a few words."""
         return f"{self.dimensions} dimensions, {self.recipe.describe()}"
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInput:
-    """A text or a pair as tokens, with the special ones around them.
+    """The tokens of a text or a pair, special tokens included.
 
-    first_pooled: leading tokens that are not pooled. first_of_second: index of a pair's second text.
+    first_pooled: index of the first token that is pooled. first_of_second: index of the first token of a
+        pair's second text; None for a single text.
     """
 
     tokens: TokenIds
@@ -99,7 +100,7 @@ class EmbeddingInput:
     first_of_second: int | None = None
 
     def after(self, num_tokens: int) -> "EmbeddingInput":
-        """Return the input without its leading tokens."""
+        """Return the input without its first num_tokens tokens."""
         second = self.first_of_second
         return EmbeddingInput(
             self.tokens[num_tokens:],
@@ -110,9 +111,10 @@ class EmbeddingInput:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Texts to be embedded, or pairs to be rated. dimensions: of each vector; None for all there are.
+    """Texts to be embedded, or pairs to be rated.
 
-    num_alike: leading tokens that all inputs have in common, or fewer; see count_alike().
+    dimensions: how many numbers of each vector are wanted; None for all.
+    num_alike: a number of leading tokens that all inputs share, as count_alike() finds it, or a smaller one.
     """
 
     id: str
@@ -135,6 +137,6 @@ def count_common(one: TokenIds, other: TokenIds) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The terminal event of a request that succeeded: little-endian float32 numbers of each input."""
+    """The terminal event of a request that succeeded. vectors: little-endian float32, one per input."""
 
     vectors: tuple[bytes, ...]

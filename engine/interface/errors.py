@@ -1,4 +1,4 @@
-"""Define the errors with which the engine refuses what the server asks, or a model."""
+"""Define the errors with which the engine refuses a request or a model."""
 
 from typing import Literal
 
@@ -26,7 +26,7 @@ RETRY_AFTER_S = 1.0
 class EngineError(Exception):
     """The engine refuses a request.
 
-    code: why: "engine_dead", "queue_full" or "draining".
+    code: the reason: "engine_dead", "queue_full" or "draining".
     retry_after_s: seconds after which a retry may succeed.
     """
 

@@ -16,22 +16,22 @@ class DraftingReport:
 
     num_drafted, num_accepted: drafted tokens that the target model checked, and those it accepted.
     num_forwards: forward passes that decoding the answer took, without prefill.
-    num_fed: tokens fed in them.
+    num_fed: tokens fed in these forward passes.
     by_source: (drafter, drafted tokens, accepted tokens) for each drafter that drafted.
     by_position: (drafted, accepted) for the first token of all drafts, for the second, and so on.
     accepted_prediction, rejected_prediction: checked tokens from the client's prediction.
     origins: (source, number of tokens) for each run of the answer, in order. source is the drafter for
         accepted tokens and "model" for all others.
     drafter_s: seconds that drafters, the draft model included, took while the answer was decoded.
-    drafter_open_s: seconds that they took to read the prompt, before the first token.
+    drafter_open_s: seconds that drafters took to index the prompt, before the first token.
     strategy: how the draft model's drafts were translated; None if the draft model did not read the prompt.
     translation: number of drafts by the result of their translation; keys as in TranslationCounts, empty if
         none were translated.
-    charged_s, charged_plain_s: seconds of decoding that its slowdown budget was charged, and what its tokens
-        would have taken in plain steps.
+    charged_s, charged_plain_s: seconds of decoding that the sequence's slowdown budget was charged, and the
+        seconds that its tokens would have taken in plain steps.
     gate_score: how repetitive the prompt is; None if it was not scored.
     gate_decision: which drafters were chosen: "lookup", "draft-model", "wedlm", or "plain" for none.
-    gate_reason: why, in words.
+    gate_reason: why the gate decided so, in words.
     undrafted: (reason, number of plans) for each reason to decode without a draft; see draft_stats.py.
     why_undrafted: in words, why most steps had no draft; empty if most had one, or if nothing may draft.
     """
@@ -67,7 +67,7 @@ class Usage:
     num_completion_tokens: tokens of the answer, an end-of-answer token included.
     queue_s: until admission. prefill_s: until prefill was complete. first_token_s: until the first token was
         committed. total_s: until the end. If the sequence ended before one of these, its end counts.
-    drafting: what drafting did. window_settings: of windowed decoding; None for plain decoding.
+    drafting: counts and times of drafting. window_settings: how windowed decoding was set; None for plain.
     is_loop: whether the answer was ended because it only repeated itself.
     """
 
@@ -84,7 +84,7 @@ class Usage:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """The tokens after the first, per second since the first; 0 if there were none."""
+        """Answer tokens after the first, per second since the first one; 0 if the answer has at most one."""
         spent_s = self.total_s - self.first_token_s
         return (
             (self.num_completion_tokens - 1) / spent_s
@@ -110,10 +110,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """The progress of a prompt's prefill. Its last token is computed with the first token of the answer.
+    """The progress of a prompt's prefill. The prompt's last token is computed with the answer's first token.
 
-    num_tokens, num_cached, num_processed: tokens of the prompt, those that were cached, and those that are
-        done, the cached ones included. taken_s: seconds since it was admitted.
+    num_tokens: tokens of the prompt. num_cached: those that were cached. num_processed: those that are cached
+        or computed so far. taken_s: seconds since the sequence was admitted.
     """
 
     num_tokens: int
@@ -167,7 +167,7 @@ class Failed:
         if the engine is dead; "draining" if the engine stopped before the request was admitted or finished;
         "cancelled" after Engine.cancel().
     message: why, in words for the client; for "grammar" a phrase that follows the field's name.
-    usage: up to the failure.
+    usage: counts and times up to the failure.
     """
 
     kind: Literal["request", "grammar", "engine", "draining", "cancelled"]

@@ -11,21 +11,21 @@ _MARKS = str.maketrans("", "", OPEN + _CLOSE)
 
 
 def mark(number: int) -> str:
-    """Return the mark of an image."""
+    """Return the mark of the image with this number."""
     return f"{OPEN}{number}{_CLOSE}"
 
 
 def without_marks(text: str) -> str:
-    """Return a text without the two characters around the numbers of marks, so that it has no mark."""
+    """Remove from a text the two characters that enclose the number in a mark, so that no mark is left."""
     return text.translate(_MARKS)
 
 
 def before_images(text: str) -> str:
-    """Return the part of a text before its first image."""
+    """Return the part of a text before its first image mark."""
     return text.partition(OPEN)[0]
 
 
 def numbers_in(messages: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Return the numbers of the images in messages, in order."""
+    """Return the numbers of all image marks in the messages, in order."""
     texts = (one["content"] for one in messages if isinstance(one.get("content"), str))
     return [int(number) for text in texts for number in MARK.findall(text)]

@@ -11,12 +11,12 @@ Cut = Literal["qwen", "gemma3", "pixtral", "gemma4", "lfm2"]
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How large images are cut into tiles, which the tower sees one by one, and then the whole, made small.
+    """How large images are cut into tiles. The tower sees each tile, and then the whole image scaled down.
 
-    side: of a tile, in pixels. least, most: tiles of an image. tolerance: how many times the pixels of the
-        largest whole image one may have that is not cut.
-    starts: tokens before the tiles, by row and column. whole_start: that before the whole; None if it is not
-        shown beside its tiles.
+    side: pixels of a tile's side. least, most: limits of an image's number of tiles.
+    tolerance: an image of up to this many times ImageProcessor.most pixels is not cut.
+    starts: token ids that precede the tiles, by row and column. whole_start: the token id that precedes the
+        whole image; None if the whole is not shown beside its tiles.
     """
 
     side: int
@@ -31,15 +31,16 @@ class Tiles:
 class ImageProcessor:
     """How a model's images are cut, and how its prompts show them.
 
-    patch: pixels of a patch's side. merge: patches of a token's side.
-    least, most: limits of an image, in the unit of its cut: pixels, pixels of a side, or tokens.
+    patch: side of a patch, in pixels. merge: side of the square of patches that make one token, in patches.
+    least, most: limits of an image's size, in the unit of the cut: pixels, pixels of a side, or tokens.
     filter: Pillow's number of the filter with which an image is resized.
-    tiles: None if no image is cut into tiles.
-    placeholder, row_end, last_end: token ids; None for what the family has not.
-    digest: of the processor's whole file, which also says what no field here has, such as how the tower
-        normalises pixels.
-    written: what its chat template writes for an image. shown: what stands there in the prompt, with one
-        placeholder for all. alone: what to write where the template takes text alone.
+    tiles: how large images are cut into tiles; None if no image is.
+    placeholder: the id of the token that stands for a part of an image. row_end, last_end: ids of the tokens
+        after each row of placeholders and after the last row; None if the family has none.
+    digest: a hash of the processor's whole file, which also holds settings that have no field here, such as
+        how the tower normalises pixels.
+    written: the text that the chat template writes for an image. shown: the text that replaces it in the
+        prompt, with one placeholder for all. alone: the text for an image if the template takes only text.
     """
 
     cut: Cut
@@ -63,8 +64,8 @@ class VisionInfo:
     """How a model sees images.
 
     family: the tower's name. placeholder: the token id that stands for a part of an image.
-    patch_size: pixels of a patch's side. merge_size: patches of a token's side.
-    min_tokens, max_tokens: of one image. example_tokens: of one of 1024x768 pixels.
+    patch_size: side of a patch, in pixels. merge_size: side of a token's square of patches, in patches.
+    min_tokens, max_tokens: limits of one image's tokens. example_tokens: those of 1024x768 pixels.
     processor: how its images are cut; None only in tests without images.
     part_tokens: the most that the tower sees at once, if that is less than a whole image.
     """
@@ -80,7 +81,7 @@ class VisionInfo:
     part_tokens: int | None = None
 
     def describe(self) -> str:
-        """Return it in words, as `reprise info` and the banner have them."""
+        """Say in words what an image costs, for `reprise info` and the banner."""
         return f"sees images, {self.example_tokens:,} tokens for 1024x768"
 
 
@@ -88,10 +89,10 @@ class VisionInfo:
 class PromptImage:
     """An image in a prompt, or a tile of one, as the model's own processor cut it.
 
-    start: index in the prompt of its first placeholder. length: tokens from the first to the last placeholder
-        and what stands between them, such as the tokens that end its rows.
+    start: index in the prompt of the image's first placeholder. length: tokens from the first placeholder to
+        the last, those between them included, such as the tokens that end its rows.
     grid: (rows, columns) of patches. pixels: uint8 values in the order in which the tower reads them.
-    shape: of pixels. key: see image_key().
+    shape: the shape of the array of pixels. key: see image_key().
     """
 
     start: int
@@ -103,17 +104,17 @@ class PromptImage:
 
     @property
     def num_patches(self) -> int:
-        """Number of its patches."""
+        """The number of patches of this image or tile."""
         return self.grid[0] * self.grid[1]
 
     @property
     def end(self) -> int:
-        """Index in the prompt after its last placeholder."""
+        """The index in the prompt after the image's last placeholder."""
         return self.start + self.length
 
 
 def image_key(pixels: bytes, shape: tuple[int, ...], grid: tuple[int, int], settings: str) -> bytes:
-    """Return an image's key, which no other image has: KEY_BYTES of a hash. settings: of the tower."""
+    """Return the key of an image, KEY_BYTES of a hash of all arguments. settings: those of the tower."""
     digest = shake_256(repr((shape, grid, settings)).encode())
     digest.update(pixels)
     return digest.digest(KEY_BYTES)

@@ -1,4 +1,4 @@
-"""Keep what was used last, up to a number of bytes."""
+"""Keep the most recently used values, up to a number of bytes."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -8,9 +8,10 @@ ValueT = TypeVar("ValueT")
 
 
 class Kept(Generic[ValueT]):
-    """Values by their keys. For one thread.
+    """The most recently used values by their keys. For one thread.
 
-    size_of: returns the bytes of a value. limit_bytes: the most that they take. num_bytes: what they take.
+    size_of: returns the bytes of a value. limit_bytes: the most bytes that all values may take.
+    num_bytes: the bytes that they take now.
     """
 
     def __init__(self, size_of: Callable[[ValueT], int], limit_bytes: int = 0) -> None:
@@ -22,25 +23,25 @@ class Kept(Generic[ValueT]):
         return key in self._held
 
     def get(self, key: Hashable) -> ValueT | None:
-        """Return a value, which stays; None if it is not kept."""
+        """Return the value of a key, and keep it as the last one used; None if the key has no value."""
         if key in self._held:
             self._held.move_to_end(key)
         return self._held.get(key)
 
     def take(self, key: Hashable) -> ValueT | None:
-        """Return a value, which then is no longer kept; None if it is not."""
+        """Remove the value of a key and return it; None if the key has no value."""
         value = self._held.pop(key, None)
         self.num_bytes -= 0 if value is None else self._size_of(value)
         return value
 
     def put(self, key: Hashable, value: ValueT) -> None:
-        """Keep a value, and drop those that were used least recently."""
+        """Keep a value, and drop the least recently used values that exceed the limit."""
         self.take(key)
         self._held[key] = value
         self.num_bytes += self._size_of(value)
         self.shrink_to(self.limit_bytes)
 
     def shrink_to(self, num_bytes: int) -> None:
-        """Drop values until they take at most num_bytes."""
+        """Drop the least recently used values until all take at most num_bytes."""
         while self._held and self.num_bytes > num_bytes:
             self.num_bytes -= self._size_of(self._held.popitem(last=False)[1])

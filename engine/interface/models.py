@@ -1,4 +1,4 @@
-"""Define how the engine describes its models, loaded or not, and the use that a request makes of one."""
+"""Define how the engine describes its models, loaded or not, and a request's use of a loaded model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class MemoryLimit:
     room_bytes: memory for everything but weights.
     max_tokens: tokens of the longest sequence that fits.
     sequence_bytes: memory that such a sequence takes, with what its computation needs.
-    token_bytes: memory that each further token would take.
+    token_bytes: memory that each token beyond max_tokens would take.
     """
 
     room_bytes: int
@@ -27,13 +27,13 @@ class MemoryLimit:
     token_bytes: float
 
     def bytes_of(self, num_tokens: int) -> int:
-        """Estimate the memory that a longer sequence would take."""
+        """Estimate the bytes that a sequence of num_tokens, more than max_tokens, would take."""
         return self.sequence_bytes + round((num_tokens - self.max_tokens) * self.token_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """The sampling of requests that do not say otherwise. None: the API's own default."""
+    """The model's defaults for requests that do not set these fields. None: the API's own default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -49,7 +49,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """Where answers end whose requests set no limit. None: as the settings say.
+    """Limits of answers to requests that set none themselves. None: as the settings say.
 
     loop_guard_tokens: see GenerationRequest.
     """
@@ -66,19 +66,20 @@ class ModelInfo:
     context_tokens: maximum tokens of prompt and answer together.
     vocab_size: number of token ids. num_parameters: numbers that all weights stand for.
     weight_bytes: memory that the weights take.
-    dtype: of the first weight array, or the bits if quantized, for example "bfloat16" or "4-bit".
-    device: what computes, for example "Apple M4 Pro (Metal)". memory_bytes: its memory; 0 if unknown.
+    dtype: that of the first weight array, or its bits if quantized, for example "bfloat16" or "4-bit".
+    device: what computes, for example "Apple M4 Pro (Metal)". memory_bytes: that device's; 0 if unknown.
     loaded_s: seconds that loading took.
     fingerprint: equal for equal weights and configuration under the same version of MLX.
     memory_limit: how memory limits context_tokens; None if it does not.
     draft_strategy: how the draft model's drafts are translated; None without a draft model.
-    head: what drafts from its hidden states; None if nothing does. head_fault: why a head of its does not.
+    head: the kind of head that drafts from its hidden states; None without one.
+    head_fault: why a head that it has does not draft.
     batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
-    sampling_defaults, answer_limits: what its makers recommend.
-    mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
+    sampling_defaults, answer_limits: what the model's makers recommend.
+    mask_token_id: the token that a WeDLM model replaces by its prediction; None for any other model.
     can_decode_windows: whether it can decode in windows (WeDLM).
     ranks: what each machine holds, for people; empty if the model is on one.
-    purpose: what it is for. embedding: how it makes vectors or scores; None for a model that generates.
+    purpose: what the model is for. embedding: how it makes vectors or scores; None if it generates text.
     vision: how it sees images; None if it does not.
     """
 
@@ -114,18 +115,20 @@ class ModelInfo:
 class ModelEntry:
     """One of the models that requests may ask for.
 
-    size_bytes: of its weights. context_tokens: the longest text, as far as it is known before it was loaded.
+    size_bytes: bytes of its weights. context_tokens: the longest text; before the first load as its files
+        say, None if they do not.
     progress: the loaded share of its weights, 0 to 1; None unless it is loading.
-    phase: what it is at while it is loading, in words.
-    fault: why it cannot be loaded, as far as its files show it or the last attempt did; None otherwise.
-    num_running, num_waiting: its requests.
-    num_loads, num_unloads: since the server started.
-    info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens to fill in
-        text with. None if it never was loaded.
-    idle_left_s: seconds after which it is unloaded if it gets no request; None if it is not, or not loaded.
-    purpose: what it is for. embedding: what vectors it makes, if it does; its tokens only once it was loaded.
-    tool_format: the name of its format of tool calls; None if it is not told.
-    vision: how it sees images, as far as its files show it before it was loaded; None if it does not.
+    phase: the present stage of loading, in words; None unless it is loading.
+    fault: why it cannot be loaded, by its files or by the last attempt; None if nothing speaks against it.
+    num_running, num_waiting: its requests that are admitted, and that wait.
+    num_loads, num_unloads: how often it was loaded and unloaded since the server started.
+    info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens for filling
+        in text. None if it never was loaded.
+    idle_left_s: seconds after which it is unloaded if it gets no request; None if it stays or is not loaded.
+    purpose: what the model is for. embedding: how it makes vectors or scores, if it does; without its special
+        tokens until the first load.
+    tool_format: the name of its format of tool calls; None if unknown.
+    vision: how it sees images, before the first load as its files say; None if it does not.
     """
 
     name: str
@@ -151,7 +154,7 @@ class ModelEntry:
 
 
 class ModelUse:
-    """A request's use of a loaded model, until end(). keep_s: how long to keep the model then; see end()."""
+    """A request's use of a loaded model, until end(). keep_s: seconds to keep the model after; see end()."""
 
     def __init__(self, engine: Any, end: Callable[["ModelUse"], None]) -> None:
         # One that generates or one that embeds, as the request found out before.
@@ -160,9 +163,10 @@ class ModelUse:
         self._end: Callable[[ModelUse], None] | None = end
 
     def end(self) -> None:
-        """End the use, once. Any thread may do so.
+        """End the use; further calls do nothing. Any thread may call it.
 
-        Without other requests the model stays for keep_s seconds: None as the settings say, below 0 for good.
+        Without other requests the model stays loaded for keep_s seconds: None for what the settings say,
+        below 0 for ever.
         """
         end, self._end = self._end, None
         if end:

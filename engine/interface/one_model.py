@@ -1,4 +1,4 @@
-"""Describe the one model of an engine as one of several are described."""
+"""Give an engine with one model the methods of an engine with several."""
 
 from concurrent.futures import Future
 from typing import Any
@@ -8,9 +8,9 @@ from engine.interface.models import ModelEntry, ModelUse
 
 
 class OneModel:
-    """What an engine says of its one model, which is there from start to end.
+    """The methods of ModelPool about models, for an engine whose one model is loaded from start to end.
 
-    is_fixed: whether requests cannot ask for other models, or for one to be loaded or unloaded.
+    is_fixed: whether requests cannot ask for other models, nor have a model loaded or unloaded.
     """
 
     is_fixed = True
@@ -22,19 +22,19 @@ class OneModel:
         return name
 
     def entries(self: Any) -> list[ModelEntry]:
-        """Describe the model."""
+        """Describe the engine's models: its only one."""
         return [_entry_of(self)]
 
     def loaded_entries(self: Any) -> list[ModelEntry]:
-        """Describe the model."""
+        """Describe the loaded models: the engine's only one."""
         return [_entry_of(self)]
 
     def find(self: Any, name: str) -> ModelEntry | None:
-        """Describe the model; None for any other."""
+        """Describe the model if it has this name; else return None."""
         return _entry_of(self) if name == self.info.name else None
 
     def use_loaded(self: Any, name: str) -> ModelUse | None:
-        """Return a use of the model; None for any other."""
+        """Return a use of the model if it has this name; else None."""
         return ModelUse(self, lambda _: None) if name == self.info.name else None
 
     def acquire(self, name: str) -> "Future[ModelUse]":

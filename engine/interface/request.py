@@ -67,8 +67,8 @@ class DraftChoice:
     """One request's settings for drafting.
 
     type: which drafters to use; None for the server's setting.
-    max_tokens: maximum tokens of one draft, if lower than the server's; 0 for no drafts, None for the
-        server's.
+    max_tokens: maximum tokens of one draft, if lower than the server's limit; 0 for no drafts, None for the
+        server's limit.
     """
 
     type: DraftType | None = None
@@ -96,8 +96,9 @@ class WindowSettings:
 class ThinkingBudget:
     """A limit for the reasoning of an answer: at num_tokens, the marker that ends it is forced.
 
-    start, end: the tokens of the markers; end has at least one. is_open: the prompt has opened the reasoning.
-    is_repeated: the answer may have several reasoning sections, which share the budget.
+    start, end: the token ids of the markers around reasoning; end has at least one.
+    is_open: whether the prompt has opened the reasoning.
+    is_repeated: whether the answer may have several reasoning sections, which share the budget.
     """
 
     num_tokens: int
@@ -111,10 +112,10 @@ class ThinkingBudget:
 class Grammar:
     """A grammar that an answer must match. Each token is chosen among those that the grammar allows.
 
-    kind: what text is: a JSON schema, a regular expression, or a grammar in Lark's syntax, as llguidance
-        reads them; or any, for a budget alone.
+    kind: what the field text holds: a JSON schema, a regular expression, or a grammar in Lark's syntax, as
+        llguidance reads each; or "any", for a thinking budget alone.
     thinking: the budget of the reasoning; None for no limit.
-    compiled: what Engine.compile_grammar() made of it; None before. Only the engine reads it.
+    compiled: the compiled form, which only the engine reads; None before Engine.compile_grammar().
     """
 
     kind: Literal["json_schema", "regex", "lark", "any"]
@@ -142,15 +143,16 @@ class GenerationRequest:
     grammar: what the answer must match; None for no constraint.
     top_logprobs: number of likeliest tokens to report at each position of the answer, besides the log
         probability of the token itself. 0 for that alone, None for no log probabilities.
-    prompt_logprobs: whether to report the same for the prompt's tokens, in deltas before the answer's.
+    prompt_logprobs: whether to report log probabilities of the prompt's tokens too, in deltas before the
+        answer's.
     reports_progress: whether to report how far the prompt is, in deltas before the answer's.
     reports_usage: whether each delta reports the counts and times so far.
     reports_origins: whether each delta reports which drafter its text is from.
     window_settings: how several tokens are filled in at once; None for plain decoding, drafts or not.
-    head_tokens: leading tokens of the prompt before what the user says first: system text and tools. 0 if not
+    head_tokens: leading tokens of the prompt before the user's first words: system text and tools. 0 if not
         known.
-    images: those in the prompt, in order. Its tokens have the model's placeholder where an image is; the last
-        token belongs to none.
+    images: the images in the prompt, in order. The prompt's tokens have the model's placeholder where an
+        image is; its last token belongs to no image.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
         batch/loop_guard.py.
     """

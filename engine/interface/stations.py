@@ -48,8 +48,8 @@ _thread = threading.local()
 class StationClock:
     """Adds up a thread's seconds at each station. Any thread may read them.
 
-    seconds: by station, and OTHER. They lack the time since the thread came to its present station.
-    now: a clock in seconds.
+    seconds: station, or OTHER -> seconds. The time since the thread came to its present station is missing.
+    now: returns the time in seconds.
     """
 
     def __init__(self, stations: Iterable[str], now: Callable[[], float] = perf_counter) -> None:
@@ -59,35 +59,35 @@ class StationClock:
         self._since = now()
 
     def start(self) -> None:
-        """Measure the thread that calls this, from now on."""
+        """Begin to measure the calling thread."""
         self._since = self._now()
         _thread.clock = self
 
     def stop(self) -> None:
-        """Measure no longer. Called on the same thread."""
+        """Stop measuring. To be called on the measured thread."""
         _thread.clock = None
 
     def enter(self, name: str) -> None:
-        """Come to a station."""
+        """Let the thread come to a station, which pauses the present one."""
         now = self._now()
         self.seconds[self._path[-1]] += now - self._since
         self._since = now
         self._path.append(name)
 
     def leave(self) -> None:
-        """Return to the station before."""
+        """Return to the station that the present one paused."""
         now = self._now()
         self.seconds[self._path.pop()] += now - self._since
         self._since = now
 
     def spend(self, name: str, taken_s: float) -> None:
-        """Count the last seconds, which the caller has measured, at another station than the present one."""
+        """Move the last taken_s seconds, as the caller measured them, from the present station to another."""
         self.seconds[name] += taken_s
         self._since += taken_s
 
 
 def spend(name: EngineStation, taken_s: float) -> None:
-    """Count the thread's last seconds, which the caller has measured, at another station instead of its own.
+    """Move the thread's last taken_s seconds, as the caller measured them, from its station to another.
 
     For work in small parts that are timed anyway. The thread must not have changed its station meanwhile.
     """

@@ -43,7 +43,7 @@ class EngineCounts:
     station_s: seconds of the engine's thread by station; see engine/interface/stations.py.
     by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
     num_embedded, num_embedded_tokens: texts and pairs of which the vector or score is made, and their tokens.
-    num_to_embed: those that were asked for and are not made yet.
+    num_to_embed: texts and pairs that still wait for their vector or score.
     """
 
     num_failed_steps: int = 0
@@ -63,7 +63,7 @@ class EngineCounts:
 
 
 def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
-    """Return the sums of what several engines counted, without what is the thread's or MLX's."""
+    """Add up the counts of several engines, but for those of the thread and of MLX, which they share."""
     return EngineCounts(
         num_failed_steps=sum(one.num_failed_steps for one in several),
         num_preemptions=sum(one.num_preemptions for one in several),

@@ -1,4 +1,4 @@
-"""Work on a thread whose result nobody waits for any more: it ends at its next slice."""
+"""End work on a thread, at its next slice, once nobody waits for its result any more."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -9,17 +9,17 @@ _IS_WANTED: ContextVar[Callable[[], bool]] = ContextVar("reprise.is_wanted", def
 
 
 class UnwantedError(BaseException):
-    """The work has been ended. Like a cancellation it is no fault, and nobody is to catch it."""
+    """Nobody waits for the result of this work. Like a cancellation it is no fault; do not catch it."""
 
 
 def check_wanted() -> None:
-    """Raise UnwantedError if nobody waits for the result any more."""
+    """Raise UnwantedError if nobody waits any more for the job that this thread runs."""
     if not _IS_WANTED.get()():
         raise UnwantedError
 
 
 def run_while(is_wanted: Callable[[], bool], job: Callable[[], ResultT]) -> ResultT:
-    """Run a job; once it is not wanted, check_wanted(), called between slices, raises UnwantedError."""
+    """Run a job and return its result; once is_wanted() is false, its calls of check_wanted() raise."""
     before = _IS_WANTED.set(is_wanted)
     try:
         check_wanted()

@@ -21,18 +21,18 @@ from engine.kv_cache.stand_ins.llama4 import take_positions_of_rows
 
 
 class BatchedRows:
-    """Rows that share one forward, and one cache per layer that holds all of them.
+    """Rows that share one forward pass, and one cache per layer that holds all rows.
 
     columns.py describes how keys and values are laid out, groups.py which rows share buffers, recurrent.py
-    how state goes back.
-    caches: one per layer, made for the first row like its own.
+    how state is rolled back.
+    caches: one per layer, of the kinds that the first row's own caches have.
     """
 
     def __init__(self, model: Any, first_limit: int | None = None, by_layer: bool = False) -> None:
         """Make an empty batch.
 
         first_limit: tokens of rows in the first group of full attention; None if all rows share one.
-        by_layer: whether whole attention layers run group by group, and not only attention itself.
+        by_layer: whether whole attention layers run group by group, not only attention itself.
         """
         take_masks_of_rows()
         take_positions_of_rows()
@@ -58,7 +58,7 @@ class BatchedRows:
         return self.shared.lengths
 
     def add(self, caches: Caches, length: int) -> None:
-        """Append a prefilled row. Its buffers are taken over if it is alone in its group, else copied."""
+        """Append a prefilled row. A row alone in its group takes its caches' buffers, others copies."""
         row = len(self.shared.lengths)
         if not self.caches:
             self.caches = [self._make_cache(cache) for cache in caches]
@@ -76,7 +76,7 @@ class BatchedRows:
         self.fill(row, caches, length)
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        """Give an empty row its caches: buffers are taken over if it is alone in its group, else copied."""
+        """Fill an empty row from its caches. A row alone in its group takes their buffers, others copies."""
         self._settle()
         if self._history:
             self._history.stay(row)
@@ -161,11 +161,11 @@ class BatchedRows:
 
     @property
     def extents(self) -> list[Extent]:
-        """The slots and columns of the buffers of full attention, of each group."""
+        """The slots and columns of each group's buffers of full attention."""
         return [self._extent(group) for group in self._groups]
 
     def window_cells(self, window: int, joining: Sequence[int], width: int) -> int:
-        """Return the most slots times columns that buffers of this window have after the next forward.
+        """Return the most cells (slots times columns) of this window's buffers after the next forward.
 
         joining, width: see Columns.columns_after().
         """
@@ -259,7 +259,7 @@ class BatchedRows:
         self._history = history
 
     def roll_back(self, row: int, length: int) -> int:
-        """Lower the row's length; its state is computed again with the next forward."""
+        """Lower the row's length; the next forward computes the row's state again."""
         held = self.shared.lengths[row]
         shortest = max((columns.min_length(row) for columns in self._windows.values()), default=0)
         if self._states:
@@ -275,9 +275,9 @@ class BatchedRows:
         return length
 
     def start_copies(self) -> None:
-        """Start the copies for rows that joining or leaving rows moved; else the next forward does.
+        """Start copying the rows that a joining or leaving row moved, instead of in the next forward.
 
-        Until then their old buffers are in memory too.
+        Until the copies are made, the old buffers stay in memory too.
         """
         for cache in leaves(self.caches):
             if isinstance(cache, RaggedStateCache):
@@ -298,7 +298,7 @@ class BatchedRows:
         return [array for cache in self._full for array in cache.row_slice(row, start, end)]
 
     def state(self, row: int) -> State:
-        """Copy the state of the row's other caches."""
+        """Copy the state in the row's caches that do not keep every token."""
         self._settle()
         taken: State = []
         for cache in leaves(self.caches):

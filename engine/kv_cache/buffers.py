@@ -30,7 +30,7 @@ class RaggedKVCache:
 
     @property
     def keys(self) -> mx.array:
-        """The buffer of the keys, unless quantized. Settable, as DeepSeek V3.2 orders work by it."""
+        """The buffer of the keys, unless quantized. Settable, as mlx-lm's DeepSeek V3.2 assigns it."""
         return self.arrays[0]
 
     @keys.setter
@@ -39,7 +39,7 @@ class RaggedKVCache:
 
     @property
     def values(self) -> mx.array:
-        """The buffer of the values, unless quantized. Settable, as DeepSeek V3.2 zeroes unused ones."""
+        """The buffer of the values, unless quantized. Settable, as DeepSeek V3.2 zeroes unused values."""
         return self.arrays[1]
 
     @values.setter
@@ -124,11 +124,11 @@ class RaggedKVCache:
         return slots, columns
 
     def resize(self, num_slots: int, num_columns: int) -> None:
-        """Resize the buffers to that many slots and columns; new cells are zero, cells beyond are dropped."""
+        """Resize the buffers to this many slots and columns: add zeros, or drop the cells beyond."""
         self.arrays = [_resized(array, num_slots, num_columns) for array in self.arrays]
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Lay the rows out anew, in buffers of num_reserved columns; all other cells are zero."""
+        """Move the rows into new buffers of Columns.num_reserved columns; all other cells are zero."""
         num_columns = self.columns.num_reserved
         self.arrays = [_moved(array, moves, num_columns) for array in self.arrays]
 
@@ -188,14 +188,14 @@ class RaggedKVCache:
 
 
 class RaggedChunkedKVCache(RaggedKVCache):
-    """One layer's keys and values where a token sees its own chunk up to itself. See stand_ins/llama4.py."""
+    """One layer's keys and values where a token sees those of its own chunk up to itself, as in Llama 4."""
 
     def maybe_trim_front(self) -> None:
-        """Do nothing: the columns that no chunk can reach go when the rows are moved to the front."""
+        """Do nothing: columns that no chunk can reach are dropped when rows are moved to the front."""
 
 
 class RaggedQuantizedKVCache(RaggedKVCache):
-    """One layer's keys and values, quantized: packed numbers, scales and biases of each."""
+    """One layer's quantized keys and values: for each, arrays of packed numbers, scales and biases."""
 
     def __init__(self, columns: Columns, bits: int) -> None:
         super().__init__(columns)
@@ -244,7 +244,7 @@ class GroupedKVCache:
 
     @property
     def keys(self) -> Any:
-        """The buffer of the keys, or PerGroup of buffers. Pipelines assign the same value again."""
+        """The buffer of the keys, or PerGroup of buffers. Settable, as pipelines assign the same value."""
         if len(self.groups) == 1:
             return self._only.keys
         return PerGroup([self.part(group).keys for group in self.groups])

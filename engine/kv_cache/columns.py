@@ -51,13 +51,13 @@ class RowLengths:
     lengths: (rows,) tokens in the caches before the current forward.
     widths: (rows,) tokens that the current forward adds to each row; width is the largest of them.
     are_equal: whether all rows have the same length.
-    offset: where rope places the tokens of the current forward: an int if all rows agree, else (rows,).
-    deltas: (rows,) what to add to a token's index to get its place; 0 but for rows with images. has_deltas:
-        whether any is not 0.
+    offset: the position for rope of each row's first new token: an int if all rows agree, else (rows,).
+    deltas: (rows,) added to a token's index to get its position for rope; 0 but for rows with images.
+        has_deltas: whether any is not 0.
     fed: (rows,) the widths on the device; None if no row is padded.
     padding: (rows, 1, width, 1) True where a row is padded; None if no row is.
-    ranks: (rows,) of each token that the current forward adds to a row, if it sees those of no higher rank
-        and not those before it, else None; empty if no row has ranks.
+    ranks: (rows,) a rank for each token that the current forward adds to the row, if a token sees new tokens
+        of no higher rank instead of those before it; None for other rows. Empty if no row has ranks.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class RowLengths:
         self.deltas.append(0)
 
     def shift(self, row: int, delta: int) -> None:
-        """Let rope place a row's tokens at their index plus delta."""
+        """Set a row's delta: rope places its tokens at their index plus delta."""
         self.deltas[row] = delta
         self.has_deltas = any(self.deltas)
 
@@ -95,7 +95,7 @@ class RowLengths:
     ) -> None:
         """Compute the lengths, widths and padding of the next forward, for the caches of all layers.
 
-        widths: (rows,) tokens to add, each >= 1. width: of the forward, if it has other rows too.
+        widths: (rows,) tokens to add, each >= 1. width: the forward's, if other rows may have more tokens.
         ranks: (rows,) see the attribute.
         """
         self.ranks = ranks if any(one is not None for one in ranks) else ()
@@ -111,19 +111,19 @@ class RowLengths:
             self.offset = places[0] if len(set(places)) == 1 else mx.array(places)
 
     def follow(self, other: "RowLengths") -> None:
-        """Take over what begin_forward computed for the same rows in the same order."""
+        """Take over the result of begin_forward() on another object for the same rows in the same order."""
         self.widths, self.width = other.widths, other.width
         self.fed, self.padding, self.ranks = other.fed, other.padding, other.ranks
         self.are_equal, self.offset = other.are_equal, other.offset
 
     def end_forward(self) -> None:
-        """Add each row's width to its length. Call it when the graph of the forward has been built."""
+        """Add each row's width to its length. To be called once the forward's graph has been built."""
         self.lengths = [length + width for length, width in zip(self.lengths, self.widths, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Columns [start, end) of one row's slot, and the column to which the first of them goes."""
+    """Columns [start, end) of one row's slot, to be copied to the columns that begin at to."""
 
     start: int
     end: int
@@ -137,13 +137,13 @@ class Columns:
     is_chunked: whether a token sees only those of its own chunk of window tokens, up to itself.
     max_cells: slots times columns up to which buffers may grow ahead of need; None means no limit.
     num_reserved: columns that a window's buffers have, or get when they are made.
-    dirty_ends: (rows,) first column from which on all of a row's columns are zero; at least its end.
+    dirty_ends: (rows,) the column from which on a row's columns are all zero; at least its end.
 
     For the current forward:
     uniform: whether all rows end in the same column.
-    read_start, read_end: the columns that it reads. read_slice: the same as a slice.
-    write_slice: the columns that it writes if it is uniform.
-    num_cleared: columns of zeros that it writes after its width.
+    read_start, read_end: the columns that the forward reads. read_slice: the same as a slice.
+    write_slice: the columns that a uniform forward writes.
+    num_cleared: columns of zeros that the forward writes after its tokens.
     """
 
     def __init__(self, shared: RowLengths, window: int | None = None, is_chunked: bool = False) -> None:
@@ -191,7 +191,7 @@ class Columns:
     def place(self, row: int) -> None:
         """Decide where a row's tokens will lie in the buffers, from the row's length.
 
-        The caller writes its live tokens there, with zeros around them.
+        The caller writes the row's live tokens there, with zeros around them.
         """
         length, base = self.shared.lengths[row], 0
         oldest = self.first_live(row)
@@ -237,9 +237,9 @@ class Columns:
         return moves
 
     def columns_after(self, joining: Sequence[int], width: int) -> int:
-        """Return the columns that a window's buffers have at most after the next forward.
+        """Return the most columns that a window's buffers have after the next forward.
 
-        joining: lengths of the rows that are added before it. width: maximum tokens that it feeds a row.
+        joining: lengths of the rows that join before that forward. width: most tokens that it feeds a row.
         """
         assert self.window is not None
         seen = self.window + BLOCK_TOKENS
@@ -253,7 +253,7 @@ class Columns:
         return max(reserved, round_block(held + width + SLACK_TOKENS))
 
     def shrink(self) -> list[Move]:
-        """Return a move for each row if a window's buffers have more columns than these rows may take."""
+        """Return a move for each row if a window's buffers have more columns than these rows need."""
         longest = max(self.shared.lengths) + SLACK_TOKENS
         if self.window is None or self.num_reserved <= window_columns(longest, self.window, 1):
             return []
@@ -297,7 +297,7 @@ class Columns:
         ]
 
     def end_forward(self) -> None:
-        """Note the columns that the forward has erased, after RowLengths.end_forward."""
+        """Note which columns the forward has erased. To be called after RowLengths.end_forward()."""
         self._masks = {}
         if not self.uniform:
             self.dirty_ends = self._ends()
@@ -309,7 +309,7 @@ class Columns:
 
     @property
     def write_indices(self) -> tuple[mx.array, mx.array]:
-        """Where a ragged forward writes: slots (rows, 1) and columns (rows, width + num_cleared)."""
+        """The cells that a ragged forward writes: slots (rows, 1) and columns (rows, width + num_cleared)."""
         assert self._indices is not None
         return self._indices
 

@@ -1,4 +1,4 @@
-"""How many slots and columns a buffer has: what it grows to, and when it shrinks."""
+"""Decide how many slots and columns a buffer has: how far it grows, and when it shrinks."""
 
 GROWTH_TOKENS = 256
 """The number of columns of a buffer of full attention is a multiple of this."""
@@ -24,17 +24,20 @@ def grow_extent(extent: Extent, needed: Extent, max_cells: int | None) -> Extent
 
 
 def grow_slots(slots: int, num_slots: int) -> int:
-    """Return the slots to grow a window's buffers to; at most max_slots(num_slots) unless there are more."""
+    """Return the slots to grow a window's buffers to, at least num_slots.
+
+    At most max_slots(num_slots), unless the buffers have more already.
+    """
     return slots if num_slots <= slots else max(num_slots, max_slots(slots))
 
 
 def max_slots(num_rows: int) -> int:
-    """Return the maximum slots of a window's buffers. Slots of windows are large, so that few are spare."""
+    """Return the most slots of a window's buffers. These slots are large, so that few are spare."""
     return num_rows + num_rows // 4
 
 
 def shrink_extent(extent: Extent, needed: Extent) -> Extent:
-    """Return the extent to shrink buffers to when only that many slots and columns are needed."""
+    """Return the extent to shrink buffers to; extent itself if shrinking would free too little."""
     (slots, columns), (num_slots, num_columns) = extent, needed
     # Slots shrink at a quarter of their number, columns at a half, and both keep some spare, so that buffers
     # which have shrunk do not have to grow again at once.

@@ -4,9 +4,9 @@ In a buffer every row takes as many columns as the longest one, in memory and in
 of up to limit tokens, and the limits double. A row that outgrows its group is copied into the next one.
 
 All layers still take all rows at once, so weights are read once. Only attention is computed group by group.
-mlx-lm's models do not know of it: their caches return keys, values and masks as PerGroup objects, which they
-pass on unseen, and attention_by_group() replaces MLX's attention by one that takes them apart. probes.py
-finds out whether a model does more with them; if so, its whole attention layers run group by group
+mlx-lm's models know nothing of groups: their caches return keys, values and masks as PerGroup objects, which
+models pass on unseen, and attention_by_group() replaces MLX's attention by one that splits them. probes.py
+finds out whether a model does more with such objects; if so, its whole attention layers run group by group
 (stand_ins/attention_layers.py), or if that fails too, all its rows share one group.
 """
 
@@ -25,7 +25,7 @@ FIRST_LIMIT = 2048
 
 
 def find_limit(num_tokens: int, first_limit: int | None) -> int | None:
-    """Return the limit of the group for a row of num_tokens; None, no limit, if there is no first limit."""
+    """Return the limit of the group for a row of num_tokens; None (no limit) without a first limit."""
     if first_limit is None:
         return None
     limit = first_limit
@@ -38,7 +38,7 @@ def find_limit(num_tokens: int, first_limit: int | None) -> int | None:
 class Group:
     """Rows that share buffers.
 
-    limit: tokens that each may have; None for no limit.
+    limit: the most tokens of each row; None for no limit.
     rows: the row of each slot. lengths, columns: as for a batch of these rows alone.
     """
 
@@ -62,11 +62,11 @@ class Groups:
     """The groups of the rows of a batch, for all layers with full attention.
 
     shared: the lengths of all rows of the batch, and the current forward's width.
-    is_single: whether one group has all rows in their order, so that nothing need be taken apart.
+    is_single: whether one group has all rows in the batch's order, so that no array need be split.
     """
 
     def __init__(self, shared: RowLengths, first_limit: int | None) -> None:
-        """first_limit: tokens that rows of the first group may have; None for a single group."""
+        """Make no groups yet. first_limit: the most tokens of rows in the first group; None for one group."""
         self.shared = shared
         self._first_limit = first_limit
         self._groups: list[Group] = []
@@ -85,7 +85,7 @@ class Groups:
 
     @property
     def first(self) -> Group:
-        """One of the groups; the only one if is_single."""
+        """The first of the groups; the only one if is_single."""
         return self._groups[0]
 
     @property
@@ -108,7 +108,7 @@ class Groups:
         return place
 
     def put_in(self, row: int, room: int = 0) -> None:
-        """Append a row to the group of its length and room; the caller then writes its tokens to its slot."""
+        """Append a row to the group for its length plus room; the caller then writes its tokens there."""
         length = self.shared.lengths[row]
         limit = find_limit(length + room, self._first_limit)
         group = next((group for group in self._groups if group.limit == limit), None)
@@ -127,18 +127,18 @@ class Groups:
         self._is_laid_out = False
 
     def may_stay(self, row: int) -> bool:
-        """Whether the group of a row is that of the row's length."""
+        """Whether a row's group is still the right one for the row's length."""
         group, _ = self.place_of(row)
         return group.limit == find_limit(self.shared.lengths[row], self._first_limit)
 
     def replace(self, row: int) -> None:
-        """Give a row its new length in the slot that it has; the caller then writes its tokens there."""
+        """Give a row its new length in its present slot; the caller then writes the row's tokens there."""
         group, slot = self.place_of(row)
         group.lengths.lengths[slot] = self.shared.lengths[row]
         group.columns.place(slot)
 
     def take_out(self, row: int) -> None:
-        """Remove a row from its group; the last slot's row takes its slot, and an empty group goes."""
+        """Remove a row from its group. The row of the last slot takes its slot; an empty group is removed."""
         group, slot = self.place_of(row)
         self._places[row] = None
         group.columns.remove(slot)
@@ -167,7 +167,7 @@ class Groups:
         group.lengths.lengths[slot] = length
 
     def outgrown(self, width: int) -> list[int]:
-        """Return the rows that a forward of this width makes outgrow their groups, and have to be moved."""
+        """Return the rows that would outgrow their groups in a forward of this width, to be moved before."""
         rows: list[int] = []
         if all(g.limit is None or max(g.lengths.lengths) + width <= g.limit for g in self._groups):
             return rows
@@ -184,7 +184,7 @@ class Groups:
         return rows
 
     def begin_forward(self) -> None:
-        """Compute the groups' lengths and columns for the next forward, after that of all rows' lengths."""
+        """Compute the groups' lengths and columns for the next forward, after shared.begin_forward()."""
         if not self._is_laid_out:
             self._lay_out()
         for group in self._groups:
@@ -205,24 +205,24 @@ class Groups:
         self._order = None if order == in_order else mx.array(sorted(in_order, key=order.__getitem__))
 
     def end_forward(self) -> None:
-        """Add the widths to the lengths, after the graph of the forward has been built."""
+        """Add the widths to the groups' lengths, after the forward's graph has been built."""
         for group in self._groups:
             group.lengths.end_forward()
             group.columns.end_forward()
 
     def split(self, array: mx.array) -> list[mx.array]:
-        """Return each group's part of an array of (rows, ...), in the order of its slots."""
+        """Split an array (rows, ...) into each group's part, in the order of the group's slots."""
         return [array[pick] for pick in self._picks]
 
     def join(self, parts: list[mx.array]) -> mx.array:
-        """Return the array of (rows, ...), joined from the parts of all groups."""
+        """Join the parts of all groups to an array (rows, ...), in the order of rows."""
         joined = mx.concatenate(parts)
         return joined if self._order is None else joined[self._order]
 
     def limit_growth(self, max_cells: int, needed_cells: Callable[[Group], int]) -> None:
         """Divide max_cells (slots times columns) among the groups.
 
-        Each gets the cells that needed_cells returns for it, and an equal part of what is left.
+        Each group gets the cells that needed_cells() returns for it, and an equal part of those left over.
         """
         self._max_cells = max_cells
         cells = list(map(needed_cells, self._groups))
@@ -267,11 +267,11 @@ def _by_group(attention: Callable[..., mx.array], groups: Groups) -> Callable[..
 
 
 def count_cells(spans: Sequence[tuple[int, int]], columns: Sequence[int], first_limit: int | None) -> int:
-    """Return an upper bound of the slots times columns that rows take in their groups during a step.
+    """Return an upper bound of the cells, slots times columns, that rows take in their groups during a step.
 
-    spans: (rows,) the least and the most tokens that each row may have. If they are of different groups, the
-        row may move during the step, and then has a place in both.
-    columns: (rows,) what each row needs.
+    spans: (rows,) the least and the most tokens that each row may have. If these belong to different groups,
+        the row may move during the step, and then has a place in both.
+    columns: (rows,) the columns that each row needs.
     """
     by_limit: dict[int | None, tuple[int, int]] = {}
     for (shortest, longest), num_columns in zip(spans, columns, strict=True):

@@ -30,7 +30,7 @@ Caches = list[Any]
 
 
 def fitting_group_size(*dims: int) -> int:
-    """Return the group size to quantize vectors of these dimensions with. Raises ValueError if none fits."""
+    """Return a group size to quantize with that divides all dimensions. Raises ValueError if none does."""
     for size in GROUP_SIZES:
         if not any(dim % size for dim in dims):
             return size
@@ -50,7 +50,7 @@ class FittedQuantizedKVCache(QuantizedKVCache):
         return super().update_and_fetch(keys, values)
 
     def restore(self, keys: Sequence[mx.array], values: Sequence[mx.array], offset: int) -> None:
-        """Set keys and values of offset tokens, quantized with this cache's bits: three arrays each."""
+        """Set the keys and values of offset tokens: three arrays each, quantized with this cache's bits."""
         packed, scales, _ = keys
         group_size = packed.shape[-1] * 32 // self.bits // scales.shape[-1]
         self.state = tuple(keys), tuple(values), offset, group_size, self.bits
@@ -81,7 +81,7 @@ def _substitute(cache: Any, kv_bits: int | None) -> Any:
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """Yield all caches in order, with each list of caches replaced by its members."""
+    """Yield all caches in order, with the members of a list of caches in its place."""
     for cache in caches:
         if isinstance(cache, CacheList):
             yield from leaves(cache.caches)
@@ -96,7 +96,7 @@ def arrays_of(cache: Any) -> list[mx.array]:
 
 
 def cache_arrays(caches: Sequence[object]) -> list[object]:
-    """Return the arrays of caches, to evaluate them."""
+    """Return the arrays of all caches, for the caller to evaluate."""
     return [cache.state for cache in caches if not cache.empty()]  # type: ignore[attr-defined]
 
 
@@ -116,7 +116,7 @@ def can_trim(cache: Any) -> bool:
 
 
 def check_length(row: int, length: int, min_length: int, held: int) -> None:
-    """Raise ValueError if a row of held tokens cannot be rolled back to a length, min_length at least."""
+    """Raise ValueError unless min_length <= length <= held, as rolling a row of held tokens back demands."""
     if not min_length <= length <= held:
         raise ValueError(
             f"row {row} holds {held} tokens and can be rolled back to a length from {min_length} to {held}, "
@@ -125,7 +125,7 @@ def check_length(row: int, length: int, min_length: int, held: int) -> None:
 
 
 class Snapshot:
-    """The contents of a row's caches at one length, to restore them after the next update."""
+    """The contents of a row's caches at one length, from which the caches can be restored after an update."""
 
     def __init__(self, caches: Caches, length: int) -> None:
         """Take a snapshot. caches: they hold length tokens, and each is recurrent or can be trimmed."""
@@ -134,11 +134,11 @@ class Snapshot:
         self._states = [list(cache.cache) if is_recurrent(cache) else None for cache in self._caches]
 
     def restore(self, held: int, length: int) -> int:
-        """Forget the tokens past length; return how many tokens the caches then hold.
+        """Forget tokens past length; return how many tokens the caches then hold.
 
         held: tokens that the caches hold now. length: self.length <= length < held.
-        Without recurrent state, all caches are trimmed to length. With it, all go back to self.length,
-        because they must agree.
+        Without recurrent state, all caches are trimmed to length. With it, all caches go back to self.length,
+        because their lengths must agree.
         Raises RuntimeError if a cache cannot be trimmed that far.
         """
         if any(state is not None for state in self._states):

@@ -1,6 +1,6 @@
 """Find out at load what a model's caches can do, by trying it on a few tokens.
 
-Each *_fault function returns None if the caches can do it, and otherwise a sentence that says why not.
+Each *_fault function returns None if the caches can do what it tries, else a sentence that says why not.
 """
 
 import logging
@@ -31,7 +31,7 @@ SHORT_LIMIT = 8
 
 
 def find_sharing(model: Any, kv_bits: int | None = None) -> Sharing:
-    """Try how much rows of different lengths can share in a forward of this model; log why not more."""
+    """Find out how much rows of different lengths can share in a forward of this model; log why not more."""
     if fault := batch_fault(model, kv_bits):
         log.info("each row has a forward pass of its own: %s", fault)
         return Sharing.NOTHING
@@ -48,9 +48,9 @@ def batch_fault(
 ) -> str | None:
     """Explain why rows of different lengths cannot share a forward; return None if they can.
 
-    first_limit, by_layer: of BatchedRows; first_limit as short as SHORT_LIMIT makes a group for each row.
-    It tries two rows that are fed different numbers of tokens, both roll back, and go on; a token for each,
-    and the second row alone.
+    first_limit, by_layer: see BatchedRows; a first_limit as short as SHORT_LIMIT makes a group for each row.
+    The trial feeds two rows different numbers of tokens, rolls both back, feeds them a token each, and then
+    goes on with the second row alone.
     """
     kept = [[5, 3, 8, 1, 4, 9, 2, 7, 6, 3, 5, 8, 2, 4], [6, 2, 9, 4, 7]]
     more = [[3], [8, 1]]

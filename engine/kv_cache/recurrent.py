@@ -44,7 +44,7 @@ class RaggedStateCache(ArraysCache):
         return self.shared.fed
 
     def make_mask(self, N: int) -> mx.array | None:
-        """Return (rows, N) booleans, False where a row is padded; None if no row is."""
+        """Return booleans (rows, N), False where a row is padded; None if no row is."""
         return None if self.shared.fed is None else mx.arange(N) < self.shared.fed[:, None]
 
     def advance(self, N: int) -> None:
@@ -91,15 +91,15 @@ class RaggedStateCache(ArraysCache):
 
 
 class StateHistory:
-    """The last ragged forward, so that each row's state can go back into it, at most once.
+    """The trace of the last ragged forward, by which each row's state can go back into it, at most once.
 
-    What follows may be kept too: references to the states after each of up to MAX_LATER_STATES more forwards.
+    References to the states after each of up to MAX_LATER_STATES later forwards may be kept too.
 
-    caches: of all layers that keep state.
+    caches: those of all layers that keep recurrent state.
     """
 
     def __init__(self, caches: Sequence[RaggedStateCache], shared: RowLengths) -> None:
-        """Begin with the forward that shared describes. Run it in the block of trace()."""
+        """Begin with the forward that shared describes; its graph must be built in the block of trace()."""
         self._caches = caches
         self._shared = shared
         self._traces = [LayerTrace(list(cache.cache)) for cache in caches]
@@ -112,7 +112,7 @@ class StateHistory:
         self._is_followed = True
 
     def follow(self, keeps_state: bool) -> None:
-        """Note that all rows were fed one more token. keeps_state: whether they may go back to that token."""
+        """Note a later forward of one token per row. keeps_state: whether rows may go back to its end."""
         if not keeps_state or len(self._later) == MAX_LATER_STATES:
             self._is_followed = False
         # Rows that joined or moved have other places in the arrays than in the traces.
@@ -149,9 +149,9 @@ class StateHistory:
         return None if place is None else self._starts[place]
 
     def go_back(self, row: int, length: int) -> int:
-        """Let a row go back to a length of at least min_length; return the length that it then has.
+        """Let a row go back to a length, at least min_length(); return the length that the row then has.
 
-        That is less than length if length is past the end of the traced forward and of those kept after it.
+        The row then has less than length tokens if length is past the traced forward and the later kept ones.
         """
         place = self._places[row]
         assert place is not None

@@ -1,4 +1,4 @@
-"""Say what the rows of a batch do, whatever they share.
+"""Define the methods of a batch's rows, however much they share.
 
 BatchedRows runs one forward for all rows. SeparateRows runs one forward per row, over that row's own caches,
 and serves the models that cannot share a forward (probes.py).
@@ -38,7 +38,7 @@ class Sharing(IntEnum):
 
     @property
     def first_limit(self) -> int | None:
-        """The tokens that rows of the first group may have; None if there are no groups."""
+        """The most tokens of rows in the first group; None if there are no groups."""
         return FIRST_LIMIT if self >= Sharing.LAYERS else None
 
     def describe(self) -> str:
@@ -50,7 +50,7 @@ class Sharing(IntEnum):
 
 
 class Rows(Protocol):
-    """The rows of one batch, in the order they were added; the last row takes the index of a removed one."""
+    """The rows of one batch, in the order of joining; the last row takes the index of a removed row."""
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -60,7 +60,7 @@ class Rows(Protocol):
         """Append a prefilled row. Its caches hold length tokens; the caller must not use them any more."""
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        """Give an empty row its caches, as add() does. Tokens that it was fed before are forgotten."""
+        """Fill an empty row from its caches, as add() does. Tokens that it was fed before are forgotten."""
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
@@ -69,14 +69,15 @@ class Rows(Protocol):
         """Feed (rows, width) tokens; return logits (rows, width, vocabulary), not yet evaluated.
 
         keeps_state: a wish, for a forward of width 1 after a ragged one: to keep recurrent state, so that
-            rows can go back to after it. See roll_back().
+            rows can be rolled back to the end of this forward. See roll_back().
         """
 
     def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
         """Feed row r the tokens fed[r], at least one; the widths may differ.
 
-        ranks: (rows,) if a row has any, each of its tokens sees what the row held before and, of those fed,
-            the ones of no higher rank, wherever they stand; without any, those before it. Empty for no row.
+        ranks: (rows,) if a row has ranks, each new token sees all tokens that the row held before, and those
+            new tokens whose rank is no higher, wherever they stand; if None, the new tokens before it. Empty
+            if no row has ranks.
         Returns logits (rows, largest width, vocabulary), not yet evaluated. Row r's are valid at
             [0, len(fed[r])). The row then holds len(fed[r]) more tokens.
         Raises ValueError if a row has ranks and rows do not share a forward pass.
@@ -88,8 +89,8 @@ class Rows(Protocol):
         length: at least the row's length before the last forward_ragged. Rolling back to the present length
             is free.
         Returns length itself, unless the row has recurrent state and length is past the end of the last
-            forward_ragged: then it is the end of that forward, or of a later one that kept its state. State
-            goes back only once.
+            forward_ragged: then the row's length at the end of that forward, or of a later one that kept its
+            state. State goes back only once.
         Raises ValueError if the row holds fewer than length tokens or cannot be rolled back that far.
         """
 

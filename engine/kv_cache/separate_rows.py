@@ -41,7 +41,7 @@ class SeparateRows:
         self._verified.append(None)
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        """Give an empty row its caches."""
+        """Fill an empty row with its own caches."""
         self.caches[row], self._lengths[row], self._verified[row] = caches, length, None
 
     def remove(self, row: int) -> None:
@@ -95,5 +95,5 @@ class SeparateRows:
         return cut_slice(self.caches[row], start, end)
 
     def state(self, row: int) -> State:
-        """Copy the state of the row's other caches."""
+        """Copy the state in the row's caches that do not keep every token."""
         return take_state(self.caches[row])

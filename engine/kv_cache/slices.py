@@ -49,13 +49,13 @@ def sub_slice(kv_slice: KVSlice, start: int, end: int) -> KVSlice:
 
 @singledispatch
 def leading(kv_slice: KVSlice, num_tokens: int) -> KVSlice:
-    """Return the first tokens of a KV slice, as views of its arrays."""
+    """Return a KV slice of the first num_tokens tokens of another, as views of its arrays."""
     return [array[:, :, :num_tokens] for array in kv_slice]
 
 
 @singledispatch
 def split_slice(kv_slice: KVSlice, at: int) -> KVSlice:
-    """Take the first tokens, up to one, off a KV slice; return them, evaluated.
+    """Remove the tokens before index at from a KV slice; return them as another slice, evaluated.
 
     If this raises, some arrays may have been shortened and others not: the slice cannot be used then.
     """
@@ -73,7 +73,8 @@ def split_slice(kv_slice: KVSlice, at: int) -> KVSlice:
 def take_state(caches: Caches, length: int | None = None) -> State:
     """Copy the state as it is now; later updates of the caches do not change the copy.
 
-    length: take it as it was at that length, which the last update passed; only if all caches can be trimmed.
+    length: take the state at this earlier length instead, at least that before the last update; only if all
+        caches can be trimmed.
     """
     taken: State = []
     for cache in leaves(caches):
@@ -87,8 +88,8 @@ def take_state(caches: Caches, length: int | None = None) -> State:
 def start_copies(*copies: Sequence[mx.array | None]) -> None:
     """Start computing arrays one after the other, without waiting for them.
 
-    What they are copied from may not be computed yet either, such as buffers that have just shrunk. All at
-    once, the old and the new buffers of every layer might be in memory together.
+    The arrays that are copied may not be computed yet either, such as buffers that have just shrunk. If all
+    were computed at once, the old and the new buffers of every layer might be in memory together.
     """
     for arrays in copies:
         for array in arrays:
@@ -105,8 +106,9 @@ def num_bytes(arrays: Sequence[mx.array | None]) -> int:
 def rebuild(empty: Caches, kv_slices: Sequence[KVSlice], state: State, length: int) -> Caches:
     """Fill empty caches with length tokens and return them.
 
-    kv_slices: of consecutive runs of tokens, length in all; may be empty if no layer keeps every token.
-    state: at length; empty if there is none.
+    kv_slices: KV slices of consecutive runs of tokens, length tokens in all; may be empty if no layer keeps
+        every token.
+    state: the state at that length; empty if there is none.
     """
     joined = iter([_concatenate(arrays) for arrays in zip(*kv_slices, strict=True)])
     states = iter(state)

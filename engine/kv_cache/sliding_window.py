@@ -13,10 +13,10 @@ ROLLBACK_TOKENS = 256
 
 
 def window_columns(num_tokens: int, window: int, max_width: int) -> int:
-    """Return the maximum columns of a buffer if no update brings more than max_width tokens.
+    """Return the maximum columns of a window's buffer if no update adds more than max_width tokens.
 
-    num_tokens: of the longest text, and SLACK_TOKENS more. Rows that share buffers need up to three blocks
-        more than the window, for they begin and end in different columns of a block.
+    num_tokens: the length of the longest text, plus SLACK_TOKENS. Rows that share buffers need up to three
+        blocks more than the window, for they begin and end in different columns of a block.
     """
     seen = window + 2 * BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
     return min(num_tokens, seen) + 2 * BLOCK_TOKENS
@@ -71,7 +71,7 @@ class WindowKVCache:
     def live_columns(self, length: int | None = None) -> tuple[mx.array, mx.array]:
         """Return the keys and values that later forwards can read: (1, heads, columns, head_dim) each.
 
-        length: of the text, if not up to the newest token; at least that before the last update.
+        length: take the text to end at this length, at least that before the last update; None for offset.
         """
         assert self.keys is not None and self.values is not None
         length = self.offset if length is None else length
@@ -84,7 +84,7 @@ class WindowKVCache:
         self._base = self._read_start = self._first_needed(offset)
 
     def columns_after(self, width: int) -> int:
-        """Return the columns that the buffer has at most once width more tokens were fed."""
+        """Return the most columns that the buffer has once width more tokens have been fed."""
         columns, held = 0 if self.keys is None else self.keys.shape[2], self.offset - self._base
         if held + width <= columns:
             return columns

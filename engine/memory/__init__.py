@@ -1,1 +1,1 @@
-"""Memory: what sequences ask for, estimates of it as upper bounds, and the budget that decides by them."""
+"""Memory: the demands of sequences, upper estimates of their bytes, and the budget that decides by these."""

@@ -51,12 +51,12 @@ Running = tuple[list[ref[RunningSequence]], list[ref[RunningSequence]]]
 
 
 class MemoryBudget:
-    """Compares the memory that rows need with what there is. Lengths are in tokens.
+    """Compares the memory that rows need with the memory there is. Lengths are in tokens.
 
     weight_bytes: memory for weights. room_bytes: memory for everything else, if no other model is loaded.
     estimator: estimates how much rows need.
-    largest_chunk_tokens: maximum prompt tokens fed at once; chunk_tokens: those for which memory is reserved.
-    shared: the memory that other models share with these; None if there are no others.
+    largest_chunk_tokens: most prompt tokens fed at once. chunk_tokens: as many have their memory reserved.
+    shared: the memory that other models share with this one; None if there are no others.
     has_masks: whether the target model predicts at masks, whose entropies every row may want.
     prefixes: what is kept for later prompts and gives up memory that rows need, the first one first.
     """
@@ -94,7 +94,7 @@ class MemoryBudget:
         self._refused_beside: Running = ([], [])
 
     def see(self, sight: Sight, vision: VisionInfo) -> None:
-        """Count the memory of images from now on: of their towers, and of their kept features."""
+        """Count the memory of images from now on: that of the tower, and that of kept features."""
         most = min(vision.max_tokens, vision.part_tokens or vision.max_tokens)
         largest = vision.merge_size, most * vision.merge_size
         self._sight, self._image_bytes = sight, sight.tower.forecast_bytes(largest)
@@ -103,17 +103,17 @@ class MemoryBudget:
 
     @property
     def used_bytes(self) -> int:
-        """The estimate for the step that make_room() was last called for, without weights and prefixes."""
+        """Estimated bytes of the last step that make_room() was called for, without weights and prefixes."""
         return self._used_bytes
 
     @property
     def left_bytes(self) -> int:
-        """The memory for everything but weights that other models leave now."""
+        """Bytes that other models leave now for everything but this model's weights."""
         return self.room_bytes if self.shared is None else self.room_bytes - self.shared.beside(self)
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that other models cannot have: see memory/between_models.py."""
+        """The bytes that this model keeps from other models; see memory/between_models.py."""
         return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:
@@ -127,7 +127,7 @@ class MemoryBudget:
         return sum(cache.num_bytes for cache in self.prefixes)
 
     def max_tokens(self, limit: int) -> int:
-        """Return the longest sequence, up to limit, that fits alone; 0 if none fits."""
+        """Return the length, up to limit, of the longest sequence that fits alone; 0 if none fits."""
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
@@ -296,7 +296,7 @@ class MemoryBudget:
         mx.set_memory_limit(max(0, self.weight_bytes + self.room_bytes - operation))
 
     def may_measure(self, lengths: SequenceOf[int]) -> bool:
-        """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
+        """Whether rows of these lengths, and a step over them, fit if only cached prefixes are held."""
         held = self._prefix_bytes
         rows = [Demand(length, self._most_sampling) for length in lengths]
         return self._estimator.full(rows, []).total + held <= self.left_bytes
@@ -325,7 +325,7 @@ class MemoryBudget:
     def reserve_draft_prefill(self, num_tokens: int) -> bool:
         """Reserve memory for a draft prefill until the next make_room(); return whether there is enough.
 
-        num_tokens: target tokens of the text.
+        num_tokens: the text's length in tokens of the target.
         """
         needed = self._draft_prefill_bytes(num_tokens)
         left = self.left_bytes - self._used_bytes - needed
@@ -351,7 +351,7 @@ class MemoryBudget:
         return draft.footprint.row_bytes(self._estimator.prompt_columns(draft, num_tokens), self.chunk_tokens)
 
     def draft_model_share(self, num_bytes: int) -> int:
-        """Return the draft model's part of num_bytes: it holds as many tokens as the rest, the target's."""
+        """Return the draft model's part of num_bytes, for as many tokens as the target's part holds."""
         target, *draft = [m.footprint.row_bytes(COMPARED_TOKENS, self.chunk_tokens) for m in self._models]
         return num_bytes * sum(draft) // (target + sum(draft))
 

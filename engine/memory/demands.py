@@ -1,4 +1,4 @@
-"""The memory demands of sequences and steps, and the models' sizes that decide them."""
+"""The memory demands of sequences and steps, and the sizes of models on which demands depend."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
@@ -22,61 +22,61 @@ twice while they change; a row may have another bias for its first tokens."""
 
 
 class ComputedPrompt(Protocol):
-    """What has been computed of a prompt. max_chunk_tokens: how many of its tokens the next step may feed."""
+    """A prompt as far as it is computed. max_chunk_tokens: how many of its tokens the next step may feed."""
 
     max_chunk_tokens: int
 
     @property
     def num_computed(self) -> int:
-        """The tokens that its caches hold."""
+        """The number of tokens that its caches hold."""
 
     @property
     def widest_chunk(self) -> int:
-        """The most tokens that a step has fed."""
+        """The most tokens of this prompt that a step has fed."""
 
     @property
     def caches(self) -> Caches:
-        """Its own caches."""
+        """The caches of this prompt alone."""
 
     @property
     def looking(self) -> Looking | None:
-        """Its images; None if it has none."""
+        """The images of the prompt; None if it has none."""
 
 
 class Submitted(Protocol):
-    """When a sequence came."""
+    """The time at which a sequence was submitted."""
 
     @property
     def submitted_at(self) -> float:
-        """Seconds, by time.perf_counter()."""
+        """When the sequence was submitted, in seconds by time.perf_counter()."""
 
 
 class RunningSequence(Protocol):
-    """What memory depends on of a sequence, which is admitted or about to be."""
+    """The facts about a sequence, admitted or about to be, that its memory depends on."""
 
     @property
     def request(self) -> GenerationRequest:
-        """What was asked."""
+        """The request that the sequence answers."""
 
     @property
     def tokens(self) -> SequenceOf[int]:
-        """Prompt and answer so far."""
+        """The committed tokens: prompt and answer so far."""
 
     @property
     def prefill(self) -> ComputedPrompt:
-        """What has been computed of the prompt."""
+        """The prompt as far as it is computed."""
 
     @property
     def timing(self) -> Submitted:
-        """When it came."""
+        """When the sequence was submitted."""
 
     @property
     def num_answered(self) -> int:
-        """Committed tokens of the answer."""
+        """The number of committed tokens of the answer."""
 
     @property
     def num_to_prefill(self) -> int:
-        """Tokens to compute before it can decode."""
+        """The number of tokens to compute before the sequence can decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class ModelMemory:
 
     sharing: what its rows share.
     width: maximum tokens that a decoding row feeds in one step.
-    ids_per_token, spare_ids: n target tokens take at most n * ids_per_token + spare_ids ids of this model.
-    max_ids: the longest text that it takes, in its own ids; None for no limit.
+    ids_per_token, spare_ids: n target tokens take at most n * ids_per_token + spare_ids tokens of this model.
+    max_ids: the longest text that it takes, in its own tokens; None for no limit.
     """
 
     footprint: Footprint
@@ -97,12 +97,12 @@ class ModelMemory:
     max_ids: int | None = None
 
     def num_ids(self, num_tokens: int) -> int:
-        """Return the maximum length of a text of num_tokens target tokens, in this model's ids."""
+        """Return the most tokens of this model that a text of num_tokens target tokens can take."""
         num_ids = num_tokens * self.ids_per_token + self.spare_ids
         return num_ids if self.max_ids is None else min(num_ids, self.max_ids)
 
     def logits_bytes(self, num_rows: int, num_positions: int) -> int:
-        """Return the bytes of a step's logits, if each row computes those of num_positions tokens."""
+        """Return the bytes of a step's logits, if each row computes logits at num_positions positions."""
         # Rows that have a forward each have their logits padded, and then joined.
         num_copies = 1 if self.sharing or num_rows == 1 else 3
         return num_copies * num_rows * num_positions * self.footprint.logits_bytes
@@ -112,8 +112,8 @@ class ModelMemory:
 class SamplingMemory:
     """Memory that the sampling of one sequence takes.
 
-    row_bytes: kept for its row. num_arrays: arrays of (vocabulary,) float32 that one of its draws takes.
-    prompt_logprobs: whether its prompt's log probabilities are wanted.
+    row_bytes: bytes kept for its row. num_arrays: arrays (vocabulary,) float32 that sampling a token takes.
+    prompt_logprobs: whether log probabilities of the prompt are wanted.
     """
 
     row_bytes: int
@@ -124,7 +124,7 @@ class SamplingMemory:
     def of(
         cls, needs: Needs, vocab_size: int, logprobs: bool = True, prompt_logprobs: bool = True
     ) -> "SamplingMemory":
-        """Count the memory of sampling with these needs, and of log probabilities of answer and prompt."""
+        """Count the memory of sampling with these needs, and with log probabilities if they are wanted."""
         row_bytes = vocab_size * (PENALTY_BYTES * needs.penalties + BIAS_BYTES * needs.bias)
         num_arrays = max(needs.num_arrays, LIKELIHOOD_ARRAYS if logprobs else 0.0)
         return cls(row_bytes, num_arrays, prompt_logprobs)
@@ -134,9 +134,9 @@ class SamplingMemory:
 class Demand:
     """One sequence's demand for memory.
 
-    num_tokens: its length. sampling: of its tokens.
-    vision_bytes: what its images take until they were fed.
-    windows: columns of its own buffers of sliding windows after the step, if they are known, by window.
+    num_tokens: the sequence's length. sampling: the memory of sampling its tokens.
+    vision_bytes: memory that its images take until they have been fed.
+    windows: window -> columns of its own buffers of that window after the step, if they are known.
     """
 
     num_tokens: int
@@ -145,7 +145,10 @@ class Demand:
     vision_bytes: int = 0
 
     def window_columns(self, num_columns: int, widest_chunk: int) -> Cells:
-        """Return the columns of its own buffers; if not known, for num_columns fed in chunks."""
+        """Return a function from a window to the columns of the sequence's own buffers of that window.
+
+        num_columns, widest_chunk: tokens, and the most fed at once, to estimate columns that are not known.
+        """
         return lambda window: self.windows.get(window) or window_columns(num_columns, window, widest_chunk)
 
 
@@ -153,11 +156,11 @@ class Demand:
 class StepDemands:
     """A step's demand for memory.
 
-    rows: that decode. complete: prompts that the step completes, so that they join the rows. others: prompts
-        that have caches of their own, with the tokens that these hold after the step.
-    chunk_tokens: maximum tokens of a chunk. widest_chunk: the same of all chunks so far; buffers of sliding
-        windows have room for it.
-    members: the target model's rows as they are, if this is its next step.
+    rows: the rows that decode. complete: prompts that the step completes, so that they join the rows.
+    others: all other prompts, with as many tokens as their own caches hold after the step.
+    chunk_tokens: maximum tokens of a chunk in this step. widest_chunk: maximum tokens of all chunks so far;
+        buffers of sliding windows have room for it.
+    members: the target model's rows as they are now, if this is its next step.
     """
 
     rows: SequenceOf[Demand]
@@ -174,7 +177,7 @@ class StepDemands:
 
     @cached_property
     def prompts(self) -> list[Demand]:
-        """All prompts."""
+        """All prompts, completed by the step or not."""
         return [*self.complete, *self.others]
 
     @cached_property
@@ -184,7 +187,7 @@ class StepDemands:
 
     @cached_property
     def longest(self) -> int:
-        """The length of the longest row."""
+        """The length of the longest row after the step."""
         return max((one.num_tokens for one in self.joined), default=0)
 
     @cached_property

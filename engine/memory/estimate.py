@@ -26,8 +26,8 @@ STEADY_TOKENS = 32
 class Estimate:
     """Bytes that a step needs.
 
-    kept: kept from step to step. growth: for the growth of one layer. working: while the step runs.
-    operation: at most taken by one operation of the step.
+    kept: bytes that stay from step to step. growth: bytes for the growth of one layer's buffers.
+    working: bytes while the step runs. operation: the most bytes that one operation of the step takes.
     """
 
     kept: int = 0
@@ -37,7 +37,7 @@ class Estimate:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All bytes that the step needs: kept, growth and working."""
         return self.kept + self.growth + self.working
 
 
@@ -47,7 +47,7 @@ class Estimator:
     models: the target model and, if any, the draft model. vocab_size: of the target model.
     chunk_tokens: prompt tokens fed at once for which memory is reserved.
     ahead_tokens: maximum tokens by which rows lengthen until the next estimate, before they are rolled back.
-    whole_tokens: tokens that may have to be fed at once, as they are an image's.
+    whole_tokens: the most tokens of an image, which have to be fed at once; 0 without images.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Estimator:
         return Estimate(kept, growth, working, max(forward, for_sampling // 2, growth // 2, looking))
 
     def full(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:
-        """Estimate rows, and prompts that were computed to their end, whichever steps that takes."""
+        """Estimate the memory of these rows and prompts once all prompts are computed to their end."""
         return self.step(StepDemands(rows, prompts, (), self.chunk_tokens, self.chunk_tokens))
 
     def _kept_bytes(self, model: ModelMemory, step: StepDemands) -> int:
@@ -170,7 +170,7 @@ class Estimator:
         return max(self.num_cells(model, step.rows) + sum(own), self.num_cells(model, step.joined) + later)
 
     def num_cells(self, model: ModelMemory, rows: SequenceOf[Demand]) -> int:
-        """Return the most cells that rows take that share buffers."""
+        """Return the most cells, slots times columns, that rows take in the buffers that they share."""
         lengths = [one.num_tokens for one in rows]
         columns = [self._row_columns(model, length) for length in lengths]
         # How many ids a text has less than it may have is not known if it is translated.
@@ -185,6 +185,6 @@ class Estimator:
         return round_columns(columns) if model.sharing else columns + GROWTH_TOKENS
 
     def prompt_columns(self, model: ModelMemory, length: int) -> int:
-        """Return the columns of the buffers of a prompt that has not joined the rows."""
+        """Return the most columns of the own buffers of a prompt of this length, before it joins the rows."""
         # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
         return model.num_ids(length) + self._ahead_tokens + GROWTH_TOKENS

@@ -2,7 +2,7 @@
 
 MLX dispatches operations ahead of the device, and keeps what they used until they have run. How far it gets
 is a matter of timing. So forward passes are measured under a memory limit of 0, where MLX waits after nearly
-every operation: that is what they need. budget.py limits how far MLX may run ahead.
+every operation and takes no more than they need. budget.py limits how far MLX may run ahead.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,13 +40,13 @@ class Footprint:
     fixed_bytes: per row, whatever its length: recurrent state before and after a forward pass.
     token_bytes: per token in the caches that keep all tokens.
     windows: (bytes per token, tokens) of each kind of sliding window.
-    layer_bytes: per token, in the layer whose cache takes the most.
+    layer_bytes: per token, in the layer whose cache takes the most bytes.
     fed_bytes: of a forward pass, per token fed.
     seen_bytes: of a forward pass, per token fed and token in the caches: masks, and the scores of attention
         where they are written to memory.
     logits_bytes: per position whose logits are computed.
-    trace_bytes: per row, of what is kept after a verification step to roll recurrent state back.
-    trace_token_bytes: of the same, per token that such a step feeds.
+    trace_bytes: per row, of the traces that a verification step keeps to roll recurrent state back.
+    trace_token_bytes: of these traces, per token that the verification step feeds.
     """
 
     fixed_bytes: int
@@ -71,7 +71,7 @@ class Footprint:
         return self.fixed_bytes + self.token_bytes * num_tokens + windows
 
     def window_bytes(self, cells: Cells) -> int:
-        """Return the bytes of the buffers of sliding windows."""
+        """Return the bytes of the buffers of sliding windows. cells: returns the cells of a window."""
         return sum(each * cells(window) for each, window in self.windows)
 
     def growth_bytes(self, num_cells: int, window_cells: Cells) -> int:
@@ -94,7 +94,7 @@ class Footprint:
 
 
 def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Footprint:
-    """Measure a footprint: feed a few tokens, and look at the caches and at MLX's peak memory.
+    """Measure a model's footprint: feed a few tokens, and look at the caches and at MLX's peak memory.
 
     batched: whether rows share a forward pass.
     """

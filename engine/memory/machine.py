@@ -17,7 +17,7 @@ CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 
 
 def usable_bytes() -> int:
-    """Return the default memory: a share of the GPU's or, without one, of the machine's or container's."""
+    """Return the bytes to use by default: a share of the GPU's memory, or else of the machine's."""
     if mx.default_device().type == mx.DeviceType.gpu:
         known = mx.device_info()
         for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
@@ -27,7 +27,7 @@ def usable_bytes() -> int:
 
 
 def working_set_bytes() -> int | None:
-    """Return the bytes that the system recommends as Metal's maximum; None without Metal."""
+    """Return the bytes that the system recommends Metal to use at most; None without Metal."""
     return int(mx.device_info()["max_recommended_working_set_size"]) if mx.metal.is_available() else None
 
 
@@ -54,7 +54,7 @@ def wire_weights() -> None:
 
 
 def host_bytes() -> int:
-    """Return the machine's memory."""
+    """Return the bytes of the machine's memory, whatever limit a container has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -1,4 +1,4 @@
-"""Measure what the models need, and make the memory budget of them."""
+"""Measure the memory that the models need, and make their memory budget."""
 
 import logging
 from dataclasses import asdict, replace
@@ -37,11 +37,11 @@ def make_memory_budget(
     draft_model: RowDrafter | None,
     may_draft: bool = True,
 ) -> MemoryBudget:
-    """Measure what the models need, and lower the model's context to what fits into memory.
+    """Make the memory budget of measured models, and lower the target's context to what fits into memory.
 
     may_draft: whether there are verification steps with drafts.
-    Raises ModelError if the weights and one row do not fit, the context that settings ask for does not, or
-    weights cannot be wired as they ask.
+    Raises ModelError if the weights and one row do not fit, or a row of the context that settings ask for, or
+    if weights cannot be wired as settings ask.
     """
     given = settings.memory_bytes or usable_bytes()
     # MLX's own buffer cache counts too, and is freed first.

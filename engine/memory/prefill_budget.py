@@ -1,4 +1,4 @@
-"""Divide the seconds that one step has among prompts. Decoding rows wait for them, so they are few."""
+"""Divide a step's seconds for prefill among prompts. They are few, as decoding rows wait meanwhile."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ Seconds = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """The time that one step may spend on prompts: seconds, but never more than max_tokens.
+    """Limits of one step's prefill: as many tokens as fit into seconds, but never more than max_tokens.
 
-    min_tokens: fed if not even one token fits into the seconds.
+    min_tokens: how many are fed if not even one token fits into the seconds.
     """
 
     seconds: float
@@ -42,7 +42,7 @@ class PrefillLimits:
     ) -> "PrefillLimits":
         """Return the limits of a step with num_decoding rows, which the prompts make wait.
 
-        max_stall_ms: 0 for as little as possible. max_tokens: that memory and settings allow.
+        max_stall_ms: 0 for as little prefill as possible. max_tokens: those that memory and settings allow.
         plain_s: seconds of a plain step; 0 if not known.
         """
         if num_decoding and not max_stall_ms:
@@ -62,14 +62,15 @@ def plan_prefill(
     most: Sequence[int] | None = None,
     num_passed: int = 0,
 ) -> list[int]:
-    """Divide a step's seconds among prompts that lack remaining[i] >= 0 tokens; returns each one's tokens.
+    """Divide a step's seconds among prompts that lack remaining[i] >= 0 tokens; return the tokens of each.
 
-    most: the maximum tokens of each. num_passed: steps since the oldest prompt was fed.
+    remaining: by age, the oldest prompt first. costs: each prompt's seconds for a number of tokens.
+    most: the maximum tokens of each prompt. num_passed: steps since the oldest prompt was fed.
 
     Prompts that complete within the limits are served first, then those that lack less than a quarter of what
     the oldest lacks, so that a short prompt never waits for a long one. The oldest prompt always gets a
-    quarter of the seconds, so that a long one always advances; of every fourth step all, where a quarter is
-    spent on little but the forward pass.
+    quarter of the seconds, so that a long prompt always advances. Where a quarter hardly pays for more than
+    the forward pass, the oldest prompt gets all seconds of every fourth step instead.
     """
     chunks, spent_s = [0] * len(remaining), [0.0] * len(remaining)
     fed = [min(pair) for pair in zip(remaining, most or remaining, strict=True)]
@@ -110,7 +111,7 @@ def divide_tokens(remaining: Sequence[int], max_tokens: int) -> list[int]:
 
 
 def count_fitting(cost: Callable[[int], float], max_tokens: int, max_cost: float) -> int:
-    """Return the most tokens, at most max_tokens, that cost at most max_cost; may be 0."""
+    """Return the most tokens, up to max_tokens, whose cost is at most max_cost; 0 if none."""
     low, high = 0, max_tokens
     while low < high:
         middle = (low + high + 1) // 2

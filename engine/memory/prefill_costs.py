@@ -1,8 +1,8 @@
-"""The seconds that chunks of prompts take, learned from measured ones.
+"""The seconds that chunks of prompts take, learned from measured chunks.
 
 A chunk of n tokens after m others takes about f + n * (a + b * (m + n / 2)) seconds: a forward pass has a
-fixed part, a part for each token, and a part for each token and each that it attends to. Estimates are upper
-ones, because a chunk cannot be interrupted once it was dispatched.
+fixed part, a part for each token, and a part for each pair of a token and one that it attends to. Estimates
+are upper bounds, because a chunk cannot be interrupted once it was dispatched.
 """
 
 import math
@@ -32,7 +32,7 @@ MIN_MARGIN, FIRST_MARGIN, MAX_MARGIN = 0.05, 0.2, math.log(3.0)
 class PrefillCosts:
     """Estimates the seconds of a chunk such that at most OVERRUN_SHARE of all chunks take longer.
 
-    Chunks with more tokens, or after more tokens, than any before are estimated by their upper bounds.
+    A chunk with more tokens, or after more tokens, than any measured one is estimated by an upper bound.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class PrefillCosts:
         self._margin, self._caution = FIRST_MARGIN, 0.0
 
     def seconds(self, num_tokens: int, num_before: int, token_s: float = 0.0) -> float:
-        """Return an upper estimate of the seconds of a chunk; 0 for none.
+        """Return an upper estimate of the seconds of a chunk; 0 for a chunk without tokens.
 
         num_before: tokens of the prompt that were computed before it.
-        token_s: seconds that a token takes at most, until a chunk was measured; 0 if not known.
+        token_s: the most seconds per token, used until a chunk was measured; 0 if not known.
         """
         if not self._factors:
             return (token_s or UNKNOWN_S) * num_tokens

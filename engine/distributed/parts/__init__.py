@@ -1,1 +1,1 @@
-"""The part of a model that one rank has: how the model is split, its passes, and its files of prefixes."""
+"""One rank's part of a model: how the model is split, the part's forward passes, and its prefix files."""

@@ -1,4 +1,4 @@
-"""Load this rank's part of the model, and say what it takes here."""
+"""Load this rank's part of the model, and describe it to rank 0."""
 
 import hashlib
 from collections import Counter
@@ -26,9 +26,9 @@ from engine.model.loading import LoadedModel, Progress, make_loader
 class PartFacts:
     """The description of one rank's part of the model, as rank 0 gets it.
 
-    layers: of each rank of a pipeline; None if each has a part of all.
-    kinds: its number of caches of each kind. recurrent: whether any keeps state that every token overwrites.
-    weight_bytes: what its weights take. room_bytes: the memory that is left.
+    layers: the number of layers of each rank in a pipeline; None if every rank has a part of all layers.
+    kinds: number of its caches by kind. recurrent: whether any keeps state that every token overwrites.
+    weight_bytes: memory that the part's weights take. room_bytes: memory that is left on this rank.
     """
 
     device: str
@@ -39,14 +39,14 @@ class PartFacts:
     room_bytes: int
 
     def as_message(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
+        """Return the fields as a dictionary, to be sent as JSON."""
         return asdict(self)
 
 
 def load_part(
     settings: Settings, group: mx.distributed.Group, progress: Progress | None = None
 ) -> tuple[LoadedModel, PartFacts]:
-    """Load this rank's part of the model. Its model is a Shard. Raises ModelError."""
+    """Load this rank's part of the model, and describe it. The loaded model is a Shard. Raises ModelError."""
     layers: list[int] | None = None
 
     def split(model: Any) -> None:
@@ -84,9 +84,9 @@ def _open_files(model: Any, settings: Settings, place: str, group: mx.distribute
 
 
 def find_room(place: Place, parts: list[PartFacts]) -> int:
-    """Return the room that rank 0 may use so that no rank runs out of it.
+    """Return the bytes that rank 0 may use for rows such that no rank runs out of memory.
 
-    Rows take the more memory on a rank the more layers it has.
+    A rank with more layers than rank 0 needs that much more memory for the same rows.
     Raises ModelError if a rank has no room, or holds a kind of cache that rank 0 does not know of.
     """
     ours = parts[0]

@@ -23,10 +23,10 @@ Reading = Future[list[Contents]]
 
 
 class PartFiles:
-    """The files of a rank that is not rank 0, which a thread reads and writes in the order of the calls.
+    """The prefix files of a rank other than rank 0. A thread reads and writes them in the order of the calls.
 
-    folder: made if missing; other ranks have others. Raises OSError if it cannot be used.
-    fingerprint: of this rank's part of the model, and how it is split.
+    folder: this rank's own, made if missing. Raises OSError if it cannot be used.
+    fingerprint: identifies this rank's part of the model, and how the model is split.
     """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
@@ -49,22 +49,22 @@ class PartFiles:
                 path.unlink(missing_ok=True)
 
     def save(self, name: str, kv_slice: KVSlice, state: State) -> None:
-        """Copy the arrays of a file, and start to write them."""
+        """Copy the arrays of a KV slice and a state, and start to write them to the file of this name."""
         contents = disk_file.copy_contents(kv_slice, state)
         # Which tokens these are, only rank 0 needs to know.
         header = Header(self._fingerprint, "", 0, np.array([], np.int32), bool(state))
         self._thread.submit(_write, self._path(name), header, contents)
 
     def drop(self, name: str) -> None:
-        """Delete a file."""
+        """Start to delete the file of this name."""
         self._thread.submit(self._path(name).unlink, missing_ok=True)
 
     def begin_read(self, names: Sequence[str]) -> Reading:
-        """Start to read files that follow each other."""
+        """Start to read the files of consecutive runs of tokens, in order."""
         return self._thread.submit(self._read, [self._path(name) for name in names])
 
     def close(self) -> None:
-        """Wait until everything is written."""
+        """Wait until all files are written."""
         self._thread.shutdown()
 
     def _read(self, paths: Sequence[Path]) -> list[Contents]:
@@ -81,17 +81,17 @@ class PartFiles:
 
 
 class ReadParts:
-    """The contents of files that follow each other.
+    """The contents of the files of consecutive runs of tokens.
 
-    starts, ends: where each begins and how far it is used, from the start of the prompt.
-    Waits for the files. Raises PrefixFileError if one cannot be read.
+    starts, ends: where each file begins and how far it is used, in tokens from the start of the prompt.
+    Making it waits for the files, and raises PrefixFileError if one cannot be read.
     """
 
     def __init__(self, reading: Reading, starts: Sequence[int], ends: Sequence[int]) -> None:
         self.cut, self._state = join_contents(reading.result(), starts, ends)
 
     def state(self) -> State:
-        """Return the state after the last token."""
+        """Return the state after the last file's last token."""
         return self._state
 
 

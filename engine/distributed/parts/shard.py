@@ -20,7 +20,7 @@ Agree = Callable[[Exception | None], None]
 
 
 def no_agreement(fault: Exception | None) -> None:
-    """Raise the fault, if there is one, without asking the other ranks."""
+    """Raise this rank's fault, if it has one, without asking the other ranks."""
     if fault is not None:
         raise fault
 
@@ -29,8 +29,9 @@ class Shard:
     """One rank's part of a model: called as the model is, on every rank with the same commands.
 
     model: this rank's part, a module of mlx-lm.
-    agree: called between building and evaluating a forward pass, with what building raised.
-    place: how the model is split. files: of prefixes, on ranks other than rank 0; None if none are kept.
+    agree: called between building and evaluating a forward pass, with the exception of building it, if any.
+    place: how the model is split, in words.
+    files: the prefix files of a rank other than rank 0; None if it has none.
     """
 
     def __init__(self, model: Any) -> None:

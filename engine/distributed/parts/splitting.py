@@ -1,4 +1,4 @@
-"""Split a model whose weights are not read yet: by layers (pipeline) or within them (tensor)."""
+"""Split a model whose weights are not read yet: by layers (pipeline) or within each layer (tensor)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -16,10 +16,11 @@ DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "m
 def split_model(
     model: Any, group: mx.distributed.Group, split: Split, layers: Sequence[int] | None, name: str
 ) -> list[int] | None:
-    """Leave this rank its part of the model; return the layers of each rank of a pipeline, else None.
+    """Reduce a model to this rank's part; return the number of layers of each rank in a pipeline, else None.
 
-    layers: of each rank, rank 0 first; None for an even split. name: of the model, for messages.
-    Raises ModelError if the model cannot be split so.
+    layers: how many each rank is to have, rank 0 first; None for an even split.
+    name: the model's name, for messages.
+    Raises ModelError if the model cannot be split in this way.
     """
     if split == "pipeline":
         return _split_layers(model, group, layers, name)

@@ -1,1 +1,1 @@
-"""The ranks of a group: where they are, how they meet, what they must have in common, and what they say."""
+"""The ranks of a group: their places, how they meet, facts that they must share, and their messages."""

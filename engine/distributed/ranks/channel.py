@@ -1,4 +1,4 @@
-"""Send messages between two ranks over TCP: JSON behind its length."""
+"""Send messages between two ranks over TCP, each as its length and then JSON."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 
 
 class Channel:
-    """One connection. Any thread may send; one thread receives.
+    """A connection between two ranks. Any thread may send; one thread receives.
 
     num_sent_bytes: bytes sent so far.
     """
@@ -36,14 +36,14 @@ class Channel:
             self.num_sent_bytes += len(data)
 
     def receive(self) -> Any:
-        """Wait for a message. Raises EOFError when the other side is gone, OSError, or ValueError."""
+        """Wait for a message. Raises EOFError if the other side is gone, OSError, or ValueError."""
         (size,) = HEADER.unpack(self._read(HEADER.size))
         if size > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {size} bytes is no command")
         return json.loads(self._read(size))
 
     def limit_wait(self, seconds: float | None) -> None:
-        """Let a call of receive() or send() that takes longer raise TimeoutError; None for no limit."""
+        """Let each receive() or send() that takes longer than this raise TimeoutError; None for no limit."""
         self._connection.settimeout(seconds)
 
     def close(self) -> None:
@@ -60,6 +60,6 @@ class Channel:
 
 
 def encode(message: Any) -> bytes:
-    """Return the bytes that send() sends."""
+    """Return a message as the bytes that send() writes: its length, then JSON."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return HEADER.pack(len(body)) + body

@@ -1,4 +1,4 @@
-"""Facts that ranks must have in common before they compute together, and how they compare them."""
+"""Find and compare the facts that ranks must have in common before they compute together."""
 
 import hashlib
 import platform
@@ -22,7 +22,7 @@ Facts = Mapping[str, str]
 
 
 def find_facts(settings: Settings) -> dict[str, str]:
-    """Return the facts to compare between ranks, by names for people.
+    """Return the facts of this rank to compare with other ranks', by names for people.
 
     Raises ModelError if the model cannot be spread over several machines.
     """
@@ -39,7 +39,7 @@ def find_facts(settings: Settings) -> dict[str, str]:
 
 
 def compare(ours: Facts, theirs: Facts, name: str) -> str | None:
-    """Return a sentence on the first difference, None if there is none. name: of the other rank."""
+    """Describe the first difference in a sentence; None if there is none. name: the other rank's."""
     for fact, value in ours.items():
         if theirs.get(fact) != value:
             other = theirs.get(fact)
@@ -82,7 +82,10 @@ def _digest(config: Path, files: Sequence[Path]) -> str:
 
 
 def read_split_layers(text: str | None) -> Sequence[int] | None:
-    """Return the layers of each rank, rank 0 first, as `20,12` gives them. Raises ModelError."""
+    """Parse --split-layers, such as `20,12`: the number of layers of each rank, rank 0 first.
+
+    Raises ModelError if it is no such list.
+    """
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Bring the ranks together: connect, compare, begin MLX's group, and prove to be in it."""
+"""Bring the ranks together: connect, compare facts, begin MLX's group, and prove membership of it."""
 
 import hmac
 import logging
@@ -37,7 +37,7 @@ def await_ranks(
     """Wait on rank 0 for all other ranks, and compare their facts with ours; return their connections.
 
     tick: called every TICK_S seconds.
-    Raises ModelError if one does not come in time, or differs; all that came are told.
+    Raises ModelError if a rank does not come in time, or its facts differ; the ranks that came are told why.
     """
     found: dict[int, Channel] = {}
     refused: str | None = None
@@ -83,9 +83,9 @@ def join_rank_0(place: Place, facts: Facts, timeout_s: float) -> Channel:
 
 
 def begin_group(place: Place) -> mx.distributed.Group:
-    """Make MLX's group of all ranks; the process ends if that takes too long.
+    """Make MLX's group of all ranks; the process ends if that takes longer than GROUP_S.
 
-    Raises ModelError if MLX cannot, or gives this process another place.
+    Raises ModelError if MLX cannot make the group, or gives this process another rank.
     """
     log.info("connecting %d ranks by %s, for at most %d s", place.size, place.backend, GROUP_S)
     signal.alarm(GROUP_S)
@@ -109,7 +109,7 @@ def make_token() -> str:
 
 
 def share_token(token: str | None) -> str:
-    """Return rank 0's token on every rank, by MLX's group. token: None on the other ranks."""
+    """Send rank 0's token to every rank through MLX's group, and return it. token: None on other ranks."""
     size = 2 * TOKEN_BYTES
     ours = np.frombuffer((token or "\0" * size).encode(), np.uint8).astype(np.int32)
     summed = np.array(mx.distributed.all_sum(mx.array(ours)))
@@ -117,7 +117,7 @@ def share_token(token: str | None) -> str:
 
 
 def check_token(said: object, token: str) -> bool:
-    """Whether a connection is of a member of the group."""
+    """Whether the other side of a connection said the token, and so is a member of the group."""
     return isinstance(said, str) and hmac.compare_digest(said, token)
 
 
@@ -159,6 +159,6 @@ def _try_send(channel: Channel, message: Any) -> None:
 
 
 def refuse_all(channels: Sequence[Channel], reason: str) -> None:
-    """Send ranks the reason why the model will not be served."""
+    """Tell the ranks at these connections why the model will not be served."""
     for channel in channels:
         _try_send(channel, {"refused": reason})

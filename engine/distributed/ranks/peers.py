@@ -1,4 +1,4 @@
-"""The other ranks as rank 0 sees them: connections, words, and whether they make progress."""
+"""The other ranks as rank 0 sees them: their connections, their answers, and whether they make progress."""
 
 import queue
 import threading
@@ -18,10 +18,10 @@ Tick = Callable[[], None]
 
 
 class Peers:
-    """Reads what the other ranks say, on a thread for each, and watches them.
+    """Reads the other ranks' messages, on a thread for each rank, and watches for lost ranks.
 
-    channels: to ranks 1, 2 and so on. num_sent: commands sent so far; the leader counts them.
-    shares: how much of its part each has loaded. active_bytes: the memory that MLX's arrays take on each.
+    channels: connections to ranks 1, 2 and so on. num_sent: commands sent so far; the leader counts them.
+    shares: the share of its part that each rank has loaded. active_bytes: what MLX's arrays take on each.
     on_loss: called once, on a thread of its own, with the sentence that says which rank was lost and why.
     """
 
@@ -43,7 +43,7 @@ class Peers:
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Begin to read and to watch."""
+        """Start the threads that read messages and watch for lost ranks."""
         for at, channel in enumerate(self.channels):
             channel.limit_wait(None)
             name = f"rank-{at + 1}"
@@ -51,11 +51,14 @@ class Peers:
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def gather(self) -> list[str | None]:
-        """Wait for every rank's answer to the present command. Raises RanksLostError."""
+        """Wait for every rank's answer to a command: a fault in words, or None. Raises RanksLostError."""
         return [self._word(words)[0] for words in self._words]
 
     def wait_for_parts(self, tick: Tick) -> list[dict[str, Any]]:
-        """Wait until every rank has loaded its part; return what each says of it. Raises RanksLostError."""
+        """Wait until every rank has loaded its part or failed; return their messages. Raises RanksLostError.
+
+        A message has the fields of PartFacts, or "failed" with the reason.
+        """
         return [self._word(words, tick) for words in self._words]
 
     @property
@@ -69,13 +72,13 @@ class Peers:
         return [now - heard_at for heard_at in self._heard_at]
 
     def explain(self, wait_s: float) -> str | None:
-        """Return the sentence that says which rank was lost, None if none is."""
+        """Return the sentence that says which rank was lost, None if none is lost within wait_s seconds."""
         if wait_s:
             self._is_lost.wait(wait_s)
         return self._reason
 
     def echo(self, rank: int) -> None:
-        """Wait for a rank's answer, to measure how long it takes. Raises RanksLostError."""
+        """Send a rank a message and wait for its echo, for the caller to time. Raises RanksLostError."""
         self.channels[rank - 1].send("echo")
         self._word(self._words[rank - 1])
 

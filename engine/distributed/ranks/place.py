@@ -13,8 +13,8 @@ from engine.interface.errors import ModelError
 class Place:
     """One process among those that share a model.
 
-    rank: its number. hosts: the address of each rank, by which messages name it.
-    port: where rank 0 listens for the others, at its own address. backend: MLX's, by which they exchange.
+    rank: its number. hosts: the address of each rank, by which messages to people name the rank.
+    port: where rank 0 listens for the others, at its own address. backend: how MLX connects the ranks.
     """
 
     rank: int
@@ -28,12 +28,12 @@ class Place:
         return len(self.hosts)
 
     def name(self, rank: int) -> str:
-        """Return how messages name a rank."""
+        """Return the name of a rank in messages to people."""
         return f"rank {rank} ({self.hosts[rank]})"
 
 
 def read_place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """Return this process's place; None if it was not started by mlx.launch, or alone.
+    """Return this process's place; None if mlx.launch did not start it, or started no other.
 
     Raises ModelError if what mlx.launch says cannot be used.
     """

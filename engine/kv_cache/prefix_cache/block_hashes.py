@@ -1,4 +1,4 @@
-"""Hash tokens by blocks, to find what two sequences share without comparing all of their tokens."""
+"""Hash tokens by blocks, to count the leading tokens that two sequences share without comparing all."""
 
 import hashlib
 from array import array
@@ -12,8 +12,8 @@ BLOCK_TOKENS = 64
 class BlockHashes:
     """The chained hashes of one growing list of tokens: hash i covers all tokens up to the end of block i.
 
-    Blocks are hashed when they are needed. The hash is cryptographic: clients choose the tokens, and must not
-    be able to choose two texts with one hash, as a prompt would get the wrong keys and values.
+    Blocks are hashed when they are needed. The hash is cryptographic: clients choose the tokens, and if they
+    could choose two texts with the same hash, a prompt would get the wrong keys and values.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class BlockHashes:
         self._hash = hashlib.sha256()
 
     def extend(self, tokens: Sequence[int], num_blocks: int) -> None:
-        """Hash up to num_blocks whole blocks; each is hashed once.
+        """Hash whole blocks until num_blocks are hashed, or no whole one is left.
 
         tokens: the whole list. It may only have grown since the last call.
         """
@@ -40,7 +40,7 @@ def count_shared(
 ) -> int:
     """Count the leading tokens that two sequences share.
 
-    hashes, other_hashes: belong to the tokens, and are extended as far as needed.
+    hashes, other_hashes: those of tokens and of others; they are extended as far as needed.
     Costs a binary search over the blocks and the comparison of one block.
     """
     chain, other_chain = hashes.chain, other_hashes.chain

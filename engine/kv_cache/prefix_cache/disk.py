@@ -86,9 +86,10 @@ class _Index:
 class Loading:
     """A load in progress.
 
-    files: from the first token on. ends: how far each file is used, as a number of tokens from
-    the start of the prompt. future: the contents of each file, or the exception that reading it raised.
-    others: what other machines read meanwhile; None if the model is on one.
+    files: the files being read, in the order of their tokens.
+    ends: how far each file is used, as a number of tokens from the start of the prompt.
+    future: the contents of each file, or the exception that reading it raised.
+    others: the same load on the other ranks; None if the model is on one machine.
     """
 
     files: list[PrefixFile]
@@ -105,8 +106,8 @@ class Loading:
 class PrefixStore:
     """The prefix files of one model, in a folder that other models and processes may share.
 
-    When they exceed the budget, the file is deleted first that takes most bytes for each of its tokens, times
-    the seconds since it was used. Without state, tokens take equal bytes: then it is the least recently used.
+    When the files exceed the budget, the one with the most bytes per token, times seconds since its last use,
+    is deleted first. Without state all tokens take equal bytes: then it is the least recently used.
 
     folder: created if missing. Raises OSError if it cannot be used.
     fingerprint: identifies the model and everything else that KV slices depend on.
@@ -130,7 +131,7 @@ class PrefixStore:
     def sibling(self, part: str, needs_state: bool) -> "PrefixStore":
         """Return the store of another part of the same model, which uses this folder, budget and thread.
 
-        part: identifies it. needs_state: whether its caches hold state besides KV slices.
+        part: identifies that part. needs_state: whether its caches hold state besides KV slices.
         """
         other = copy(self)
         other._fingerprint = hashlib.sha256(f"{self._fingerprint} {part}".encode()).hexdigest()
@@ -150,7 +151,7 @@ class PrefixStore:
         return self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)[1]
 
     def start_load(self, prompt: Tokens) -> Loading:
-        """Start reading the tokens that match() counts."""
+        """Start reading the files of the prompt's leading tokens that match() counts."""
         file, length = self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)
         files = list(_with_ancestors(file))[::-1]
         ends = [child.header.start for child in files[1:]] + [length]
@@ -161,7 +162,7 @@ class PrefixStore:
         return Loading(files, ends, future)
 
     def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
-        """Wait for a load; return the arguments for PrefixCache.put(), or None if a file cannot be read."""
+        """Wait for a load; return cut and state for PrefixCache.put(), or None if a file cannot be read."""
         contents = self._contents(loading)
         if contents is None:
             return None
@@ -179,11 +180,11 @@ class PrefixStore:
         return contents
 
     def save(self, tokens: Tokens, cut: CutSlice, take_state: Callable[[], State]) -> None:
-        """Start writing the tokens that are not in files yet.
+        """Start writing a file with those of the tokens that are in no file yet.
 
         Nothing is written if they are too few, too many bytes already wait for the disk, or they would take
         more than half of the budget.
-        cut: called once, for these tokens. take_state: called once, for the state after the last token.
+        cut: called once, for the KV slice of these tokens. take_state: called once, for the state after them.
         """
         added = np.asarray(tokens, np.int32)
         parent, start = self._longest_match(added, False)
@@ -212,7 +213,7 @@ class PrefixStore:
         return disk_file.copy_contents(kv_slice, state)
 
     def close(self) -> None:
-        """Wait until everything is written, and end the thread."""
+        """Wait until all files are written, and end the thread."""
         self._thread.shutdown()
 
     def _num_unwritten_bytes(self) -> int:
@@ -302,9 +303,9 @@ def make_store(
 def join_contents(
     contents: Sequence[Contents], starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[CutSlice, State]:
-    """Return a function that cuts runs of tokens from consecutive files, and the state after the last file.
+    """Return a function that cuts KV slices from consecutive files, and the state after the last file.
 
-    starts, ends: where each file begins and how far it is used, from the start of the prompt.
+    starts, ends: where each file begins and how far it is used, in tokens from the start of the prompt.
     """
     whole = [[disk_file.from_stored(one) for one in each.kv_slice] for each in contents]
 

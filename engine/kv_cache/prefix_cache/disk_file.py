@@ -35,7 +35,7 @@ class PrefixFileError(Exception):
 class Header:
     """The header of a prefix file: the facts known without reading its KV slice and state.
 
-    fingerprint: identifies the model and everything else that must agree.
+    fingerprint: identifies the model and everything else that the file's arrays depend on.
     parent: name of the file with the tokens before this one's; "" if there are none.
     start: number of tokens before this file's own.
     tokens: (n,) int32, the file's own tokens.
@@ -51,33 +51,33 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A file's arrays. state: None in place of an array that the caches had not set."""
+    """The arrays of a prefix file. state: with None in place of each array that the caches had not set."""
 
     kv_slice: list[Stored]
     state: list[Stored | None]
 
 
 def to_stored(array: mx.array) -> Stored:
-    """Evaluate an array and return a copy that any thread may use."""
+    """Evaluate an array and copy it for use on any thread."""
     kind = str(array.dtype).rpartition(".")[2]
     # numpy has no bfloat16.
     return kind, np.array(array.view(mx.uint16) if kind == "bfloat16" else array)
 
 
 def from_stored(one: Stored) -> mx.array:
-    """Return the array that to_stored() was given."""
+    """Make an array equal to the one that to_stored() copied."""
     kind, numbers = one
     array = mx.array(numbers)
     return array.view(mx.bfloat16) if kind == "bfloat16" else array
 
 
 def copy_contents(kv_slice: KVSlice, state: State) -> Contents:
-    """Evaluate the arrays one after the other and copy them."""
+    """Evaluate the arrays of a KV slice and a state, one after the other, and copy them for any thread."""
     return Contents([to_stored(a) for a in kv_slice], [None if a is None else to_stored(a) for a in state])
 
 
 def write(path: Path, header: Header, contents: Contents) -> int:
-    """Write the whole file or nothing, even if the power fails; return its bytes. Raises OSError.
+    """Write a whole file or none, even if the power fails; return its number of bytes. Raises OSError.
 
     Only the owner can read the file, because it holds what users wrote.
     """

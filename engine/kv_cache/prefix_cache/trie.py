@@ -73,10 +73,10 @@ class PrefixCache:
     """Prefixes in memory, within a budget.
 
     An *entry* is a node at which a put() ended. A node is kept as long as it is an entry or leads to one. The
-    least recently used entry is dropped first. With state it is the one that takes most bytes for each token
-    that it saves, times the puts and finds since it was used.
+    least recently used entry is dropped first; with state, the entry with the most bytes per token that it
+    saves, times the number of puts and finds since its last use.
 
-    make_empty: makes empty caches of the model.
+    make_empty: makes empty caches for a row of the model.
     needs_state: whether the model's caches hold state besides KV slices.
     num_evictions: entries dropped so far. While it does not grow, match() of a prompt never falls.
     """
@@ -137,18 +137,18 @@ class PrefixCache:
         self.shrink_to(self.budget_bytes)
 
     def match(self, prompt: Tokens) -> int:
-        """Return how many of the prompt's leading tokens are stored, even if no row can start after them.
+        """Count the prompt's leading tokens that are stored, even if no row can start after them.
 
         The last token of the prompt is never counted.
         """
         return self._walk(np.asarray(prompt, np.int32)[:-1])[1]
 
     def count_held(self, tokens: Tokens) -> int:
-        """Return how many leading tokens are stored, the last one included."""
+        """Count how many leading tokens are stored, the last one included."""
         return self._walk(np.asarray(tokens, np.int32))[1]
 
     def state_at(self, tokens: Tokens) -> State:
-        """Return the state after the last token; empty if none is stored there."""
+        """Return the state after the last of these tokens; empty if none is stored there."""
         node, matched = self._walk(np.asarray(tokens, np.int32))
         return node.state if matched == len(tokens) == node.end else []
 
@@ -171,11 +171,11 @@ class PrefixCache:
         return rebuild(self._make_empty(), kv_slices, node.state, length), length
 
     def match_usable(self, prompt: Tokens) -> int:
-        """Return the length of the prefix that find() would return."""
+        """Return the length in tokens of the prefix that find() would return; 0 for none."""
         return self._last_usable(prompt)[1]
 
     def shrink_to(self, num_bytes: int) -> None:
-        """Drop entries until at most num_bytes and MAX_ARRAYS are kept."""
+        """Drop entries until at most num_bytes bytes and MAX_ARRAYS arrays are kept."""
         costs: list[tuple[float, int, _Node]] = []
         while self._entries and (self.num_bytes > num_bytes or self._num_arrays > MAX_ARRAYS):
             self.num_evictions += 1

@@ -14,7 +14,7 @@ BLOCK_WORDS = 16 * 2**20
 def weights_fingerprint(model: Any, others: Sequence[mx.array] = ()) -> str:
     """Return a digest of the names, shapes, dtypes and numbers of all parameters: 32 hexadecimal digits.
 
-    Reads every parameter once, on the device. others: of a part of it that is not in the model.
+    Reads every parameter once, on the device. others: further arrays to cover, which the model does not have.
     """
     digest = hashlib.sha256()
     numbered = {str(number): array for number, array in enumerate(others)}

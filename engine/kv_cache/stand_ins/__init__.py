@@ -1,1 +1,1 @@
-"""Stand in for functions of mlx-lm that take rows of one length, or hide what state is made from."""
+"""Replace functions of mlx-lm that take only rows of one length, or hide the inputs of recurrent state."""

@@ -1,7 +1,7 @@
 """Run attention layers once per group of rows, for models that compute attention from their keys themselves.
 
-With latent attention (MLA), for example, keys are multiplied by weights first. Weights of attention are then
-read once per group, those of all other layers still once for all rows.
+With latent attention (MLA), for example, a model multiplies keys by weights first. The weights of attention
+are then read once per group, and those of all other layers still once for all rows.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from engine.kv_cache.per_row import leaves
 
 
 def attention_classes(model: Any) -> set[Any]:
-    """Return the classes of the outermost modules within the model's layers that take a cache."""
+    """Return the classes of the attention layers: the outermost modules in a layer that take a cache."""
     classes = set()
     for layer in model.layers:
         takers = [module for module in layer.modules() if module is not layer and _takes_cache(module)]
@@ -34,7 +34,7 @@ def _takes_cache(module: Module) -> bool:
 
 @contextmanager
 def layers_by_group(groups: Groups, classes: set[Any]) -> Iterator[None]:
-    """Let these attention layers go through the groups inside the block. For the thread that owns MLX."""
+    """Run attention layers of these classes group by group inside the block. For the thread that owns MLX."""
     if groups.is_single:
         yield
         return

@@ -14,7 +14,7 @@ from mlx_lm.models import gemma2
 
 @cache
 def take_masks_of_rows() -> None:
-    """Let Gemma 2 apply masks of (rows, 1, width, columns) to rows. It is done once for all models."""
+    """Let all Gemma 2 models apply masks (rows, 1, width, columns) to rows. Further calls change nothing."""
     layer: Any = gemma2.Attention
     attend = layer.__call__
 

@@ -45,7 +45,7 @@ class _ScaledAttention:
 
 @cache
 def take_positions_of_rows() -> None:
-    """Let Llama 4 take positions of (rows,). It is done once for all models."""
+    """Let all Llama 4 models take a position for each row, (rows,). Further calls change nothing."""
     model: Any = llama4.LlamaModel
     layer: Any = llama4.Attention
     run, attend = model.__call__, layer.__call__

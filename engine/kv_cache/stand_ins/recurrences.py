@@ -31,8 +31,9 @@ Replay = Callable[[mx.array, int], mx.array]
 class LayerTrace:
     """The inputs from which one layer's state was computed in a traced forward.
 
-    before, after: its arrays before and after. convolved: inputs of its convolutions, with the columns of
-    each that are kept as state. replays: states that were computed, and how to compute them again.
+    before, after: the state's arrays before and after the forward.
+    convolved: (input, number of columns kept as state) of each of the layer's convolutions.
+    replays: (state, function that computes it again for fewer tokens) of each recurrence.
     knows_lengths: whether the layer asked which rows are padded.
     """
 
@@ -44,7 +45,7 @@ class LayerTrace:
     _sources: list[Replay | None] = field(default_factory=list)
 
     def end(self, after: Sequence[mx.array | None], width: int) -> None:
-        """Find the input of each state array. after: the arrays now. width: of the forward."""
+        """Find how each state array was computed. after: the arrays now. width: the forward's width."""
         self.after = list(after)
         convolved = [(x, num_held) for x, num_held in self.convolved if x.shape[1] == num_held + width]
         self._sources = []
@@ -58,16 +59,16 @@ class LayerTrace:
             self._sources.append(source)
 
     def drop_padding(self, fed: mx.array, width: int) -> list[mx.array | None]:
-        """Return the state's arrays without padding in the convolutions' inputs. fed: (rows,) tokens fed."""
+        """Return the state's arrays as if convolutions had seen no padding. fed: (rows,) tokens fed."""
         for idx, source in enumerate(self._sources):
             if isinstance(source, partial):
                 self.after[idx] = source(fed, width)
         return list(self.after)
 
     def at(self, idx: int, kept: Sequence[int], widths: Sequence[int]) -> mx.array:
-        """Return an array of the state after the first kept[r] tokens of row r: (rows, ...).
+        """Return array idx of the state after the first kept[r] tokens of each row r: (rows, ...).
 
-        widths: (rows,) tokens that were fed.
+        widths: (rows,) tokens that the forward fed.
         Raises NotTracedError if it is not known how the layer computed it.
         """
         before, after, source = self.before[idx], self.after[idx], self._sources[idx]
@@ -96,7 +97,7 @@ class Tracer:
     """
 
     def __init__(self, fed: mx.array | None) -> None:
-        """fed: (rows,) tokens that the forward adds to each row; None if no row is padded."""
+        """Make an idle tracer. fed: (rows,) tokens that the forward adds to each; None if none is padded."""
         self.current: LayerTrace | None = None
         self._fed = fed
 
@@ -250,6 +251,6 @@ def _by_steps(
 
 
 def where_rows(rows: mx.array, new: mx.array, old: mx.array | None) -> mx.array:
-    """Take some rows, (rows,) booleans, from a new state, and all others from the old one; None is zeros."""
+    """Take the rows where rows, (rows,) booleans, is True from new, all others from old; None is zeros."""
     old = mx.zeros_like(new) if old is None else old
     return mx.where(rows.reshape(-1, *[1] * (new.ndim - 1)), new, old)
