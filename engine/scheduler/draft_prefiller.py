@@ -41,7 +41,7 @@ ALL_TEXT = 2**20
 
 
 class Pace:
-    """Chooses the tokens of the next slice by the seconds of earlier ones, so that it stays within its limit.
+    """Chooses the tokens of the next slice by the seconds of earlier ones, so that it stays within a limit.
 
     The first slice has one token, and each next one at most twice as many as the one before it.
 
@@ -64,7 +64,7 @@ class Pace:
         return min(self.num_tokens, max(num_left, MIN_SLICE_TOKENS)) * self.token_s
 
     def observe(self, num_tokens: int, taken_s: float, limit_s: float) -> None:
-        """Learn from the seconds of a slice, unless the end of the text cut it short: then a token costs more.
+        """Learn from the seconds of a slice, unless the text's end cut it short: then a token costs more.
 
         limit_s: maximum seconds of a slice.
         """

@@ -94,7 +94,7 @@ class RequestQueue:
             may_be_long = self._may_begin_long()
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
-        """Put running sequences back at their old places in the queue, to start anew, unless they have ended."""
+        """Put running sequences back into the queue, at their old places, unless they have ended."""
         running = [s for s in sequences if not s.ended]
         for sequence in running:
             sequence.restart()
