@@ -19,7 +19,7 @@ from engine.models.served import ServedModel
 class KnownModels:
     """All models by name, and who waits for which. Any thread may call its methods.
 
-    settings: those of all models. sections: those of single models, by name. catalogue: the models on disk.
+    settings: for all models. sections: settings of single models, by name. catalogue: the models on disk.
 
     lock: guards everything here that more than one thread reads or changes.
     wake: set when there is something to do for the thread that owns MLX.

@@ -1,6 +1,6 @@
 """Load and unload models as requests ask for them, on the thread that owns MLX.
 
-    unload what is due -> load what is wanted
+    unload models that are due -> load wanted models
 
 Models are loaded in the order in which they are asked for. One for which there is no memory waits until
 others have answered, and meanwhile so do all requests that come: a busy model cannot keep it waiting forever.

@@ -4,9 +4,9 @@
     t0 .. tn | tn+1 .. tn+p |  h0  f1  h2  h3        f1: filled, h0 h2 h3: holes
     in cache     pending
 
-A step feeds the pending tokens and the window, with the model's mask token at each hole. A token sees those
-of no higher rank: first what is settled, then what is filled, then the holes, each from left to right. So
-what is settled gets the keys and values of a plain prefill. Then the holes that the model is sure of are
+A step feeds the pending tokens and the window, with the model's mask token at each hole. A token sees tokens
+of no higher rank: ranks go to settled tokens, then to filled ones, then to holes, each from left to right. So
+settled tokens get the keys and values of a plain prefill. Then the holes that the model is sure of are
 filled, tokens that no hole precedes are settled, and as many new holes follow. What is filled stays so.
 
 Unlike drafts, this changes the answer: a token is chosen before those to its left are known.

@@ -34,10 +34,10 @@ class Layers:
     """The structure of a family's layers, and the names of their weights.
 
     prefix: the part of names before a layer's number. width: of a head. norm: Weights.layer_norm or rms_norm.
-    norms: names of those before attention and before the feed forward. projections: one name for queries,
-        keys and values together, or three. feed_forward: names of in and out, or gate, in and out.
-    norms_after: names of those after attention and after the feed forward, if there are any.
-    norms_of_heads: names of those of queries and keys, if there are any; values then have one without a
+    norms: the norm before attention and the one before the feed forward. projections: a single one for
+        queries, keys and values together, or three. feed_forward: in and out, or gate, in and out.
+    norms_after: the norm after attention and the one after the feed forward, if the layers have these.
+    norms_of_heads: the norms of queries and keys, if the layers have these; values then have one without a
         weight, and scores are not scaled.
     """
 

@@ -32,8 +32,8 @@ _FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF1
 class Weight:
     """A tensor, and its place in mlx-lm's model. path: the path of its module. ending: weight or bias.
 
-    kept: whether it stays quantised as it is, as MLX knows that way. bits: those of the quantised numbers,
-        kept or new; None if the weight is not quantised.
+    kept: whether it stays quantised as it is in the file. bits: bits of a quantised number, kept or new; None
+        if the weight is not quantised.
     """
 
     tensor: ReaderTensor

@@ -1,8 +1,8 @@
 """Learn additive effects on the logarithm of a cost: a Kalman filter that takes them to be independent.
 
-What is seen differs from what was expected, and each effect takes a share of the difference by how uncertain
-it is. A difference that noise does not explain teaches nothing the first time, since it may be a pause of the
-machine, and all the second time.
+The difference between a step's real and expected cost is divided among the effects by how uncertain each is.
+A difference that noise does not explain teaches nothing the first time, since it may be a pause of the
+machine; the second time it is learned in full.
 """
 
 import math

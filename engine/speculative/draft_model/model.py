@@ -55,11 +55,11 @@ class DraftRow:
 class CatchUpInput:
     """The ids that one row is fed before its draft.
 
-    num_held: leading ids that the caches hold before it. ids: those to feed.
-    num_lacking: ids that the row lacks after it, or that must be fed again.
-    floor: the minimum length to which the row can be rolled back after it.
-    num_unsettled: ids of the text that may still change.
-    is_ready: whether tokens drafted after it continue the committed text.
+    num_held: number of leading ids that the caches hold before this input. ids: the ids to feed.
+    num_lacking: number of ids that the row lacks after this input, or that must be fed again.
+    floor: the minimum length to which the row can be rolled back after this input.
+    num_unsettled: number of the text's ids that may still change.
+    is_ready: whether tokens drafted after this input continue the committed text.
     """
 
     num_held: int

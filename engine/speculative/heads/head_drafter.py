@@ -160,7 +160,7 @@ class HeadDrafter:
         self._rows[row] = HeadRow(None)
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
-        """Keep a row's keys and values as a prefix, also those of states left to feed, before it is removed.
+        """Keep a row's keys and values as a prefix before its removal; states that are left are fed first.
 
         tokens: all committed tokens of the row.
         """

@@ -1,7 +1,7 @@
 """Take hidden states out of the target's forward passes.
 
-While a graph is built, the modules that are tapped belong to a class that also notes what they return; after
-that they are what they were. So mlx-lm's models run unchanged, and nothing waits: states are lazy arrays.
+While a graph is built, the tapped modules have a class that also keeps their outputs; after that they have
+their own again. So mlx-lm's models run unchanged, and nothing waits: states are lazy arrays.
 """
 
 from collections.abc import Iterator, Sequence

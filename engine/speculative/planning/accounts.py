@@ -22,7 +22,7 @@ class Verified:
 
 
 class StepAccounts:
-    """Charges the slowdown budgets with each step's real seconds, and with those of plain steps instead.
+    """Charges each step to the slowdown budgets: its real seconds, and the plain time of its tokens.
 
     costs: of the target's steps. model_costs: of the draft model's part; None without a draft model.
     """

@@ -56,7 +56,7 @@ class ChatTemplate:
 
     @cached_property
     def traits(self) -> Traits | None:
-        """The template's traits; None if they cannot be found, and conversations are not changed then."""
+        """The template's traits; None if they cannot be found: conversations are not changed then."""
         if self._wrapped._chat_template is not None or not template_text(self._wrapped):
             return None
         try:
